@@ -1,0 +1,2 @@
+//! The outbox command.
+fn main() {}

@@ -1,0 +1,351 @@
+//! What a database must tell us about itself, and how values get in and out of it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use super::StoreOptions;
+use super::names::{Names, Statement, render};
+use crate::error::Result;
+use crate::event::Event;
+use crate::store::{Completion, Holder, NodeId, OnDead};
+
+/// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
+/// and `Sqlite`; sealed.
+pub trait Database: Dialect {}
+impl<DB: Dialect> Database for DB {}
+
+/// Which clock decides what is due.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The database's own: a node's skewed clock changes nothing.
+    #[default]
+    Database,
+    /// One that stands still until a test moves it.
+    Frozen(FrozenClock),
+}
+
+/// A clock that stands still until it is moved. Clones show the same time.
+#[derive(Clone, Debug)]
+pub struct FrozenClock(Arc<Mutex<DateTime<Utc>>>);
+
+impl FrozenClock {
+    /// Stands at this time.
+    pub fn at(time: DateTime<Utc>) -> Self {
+        Self(Arc::new(Mutex::new(time)))
+    }
+
+    /// What it shows.
+    pub fn now(&self) -> DateTime<Utc> {
+        *self.0.lock().expect("no one panics while holding the clock")
+    }
+
+    /// Moves it on.
+    pub fn advance(&self, by: Duration) {
+        *self.0.lock().expect("no one panics while holding the clock") += by;
+    }
+}
+
+/// A value on its way into a statement.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// A number.
+    Int(i64),
+    /// A text or NULL.
+    Text(Option<String>),
+    /// Bytes or NULL.
+    Bytes(Option<Vec<u8>>),
+    /// A time or NULL.
+    Time(Option<DateTime<Utc>>),
+    /// A list of texts: an array where the database has them, JSON elsewhere.
+    Texts(Vec<Option<String>>),
+    /// A list of numbers: an array where the database has them, JSON elsewhere.
+    Ints(Vec<Option<i64>>),
+    /// A list of times.
+    Times(Vec<Option<DateTime<Utc>>>),
+    /// A list of byte strings.
+    Blobs(Vec<Option<Vec<u8>>>),
+}
+
+impl Value {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Value::Text(Some(text.into()))
+    }
+
+    pub(crate) fn micros(duration: Duration) -> Self {
+        Value::Int(micros(duration))
+    }
+
+    pub(crate) fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        Value::Texts(texts.into_iter().map(|t| Some(t.to_owned())).collect())
+    }
+
+    pub(crate) fn ints(ints: impl IntoIterator<Item = i64>) -> Self {
+        Value::Ints(ints.into_iter().map(Some).collect())
+    }
+
+    /// A list that takes values of this kind.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn empty_list(&self) -> Self {
+        match self {
+            Value::Int(_) | Value::Ints(_) => Value::Ints(Vec::new()),
+            Value::Text(_) | Value::Texts(_) => Value::Texts(Vec::new()),
+            Value::Bytes(_) | Value::Blobs(_) => Value::Blobs(Vec::new()),
+            Value::Time(_) | Value::Times(_) => Value::Times(Vec::new()),
+        }
+    }
+
+    /// Adds a value to the list made for its kind.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn push(&mut self, value: Value) {
+        match (self, value) {
+            (Value::Ints(list), Value::Int(v)) => list.push(Some(v)),
+            (Value::Texts(list), Value::Text(v)) => list.push(v),
+            (Value::Blobs(list), Value::Bytes(v)) => list.push(v),
+            (Value::Times(list), Value::Time(v)) => list.push(v),
+            (list, value) => unreachable!("{value:?} in {list:?}"),
+        }
+    }
+
+    /// A list as JSON, for databases without arrays.
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
+    pub(crate) fn into_json(self) -> Option<String> {
+        match self {
+            Value::Texts(list) => serde_json::to_string(&list).ok(),
+            Value::Ints(list) => serde_json::to_string(&list).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// A duration in microseconds, which all databases can add; a delay beyond a century is one of a century.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    const CENTURY: i64 = 100 * 365 * 86_400 * 1_000_000;
+    i64::try_from(duration.as_micros()).map_or(CENTURY, |us| us.min(CENTURY))
+}
+
+/// The columns of an event, as read. In the order of `statements::COLUMNS`.
+#[derive(Debug)]
+pub struct Columns {
+    pub(crate) event_type: String,
+    pub(crate) aggregate_type: String,
+    pub(crate) aggregate_id: Option<String>,
+    pub(crate) tenant_id: Option<String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) correlation_id: Option<String>,
+    pub(crate) dedup_key: Option<String>,
+    pub(crate) headers: Option<String>,
+    pub(crate) payload: Option<String>,
+    pub(crate) payload_bytes: Option<Vec<u8>>,
+    pub(crate) content_type: Option<String>,
+    pub(crate) occurred_at: DateTime<Utc>,
+    pub(crate) expires_at: Option<DateTime<Utc>>,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+/// An event about to be inserted, and whether it is born leased.
+#[derive(Clone, Debug)]
+pub struct NewRow {
+    pub(crate) event: Event,
+    pub(crate) leased: bool,
+}
+
+/// Who leases what is born leased.
+#[derive(Clone, Debug)]
+pub struct BirthLease {
+    pub(crate) owner: NodeId,
+    pub(crate) lease: Duration,
+}
+
+/// What differs between databases. Not for use outside of this crate.
+#[doc(hidden)]
+pub trait Dialect: sqlx::Database + Sized {
+    /// What quotes an identifier.
+    const QUOTE: char;
+    /// Starts a transaction that is going to write; the driver's own way if `None`.
+    const BEGIN: Option<&'static str>;
+    /// The scripts that make the tables, oldest first.
+    const MIGRATIONS: &'static [&'static str];
+    /// Whether the tables can live in a schema of their own.
+    const SCHEMAS: bool;
+    /// Whether lists travel as arrays, one a column; otherwise as one JSON array of rows.
+    const ARRAYS: bool;
+    /// Makes the row of a named lease, if it is not there.
+    const NEW_LEASE: &'static str;
+
+    /// The text of a fragment, such as `now` or `later $3`.
+    fn fragment(slot: &str) -> String;
+
+    /// A time as a literal, for a frozen clock.
+    fn literal(time: DateTime<Utc>) -> String;
+
+    /// A statement from its text with numbered placeholders.
+    fn statement(text: String) -> Statement;
+
+    /// The statement that finds, for each key of a window, the first event that blocks it.
+    fn stops(on_dead: OnDead) -> &'static str;
+
+    /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
+    fn settle_done(completion: Completion, by: &Holder) -> String;
+
+    /// The statement that settles everything else.
+    fn settle_rest(by: &Holder) -> String;
+
+    /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
+    fn extend() -> &'static str;
+
+    /// Claims in one statement, where the database can. `None`: select, then update.
+    fn claim_at_once() -> Option<&'static str> {
+        None
+    }
+
+    /// Opens a pool; `options` says how large.
+    fn connect(url: &str, options: &StoreOptions) -> impl Future<Output = Result<Pools<Self>>> + Send;
+
+    /// Pools beside one that the application already has.
+    fn beside(pool: &sqlx::Pool<Self>, options: &StoreOptions) -> Pools<Self>;
+
+    /// Inserts rows; returns which ids were stored, or `None` for all of them.
+    fn insert(
+        sql: &dyn Render,
+        conn: &mut Self::Connection,
+        rows: &[NewRow],
+        birth: Option<&BirthLease>,
+    ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
+
+    /// Holds off other migrations until the transaction ends.
+    fn lock_migrations(conn: &mut Self::Connection, names: &Names)
+    -> impl Future<Output = Result<()>> + Send;
+
+    /// Runs a script of several statements.
+    fn script(conn: &mut Self::Connection, script: String) -> impl Future<Output = Result<()>> + Send;
+
+    /// Runs a statement; returns how many rows it touched.
+    fn run(
+        conn: &mut Self::Connection,
+        statement: Statement,
+        values: Vec<Value>,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+
+    /// Runs a query; returns its rows.
+    fn fetch(
+        conn: &mut Self::Connection,
+        statement: Statement,
+        values: Vec<Value>,
+    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
+
+    /// A number of a row.
+    fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error>;
+    /// A text of a row.
+    fn text(row: &Self::Row, column: usize) -> Result<Option<String>, sqlx::Error>;
+    /// A time of a row.
+    fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error>;
+    /// The event's columns, from this one on.
+    fn columns(row: &Self::Row, from: usize) -> Result<Columns, sqlx::Error>;
+
+    /// Whether the error says that a table is missing.
+    fn is_missing_table(error: &sqlx::Error) -> bool;
+    /// Whether the error says that an event's id is taken.
+    fn is_duplicate_id(error: &sqlx::Error) -> bool;
+}
+
+/// The connections of a store: one pool that the application's transactions come from, one that the
+/// relay's own statements use, so that neither starves the other.
+#[derive(Clone, Debug)]
+pub struct Pools<DB: sqlx::Database> {
+    pub(crate) write: sqlx::Pool<DB>,
+    pub(crate) relay: sqlx::Pool<DB>,
+    /// For reads that must not wait behind a writer.
+    pub(crate) read: sqlx::Pool<DB>,
+}
+
+/// Fills in names, fragments and the time. What dialects need of the store.
+#[doc(hidden)]
+pub trait Render: Send + Sync {
+    /// A statement from a template.
+    fn render(&self, template: &str) -> Statement;
+    /// The names in force.
+    fn names(&self) -> &Names;
+}
+
+/// The implementation of the value plumbing of [`Dialect`], the same text for three sets of types.
+macro_rules! plumbing {
+    ($bind:path) => {
+        async fn run(
+            conn: &mut Self::Connection,
+            statement: Statement,
+            values: Vec<Value>,
+        ) -> Result<u64, sqlx::Error> {
+            let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
+            Ok(query.execute(conn).await?.rows_affected())
+        }
+
+        async fn fetch(
+            conn: &mut Self::Connection,
+            statement: Statement,
+            values: Vec<Value>,
+        ) -> Result<Vec<Self::Row>, sqlx::Error> {
+            $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values)
+                .fetch_all(conn)
+                .await
+        }
+
+        async fn script(conn: &mut Self::Connection, script: String) -> Result<()> {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(conn).await?;
+            Ok(())
+        }
+
+        fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error> {
+            sqlx::Row::try_get(row, column)
+        }
+
+        fn text(row: &Self::Row, column: usize) -> Result<Option<String>, sqlx::Error> {
+            sqlx::Row::try_get(row, column)
+        }
+
+        fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+            sqlx::Row::try_get(row, column)
+        }
+
+        fn columns(row: &Self::Row, from: usize) -> Result<Columns, sqlx::Error> {
+            use sqlx::Row as _;
+            Ok(Columns {
+                event_type: row.try_get(from)?,
+                aggregate_type: row.try_get(from + 1)?,
+                aggregate_id: row.try_get(from + 2)?,
+                tenant_id: row.try_get(from + 3)?,
+                ordering_key: row.try_get(from + 4)?,
+                correlation_id: row.try_get(from + 5)?,
+                dedup_key: row.try_get(from + 6)?,
+                headers: row.try_get(from + 7)?,
+                payload: row.try_get(from + 8)?,
+                payload_bytes: row.try_get(from + 9)?,
+                content_type: row.try_get(from + 10)?,
+                occurred_at: row.try_get(from + 11)?,
+                expires_at: row.try_get(from + 12)?,
+                created_at: row.try_get(from + 13)?,
+            })
+        }
+    };
+}
+pub(crate) use plumbing;
+
+/// The whole schema as one script, with the names filled in.
+pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions) -> Result<String> {
+    let names = Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)?;
+    let mut script = String::new();
+    for (i, migration) in DB::MIGRATIONS.iter().enumerate() {
+        script.push_str(&format!("-- version {}\n", i + 1));
+        script.push_str(&render(migration, &names, DB::fragment));
+        script.push('\n');
+    }
+    script.push_str(&render(super::statements::MAKE_VERSION, &names, DB::fragment));
+    script.push_str(";\n");
+    let mark = render(super::statements::PUT_VERSION, &names, DB::fragment);
+    script.push_str(&render(super::statements::CLEAR_VERSION, &names, DB::fragment));
+    script.push_str(";\n");
+    script.push_str(&mark.replace("$1", &DB::MIGRATIONS.len().to_string()));
+    script.push_str(";\n");
+    Ok(script)
+}

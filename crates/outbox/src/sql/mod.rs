@@ -1,0 +1,135 @@
+//! The store on SQL databases.
+//!
+//! One [`SqlStore`] serves all three. What it does is in `store.rs`, the SQL that they share in
+//! `statements.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
+
+pub(crate) mod dialect;
+mod names;
+mod statements;
+mod store;
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::sync::Arc;
+
+pub use dialect::{Clock, Database};
+pub use store::SqlStore;
+
+use crate::error::{Error, Result, without_credentials};
+use crate::store::SharedStore;
+
+/// How to open a store: names, and the size of its connection pool.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    pub(crate) schema: Option<String>,
+    pub(crate) table: String,
+    pub(crate) max_connections: u32,
+    pub(crate) clock: Clock,
+    pub(crate) name: Option<String>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            schema: None,
+            table: "outbox_event".to_owned(),
+            max_connections: 10,
+            clock: Clock::Database,
+            name: None,
+        }
+    }
+}
+
+/// Opens the store that a URL names: `sqlite:`, `postgres://` or `mysql://` (also for MariaDB).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// let store = outbox::open_store("sqlite::memory:", &Default::default()).await?;
+/// store.migrate().await?;
+/// assert_eq!(store.stats().await?.new, 0);
+///
+/// let error = outbox::open_store("postgers://localhost/shop", &Default::default()).await.unwrap_err();
+/// assert!(error.to_string().contains("postgers"));
+/// # Ok(()) }
+/// ```
+pub async fn open_store(url: &str, options: &StoreOptions) -> Result<SharedStore> {
+    let scheme = url.split(':').next().unwrap_or_default();
+    match scheme {
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(SqlStore::<sqlx::Sqlite>::open(url, options).await?)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(SqlStore::<sqlx::Postgres>::open(url, options).await?)),
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Ok(Arc::new(SqlStore::<sqlx::MySql>::open(url, options).await?)),
+        _ => Err(Error::Url {
+            url: without_credentials(url),
+            reason: format!(
+                "{scheme:?} is none of sqlite:, postgres:// and mysql://, or this build lacks the cargo feature for it"
+            ),
+        }),
+    }
+}
+
+impl StoreOptions {
+    /// The table of the events, instead of `outbox_event`. The other tables' names start with it.
+    pub fn table(mut self, table: impl Into<String>) -> Self {
+        self.table = table.into();
+        self
+    }
+
+    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own.
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = Some(schema.into());
+        self
+    }
+
+    /// How many connections to hold at most; 10 if not set.
+    pub fn max_connections(mut self, connections: u32) -> Self {
+        self.max_connections = connections;
+        self
+    }
+
+    /// What to call the store in log lines and metrics, instead of its URL without credentials.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The clock that decides what is due. For tests.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+}
+
+/// The statements that make the tables, as text: for those who run their own migrations.
+pub fn migration_sql(kind: DatabaseKind, options: &StoreOptions) -> Result<String> {
+    match kind {
+        #[cfg(feature = "sqlite")]
+        DatabaseKind::Sqlite => dialect::migration_script::<sqlx::Sqlite>(options),
+        #[cfg(feature = "postgres")]
+        DatabaseKind::Postgres => dialect::migration_script::<sqlx::Postgres>(options),
+        #[cfg(feature = "mysql")]
+        DatabaseKind::MySql => dialect::migration_script::<sqlx::MySql>(options),
+    }
+}
+
+/// The kinds of databases that this build supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DatabaseKind {
+    /// SQLite 3.37 or newer; the bundled one is.
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    /// PostgreSQL 13 or newer.
+    #[cfg(feature = "postgres")]
+    Postgres,
+    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer, TiDB.
+    #[cfg(feature = "mysql")]
+    MySql,
+}

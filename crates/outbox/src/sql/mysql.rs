@@ -1,0 +1,242 @@
+//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`.
+//!
+//! Sessions are READ COMMITTED: under REPEATABLE READ an empty `SKIP LOCKED` claim locks the gap and blocks
+//! the application's inserts.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use chrono::{DateTime, Utc};
+use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::query::Query;
+
+use super::StoreOptions;
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
+use super::names::{Names, Statement};
+use super::statements::insert_values;
+use crate::error::{Error, Result, without_credentials};
+use crate::store::{Completion, Holder, OnDead};
+
+/// How many rows go into one INSERT: well below the 65,535 placeholders that the protocol allows.
+const CHUNK: usize = 1_000;
+
+/// How many rows the table of key locks has.
+const KEY_SLOTS: u64 = 512;
+
+/// A settlement batch as a table. Straight joins from it: the optimizer must not start from the events.
+const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) PATH '$[0]', claim int PATH '$[1]', \
+    status smallint PATH '$[2]', counted int PATH '$[3]', after bigint PATH '$[4]', error text PATH '$[5]')) s \
+    STRAIGHT_JOIN {events} e ON e.event_id = s.id COLLATE utf8mb4_bin AND e.claims = s.claim";
+
+impl Dialect for MySql {
+    const QUOTE: char = '`';
+    const BEGIN: Option<&'static str> = None;
+    const MIGRATIONS: &'static [&'static str] =
+        &[include_str!("../../migrations/mysql/0001_outbox_event.sql")];
+    const SCHEMAS: bool = true;
+    const ARRAYS: bool = false;
+    const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
+
+    fn fragment(slot: &str) -> String {
+        let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
+        match (word, rest) {
+            ("now", _) => "utc_timestamp(6)".to_owned(),
+            ("later", n) => format!("({{now}} + INTERVAL {n} MICROSECOND)"),
+            ("earlier", n) => format!("({{now}} - INTERVAL {n} MICROSECOND)"),
+            ("time", n) => n.to_owned(),
+            ("pending", "") => "e.lane = 0".to_owned(),
+            ("pending", _) => "lane = 0".to_owned(),
+            ("dead", _) => "e.lane = 3".to_owned(),
+            ("int", x) => format!("CAST({x} AS SIGNED)"),
+            ("flag", x) => format!("CAST({x} AS SIGNED)"),
+            ("json", x) => x.to_owned(),
+            ("to", json) => json.trim_start_matches("json ").to_owned(),
+            ("in", list) => match list.split_once(' ') {
+                Some(("texts", n)) => format!(
+                    "IN (SELECT j.v COLLATE utf8mb4_bin FROM JSON_TABLE({n}, '$[*]' COLUMNS (v varchar(255) PATH '$')) j)"
+                ),
+                Some((_, n)) => {
+                    format!("IN (SELECT j.v FROM JSON_TABLE({n}, '$[*]' COLUMNS (v bigint PATH '$')) j)")
+                }
+                None => String::new(),
+            },
+            ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
+            ("lock", _) => "FOR UPDATE".to_owned(),
+            _ => unreachable!("no fragment {slot:?}"),
+        }
+    }
+
+    fn literal(time: DateTime<Utc>) -> String {
+        format!("timestamp'{}'", time.format("%Y-%m-%d %H:%M:%S%.6f"))
+    }
+
+    fn statement(text: String) -> Statement {
+        Statement::positional(&text)
+    }
+
+    fn stops(on_dead: OnDead) -> &'static str {
+        // One search a lane: only so does the index give the first row without a sort.
+        match on_dead {
+            OnDead::Hold => {
+                "SELECT k.id, NULLIF(LEAST(\
+                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin AND o.lane = 0 \
+                 AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
+                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin AND o.lane = 3 \
+                 AND o.seq > k.frontier ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) PATH '$[0]', frontier bigint PATH '$[1]')) k"
+            }
+            OnDead::Skip => {
+                "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin \
+                 AND o.lane = 0 AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) PATH '$[0]', frontier bigint PATH '$[1]')) k"
+            }
+        }
+    }
+
+    fn settle_done(completion: Completion, by: &Holder) -> String {
+        let holds = fence(by);
+        match completion {
+            Completion::Delete => format!("DELETE e FROM {BATCH} WHERE e.status IN (0, 2) AND {holds}"),
+            Completion::Keep => format!(
+                "UPDATE {BATCH} SET e.status = 1, e.done_at = {{now}}, e.locked_by = NULL, e.locked_until = NULL \
+                 WHERE e.status IN (0, 2) AND {holds}"
+            ),
+        }
+    }
+
+    fn settle_rest(by: &Holder) -> String {
+        let holds = fence(by);
+        // Assignments run from left to right: what reads the old status comes first.
+        format!(
+            "UPDATE {BATCH} SET e.done_at = CASE WHEN s.status = 3 THEN {{now}} END, e.attempts = e.attempts + s.counted, \
+             e.available_at = CASE WHEN s.after IS NULL THEN e.available_at \
+                 ELSE {{now}} + INTERVAL COALESCE(s.after, 0) MICROSECOND END, \
+             e.last_error = COALESCE(s.error, e.last_error), \
+             e.crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END, \
+             e.locked_by = NULL, e.locked_until = NULL, e.status = COALESCE(s.status, e.status) \
+             WHERE e.status IN (0, 2) AND {holds}"
+        )
+    }
+
+    fn extend() -> &'static str {
+        "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) PATH '$[0]', claim int PATH '$[1]')) s \
+         STRAIGHT_JOIN {events} e ON e.event_id = s.id COLLATE utf8mb4_bin AND e.claims = s.claim \
+         SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
+    }
+
+    async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
+        let url = url.replacen("mariadb:", "mysql:", 1);
+        let connect = url
+            .parse::<sqlx::mysql::MySqlConnectOptions>()
+            .map_err(|e| Error::Url { url: without_credentials(&url), reason: e.to_string() })?;
+        let pool = pool(options.max_connections).connect_with(connect).await?;
+        Ok(Self::beside(&pool, options))
+    }
+
+    fn beside(write: &MySqlPool, _: &StoreOptions) -> Pools<Self> {
+        let relay = pool(3)
+            .after_connect(|conn, _| {
+                Box::pin(async move {
+                    sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                        .execute(conn)
+                        .await?;
+                    Ok(())
+                })
+            })
+            .connect_lazy_with((*write.connect_options()).clone());
+        Pools { write: write.clone(), read: relay.clone(), relay }
+    }
+
+    async fn insert(
+        sql: &dyn Render,
+        conn: &mut MySqlConnection,
+        rows: &[NewRow],
+        birth: Option<&BirthLease>,
+    ) -> Result<Option<Vec<String>>> {
+        let slots: BTreeSet<i64> = rows.iter().filter_map(|r| r.event.ordering_key()).map(key_slot).collect();
+        if !slots.is_empty() {
+            let lock = sql.render("SELECT slot FROM {keys} WHERE slot {in ints $1} ORDER BY slot FOR UPDATE");
+            Self::run(conn, lock, vec![Value::ints(slots)]).await?;
+        }
+        let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
+        for rows in rows.chunks(CHUNK) {
+            let (mut text, values) = insert_values(rows, birth);
+            if dedup {
+                // Only a taken deduplication key is passed over: a taken id runs into the NOT NULL.
+                text.push_str(
+                    " ON DUPLICATE KEY UPDATE event_type = IF(event_id = VALUES(event_id), NULL, event_type)",
+                );
+            }
+            Self::run(conn, sql.render(&text), values).await?;
+        }
+        if !dedup {
+            return Ok(None);
+        }
+        let there = sql.render("SELECT event_id FROM {events} WHERE event_id {in texts $1}");
+        let found =
+            Self::fetch(conn, there, vec![Value::texts(rows.iter().map(|r| r.event.id().as_str()))]).await?;
+        let ids = found.iter().map(|row| Self::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(ids.into_iter().flatten().collect()))
+    }
+
+    async fn lock_migrations(_: &mut MySqlConnection, _: &Names) -> Result<()> {
+        // DDL commits by itself and every statement is idempotent: two at once do no harm.
+        Ok(())
+    }
+
+    fn is_missing_table(error: &sqlx::Error) -> bool {
+        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42S02")
+    }
+
+    fn is_duplicate_id(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| {
+            (e.is_unique_violation() && !e.message().contains("_dedup"))
+                || e.message().contains("'event_type' cannot be null")
+        })
+    }
+
+    plumbing!(bind);
+}
+
+fn key_slot(key: &str) -> i64 {
+    // DefaultHasher::new() has fixed keys: every process maps a key to the same row.
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    (hasher.finish() % KEY_SLOTS) as i64
+}
+
+/// What holds a settlement back from a row that is not its holder's any more.
+fn fence(by: &Holder) -> &'static str {
+    match by {
+        Holder::Lease { .. } => "e.locked_by = $1 AND $2 IS NOT NULL",
+        Holder::Exclusive { .. } => {
+            "EXISTS (SELECT 1 FROM {leases} l WHERE l.name = 'exclusive' AND l.holder = $1 AND l.epoch = $2)"
+        }
+    }
+}
+
+fn pool(max_connections: u32) -> MySqlPoolOptions {
+    MySqlPoolOptions::new().max_connections(max_connections)
+}
+
+fn bind(
+    mut query: Query<'_, MySql, MySqlArguments>,
+    order: Option<Vec<usize>>,
+    values: Vec<Value>,
+) -> Query<'_, MySql, MySqlArguments> {
+    let mut values: Vec<Option<Value>> = values.into_iter().map(Some).collect();
+    let order = order.unwrap_or_default();
+    for (place, &n) in order.iter().enumerate() {
+        let again = order[place + 1..].contains(&n);
+        let value = if again { values[n].clone() } else { values[n].take() };
+        query = match value {
+            Some(Value::Int(v)) => query.bind(v),
+            Some(Value::Text(v)) => query.bind(v),
+            Some(Value::Bytes(v)) => query.bind(v),
+            Some(Value::Time(v)) => query.bind(v),
+            Some(list) => query.bind(list.into_json()),
+            None => unreachable!("placeholder {n} has no value"),
+        };
+    }
+    query
+}

@@ -1,0 +1,153 @@
+//! The names of our tables and indexes, checked and quoted, and the templates that they fill in.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// Long enough for every suffix that we add to stay within the 63 characters that PostgreSQL keeps.
+const MAX_NAME: usize = 48;
+
+/// Checks that a name is a plain identifier. It is quoted as well; both, because either may be forgotten.
+fn identifier(name: &str) -> Result<&str> {
+    let mut chars = name.chars();
+    let starts_well = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+    if starts_well && name.len() <= MAX_NAME && chars.all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        Ok(name)
+    } else {
+        Err(Error::Identifier { name: name.to_owned() })
+    }
+}
+
+/// The tables of one outbox.
+#[derive(Clone, Debug)]
+pub struct Names {
+    pub(crate) schema: Option<String>,
+    pub(crate) table: String,
+    quote: char,
+}
+
+impl Names {
+    pub(crate) fn new(schema: Option<&str>, table: &str, quote: char) -> Result<Self> {
+        Ok(Self {
+            schema: schema.map(identifier).transpose()?.map(str::to_owned),
+            table: identifier(table)?.to_owned(),
+            quote,
+        })
+    }
+
+    fn quoted(&self, name: &str) -> String {
+        let q = self.quote;
+        format!("{q}{name}{q}")
+    }
+
+    /// A table of ours, with its schema. `suffix` is empty for the events themselves.
+    fn table(&self, suffix: &str) -> String {
+        let table = self.quoted(&format!("{}{suffix}", self.table));
+        match &self.schema {
+            Some(schema) => format!("{}.{table}", self.quoted(schema)),
+            None => table,
+        }
+    }
+
+    /// What stands for `{slot}` in a template, if it is a name.
+    fn fill(&self, slot: &str) -> Option<String> {
+        Some(match slot {
+            "events" => self.table(""),
+            "leases" => self.table("_lease"),
+            "keys" => self.table("_key"),
+            "version" => self.table("_schema"),
+            _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
+        })
+    }
+}
+
+/// Fills in a template: `{events}` and its like by the names, everything else in braces by `fragment`.
+pub(crate) fn render(template: &str, names: &Names, fragment: impl Fn(&str) -> String) -> String {
+    let mut text = String::with_capacity(template.len() + 256);
+    let mut rest = template;
+    while let Some(open) = rest.find('{') {
+        let close = rest[open..].find('}').map_or(rest.len() - 1, |i| open + i);
+        text.push_str(&rest[..open]);
+        let slot = &rest[open + 1..close];
+        match names.fill(slot) {
+            Some(name) => text.push_str(&name),
+            // A fragment may hold slots of its own.
+            None => text.push_str(&render(&fragment(slot), names, &fragment)),
+        }
+        rest = &rest[close + 1..];
+    }
+    text.push_str(rest);
+    text
+}
+
+/// A statement ready to run: its text, and which value goes to which placeholder.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    pub(crate) text: Arc<str>,
+    /// The numbers of the placeholders in the order of their appearance, for databases that only know `?`.
+    pub(crate) order: Option<Vec<usize>>,
+}
+
+impl Statement {
+    /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
+    pub(crate) fn numbered(text: String) -> Self {
+        Self { text: text.into(), order: None }
+    }
+
+    /// Placeholders become `?`, as MySQL wants them.
+    pub(crate) fn positional(numbered: &str) -> Self {
+        let mut text = String::with_capacity(numbered.len());
+        let mut order = Vec::new();
+        let mut rest = numbered;
+        while let Some(at) = rest.find('$') {
+            let digits = rest[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
+            let (before, after) = (&rest[..at], &rest[at + 1 + digits..]);
+            text.push_str(before);
+            match rest[at + 1..at + 1 + digits].parse::<usize>() {
+                Ok(number) => {
+                    text.push('?');
+                    order.push(number - 1);
+                }
+                // A `$` of a JSON path.
+                Err(_) => text.push('$'),
+            }
+            rest = after;
+        }
+        text.push_str(rest);
+        Self { text: text.into(), order: Some(order) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_identifiers_are_names() {
+        for good in ["outbox_event", "_x", "A1"] {
+            assert!(Names::new(None, good, '"').is_ok(), "{good}");
+        }
+        let long = "x".repeat(49);
+        for bad in ["", "1x", "a-b", "a b", "a\"b", "a;DROP TABLE x", "tablé", "a.b", long.as_str()] {
+            assert!(matches!(Names::new(None, bad, '"'), Err(Error::Identifier { .. })), "{bad}");
+            assert!(Names::new(Some(bad), "ok", '"').is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_template_gets_names_and_fragments() {
+        let names = Names::new(Some("app"), "box", '"').unwrap();
+        let text = render("SELECT {now} FROM {events} USING {events_due}, {leases}", &names, |slot| {
+            assert_eq!(slot, "now");
+            "now()".to_owned()
+        });
+        assert_eq!(text, r#"SELECT now() FROM "app"."box" USING "box_due", "app"."box_lease""#);
+    }
+
+    #[test]
+    fn numbered_placeholders_become_positional() {
+        let s = Statement::positional("a = $2 AND b = $1 AND c = $2 AND path '$[*]'");
+        assert_eq!(&*s.text, "a = ? AND b = ? AND c = ? AND path '$[*]'");
+        assert_eq!(s.order, Some(vec![1, 0, 1]));
+    }
+}

@@ -1,0 +1,259 @@
+//! What PostgreSQL does its own way: arrays, one-statement claims, advisory locks.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, Postgres};
+use sqlx::query::Query;
+
+use super::StoreOptions;
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
+use super::names::{Names, Statement};
+use super::statements::{INSERT, insert_values, row_values};
+use crate::error::{Error, Result, without_credentials};
+use crate::store::{Completion, Holder, OnDead};
+
+/// Leases in one statement. `w` is the window, locked; `stops` the first event of each key that is not in it;
+/// `taken` what was leased. Rows of `w` without a lease were blocked by an earlier event of their key.
+///
+/// The snapshot of `stops` may be older than the rows that `w` locked: then it sees as pending what is already
+/// settled, and blocks once too often, never once too little.
+const CLAIM: &str = "WITH w AS MATERIALIZED ({window}), \
+    stops AS (SELECT k.ordering_key, (\
+        SELECT o.seq FROM {events} o WHERE o.ordering_key = k.ordering_key AND {blocking} \
+        AND o.seq NOT IN (SELECT seq FROM w) ORDER BY o.seq LIMIT 1) AS stop \
+        FROM (SELECT DISTINCT ordering_key FROM w WHERE ordering_key IS NOT NULL) k), \
+    e AS (UPDATE {events} t SET locked_by = {owner}, locked_until = {until}, claims = t.claims + 1 \
+        FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
+        WHERE t.event_id = w.event_id AND (s.stop IS NULL OR w.seq < s.stop) RETURNING t.*) \
+    SELECT w.event_id, w.seq, w.available_at, {int e.attempts}, {int e.claims}, {flag w.suspect}, {columns}, \
+        w.ordering_key \
+    FROM w LEFT JOIN e ON e.event_id = w.event_id ORDER BY w.available_at, w.seq";
+
+const FENCE: &str = "WITH f AS MATERIALIZED (\
+    SELECT 1 FROM {leases} WHERE name = 'exclusive' AND holder = $1 AND epoch = $2 FOR SHARE) ";
+
+impl Dialect for Postgres {
+    const QUOTE: char = '"';
+    const BEGIN: Option<&'static str> = None;
+    const MIGRATIONS: &'static [&'static str] =
+        &[include_str!("../../migrations/postgres/0001_outbox_event.sql")];
+    const SCHEMAS: bool = true;
+    const ARRAYS: bool = true;
+
+    fn fragment(slot: &str) -> String {
+        let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
+        match (word, rest) {
+            // The start of the statement: stable, so that an index can be searched by it.
+            ("now", _) => "statement_timestamp()".to_owned(),
+            ("later", n) => format!("({{now}} + ({n}::bigint)::float8 * interval '1 microsecond')"),
+            ("earlier", n) => format!("({{now}} - ({n}::bigint)::float8 * interval '1 microsecond')"),
+            ("time", n) => format!("{n}::timestamptz"),
+            ("pending", "") => "e.status IN (0, 2)".to_owned(),
+            ("pending", _) => "status IN (0, 2)".to_owned(),
+            ("dead", _) => "e.status = 3".to_owned(),
+            ("int", x) => format!("({x})::bigint"),
+            ("flag", x) => format!("({x})::int::bigint"),
+            ("json", x) => format!("{x}::text"),
+            ("to", json) => format!("{}::json", json.trim_start_matches("json ")),
+            ("in", list) => match list.split_once(' ') {
+                Some(("texts", n)) => format!("= ANY({n}::text[])"),
+                Some((_, n)) => format!("= ANY({n}::bigint[])"),
+                None => String::new(),
+            },
+            ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
+            ("lock", _) => "FOR UPDATE".to_owned(),
+            _ => unreachable!("no fragment {slot:?}"),
+        }
+    }
+
+    fn literal(time: DateTime<Utc>) -> String {
+        format!("timestamptz '{}'", time.format("%Y-%m-%d %H:%M:%S%.6f+00"))
+    }
+
+    fn statement(text: String) -> Statement {
+        Statement::numbered(text)
+    }
+
+    fn stops(on_dead: OnDead) -> &'static str {
+        match on_dead {
+            OnDead::Hold => {
+                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND o.seq > k.frontier \
+                 AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
+                 FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
+            }
+            OnDead::Skip => {
+                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND o.seq > k.frontier \
+                 AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
+                 FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
+            }
+        }
+    }
+
+    fn settle_done(completion: Completion, by: &Holder) -> String {
+        let (fence, holds) = fence(by);
+        match completion {
+            Completion::Delete => format!(
+                "{fence}DELETE FROM {{events}} e USING unnest($3::text[], $4::bigint[]) s(id, claim) \
+                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+            ),
+            Completion::Keep => format!(
+                "{fence}UPDATE {{events}} e SET status = 1, done_at = {{now}}, locked_by = NULL, locked_until = NULL \
+                 FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+            ),
+        }
+    }
+
+    fn settle_rest(by: &Holder) -> String {
+        let (fence, holds) = fence(by);
+        format!(
+            "{fence}UPDATE {{events}} e SET status = COALESCE(s.status, e.status), attempts = e.attempts + s.counted, \
+             available_at = CASE WHEN s.after IS NULL THEN e.available_at \
+                 ELSE {{now}} + s.after::float8 * interval '1 microsecond' END, \
+             last_error = COALESCE(s.error, e.last_error), done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
+             locked_by = NULL, locked_until = NULL, crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
+             FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[]) \
+                 s(id, claim, status, counted, after, error) \
+             WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+        )
+    }
+
+    fn extend() -> &'static str {
+        "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+         WHERE e.event_id = s.id AND e.claims = s.claim AND e.locked_by = $1 AND {pending}"
+    }
+
+    fn claim_at_once() -> Option<&'static str> {
+        Some(CLAIM)
+    }
+
+    const NEW_LEASE: &'static str =
+        "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
+
+    async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
+        let connect = url
+            .parse::<sqlx::postgres::PgConnectOptions>()
+            .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?;
+        let pool = pool(options.max_connections).connect_with(connect.clone()).await?;
+        Ok(Self::beside(&pool, options))
+    }
+
+    fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
+        let relay = pool(3).connect_lazy_with((*write.connect_options()).clone());
+        Pools { write: write.clone(), read: relay.clone(), relay }
+    }
+
+    async fn insert(
+        sql: &dyn Render,
+        conn: &mut PgConnection,
+        rows: &[NewRow],
+        birth: Option<&BirthLease>,
+    ) -> Result<Option<Vec<String>>> {
+        let keyed = rows.iter().any(|r| r.event.ordering_key().is_some());
+        let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
+        let (mut text, values) = if rows.len() == 1 && !keyed {
+            insert_values(rows, birth)
+        } else {
+            (insert_unnest(birth.is_some()), unnest_values(rows, birth))
+        };
+        if !dedup {
+            Self::run(conn, sql.render(&text), values).await?;
+            return Ok(None);
+        }
+        text.push_str(" ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING RETURNING event_id");
+        let stored = Self::fetch(conn, sql.render(&text), values).await?;
+        let ids = stored.iter().map(|row| Self::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(ids.into_iter().flatten().collect()))
+    }
+
+    async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<()> {
+        let lock = Statement::numbered("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))".to_owned());
+        Self::run(conn, lock, vec![Value::text(names.table.clone())]).await?;
+        Ok(())
+    }
+
+    fn is_missing_table(error: &sqlx::Error) -> bool {
+        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42P01")
+    }
+
+    fn is_duplicate_id(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| e.is_unique_violation() && !e.message().contains("dedup"))
+    }
+
+    plumbing!(bind);
+}
+
+/// What holds a settlement back from a row that is not its holder's any more.
+fn fence(by: &Holder) -> (&'static str, &'static str) {
+    match by {
+        Holder::Lease { .. } => ("", "e.locked_by = $1 AND $2::bigint IS NOT NULL"),
+        Holder::Exclusive { .. } => (FENCE, "EXISTS (SELECT 1 FROM f)"),
+    }
+}
+
+fn pool(max_connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new().max_connections(max_connections)
+}
+
+/// Many rows in one statement whose text does not depend on how many. Locks the keys first, in one order, so
+/// that the events of a key become visible in the order of their numbers.
+fn insert_unnest(leases: bool) -> String {
+    let (owner, until, claims) = if leases {
+        ("CASE WHEN r.leased = 1 THEN $18 END", "CASE WHEN r.leased = 1 THEN {later $19} END", "r.leased")
+    } else {
+        ("NULL", "NULL", "0")
+    };
+    format!(
+        "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(h)) AS locked FROM (\
+             SELECT DISTINCT hashtextextended(k, 1) AS h FROM unnest($6::text[]) k WHERE k IS NOT NULL ORDER BY h) l) \
+         {INSERT} SELECT r.event_id, r.event_type, r.aggregate_type, r.aggregate_id, r.tenant_id, r.ordering_key, \
+             r.correlation_id, r.dedup_key, r.headers::json, r.payload::json, r.payload_bytes, r.content_type, \
+             r.occurred_at, {{now}}, \
+             COALESCE(r.at, {{now}} + r.delay::float8 * interval '1 microsecond'), r.expires_at, \
+             {owner}, {until}, {claims} \
+         FROM keys, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], \
+             $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[], $13::timestamptz[], $14::timestamptz[], \
+             $15::bigint[], $16::timestamptz[], $17::bigint[]) WITH ORDINALITY \
+             r(event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, dedup_key, \
+             headers, payload, payload_bytes, content_type, occurred_at, at, delay, expires_at, leased, n) \
+         WHERE keys.locked >= 0 ORDER BY r.n"
+    )
+}
+
+/// The columns of the rows, as arrays.
+fn unnest_values(rows: &[NewRow], birth: Option<&BirthLease>) -> Vec<Value> {
+    let mut lists: Vec<Value> = Vec::new();
+    for row in rows {
+        let values = row_values(row);
+        if lists.is_empty() {
+            lists = values.iter().map(Value::empty_list).collect();
+        }
+        for (list, value) in lists.iter_mut().zip(values) {
+            list.push(value);
+        }
+    }
+    lists.push(Value::ints(rows.iter().map(|r| i64::from(r.leased))));
+    if let Some(birth) = birth {
+        lists.extend([Value::text(birth.owner.as_str()), Value::micros(birth.lease)]);
+    }
+    lists
+}
+
+fn bind(
+    mut query: Query<'_, Postgres, PgArguments>,
+    _: Option<Vec<usize>>,
+    values: Vec<Value>,
+) -> Query<'_, Postgres, PgArguments> {
+    for value in values {
+        query = match value {
+            Value::Int(v) => query.bind(v),
+            Value::Text(v) => query.bind(v),
+            Value::Bytes(v) => query.bind(v),
+            Value::Time(v) => query.bind(v),
+            Value::Texts(v) => query.bind(v),
+            Value::Ints(v) => query.bind(v),
+            Value::Times(v) => query.bind(v),
+            Value::Blobs(v) => query.bind(v),
+        };
+    }
+    query
+}

@@ -1,0 +1,225 @@
+//! What SQLite does its own way: one writer, no row locks, times as text, lists as JSON.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::query::Query;
+use sqlx::sqlite::{
+    Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
+    SqlitePoolOptions, SqliteSynchronous,
+};
+
+use super::StoreOptions;
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
+use super::names::{Names, Statement};
+use super::statements::insert_values;
+use crate::error::{Error, Result, without_credentials};
+use crate::store::{Completion, Holder, OnDead};
+
+/// How many rows go into one INSERT: below the 32,766 placeholders that SQLite allows.
+const CHUNK: usize = 1_000;
+
+/// The rows of a settlement batch that are still their holder's. A cross join: SQLite then keeps the order, and
+/// looks up each member of the batch instead of each event.
+const BATCH: &str = "SELECT e.seq, s.value ->> 2 AS status, s.value ->> 3 AS counted, s.value ->> 4 AS after, \
+    s.value ->> 5 AS error FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
+    AND e.claims = s.value ->> 1 AND e.status IN (0, 2)";
+
+impl Dialect for Sqlite {
+    const QUOTE: char = '"';
+    // A transaction that reads first and writes later may fail at once with BUSY, whatever the timeout.
+    const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
+    const MIGRATIONS: &'static [&'static str] =
+        &[include_str!("../../migrations/sqlite/0001_outbox_event.sql")];
+    const SCHEMAS: bool = false;
+    const ARRAYS: bool = false;
+    const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
+
+    fn fragment(slot: &str) -> String {
+        let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
+        match (word, rest) {
+            ("now", _) => "strftime('%Y-%m-%d %H:%M:%f', 'now')".to_owned(),
+            ("later", n) => {
+                format!("strftime('%Y-%m-%d %H:%M:%f', {{now}}, printf('+%.3f seconds', {n} / 1000000.0))")
+            }
+            ("earlier", n) => {
+                format!("strftime('%Y-%m-%d %H:%M:%f', {{now}}, printf('-%.3f seconds', {n} / 1000000.0))")
+            }
+            ("time", n) => n.to_owned(),
+            ("pending", "") => "e.status IN (0, 2)".to_owned(),
+            ("pending", _) => "status IN (0, 2)".to_owned(),
+            ("dead", _) => "e.status = 3".to_owned(),
+            ("int" | "flag", x) => format!("({x})"),
+            ("json", x) => x.to_owned(),
+            ("to", json) => json.trim_start_matches("json ").to_owned(),
+            ("in", list) => {
+                let list = list.split_once(' ').map_or("", |(_, n)| n);
+                format!("IN (SELECT j.value FROM json_each({list}) j)")
+            }
+            // One writer: whoever writes holds them all.
+            ("skip" | "lock", _) => String::new(),
+            _ => unreachable!("no fragment {slot:?}"),
+        }
+    }
+
+    fn literal(time: DateTime<Utc>) -> String {
+        format!("'{}'", text(time))
+    }
+
+    fn statement(text: String) -> Statement {
+        Statement::numbered(text)
+    }
+
+    fn stops(on_dead: OnDead) -> &'static str {
+        match on_dead {
+            OnDead::Hold => {
+                "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
+                 AND o.seq > k.value ->> 1 AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 FROM json_each($1) k"
+            }
+            OnDead::Skip => {
+                "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
+                 AND o.seq > k.value ->> 1 AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
+                 ORDER BY o.seq LIMIT 1) FROM json_each($1) k"
+            }
+        }
+    }
+
+    fn settle_done(completion: Completion, by: &Holder) -> String {
+        let holds = fence(by);
+        match completion {
+            Completion::Delete => {
+                format!("DELETE FROM {{events}} WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}) b)")
+            }
+            Completion::Keep => format!(
+                "UPDATE {{events}} SET status = 1, done_at = {{now}}, locked_by = NULL, locked_until = NULL \
+                 WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}) b)"
+            ),
+        }
+    }
+
+    fn settle_rest(by: &Holder) -> String {
+        let holds = fence(by);
+        format!(
+            "UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), attempts = attempts + b.counted, \
+             available_at = CASE WHEN b.after IS NULL THEN available_at ELSE {{later b.after}} END, \
+             last_error = COALESCE(b.error, last_error), done_at = CASE WHEN b.status = 3 THEN {{now}} END, \
+             locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
+             FROM ({BATCH} AND {holds}) b WHERE {{events}}.seq = b.seq"
+        )
+    }
+
+    fn extend() -> &'static str {
+        "UPDATE {events} SET locked_until = {later $2} WHERE seq IN (\
+         SELECT e.seq FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
+         AND e.claims = s.value ->> 1 AND e.locked_by = $1 AND {pending})"
+    }
+
+    async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
+        let connect = SqliteConnectOptions::from_str(url)
+            .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_secs(30));
+        // One connection writes: transactions queue up for it in order instead of colliding.
+        let write = pool(1).connect_with(connect).await?;
+        Ok(Self::beside(&write, options))
+    }
+
+    fn beside(write: &SqlitePool, options: &StoreOptions) -> Pools<Self> {
+        let connect = write.connect_options();
+        let read = if is_in_memory(&connect) {
+            write.clone()
+        } else {
+            pool(options.max_connections).connect_lazy_with((*connect).clone())
+        };
+        Pools { write: write.clone(), relay: write.clone(), read }
+    }
+
+    async fn insert(
+        sql: &dyn Render,
+        conn: &mut SqliteConnection,
+        rows: &[NewRow],
+        birth: Option<&BirthLease>,
+    ) -> Result<Option<Vec<String>>> {
+        let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
+        let mut ids = Vec::new();
+        for rows in rows.chunks(CHUNK) {
+            let (mut text, values) = insert_values(rows, birth);
+            if !dedup {
+                Self::run(conn, sql.render(&text), values).await?;
+                continue;
+            }
+            text.push_str(
+                " ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING RETURNING event_id",
+            );
+            for row in Self::fetch(conn, sql.render(&text), values).await? {
+                ids.extend(Self::text(&row, 0)?);
+            }
+        }
+        Ok(dedup.then_some(ids))
+    }
+
+    async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<()> {
+        // The transaction that migrates is the only writer.
+        Ok(())
+    }
+
+    fn is_missing_table(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| e.message().contains("no such table"))
+    }
+
+    fn is_duplicate_id(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| e.is_unique_violation() && e.message().contains("event_id"))
+    }
+
+    plumbing!(bind);
+}
+
+/// What holds a settlement back from a row that is not its holder's any more.
+fn fence(by: &Holder) -> &'static str {
+    match by {
+        Holder::Lease { .. } => "e.locked_by = $1 AND $2 IS NOT NULL",
+        Holder::Exclusive { .. } => {
+            "EXISTS (SELECT 1 FROM {leases} l WHERE l.name = 'exclusive' AND l.holder = $1 AND l.epoch = $2)"
+        }
+    }
+}
+
+fn is_in_memory(connect: &SqliteConnectOptions) -> bool {
+    let file = connect.get_filename().to_string_lossy();
+    file.is_empty()
+        || file.contains(":memory:")
+        || file.contains("mode=memory")
+        || file.contains("sqlx-in-memory")
+}
+
+fn pool(max_connections: u32) -> SqlitePoolOptions {
+    // A connection to an in-memory database is the database: none may be closed.
+    SqlitePoolOptions::new().max_connections(max_connections).idle_timeout(None).max_lifetime(None)
+}
+
+/// A time as the tables hold it: comparable as text, readable by SQLite's own functions.
+fn text(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%d %H:%M:%S%.3f").to_string()
+}
+
+fn bind(
+    mut query: Query<'_, Sqlite, SqliteArguments>,
+    _: Option<Vec<usize>>,
+    values: Vec<Value>,
+) -> Query<'_, Sqlite, SqliteArguments> {
+    for value in values {
+        query = match value {
+            Value::Int(v) => query.bind(v),
+            Value::Text(v) => query.bind(v),
+            Value::Bytes(v) => query.bind(v),
+            Value::Time(v) => query.bind(v.map(text)),
+            list => query.bind(list.into_json()),
+        };
+    }
+    query
+}

@@ -1,0 +1,271 @@
+//! The SQL that all databases share, one statement a constant, with `{slots}` for what differs:
+//!
+//! | slot | stands for |
+//! | --- | --- |
+//! | `{events}` `{leases}` `{keys}` `{version}` | our tables |
+//! | `{now}` | the database's clock, or a test's |
+//! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
+//! | `{pending}` `{dead}` | which rows those are, as the index has it |
+//! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
+//! | `{skip locked}` `{lock}` | row locks, where the database has them |
+//!
+//! What only one database says is in that database's file.
+
+use std::fmt::Write as _;
+
+use super::dialect::{BirthLease, NewRow, Value, micros};
+use crate::event::{Due, Payload};
+use crate::store::{Filter, Holder, Origin, Purgeable, Status, Take};
+
+/// What is read of an event, in the order that `Dialect::columns` expects.
+const EVENT: &str = "e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.ordering_key, e.correlation_id, \
+     e.dedup_key, {json e.headers}, {json e.payload}, e.payload_bytes, e.content_type, e.occurred_at, e.expires_at, \
+     e.created_at";
+
+/// Where [`EVENT`] starts in what [`window`] and [`list`] read.
+pub(super) const EVENT_FROM: usize = 7;
+/// The first column after it.
+pub(super) const AFTER_EVENT: usize = EVENT_FROM + 14;
+
+/// What is read of every taken row: id, seq, available at, attempts, claims, suspect, now, then the event.
+pub(super) fn columns() -> String {
+    format!(
+        "e.event_id, e.seq, e.available_at, {{int e.attempts}}, {{int e.claims}}, \
+         {{flag e.locked_until IS NOT NULL}}, {{now}}, {EVENT}"
+    )
+}
+
+/// The rows that may be taken, before order per key is looked at. A limit in the text, not as a parameter:
+/// planners choose the index for a small limit that they can see.
+pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Value>) {
+    let mut values = Vec::new();
+    let mut text = format!(
+        "SELECT {columns} FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
+         AND (e.locked_until IS NULL OR e.locked_until <= {{now}})"
+    );
+    if let Holder::Lease { .. } = take.by {
+        // While one node holds the whole table, nobody leases rows of it.
+        text.push_str(
+            " AND NOT EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now})",
+        );
+    }
+    match &take.from {
+        Origin::Start => {}
+        Origin::After(cursor) => {
+            values.extend([Value::Time(Some(cursor.at)), Value::Int(cursor.seq)]);
+            text.push_str(" AND e.available_at >= {time $1} AND (e.available_at > {time $1} OR e.seq > $2)");
+        }
+        Origin::Keys(keys) => {
+            values.push(Value::texts(keys.iter().map(String::as_str)));
+            text.push_str(" AND e.ordering_key {in texts $1}");
+        }
+    }
+    if !take.skip_recent.is_zero() {
+        values.push(Value::micros(take.skip_recent));
+        let _ = write!(text, " AND e.created_at <= {{earlier ${}}}", values.len());
+    }
+    text.push_str(match take.from {
+        // The events of a key come in its order, so that a limit cuts at the end.
+        Origin::Keys(_) => " ORDER BY e.ordering_key, e.seq",
+        _ => " ORDER BY e.available_at, e.seq",
+    });
+    let _ = write!(text, " LIMIT {}", take.limit);
+    if lock {
+        text.push_str(" {skip locked}");
+    }
+    (text, values)
+}
+
+/// Leases rows that were selected and locked in the same transaction.
+pub(super) const CLAIM: &str = "UPDATE {events} SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 \
+     WHERE event_id {in texts $3}";
+
+pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL, locked_until = NULL \
+     WHERE {pending of events} AND locked_until <= {now}";
+
+/// The columns of a window from which [`Dialect::claim_at_once`](super::dialect::Dialect::claim_at_once) claims.
+pub(super) const CLAIM_WINDOW: &str =
+    "e.event_id, e.seq, e.available_at, e.ordering_key, e.locked_until IS NOT NULL AS suspect";
+
+/// What it reads beside them.
+pub(super) fn claimed_columns() -> String {
+    format!("{{now}}, {EVENT}")
+}
+
+pub(super) const HELD: &str = "SELECT event_id FROM {events} WHERE event_id {in texts $2} AND locked_by = $1";
+
+pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 \
+     WHERE event_id = $1 AND claims = $2 AND {pending of events}";
+pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";
+
+pub(super) const SEE_LEASE: &str =
+    "SELECT holder, epoch, held_until, {now} FROM {leases} WHERE name = $1 {lock}";
+pub(super) const PUT_LEASE: &str =
+    "UPDATE {leases} SET holder = $2, epoch = $3, held_until = {later $4} WHERE name = $1";
+pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until = NULL \
+     WHERE name = $1 AND holder = $2 AND epoch = $3";
+
+pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1 AND {pending of events} \
+     AND (locked_until IS NULL OR locked_until <= {now})";
+
+pub(super) const REPLAY: &str = "UPDATE {events} SET status = 0, attempts = 0, crashes = 0, available_at = {now}, \
+     expires_at = NULL, done_at = NULL, locked_by = NULL, locked_until = NULL WHERE status = 3 AND seq {in ints $1}";
+
+pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";
+pub(super) const OLDEST_DUE: &str =
+    "SELECT min(e.available_at), {now} FROM {events} e WHERE {pending} AND e.available_at <= {now}";
+pub(super) const BACKLOG: &str = "SELECT count(*), \
+     {int count(CASE WHEN e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now}) THEN 1 END)} \
+     FROM {events} e WHERE {pending}";
+
+pub(super) const MAKE_VERSION: &str = "CREATE TABLE IF NOT EXISTS {version} (version integer NOT NULL)";
+pub(super) const SEE_VERSION: &str = "SELECT {int max(version)} FROM {version}";
+pub(super) const CLEAR_VERSION: &str = "DELETE FROM {version}";
+pub(super) const PUT_VERSION: &str = "INSERT INTO {version} (version) VALUES ($1)";
+
+/// The condition of a filter, with its values numbered from `$1`.
+fn condition(filter: &Filter) -> (String, Vec<Value>) {
+    let mut text = match filter.status {
+        Some(Status::Dead) => "{dead}".to_owned(),
+        Some(status) => format!("e.status = {}", status as i16),
+        None => "1 = 1".to_owned(),
+    };
+    let mut values = Vec::new();
+    let mut add = |column: &str, compare: &str, value: Value| {
+        values.push(value);
+        let _ = write!(text, " AND e.{column} {compare} ${}", values.len());
+    };
+    if let Some(event_type) = &filter.event_type {
+        add("event_type", "=", Value::text(event_type));
+    }
+    if let Some(aggregate_type) = &filter.aggregate_type {
+        add("aggregate_type", "=", Value::text(aggregate_type));
+    }
+    if let Some(id) = &filter.id {
+        add("event_id", "=", Value::text(id.as_str()));
+    }
+    if let Some(seq) = filter.after_seq {
+        add("seq", ">", Value::Int(seq));
+    }
+    (text, values)
+}
+
+pub(super) fn list(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
+    let (condition, values) = condition(filter);
+    let columns = columns();
+    let text = format!(
+        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, e.locked_by, e.locked_until \
+         FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"
+    );
+    (text, values)
+}
+
+pub(super) fn count(filter: &Filter) -> (String, Vec<Value>) {
+    let (condition, values) = condition(filter);
+    (format!("SELECT count(*) FROM {{events}} e WHERE {condition}"), values)
+}
+
+/// The numbers of the rows that a filter selects.
+pub(super) fn numbers(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
+    let (condition, values) = condition(filter);
+    (format!("SELECT e.seq FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"), values)
+}
+
+/// The numbers of the rows to purge. Selected first and deleted by number: that takes no lock on a row that
+/// somebody else is at.
+pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
+    let condition = match what {
+        Purgeable::Done => "e.status = 1 AND e.done_at < {earlier $1} ORDER BY e.done_at",
+        Purgeable::Finished => "e.done_at < {earlier $1} ORDER BY e.done_at",
+        Purgeable::Everything => {
+            "{pending} AND e.available_at < {earlier $1} AND e.created_at < {earlier $1} \
+             ORDER BY e.available_at, e.seq"
+        }
+    };
+    format!("SELECT e.event_id FROM {{events}} e WHERE {condition} LIMIT {limit} {{skip locked}}")
+}
+pub(super) const PURGE: &str = "DELETE FROM {events} WHERE event_id {in texts $1}";
+
+/// The columns that [`insert_values`] and its like fill, in order.
+pub(super) const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \
+     ordering_key, correlation_id, dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, \
+     available_at, expires_at, locked_by, locked_until, claims)";
+
+/// How many values [`row_values`] gives.
+pub(super) const ROW_VALUES: usize = 16;
+
+/// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`.
+pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (String, Vec<Value>) {
+    let mut text = format!("{INSERT} VALUES ");
+    let mut values = Vec::with_capacity(2 + rows.len() * ROW_VALUES);
+    if let Some(birth) = birth {
+        values.extend([Value::text(birth.owner.as_str()), Value::micros(birth.lease)]);
+    }
+    for (i, row) in rows.iter().enumerate() {
+        if i > 0 {
+            text.push_str(", ");
+        }
+        let n = values.len();
+        let _ = write!(
+            text,
+            "(${}, ${}, ${}, ${}, ${}, ${}, ${}, ${}, {{to json ${}}}, {{to json ${}}}, ${}, ${}, {{time ${}}}, {{now}}, \
+             COALESCE({{time ${}}}, {{later ${}}}), {{time ${}}}",
+            n + 1,
+            n + 2,
+            n + 3,
+            n + 4,
+            n + 5,
+            n + 6,
+            n + 7,
+            n + 8,
+            n + 9,
+            n + 10,
+            n + 11,
+            n + 12,
+            n + 13,
+            n + 14,
+            n + 15,
+            n + 16
+        );
+        text.push_str(if row.leased { ", $1, {later $2}, 1)" } else { ", NULL, NULL, 0)" });
+        values.extend(row_values(row));
+    }
+    (text, values)
+}
+
+/// The values of one row, in the order of [`INSERT`]; the time it is available as an absolute time or a delay.
+pub(super) fn row_values(row: &NewRow) -> [Value; ROW_VALUES] {
+    let event = &row.event;
+    let owned = |text: Option<&str>| Value::Text(text.map(str::to_owned));
+    let (payload, bytes, content_type) = match event.raw_payload() {
+        Payload::Json(text) => (Some(text.clone()), None, None),
+        Payload::Bytes { content_type, data } => (None, Some(data.clone()), Some(content_type.clone())),
+    };
+    let (at, delay) = match event.due() {
+        Due::Now => (None, 0),
+        Due::After(delay) => (None, micros(delay)),
+        Due::At(at) => (Some(at), 0),
+    };
+    let headers = match event.headers() {
+        headers if headers.is_empty() => None,
+        headers => serde_json::to_string(headers).ok(),
+    };
+    [
+        Value::text(event.id().as_str()),
+        Value::text(event.event_type().as_str()),
+        Value::text(event.aggregate_type().as_str()),
+        owned(event.aggregate_id()),
+        owned(event.tenant_id()),
+        owned(event.ordering_key()),
+        owned(event.correlation_id()),
+        owned(event.dedup_key()),
+        Value::Text(headers),
+        Value::Text(payload),
+        Value::Bytes(bytes),
+        Value::Text(content_type),
+        Value::Time(Some(event.occurred_at())),
+        Value::Time(at),
+        Value::Int(delay),
+        Value::Time(event.expires_at()),
+    ]
+}

@@ -1,0 +1,742 @@
+//! The one store on SQL: what it does, step by step. How each database says it is in its own file.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use sqlx::Pool;
+use sqlx::pool::PoolConnection;
+
+use super::StoreOptions;
+use super::dialect::{
+    BirthLease, Clock, Columns, Database, Dialect, NewRow, Pools, Render, Value, migration_script,
+};
+use super::names::{Names, Statement, render};
+use super::statements as sql;
+use crate::error::{DecodeError, Error, Result};
+use crate::event::{AggregateType, Due, Event, EventId, EventType, Parts, Payload};
+use crate::store::{
+    Backlog, Claim, Completion, Cursor, Delivery, Filter, Holder, Leadership, NodeId, OnDead, Purge,
+    Purgeable, Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, short_error,
+};
+
+/// How often a statement is tried again after a deadlock or a lock timeout.
+const TRIES: u32 = 8;
+
+/// The events of one outbox in a SQL database.
+pub struct SqlStore<DB: Database> {
+    pools: Pools<DB>,
+    sql: Sql<DB>,
+    name: String,
+}
+
+/// The names, the dialect and the clock: everything that makes a template a statement.
+struct Sql<DB> {
+    names: Names,
+    clock: Clock,
+    dialect: std::marker::PhantomData<fn() -> DB>,
+}
+
+impl<DB: Dialect> Render for Sql<DB> {
+    fn render(&self, template: &str) -> Statement {
+        let text = render(template, &self.names, |slot| match (&self.clock, slot) {
+            (Clock::Frozen(clock), "now") => DB::literal(clock.now()),
+            _ => DB::fragment(slot),
+        });
+        DB::statement(text)
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+}
+
+impl<DB: Database> fmt::Debug for SqlStore<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqlStore").field("name", &self.name).field("table", &self.sql.names.table).finish()
+    }
+}
+
+impl<DB: Database> SqlStore<DB> {
+    /// Connects to the database of this URL.
+    pub async fn open(url: &str, options: &StoreOptions) -> Result<Self> {
+        let names = Self::names(options)?;
+        let pools = DB::connect(url, options).await?;
+        let name = options.name.clone().unwrap_or_else(|| crate::error::without_credentials(url));
+        Ok(Self::new(pools, names, options, name))
+    }
+
+    /// Lives beside the application's own pool: transactions come from it, the relay gets a small one of its own
+    /// with the same connection options.
+    pub fn beside(pool: &Pool<DB>, options: &StoreOptions) -> Result<Self> {
+        let names = Self::names(options)?;
+        let name = options.name.clone().unwrap_or_else(|| DB::NAME.to_lowercase());
+        Ok(Self::new(DB::beside(pool, options), names, options, name))
+    }
+
+    fn new(pools: Pools<DB>, names: Names, options: &StoreOptions, name: String) -> Self {
+        let sql = Sql { names, clock: options.clock.clone(), dialect: std::marker::PhantomData };
+        Self { pools, sql, name }
+    }
+
+    fn names(options: &StoreOptions) -> Result<Names> {
+        if options.max_connections == 0 {
+            return Err(Error::Setting(
+                "max_connections is 0: a store needs at least one connection".to_owned(),
+            ));
+        }
+        if options.schema.is_some() && !DB::SCHEMAS {
+            return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
+        }
+        Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
+    }
+
+    /// The pool that the application's transactions come from.
+    pub fn pool(&self) -> &Pool<DB> {
+        &self.pools.write
+    }
+
+    /// Begins a transaction that is going to write.
+    ///
+    /// In a task of its own: a `begin()` that is dropped half way would leave its connection inside a transaction
+    /// that nobody knows of, for the next one to use. A task is not dropped, it finishes and rolls back.
+    pub(crate) async fn begin(&self) -> Result<sqlx::Transaction<'static, DB>> {
+        let pool = self.pools.write.clone();
+        let begun = tokio::spawn(async move { begin_on(&pool).await });
+        Ok(begun.await.map_err(|_| Error::Lifecycle("the runtime is shutting down"))??)
+    }
+
+    /// Writes rows in the transaction of this connection. Returns the events that were stored.
+    pub(crate) async fn write(
+        &self,
+        conn: &mut DB::Connection,
+        rows: &[NewRow],
+        birth: Option<&BirthLease>,
+    ) -> Result<Vec<Event>> {
+        let stored = DB::insert(&self.sql, conn, rows, birth).await.map_err(|e| self.explain(e))?;
+        let all = || rows.iter().map(|row| row.event.clone());
+        Ok(match stored {
+            None => all().collect(),
+            Some(ids) => {
+                let ids: HashSet<&str> = ids.iter().map(String::as_str).collect();
+                all().filter(|event| ids.contains(event.id().as_str())).collect()
+            }
+        })
+    }
+
+    /// Which of these events are still there, seen from inside of their transaction.
+    pub(crate) async fn kept(&self, conn: &mut DB::Connection, ids: &[EventId]) -> Result<HashSet<String>> {
+        let statement = self.sql.render("SELECT event_id FROM {events} WHERE event_id {in texts $1}");
+        let rows = DB::fetch(conn, statement, vec![ids_value(ids)]).await?;
+        Ok(rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect())
+    }
+
+    /// Turns what the database said into what the caller can act on.
+    fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::Database(e) if DB::is_missing_table(e.inner()) => {
+                Error::NotMigrated { table: self.sql.names.table.clone() }
+            }
+            Error::Database(e) if DB::is_duplicate_id(e.inner()) => {
+                Error::DuplicateId { id: "that was given".to_owned() }
+            }
+            other => other,
+        }
+    }
+
+    async fn relay_connection(&self) -> Result<PoolConnection<DB>> {
+        Ok(self.pools.relay.acquire().await?)
+    }
+
+    async fn run(&self, template: &str, values: Vec<Value>) -> Result<u64> {
+        let mut conn = self.relay_connection().await?;
+        let mut tries = 0;
+        loop {
+            let ran = DB::run(&mut conn, self.sql.render(template), values.clone()).await;
+            match ran.map_err(|e| self.explain(e.into())) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
+        let mut conn = self.pools.read.acquire().await?;
+        DB::fetch(&mut conn, self.sql.render(template), values).await.map_err(|e| self.explain(e.into()))
+    }
+
+    /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
+    async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
+        if let Some(claim) = DB::claim_at_once() {
+            return self.claim_at_once(claim, take, owner, lease).await;
+        }
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let (text, values) = sql::window(take, &sql::columns(), true);
+        let rows = DB::fetch(&mut tx, self.sql.render(&text), values).await?;
+        let mut window = self.window(&rows)?;
+        self.block(&mut tx, &mut window, take).await?;
+        if !window.rows.is_empty() {
+            let ids = Value::texts(window.rows.iter().map(|row| row.id.as_str()));
+            let values = vec![Value::text(owner.as_str()), Value::micros(lease), ids];
+            DB::run(&mut tx, self.sql.render(sql::CLAIM), values).await?;
+        }
+        tx.commit().await?;
+        for row in &mut window.rows {
+            row.claim += 1;
+        }
+        Ok(window)
+    }
+
+    async fn claim_at_once(
+        &self,
+        claim: &str,
+        take: &Take,
+        owner: &NodeId,
+        lease: Duration,
+    ) -> Result<Window> {
+        let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, true);
+        values.extend([Value::text(owner.as_str()), Value::micros(lease)]);
+        let text = claim
+            .replace("{window}", &window)
+            .replace("{columns}", &sql::claimed_columns())
+            .replace("{owner}", &format!("${}", values.len() - 1))
+            .replace("{until}", &format!("{{later ${}}}", values.len()))
+            .replace(
+                "{blocking}",
+                match take.on_dead {
+                    OnDead::Hold => "o.status <> 1",
+                    OnDead::Skip => "o.status IN (0, 2)",
+                },
+            );
+        let mut conn = self.relay_connection().await?;
+        let rows = DB::fetch(&mut conn, self.sql.render(&text), values).await?;
+        drop(conn);
+        self.window(&rows)
+    }
+
+    /// Reads what is due without writing anything: the taker holds the whole table.
+    async fn read(&self, take: &Take) -> Result<Window> {
+        let (text, values) = sql::window(take, &sql::columns(), false);
+        let mut conn = self.pools.read.acquire().await?;
+        let rows = DB::fetch(&mut conn, self.sql.render(&text), values).await?;
+        let mut window = self.window(&rows)?;
+        self.block(&mut conn, &mut window, take).await?;
+        Ok(window)
+    }
+
+    fn window(&self, rows: &[DB::Row]) -> Result<Window> {
+        let mut window = Window { scanned: rows.len(), ..Window::default() };
+        for row in rows {
+            let seq = DB::int(row, 1)?.unwrap_or_default();
+            let Some(at) = DB::time(row, 2)? else { continue };
+            window.cursor = Some(Cursor { at, seq });
+            let id = match DB::text(row, 0) {
+                Ok(Some(id)) => EventId::from(id),
+                unreadable => {
+                    tracing::error!(
+                        store = self.name,
+                        seq,
+                        ?unreadable,
+                        "an event's id cannot be read: row left alone"
+                    );
+                    continue;
+                }
+            };
+            let Some(claim) = DB::int(row, 4)? else {
+                // Blocked by an earlier event of its key, which the database saw by itself.
+                window.behind.extend(DB::text(row, sql::AFTER_EVENT)?);
+                continue;
+            };
+            let columns = DB::columns(row, sql::EVENT_FROM);
+            window.rows.push(WindowRow {
+                seq,
+                claim: claim as Claim,
+                attempts: DB::int(row, 3)?.unwrap_or_default() as u32,
+                suspect: DB::int(row, 5)? == Some(1),
+                now: DB::time(row, 6)?.unwrap_or(at),
+                available_at: at,
+                key: columns.as_ref().ok().and_then(|c| c.ordering_key.clone()),
+                columns: columns.map_err(|e| e.to_string()),
+                id,
+            });
+        }
+        Ok(window)
+    }
+
+    /// Takes out of the window what an earlier event of the same key, outside of it, holds back.
+    async fn block(&self, conn: &mut DB::Connection, window: &mut Window, take: &Take) -> Result<()> {
+        let keys: BTreeMap<&str, i64> = window
+            .rows
+            .iter()
+            .filter_map(|row| row.key.as_deref())
+            .map(|key| (key, take.frontiers.get(key).copied().unwrap_or(0)))
+            .collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let seqs = Value::ints(window.rows.iter().filter(|row| row.key.is_some()).map(|row| row.seq));
+        let values = if DB::ARRAYS {
+            vec![Value::texts(keys.keys().copied()), Value::ints(keys.values().copied()), seqs]
+        } else {
+            let rows: Vec<(&str, i64)> = keys.into_iter().collect();
+            vec![Value::Text(serde_json::to_string(&rows).ok()), seqs]
+        };
+        let mut stops: HashMap<String, i64> = HashMap::new();
+        for row in DB::fetch(conn, self.sql.render(DB::stops(take.on_dead)), values).await? {
+            if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 1)?) {
+                stops.insert(key, stop);
+            }
+        }
+        let behind = &mut window.behind;
+        window.rows.retain(|row| {
+            let blocked =
+                row.key.as_ref().is_some_and(|key| stops.get(key).is_some_and(|stop| row.seq > *stop));
+            if blocked {
+                behind.extend(row.key.clone());
+            }
+            !blocked
+        });
+        Ok(())
+    }
+
+    fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
+        let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
+        let seq = DB::int(row, 1)?.unwrap_or_default();
+        let available_at = DB::time(row, 2)?.unwrap_or_default();
+        let columns = DB::columns(row, sql::EVENT_FROM).map_err(|e| e.to_string());
+        let created_at = columns.as_ref().map_or(available_at, |c| c.created_at);
+        let after = sql::AFTER_EVENT;
+        let code = DB::int(row, after)?.unwrap_or_default();
+        let status = Status::from_code(code as i16)
+            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
+        let owner = DB::text(row, after + 3)?.map(NodeId::from);
+        Ok(StoredEvent {
+            event: columns
+                .and_then(|c| decode(&id, c, available_at))
+                .map_err(|reason| DecodeError { id, reason }),
+            seq,
+            status,
+            attempts: DB::int(row, 3)?.unwrap_or_default() as u32,
+            created_at,
+            available_at,
+            done_at: DB::time(row, after + 1)?,
+            last_error: DB::text(row, after + 2)?,
+            lease: owner.zip(DB::time(row, after + 4)?),
+        })
+    }
+}
+
+/// Begins a transaction that is going to write.
+async fn begin_on<DB: Dialect>(pool: &Pool<DB>) -> Result<sqlx::Transaction<'static, DB>, sqlx::Error> {
+    match DB::BEGIN {
+        Some(statement) => pool.begin_with(statement).await,
+        None => pool.begin().await,
+    }
+}
+
+/// What was read, before it becomes deliveries.
+#[derive(Default)]
+struct Window {
+    rows: Vec<WindowRow>,
+    behind: Vec<String>,
+    cursor: Option<Cursor>,
+    scanned: usize,
+}
+
+struct WindowRow {
+    id: EventId,
+    seq: i64,
+    claim: Claim,
+    attempts: u32,
+    suspect: bool,
+    now: DateTime<Utc>,
+    available_at: DateTime<Utc>,
+    key: Option<String>,
+    columns: Result<Columns, String>,
+}
+
+impl Window {
+    fn into_taken(mut self) -> Taken {
+        // In the order of the table within a key; a retry may have put an early event behind a later one.
+        if self.rows.iter().any(|row| row.key.is_some()) {
+            self.rows.sort_by_key(|row| row.seq);
+        }
+        let mut taken =
+            Taken { cursor: self.cursor, scanned: self.scanned, behind: self.behind, ..Taken::default() };
+        taken.behind.sort_unstable();
+        taken.behind.dedup();
+        for row in self.rows {
+            let now = row.now;
+            match row.columns.and_then(|c| decode(&row.id, c, row.available_at)) {
+                Ok(event) => taken.deliveries.push(Delivery {
+                    expires_in: event.expires_at().map(|end| end - now),
+                    waited: (now - row.available_at).to_std().unwrap_or_default(),
+                    event,
+                    seq: Some(row.seq),
+                    attempts: row.attempts,
+                    claim: row.claim,
+                    suspect: row.suspect,
+                }),
+                Err(reason) => taken.undecodable.push((row.id, row.claim, reason)),
+            }
+        }
+        taken
+    }
+}
+
+/// Makes an event of its columns, or says why not.
+fn decode(id: &EventId, c: Columns, available_at: DateTime<Utc>) -> Result<Event, String> {
+    let headers = match c.headers.as_deref() {
+        None => BTreeMap::new(),
+        Some(text) => serde_json::from_str::<Option<BTreeMap<String, String>>>(text)
+            .map_err(|e| {
+                format!(
+                    "its headers are not a JSON object of strings (line {}, column {})",
+                    e.line(),
+                    e.column()
+                )
+            })?
+            .unwrap_or_default(),
+    };
+    let payload = match (c.payload, c.payload_bytes, c.content_type) {
+        (Some(json), None, _) => Payload::Json(json),
+        (None, Some(data), Some(content_type)) => Payload::Bytes { content_type, data },
+        _ => return Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
+    };
+    Ok(Event::from_parts(Parts {
+        id: id.clone(),
+        event_type: EventType::from(c.event_type),
+        aggregate_type: AggregateType::from(c.aggregate_type),
+        aggregate_id: c.aggregate_id,
+        tenant_id: c.tenant_id,
+        ordering_key: c.ordering_key,
+        correlation_id: c.correlation_id,
+        dedup_key: c.dedup_key,
+        headers,
+        payload,
+        occurred_at: c.occurred_at,
+        due: Due::At(available_at),
+        expires_at: c.expires_at,
+    }))
+}
+
+/// Whether two transactions were in each other's way, so that trying again at once helps.
+fn is_collision(error: &Error) -> bool {
+    let Error::Database(e) = error else { return false };
+    let Some(e) = e.inner().as_database_error() else { return false };
+    let code = e.code().unwrap_or_default();
+    matches!(&*code, "40001" | "40P01" | "5" | "6" | "517")
+        || e.message().contains("try restarting transaction")
+}
+
+fn ids_value(ids: &[EventId]) -> Value {
+    Value::texts(ids.iter().map(EventId::as_str))
+}
+
+/// The holder as the first two values of a settlement: who, and in which epoch.
+fn holder_values(by: &Holder) -> [Value; 2] {
+    let epoch = match by {
+        Holder::Lease { .. } => 0,
+        Holder::Exclusive { epoch, .. } => *epoch,
+    };
+    [Value::text(by.owner().as_str()), Value::Int(epoch)]
+}
+
+/// A settlement as a row: status, counted, after, error. No status: the event stays what it was.
+fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<String>) {
+    match verdict {
+        Verdict::Done => (Some(1), 0, None, None),
+        Verdict::Again { after, counted, error } => (
+            Some(if *counted { 2 } else { 0 }),
+            i64::from(*counted),
+            Some(super::dialect::micros(*after)),
+            error.as_deref().map(short_error),
+        ),
+        Verdict::Dead { counted, reason } => (Some(3), i64::from(*counted), None, Some(short_error(reason))),
+        Verdict::Released => (None, 0, None, None),
+    }
+}
+
+/// A batch of (id, claim) and what else a settlement says, as the database wants it.
+fn batch_values<DB: Dialect>(settlements: &[&Settlement], with_verdict: bool) -> Vec<Value> {
+    let rows = || settlements.iter().map(|s| (s, verdict_row(&s.verdict)));
+    if DB::ARRAYS {
+        let mut values = vec![
+            Value::texts(settlements.iter().map(|s| s.id.as_str())),
+            Value::ints(settlements.iter().map(|s| i64::from(s.claim))),
+        ];
+        if with_verdict {
+            values.push(Value::Ints(rows().map(|(_, v)| v.0).collect()));
+            values.push(Value::ints(rows().map(|(_, v)| v.1)));
+            values.push(Value::Ints(rows().map(|(_, v)| v.2).collect()));
+            values.push(Value::Texts(rows().map(|(_, v)| v.3).collect()));
+        }
+        values
+    } else {
+        let rows: Vec<_> = rows().map(|(s, v)| (s.id.as_str(), s.claim, v.0, v.1, v.2, v.3)).collect();
+        vec![Value::Text(serde_json::to_string(&rows).ok())]
+    }
+}
+
+#[async_trait]
+impl<DB: Database> Store for SqlStore<DB> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn insert(&self, events: &[Event]) -> Result<Vec<EventId>> {
+        let rows: Vec<NewRow> =
+            events.iter().map(|event| NewRow { event: event.clone(), leased: false }).collect();
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut tx = self.begin().await?;
+        let stored = self.write(&mut tx, &rows, None).await?;
+        tx.commit().await?;
+        Ok(stored.iter().map(|event| event.id().clone()).collect())
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken> {
+        let mut tries = 0;
+        loop {
+            let window = match &take.by {
+                Holder::Lease { owner, lease } => self.claim(take, owner, *lease).await,
+                Holder::Exclusive { .. } => self.read(take).await,
+            };
+            match window.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                window => return Ok(window?.into_taken()),
+            }
+        }
+    }
+
+    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64> {
+        let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
+        let mut batches = Vec::with_capacity(2);
+        if !done.is_empty() {
+            let mut values = Vec::from(holder_values(by));
+            values.extend(batch_values::<DB>(&done, false));
+            batches.push((DB::settle_done(completion, by), values));
+        }
+        if !rest.is_empty() {
+            let mut values = Vec::from(holder_values(by));
+            values.extend(batch_values::<DB>(&rest, true));
+            batches.push((DB::settle_rest(by), values));
+        }
+        // Each batch is a statement, and a statement is atomic. The two need not be atomic together: each
+        // row is in one of them only.
+        let mut moved = 0;
+        for (template, values) in batches {
+            moved += self.run(&template, values).await?;
+        }
+        Ok(moved)
+    }
+
+    async fn extend(
+        &self,
+        owner: &NodeId,
+        lease: Duration,
+        held: &[(EventId, Claim)],
+    ) -> Result<Vec<EventId>> {
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let settlements: Vec<Settlement> = held
+            .iter()
+            .map(|(id, claim)| Settlement { id: id.clone(), claim: *claim, verdict: Verdict::Released })
+            .collect();
+        let mut values = vec![Value::text(owner.as_str()), Value::micros(lease)];
+        values.extend(batch_values::<DB>(&settlements.iter().collect::<Vec<_>>(), false));
+        let extended = self.run(DB::extend(), values).await?;
+        let ids: Vec<EventId> = held.iter().map(|(id, _)| id.clone()).collect();
+        if extended == held.len() as u64 {
+            return Ok(ids);
+        }
+        let rows = self.fetch(sql::HELD, vec![Value::text(owner.as_str()), ids_value(&ids)]).await?;
+        let still: HashSet<String> = rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect();
+        Ok(ids.into_iter().filter(|id| still.contains(id.as_str())).collect())
+    }
+
+    async fn reap(&self) -> Result<u64> {
+        self.run(sql::REAP, Vec::new()).await
+    }
+
+    async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
+        let mut template = sql::COUNT_START.to_owned();
+        let mut values = vec![Value::text(id.as_str()), Value::Int(claim.into())];
+        if let Holder::Lease { owner, .. } = by {
+            template.push_str(" AND locked_by = $3");
+            values.push(Value::text(owner.as_str()));
+        }
+        if self.run(&template, values).await? == 0 {
+            return Ok(None);
+        }
+        let rows = self.fetch(sql::CRASHES, vec![Value::text(id.as_str())]).await?;
+        Ok(rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().map(|n| n as u32))
+    }
+
+    async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        let name = Value::text(name);
+        self.run(DB::NEW_LEASE, vec![name.clone()]).await?;
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
+        let row = rows.first().ok_or_else(|| Error::Store("the lease's row vanished".to_owned()))?;
+        let now = DB::time(row, 3)?.unwrap_or_default();
+        let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
+        let until = DB::time(row, 2)?;
+        let answer = match (current, until) {
+            (Some(current), _) if current == holder.as_str() => Leadership::Held { epoch, clean: true },
+            (Some(current), Some(until)) if until > now => {
+                let remaining = (until - now).to_std().unwrap_or_default();
+                return Ok(Leadership::HeldBy { holder: NodeId::from(current), remaining });
+            }
+            (vanished, _) => Leadership::Held { epoch: epoch + 1, clean: vanished.is_none() },
+        };
+        if let Leadership::Held { epoch, .. } = answer {
+            let values = vec![name, Value::text(holder.as_str()), Value::Int(epoch), Value::micros(ttl)];
+            DB::run(&mut tx, self.sql.render(sql::PUT_LEASE), values).await?;
+            tx.commit().await?;
+        }
+        Ok(answer)
+    }
+
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
+        self.run(sql::RESIGN, vec![Value::text(name), Value::text(holder.as_str()), Value::Int(epoch)])
+            .await?;
+        Ok(())
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<u64> {
+        let cutoff = vec![Value::micros(purge.older_than)];
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let mut rows = Vec::new();
+        let kinds: &[Purgeable] = match purge.what {
+            Purgeable::Everything => &[Purgeable::Finished, Purgeable::Everything],
+            Purgeable::Done => &[Purgeable::Done],
+            Purgeable::Finished => &[Purgeable::Finished],
+        };
+        for kind in kinds {
+            let text = sql::purgeable(*kind, purge.limit - rows.len());
+            rows.extend(DB::fetch(&mut tx, self.sql.render(&text), cutoff.clone()).await?);
+        }
+        let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let purged = DB::run(&mut tx, self.sql.render(sql::PURGE), vec![Value::Texts(ids)]).await?;
+        tx.commit().await?;
+        Ok(purged)
+    }
+
+    async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {
+        let (text, values) = sql::list(filter, limit);
+        self.fetch(&text, values).await?.iter().map(|row| self.stored(row)).collect()
+    }
+
+    async fn count(&self, filter: &Filter) -> Result<u64> {
+        let (text, values) = sql::count(filter);
+        let rows = self.fetch(&text, values).await?;
+        Ok(rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or_default() as u64)
+    }
+
+    async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>> {
+        let filter = Filter { id: Some(id.clone()), ..Filter::default() };
+        Ok(self.list(&filter, 1).await?.pop())
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+        let dead = Filter { status: Some(Status::Dead), ..filter.clone() };
+        let (text, values) = sql::numbers(&dead, limit);
+        let rows = self.fetch(&text, values).await?;
+        let seqs = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        if seqs.is_empty() {
+            return Ok(0);
+        }
+        self.run(sql::REPLAY, vec![Value::Ints(seqs)]).await
+    }
+
+    async fn cancel(&self, id: &EventId) -> Result<bool> {
+        Ok(self.run(sql::CANCEL, vec![Value::text(id.as_str())]).await? > 0)
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        let mut stats = Stats { oldest_due: self.backlog().await?.oldest_due, ..Stats::default() };
+        for row in self.fetch(sql::STATS, Vec::new()).await? {
+            let count = DB::int(&row, 1)?.unwrap_or_default() as u64;
+            match DB::int(&row, 0)?.and_then(|code| Status::from_code(code as i16)) {
+                Some(Status::New) => stats.new = count,
+                Some(Status::Done) => stats.done = count,
+                Some(Status::Retry) => stats.retry = count,
+                Some(Status::Dead) => stats.dead = count,
+                None => {}
+            }
+        }
+        Ok(stats)
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        let rows = self.fetch(sql::OLDEST_DUE, Vec::new()).await?;
+        let oldest_due = match rows.first() {
+            Some(row) => DB::time(row, 0)?
+                .zip(DB::time(row, 1)?)
+                .map(|(at, now)| (now - at).to_std().unwrap_or_default()),
+            None => None,
+        };
+        let rows = self.fetch(sql::BACKLOG, Vec::new()).await?;
+        let number = |column| -> Result<u64> {
+            Ok(rows.first().map(|row| DB::int(row, column)).transpose()?.flatten().unwrap_or_default() as u64)
+        };
+        Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due })
+    }
+
+    async fn migrate(&self) -> Result<()> {
+        let known = DB::MIGRATIONS.len() as i64;
+        let mut tx = begin_on(&self.pools.write).await?;
+        DB::lock_migrations(&mut tx, &self.sql.names).await?;
+        DB::script(&mut tx, self.sql.render(sql::MAKE_VERSION).text.to_string()).await?;
+        let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_VERSION), Vec::new()).await?;
+        let found = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or(0);
+        if found > known {
+            return Err(Error::SchemaTooNew { found, known });
+        }
+        if found < known {
+            for migration in &DB::MIGRATIONS[found as usize..] {
+                DB::script(&mut tx, render(migration, &self.sql.names, DB::fragment)).await?;
+            }
+            DB::run(&mut tx, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
+            DB::run(&mut tx, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
+            tracing::info!(store = self.name, from = found, to = known, "migrated the outbox tables");
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    async fn check_schema(&self) -> Result<()> {
+        let needed = DB::MIGRATIONS.len() as i64;
+        let rows = self.fetch(sql::SEE_VERSION, Vec::new()).await?;
+        match rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten() {
+            None => Err(Error::NotMigrated { table: self.sql.names.table.clone() }),
+            Some(found) if found > needed => Err(Error::SchemaTooNew { found, known: needed }),
+            Some(found) if found < needed => Err(Error::SchemaTooOld { found, needed }),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+impl<DB: Database> SqlStore<DB> {
+    /// The statements that make the tables, as text.
+    pub fn migration_sql(&self) -> Result<String> {
+        let names = &self.sql.names;
+        let options =
+            StoreOptions { schema: names.schema.clone(), ..StoreOptions::default().table(&names.table) };
+        migration_script::<DB>(&options)
+    }
+
+    /// As a store that can be shared.
+    pub fn shared(self) -> Arc<Self> {
+        Arc::new(self)
+    }
+}

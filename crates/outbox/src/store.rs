@@ -1,0 +1,474 @@
+//! The store port: what the relay asks of a database, and the words it asks with.
+//!
+//! [`SqlStore`](crate::sql::SqlStore) answers for PostgreSQL, MySQL/MariaDB and SQLite. Whoever writes
+//! another store implements [`Store`] and runs [`testing::conformance`](crate::testing::conformance).
+//!
+//! Three rules hold everywhere:
+//! - **The database's clock decides.** Times go in as durations and are added to the database's now.
+//! - **Every settlement is fenced.** It names the claim it settles; a stale holder changes no row.
+//! - **Order per key is the store's.** [`take`](Store::take) never returns an event of a key while an
+//!   earlier one of that key is unsettled and not part of the same answer (or of what the taker holds).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use crate::error::Result;
+use crate::event::{Event, EventId};
+
+/// Where the events of one outbox live.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// What to call it in log lines and metrics. Never holds credentials.
+    fn name(&self) -> &str;
+
+    /// Writes events in a transaction of their own. Returns the ids that were stored: an event whose
+    /// deduplication key is already there is left out.
+    async fn insert(&self, events: &[Event]) -> Result<Vec<EventId>>;
+
+    /// Takes due events for handling, oldest first.
+    async fn take(&self, take: &Take) -> Result<Taken>;
+
+    /// Writes verdicts, in one transaction. Returns how many took effect; the rest were stale.
+    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64>;
+
+    /// Renews leases. Returns the ids that are still held; the others were lost.
+    async fn extend(
+        &self,
+        owner: &NodeId,
+        lease: Duration,
+        held: &[(EventId, Claim)],
+    ) -> Result<Vec<EventId>>;
+
+    /// Frees rows whose lease has run out. [`take`](Store::take) takes such rows over by itself; this is for
+    /// those who want to see them free.
+    async fn reap(&self) -> Result<u64>;
+
+    /// Counts that an event which may have killed its process before is about to be handled again, and
+    /// says how often that has happened. `None`: the claim is stale, do not handle it.
+    async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>>;
+
+    /// Takes, keeps or renews a named lease for `ttl`.
+    async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership>;
+
+    /// Gives a named lease back, if it is still held in this epoch.
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()>;
+
+    /// Deletes one batch of old rows. Returns how many.
+    async fn purge(&self, purge: Purge) -> Result<u64>;
+
+    /// Lists events that match, oldest first.
+    async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>>;
+
+    /// Counts events that match.
+    async fn count(&self, filter: &Filter) -> Result<u64>;
+
+    /// One event and where it stands.
+    async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>>;
+
+    /// Makes up to `limit` matching dead events new again, with no attempts behind them. Returns how many.
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64>;
+
+    /// Deletes a pending event that nobody holds. Returns whether there was one.
+    async fn cancel(&self, id: &EventId) -> Result<bool>;
+
+    /// How many events there are by status, and how old the oldest due one is.
+    async fn stats(&self) -> Result<Stats>;
+
+    /// How many events are pending and how long the oldest due one has waited. Cheap: reads pending rows only.
+    async fn backlog(&self) -> Result<Backlog>;
+
+    /// Creates or upgrades the tables. Safe to call at every start, from every node.
+    async fn migrate(&self) -> Result<()>;
+
+    /// Says whether the tables are there and of the right version.
+    async fn check_schema(&self) -> Result<()>;
+}
+
+/// A store that the relay and others share.
+pub type SharedStore = Arc<dyn Store>;
+
+/// The name of a process that takes events. Unique among all that share a table.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct NodeId(Arc<str>);
+
+impl NodeId {
+    /// A name that no other process has: host name, process id and a random tail.
+    pub fn generate() -> Self {
+        let host = std::env::var("HOSTNAME")
+            .ok()
+            .or_else(|| std::fs::read_to_string("/etc/hostname").ok())
+            .map(|h| h.trim().chars().filter(|c| !c.is_control()).take(48).collect::<String>())
+            .filter(|h| !h.is_empty())
+            .unwrap_or_else(|| "node".to_owned());
+        let tail = EventId::generate().as_str()[14..].to_lowercase();
+        Self(format!("{host}-{}-{tail}", std::process::id()).into())
+    }
+
+    /// The text itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for NodeId {
+    fn from(name: &str) -> Self {
+        Self(name.into())
+    }
+}
+
+impl From<String> for NodeId {
+    fn from(name: String) -> Self {
+        Self(name.into())
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Rises with every claim of a row. A settlement names the claim it belongs to, so one that comes too late
+/// changes nothing, even if the same node has claimed the event again since.
+pub type Claim = i32;
+
+/// In whose name events are taken and settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Each row is leased to a node for a time. For several nodes, and handlers of any length.
+    Lease {
+        /// Who.
+        owner: NodeId,
+        /// For how long.
+        lease: Duration,
+    },
+    /// One node holds the whole table, by the named lease [`EXCLUSIVE`] in this epoch. Rows are read without
+    /// being written; the node's memory knows what it has.
+    Exclusive {
+        /// Who.
+        owner: NodeId,
+        /// The epoch that [`lead`](Store::lead) gave.
+        epoch: i64,
+    },
+}
+
+impl Holder {
+    /// Who holds.
+    pub fn owner(&self) -> &NodeId {
+        match self {
+            Holder::Lease { owner, .. } | Holder::Exclusive { owner, .. } => owner,
+        }
+    }
+}
+
+/// The named lease that stands for the whole table.
+pub const EXCLUSIVE: &str = "exclusive";
+
+/// The answer to [`lead`](Store::lead).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leadership {
+    /// Held in this epoch. `clean` is false when the one before never gave it back: it crashed or hangs.
+    Held {
+        /// Rises with each change of holder.
+        epoch: i64,
+        /// Whether the holder before us gave it back.
+        clean: bool,
+    },
+    /// Somebody else holds it.
+    HeldBy {
+        /// Who.
+        holder: NodeId,
+        /// For how much longer, unless renewed.
+        remaining: Duration,
+    },
+}
+
+/// A place in the order in which due events are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// When the last event read became available.
+    pub at: DateTime<Utc>,
+    /// Its sequence number.
+    pub seq: i64,
+}
+
+/// What to take.
+#[derive(Clone, Debug)]
+pub struct Take {
+    /// In whose name.
+    pub by: Holder,
+    /// Where to read.
+    pub from: Origin,
+    /// How many rows to look at, at most.
+    pub limit: usize,
+    /// Leave alone what was created more recently than this.
+    pub skip_recent: Duration,
+    /// What a dead event does to the later events of its key.
+    pub on_dead: OnDead,
+    /// For [`Holder::Exclusive`]: the newest event of each key that the taker already holds. Everything of
+    /// that key up to there counts as taken.
+    pub frontiers: HashMap<String, i64>,
+}
+
+/// Where [`Store::take`] starts to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the oldest pending event.
+    Start,
+    /// After this place. Does not see late commits before it, nor rows that others gave back.
+    After(Cursor),
+    /// Only events of these keys.
+    Keys(Vec<String>),
+}
+
+/// What a dead event does to the later events of its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDead {
+    /// They wait until it is replayed or removed.
+    #[default]
+    Hold,
+    /// They go on without it.
+    Skip,
+}
+
+/// What was taken.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// To be handled, in this order.
+    pub deliveries: Vec<Delivery>,
+    /// Taken, but cannot be turned into events: to be buried with this reason.
+    pub undecodable: Vec<(EventId, Claim, String)>,
+    /// The place after the last row looked at, whether it was taken or not.
+    pub cursor: Option<Cursor>,
+    /// How many rows were looked at: fewer than the limit means the end was reached.
+    pub scanned: usize,
+    /// Keys of which rows were left behind, because an earlier event of the key is in the way.
+    pub behind: Vec<String>,
+}
+
+/// An event on its way to a handler.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The event.
+    pub event: Event,
+    /// Its place in the order of the table. Unknown on the hot path, where order is not asked for.
+    pub seq: Option<i64>,
+    /// How many times a handler has failed before.
+    pub attempts: u32,
+    /// The claim to settle it with.
+    pub claim: Claim,
+    /// How long after it was taken it expires; zero or less means it already has.
+    pub expires_in: Option<chrono::Duration>,
+    /// How long it had waited when it was taken.
+    pub waited: Duration,
+    /// Whoever held it last never came back, so it may be what killed them.
+    pub suspect: bool,
+}
+
+/// What became of one delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    /// Which event.
+    pub id: EventId,
+    /// Under which claim.
+    pub claim: Claim,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// What became of a delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Handled.
+    Done,
+    /// To be handled again.
+    Again {
+        /// Not before this much time has passed.
+        after: Duration,
+        /// Whether this was an attempt (the event becomes RETRY) or not (it stays NEW).
+        counted: bool,
+        /// Why, for people.
+        error: Option<String>,
+    },
+    /// Never to be handled again, unless a person replays it.
+    Dead {
+        /// Whether this was an attempt.
+        counted: bool,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Not handled at all: given back as it was.
+    Released,
+}
+
+/// What happens to an event that is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Completion {
+    /// It stays as a DONE row until it is purged.
+    #[default]
+    Keep,
+    /// Its row is deleted. Faster, and leaves no history.
+    Delete,
+}
+
+/// Which rows a purge deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purge {
+    /// Which rows.
+    pub what: Purgeable,
+    /// Only those older than this.
+    pub older_than: Duration,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// Which rows may be purged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purgeable {
+    /// DONE rows, by the time they were done.
+    Done,
+    /// DONE and DEAD rows, by the time they became so.
+    Finished,
+    /// All rows, by the time they were created: for tables that only CDC reads.
+    Everything,
+}
+
+/// The state of a stored event. The numbers are what the table holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(i16)]
+pub enum Status {
+    /// Waiting for its first delivery, or put off by its handler.
+    New = 0,
+    /// Handled.
+    Done = 1,
+    /// Failed, and waiting to be tried again.
+    Retry = 2,
+    /// Given up.
+    Dead = 3,
+}
+
+impl Status {
+    /// From the number in the table.
+    pub fn from_code(code: i16) -> Option<Self> {
+        [Status::New, Status::Done, Status::Retry, Status::Dead].into_iter().find(|s| *s as i16 == code)
+    }
+
+    /// Whether it is still to be delivered.
+    pub fn is_pending(self) -> bool {
+        matches!(self, Status::New | Status::Retry)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Status::New => "NEW",
+            Status::Done => "DONE",
+            Status::Retry => "RETRY",
+            Status::Dead => "DEAD",
+        })
+    }
+}
+
+/// Which events to list, count or replay. Empty: all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only this status.
+    pub status: Option<Status>,
+    /// Only this type.
+    pub event_type: Option<String>,
+    /// Only this aggregate type.
+    pub aggregate_type: Option<String>,
+    /// Only this event.
+    pub id: Option<EventId>,
+    /// Only events after this place, to read page by page.
+    pub after_seq: Option<i64>,
+}
+
+/// An event as it stands in the table.
+#[derive(Clone, Debug)]
+pub struct StoredEvent {
+    /// The event, or why it cannot be read.
+    pub event: Result<Event, crate::error::DecodeError>,
+    /// Its place in the table.
+    pub seq: i64,
+    /// Where it stands.
+    pub status: Status,
+    /// How many times a handler has failed.
+    pub attempts: u32,
+    /// When the database stored it.
+    pub created_at: DateTime<Utc>,
+    /// When it may next be delivered.
+    pub available_at: DateTime<Utc>,
+    /// When it became DONE or DEAD.
+    pub done_at: Option<DateTime<Utc>>,
+    /// Why it last failed.
+    pub last_error: Option<String>,
+    /// Who holds it, and until when.
+    pub lease: Option<(NodeId, DateTime<Utc>)>,
+}
+
+/// How many events there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Waiting for their first delivery.
+    pub new: u64,
+    /// Waiting to be tried again.
+    pub retry: u64,
+    /// Handled, and not yet purged.
+    pub done: u64,
+    /// Given up.
+    pub dead: u64,
+    /// How long the oldest due event has waited.
+    pub oldest_due: Option<Duration>,
+}
+
+/// What is still to be delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// How many events are pending, due or not.
+    pub pending: u64,
+    /// How many of them are due and held by nobody.
+    pub free: u64,
+    /// How long the oldest due event has waited.
+    pub oldest_due: Option<Duration>,
+}
+
+/// The longest error text that is kept, in characters.
+pub const MAX_ERROR: usize = 4_000;
+
+/// Cuts a text to [`MAX_ERROR`] characters, on a character boundary, and takes out what PostgreSQL cannot
+/// store.
+pub(crate) fn short_error(text: &str) -> String {
+    text.chars().map(|c| if c == '\0' { '\u{fffd}' } else { c }).take(MAX_ERROR).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_errors_are_cut_between_characters() {
+        let long = "ä".repeat(MAX_ERROR + 10);
+        assert_eq!(short_error(&long).chars().count(), MAX_ERROR);
+        assert_eq!(short_error("a\0b"), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn generated_node_ids_differ_and_fit_their_column() {
+        let (a, b) = (NodeId::generate(), NodeId::generate());
+        assert_ne!(a, b);
+        assert!(a.as_str().len() <= 128);
+    }
+}

@@ -1,0 +1,45 @@
+//! The project's own commands. `main` reads the command line; each command has a file of its own.
+//!
+//! - [`test`] runs every test against servers of its own
+//! - [`ci`] runs what a change must pass, the tests last
+//! - [`servers`] installs, starts and stops throw-away servers
+//! - [`cleanup`] ends what was started, even when xtask itself is killed
+
+#![forbid(unsafe_code)]
+
+mod cargo;
+mod ci;
+mod cleanup;
+mod options;
+mod program;
+mod servers;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use options::{Command, Options};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match options::parse(&arguments) {
+        Ok((command, options)) => run(command, &options).unwrap_or_else(|error| {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }),
+        Err(error) => {
+            eprintln!("error: {error:#}\n\n{}", options::HELP);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command, options: &Options) -> Result<ExitCode> {
+    match command {
+        Command::Help => println!("{}", options::HELP),
+        Command::Servers => servers::serve(options)?,
+        Command::Test => return test::command(options),
+        Command::Ci => return ci::command(options),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,149 @@
+//! The command line.
+
+use anyhow::{Context, Result, bail};
+
+use crate::servers::{self, Recipe};
+
+pub(crate) const HELP: &str = "\
+usage: cargo xtask <command> [options]
+
+commands:
+  test      start throw-away servers, run every test, stop the servers
+  servers   start the same servers, print their addresses, wait for Ctrl-C
+  ci        format, lints, docs, licences, then the tests
+  help      print this
+
+options:
+  --no-install         never install anything; say what is missing instead
+  --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql
+  --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed
+  -- <arguments>       (test) passed on to `cargo test`
+
+examples:
+  cargo xtask test                                  everything, as CI does
+  cargo xtask test --only sqlite                    without any server
+  cargo xtask test --only postgres -- -p outbox take -- --nocapture
+  cargo xtask servers --mysql                       then paste its `export` lines in another shell
+  cargo xtask ci";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Command {
+    Help,
+    Test,
+    Servers,
+    Ci,
+}
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) install: bool,
+    only: Option<Vec<String>>,
+    mysql: bool,
+    pub(crate) cargo_test: Vec<String>,
+}
+
+impl Options {
+    pub(crate) fn servers(&self) -> Vec<&'static dyn Recipe> {
+        let chosen = |recipe: &&dyn Recipe| {
+            let asked_for = self.mysql && recipe.name() == "mysql";
+            asked_for
+                || match &self.only {
+                    Some(names) => names.iter().any(|name| name == recipe.name()),
+                    None => recipe.by_default(),
+                }
+        };
+        servers::ALL.into_iter().filter(chosen).collect()
+    }
+
+    /// Whether a test that finds no server must fail rather than be skipped.
+    pub(crate) fn require_servers(&self) -> bool {
+        self.only.is_none()
+    }
+}
+
+pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
+    let (command, rest) = arguments.split_first().context("no command given")?;
+    let command = match command.as_str() {
+        "help" | "-h" | "--help" => Command::Help,
+        "test" => Command::Test,
+        "servers" => Command::Servers,
+        "ci" => Command::Ci,
+        unknown => bail!("there is no command `{unknown}`"),
+    };
+
+    let mut options = Options { install: true, only: None, mysql: false, cargo_test: Vec::new() };
+    let mut rest = rest.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--no-install" => options.install = false,
+            "--mysql" => options.mysql = true,
+            "--only" => {
+                let names = rest.next().context("--only needs names after it")?;
+                options.only = Some(server_names(names)?);
+            }
+            "--" if command == Command::Test => options.cargo_test.extend(rest.by_ref().cloned()),
+            "-h" | "--help" => return Ok((Command::Help, options)),
+            unknown => bail!("unknown option `{unknown}`"),
+        }
+    }
+    Ok((command, options))
+}
+
+fn server_names(list: &str) -> Result<Vec<String>> {
+    let known = |name: &str| name == "sqlite" || servers::ALL.iter().any(|recipe| recipe.name() == name);
+    list.split(',')
+        .map(|name| {
+            if !known(name) {
+                bail!("--only does not know `{name}`");
+            }
+            Ok(name.to_owned())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<(Command, Options)> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&words)
+    }
+
+    fn started_by(line: &str) -> Vec<&'static str> {
+        let (_, options) = read(line).unwrap();
+        options.servers().iter().map(|recipe| recipe.name()).collect()
+    }
+
+    #[test]
+    fn mysql_starts_only_when_asked_for() {
+        assert_eq!(started_by("test"), ["postgres", "mariadb"]);
+        assert_eq!(started_by("test --mysql"), ["postgres", "mariadb", "mysql"]);
+        assert_eq!(started_by("test --only mysql"), ["mysql"]);
+    }
+
+    #[test]
+    fn sqlite_alone_starts_no_server() {
+        assert!(started_by("test --only sqlite").is_empty());
+    }
+
+    #[test]
+    fn only_a_full_run_requires_its_servers() {
+        assert!(read("test").unwrap().1.require_servers());
+        assert!(!read("test --only postgres").unwrap().1.require_servers());
+    }
+
+    #[test]
+    fn what_follows_two_dashes_goes_to_cargo_test() {
+        let (_, options) = read("test --no-install -- -p outbox -- --nocapture").unwrap();
+        assert!(!options.install);
+        assert_eq!(options.cargo_test, ["-p", "outbox", "--", "--nocapture"]);
+    }
+
+    #[test]
+    fn unknown_words_are_refused() {
+        for line in ["", "tset", "test --fast", "test --only oracle", "test --only", "ci -- -p outbox"] {
+            assert!(read(line).is_err(), "`{line}` was taken");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The folder of one server, and the processes that work in it.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Recipe;
+use crate::cleanup::Cleanup;
+
+pub(crate) struct Home {
+    pub(crate) folder: PathBuf,
+    /// Stops the server and removes the folder.
+    pub(crate) cleanup: Cleanup,
+    account: Option<Account>,
+}
+
+impl Home {
+    /// Always below /tmp: any account can get there, and the path of a socket has room for about a hundred
+    /// bytes.
+    pub(crate) fn create(recipe: &dyn Recipe) -> Result<Self> {
+        let account = match recipe.account_for_root() {
+            Some(name) if is_root()? => Some(Account::named(name)?),
+            _ => None,
+        };
+        let folder = create_new_folder(&format!("/tmp/outbox-{}-{}", recipe.name(), process::id()))?;
+        let cleanup = Cleanup::new(recipe.stop_signal(), Some(&folder))?;
+        if let Some(Account { user, group }) = account {
+            chown(&folder, Some(user), Some(group))?;
+        }
+        Ok(Self { folder, cleanup, account })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A command as this server's account; nothing of our environment but the PATH changes what it does.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.folder).stdin(Stdio::null()).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        if let Some(Account { user, group }) = self.account {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+
+    /// Runs a command to its end, its output going to the log.
+    pub(crate) fn run(&mut self, command: Command) -> Result<()> {
+        let program = command.get_program().to_owned();
+        self.spawn(command)?;
+        let status = self.cleanup.wait()?;
+        ensure!(status.success(), "{} failed: {status}", program.display());
+        Ok(())
+    }
+
+    /// Starts a command that ends with this home, its output going to the log.
+    pub(crate) fn spawn(&mut self, mut command: Command) -> Result<()> {
+        let log = File::options().create(true).append(true).open(self.log())?;
+        command.stdout(log.try_clone()?).stderr(log);
+        self.cleanup.spawn(&mut command)?;
+        Ok(())
+    }
+
+    pub(crate) fn log_tail(&self) -> String {
+        let log = fs::read(self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(30)..];
+        if tail.is_empty() {
+            return "its log is empty".to_owned();
+        }
+        format!("its log ends with:\n    {}\n", tail.join("\n    "))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.path("log")
+    }
+}
+
+/// A folder that nobody else made before: /tmp belongs to everyone.
+fn create_new_folder(prefix: &str) -> Result<PathBuf> {
+    for attempt in 0.. {
+        let folder = PathBuf::from(format!("{prefix}-{attempt}"));
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot create {}", folder.display())),
+            Ok(()) => return Ok(folder),
+        }
+    }
+    unreachable!("one of four billion names is free")
+}
+
+#[derive(Clone, Copy)]
+struct Account {
+    user: u32,
+    group: u32,
+}
+
+impl Account {
+    fn named(name: &str) -> Result<Self> {
+        Ok(Self { user: id(&["-u", name])?, group: id(&["-g", name])? })
+    }
+}
+
+pub(crate) fn is_root() -> Result<bool> {
+    Ok(id(&["-u"])? == 0)
+}
+
+fn id(arguments: &[&str]) -> Result<u32> {
+    let output = Command::new("id").args(arguments).output().context("cannot run `id`")?;
+    let number = String::from_utf8_lossy(&output.stdout);
+    number.trim().parse().with_context(|| {
+        format!("`id {}` said: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim())
+    })
+}

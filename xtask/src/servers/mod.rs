@@ -1,0 +1,167 @@
+//! Throw-away servers: each on a free port of 127.0.0.1, with its data in a folder that goes away with it.
+//!
+//! A new kind of server is a file with a [`Recipe`] and its line in [`ALL`].
+
+mod apt;
+mod home;
+mod mariadb;
+mod mysql;
+mod postgres;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::options::Options;
+use home::Home;
+
+pub(crate) const ALL: [&dyn Recipe; 3] = [&postgres::Postgres, &mariadb::Mariadb, &mysql::Mysql];
+
+/// What one kind of server needs; installing, starting, stopping and removing it is the same for all.
+pub(crate) trait Recipe: Sync {
+    /// In `--only`, in what xtask prints, and in the folder's name.
+    fn name(&self) -> &'static str;
+
+    /// The environment variable in which tests find its address.
+    fn variable(&self) -> &'static str;
+
+    fn by_default(&self) -> bool {
+        true
+    }
+
+    /// Debian packages that it cannot run without and that are not here.
+    fn missing_packages(&self) -> &'static [&'static str];
+
+    /// Brings what no package of this system holds.
+    fn fetch(&self, _may_download: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// The account to run as where root may not.
+    fn account_for_root(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The signal that ends it at once without leaving anything behind.
+    fn stop_signal(&self) -> &'static str {
+        "KILL"
+    }
+
+    /// Makes its empty data folder.
+    fn prepare(&self, home: &mut Home) -> Result<()>;
+
+    /// The server in the foreground.
+    fn serve(&self, home: &Home, port: u16) -> Result<Command>;
+
+    /// Its version, as soon as it takes connections.
+    fn ready(&self, home: &Home) -> Option<String>;
+
+    fn url(&self, port: u16) -> String;
+}
+
+/// A running server. Dropping it stops it and removes its folder.
+pub(crate) struct Server {
+    pub(crate) variable: &'static str,
+    pub(crate) url: String,
+    name: &'static str,
+    home: Home,
+}
+
+impl Server {
+    /// What to tell when it did not last.
+    pub(crate) fn obituary(&mut self) -> Result<Option<String>> {
+        let Some(status) = self.home.cleanup.ended()? else { return Ok(None) };
+        Ok(Some(format!("{} ended on its own ({status}); {}", self.name, self.home.log_tail())))
+    }
+}
+
+/// Starts the servers that the options name, side by side, and installs first what they need.
+pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
+    let recipes = options.servers();
+    let missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    apt::install(&missing, options.install)?;
+    for recipe in &recipes {
+        recipe.fetch(options.install)?;
+    }
+    thread::scope(|scope| {
+        let starting: Vec<_> = recipes.iter().map(|&recipe| scope.spawn(move || start_one(recipe))).collect();
+        starting.into_iter().map(|thread| thread.join().expect("start_one does not panic")).collect()
+    })
+}
+
+/// Starts the servers for `cargo test` by hand and keeps them until told to stop.
+pub(crate) fn serve(options: &Options) -> Result<()> {
+    let servers = start(options)?;
+    for server in &servers {
+        println!("export {}={}", server.variable, server.url);
+    }
+    wait_for_the_end()
+}
+
+/// A pipe that closes is the end; otherwise only a signal is, and then [`crate::cleanup`] does the rest.
+fn wait_for_the_end() -> Result<()> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        eprintln!("Ctrl-C stops the servers");
+    }
+    let input = File::from(stdin.as_fd().try_clone_to_owned()?);
+    let kind = input.metadata()?.file_type();
+    if kind.is_fifo() || kind.is_socket() {
+        io::copy(&mut stdin.lock().by_ref(), &mut io::sink())?;
+        return Ok(());
+    }
+    loop {
+        thread::park();
+    }
+}
+
+fn start_one(recipe: &'static dyn Recipe) -> Result<Server> {
+    let began = Instant::now();
+    let name = recipe.name();
+    let mut home = Home::create(recipe)?;
+    let started = recipe.prepare(&mut home).and_then(|()| serve_on_free_port(recipe, &mut home));
+    let (port, version) = started.with_context(|| format!("{name} did not start; {}", home.log_tail()))?;
+    eprintln!("{name} {version} on port {port} ({:.1} s)", began.elapsed().as_secs_f32());
+    Ok(Server { variable: recipe.variable(), url: recipe.url(port), name, home })
+}
+
+/// Another process may take the port between our look and the server's start: then try the next.
+fn serve_on_free_port(recipe: &dyn Recipe, home: &mut Home) -> Result<(u16, String)> {
+    for _ in 0..3 {
+        let port = free_port()?;
+        let command = recipe.serve(home, port)?;
+        home.spawn(command)?;
+        if let Some(version) = wait_until_ready(recipe, home)? {
+            return Ok((port, version));
+        }
+    }
+    bail!("it ended right after its start, three times")
+}
+
+/// `None` when the server ended instead.
+fn wait_until_ready(recipe: &dyn Recipe, home: &mut Home) -> Result<Option<String>> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline {
+        if home.cleanup.ended()?.is_some() {
+            home.cleanup.forget()?;
+            return Ok(None);
+        }
+        if let Some(version) = recipe.ready(home) {
+            return Ok(Some(version));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    bail!("it took no connection within a minute")
+}
+
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port on 127.0.0.1")?;
+    Ok(listener.local_addr()?.port())
+}
