@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 
-use crate::cleanup::Cleanup;
+use crate::cleanup::{Cleanup, Stop};
+use crate::program;
 
 /// The workspace's folder.
 pub(crate) fn root() -> &'static Path {
@@ -33,9 +34,9 @@ pub(crate) fn cargo() -> Command {
 
 /// Runs it to its end, or ends it with xtask.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let mut cleanup = Cleanup::new("TERM", None)?;
-    cleanup.spawn(command)?;
+    let mut cleanup = Cleanup::new(None)?;
+    cleanup.spawn(command, Stop::Terminate)?;
     let status = cleanup.wait()?;
-    ensure!(status.success(), "{command:?} failed: {status}");
+    ensure!(status.success(), "`{}` failed: {status}", program::words(command));
     Ok(())
 }

@@ -9,16 +9,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Reads the process group to end, a line for each change of mind. Its input ends when the [`Cleanup`] is
-/// dropped or when xtask dies, even by SIGKILL, which no handler or destructor inside xtask would notice.
+use crate::program;
+
+/// Reads the signal and the process group it is for, a line for each change of mind. Its input ends when the
+/// [`Cleanup`] is dropped or when xtask dies, even by SIGKILL, which nothing inside xtask could notice.
 const AT_THE_END: &str = r#"
 trap '' HUP INT TERM
-signal=$1 folder=$2 group=
-while read -r line; do group=$line; done
+folder=$1 group=
+runs() { kill -s 0 -- "-$group" && ! grep -q '^State:.Z' "/proc/$group/status"; }
+while read -r new_signal new_group; do signal=$new_signal group=$new_group; done
 if [ -n "$group" ]; then
     kill -s "$signal" -- "-$group"
     tries=100
-    while [ $tries -gt 0 ] && kill -s 0 -- "-$group"; do sleep 0.1; tries=$((tries - 1)); done
+    while [ $tries -gt 0 ] && runs; do sleep 0.1; tries=$((tries - 1)); done
     kill -s KILL -- "-$group"
 fi
 [ -z "$folder" ] || rm -rf -- "$folder"
@@ -31,11 +34,31 @@ pub(crate) struct Cleanup {
     folder: Option<PathBuf>,
 }
 
+/// How to end a process. Whatever still runs ten seconds later is killed.
+#[derive(Clone, Copy)]
+pub(crate) enum Stop {
+    Kill,
+    Quit,
+    Terminate,
+    /// It ends by itself soon.
+    Wait,
+}
+
+impl Stop {
+    fn signal(self) -> &'static str {
+        match self {
+            Self::Kill => "KILL",
+            Self::Quit => "QUIT",
+            Self::Terminate => "TERM",
+            Self::Wait => "0",
+        }
+    }
+}
+
 impl Cleanup {
-    /// `signal` is sent first; what still runs after ten seconds is killed.
-    pub(crate) fn new(signal: &str, folder: Option<&Path>) -> Result<Self> {
+    pub(crate) fn new(folder: Option<&Path>) -> Result<Self> {
         let shell = Command::new("/bin/sh")
-            .args(["-c", AT_THE_END, "xtask-cleanup", signal])
+            .args(["-c", AT_THE_END, "xtask-cleanup"])
             .arg(folder.unwrap_or(Path::new("")))
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -48,9 +71,12 @@ impl Cleanup {
     }
 
     /// Starts a process in a group of its own, so that its children end with it.
-    pub(crate) fn spawn(&mut self, command: &mut Command) -> Result<&mut Child> {
-        let process = command.process_group(0).spawn().with_context(|| format!("cannot run {command:?}"))?;
-        self.tell(&process.id().to_string())?;
+    pub(crate) fn spawn(&mut self, command: &mut Command, stop: Stop) -> Result<&mut Child> {
+        let process = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run `{}`", program::words(command)))?;
+        self.tell(&format!("{} {}", stop.signal(), process.id()))?;
         Ok(self.process.insert(process))
     }
 
@@ -63,19 +89,22 @@ impl Cleanup {
 
     /// How the spawned process ended, if it did.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        let process = self.process.as_mut().context("nothing was spawned")?;
-        Ok(process.try_wait()?)
+        let status = self.process.as_mut().context("nothing was spawned")?.try_wait()?;
+        if status.is_some() {
+            self.forget()?;
+        }
+        Ok(status)
     }
 
-    /// Its number may soon belong to another process.
-    pub(crate) fn forget(&mut self) -> Result<()> {
+    /// The number of a process that ended may soon be another's.
+    fn forget(&mut self) -> Result<()> {
         self.process = None;
         self.tell("")
     }
 
-    fn tell(&mut self, group: &str) -> Result<()> {
+    fn tell(&mut self, line: &str) -> Result<()> {
         let input = self.shell.stdin.as_mut().context("cleanup already began")?;
-        writeln!(input, "{group}").context("the shell that cleans up has gone")
+        writeln!(input, "{line}").context("the shell that cleans up has gone")
     }
 }
 
@@ -83,7 +112,7 @@ impl Drop for Cleanup {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
         while let Ok(None) = self.shell.try_wait() {
-            // The shell sees a process that ended as a running one until we have asked for its status.
+            // Until it is asked for its status, an ended process still counts as running outside Linux.
             if let Some(process) = &mut self.process {
                 let _ = process.try_wait();
             }

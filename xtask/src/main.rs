@@ -1,9 +1,9 @@
 //! The project's own commands. `main` reads the command line; each command has a file of its own.
 //!
-//! - [`test`] runs every test against servers of its own
-//! - [`ci`] runs what a change must pass, the tests last
-//! - [`servers`] installs, starts and stops throw-away servers
-//! - [`cleanup`] ends what was started, even when xtask itself is killed
+//! - `test` runs every test against servers of its own
+//! - `ci` runs what a change must pass, the tests last
+//! - `servers` installs, starts and stops throw-away servers
+//! - `cleanup` ends what was started, even when xtask itself is killed
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result};
 
 use crate::cargo::cargo;
-use crate::cleanup::Cleanup;
+use crate::cleanup::{Cleanup, Stop};
 use crate::options::Options;
 use crate::servers::{self, Server};
 
@@ -20,34 +20,42 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
 pub(crate) struct Outcome {
     pub(crate) tally: Tally,
     cargo_succeeded: bool,
+    servers_lasted: bool,
 }
 
 impl Outcome {
     pub(crate) fn passed(&self) -> bool {
-        self.cargo_succeeded && self.tally.failed == 0 && self.tally.passed > 0
+        self.cargo_succeeded && self.servers_lasted && self.tally.failed == 0 && self.tally.passed > 0
     }
 }
 
 /// Starts the servers, runs the tests, stops the servers.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let mut servers = servers::start(options)?;
-    let outcome = run_cargo_test(cargo_test(options, &servers))?;
-    for server in &mut servers {
-        if let Some(obituary) = server.obituary()? {
-            eprintln!("{obituary}");
-        }
-    }
+    let (tally, cargo_succeeded) = run_cargo_test(cargo_test(options, &servers))?;
+    let servers_lasted = report_crashes(&mut servers)?;
     drop(servers);
 
-    if outcome.tally.ignored > 0 {
-        eprintln!("{} ignored", outcome.tally.ignored);
+    if tally.ignored > 0 {
+        eprintln!("{} ignored", tally.ignored);
     }
-    if !outcome.cargo_succeeded && outcome.tally.failed == 0 {
+    if !cargo_succeeded && tally.failed == 0 {
         eprintln!("error: cargo test failed, though no test says so: see its first error above");
-    } else if outcome.tally.passed + outcome.tally.failed == 0 {
+    } else if tally.passed + tally.failed == 0 {
         eprintln!("error: no test ran");
     }
-    Ok(outcome)
+    Ok(Outcome { tally, cargo_succeeded, servers_lasted })
+}
+
+fn report_crashes(servers: &mut [Server]) -> Result<bool> {
+    let mut all_last = true;
+    for server in servers {
+        if let Some(obituary) = server.obituary()? {
+            eprintln!("error: {obituary}");
+            all_last = false;
+        }
+    }
+    Ok(all_last)
 }
 
 fn cargo_test(options: &Options, servers: &[Server]) -> Command {
@@ -73,10 +81,10 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Command {
     command
 }
 
-/// Shows what the tests print and counts along.
-fn run_cargo_test(mut command: Command) -> Result<Outcome> {
-    let mut cleanup = Cleanup::new("TERM", None)?;
-    let cargo = cleanup.spawn(command.stdout(Stdio::piped()))?;
+/// Shows what the tests print and counts along; tells whether cargo was content.
+fn run_cargo_test(mut command: Command) -> Result<(Tally, bool)> {
+    let mut cleanup = Cleanup::new(None)?;
+    let cargo = cleanup.spawn(command.stdout(Stdio::piped()), Stop::Terminate)?;
     let mut output = BufReader::new(cargo.stdout.take().context("cargo's output is not a pipe")?);
     let mut tally = Tally::default();
     let mut line = Vec::new();
@@ -85,7 +93,7 @@ fn run_cargo_test(mut command: Command) -> Result<Outcome> {
         tally.count(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    Ok(Outcome { tally, cargo_succeeded: cleanup.wait()?.success() })
+    Ok((tally, cleanup.wait()?.success()))
 }
 
 #[derive(Debug, Default, PartialEq)]

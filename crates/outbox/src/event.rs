@@ -305,6 +305,17 @@ impl Event {
         Self(Arc::new(parts))
     }
 
+    /// The same event, with its aggregate as its key if it has an aggregate and no key.
+    pub(crate) fn ordered_by_aggregate(self) -> Self {
+        match (&self.0.ordering_key, &self.0.aggregate_id) {
+            (None, Some(id)) => {
+                let ordering_key = Some(format!("{}/{id}", self.0.aggregate_type));
+                Self::from_parts(Parts { ordering_key, ..(*self.0).clone() })
+            }
+            _ => self,
+        }
+    }
+
     pub(crate) fn due(&self) -> Due {
         self.0.due
     }

@@ -1,11 +1,58 @@
-#![doc = "outbox"]
+//! A transactional outbox: write events in the same transaction as your change, and have them delivered at least once,
+//! in order where order was asked for, with retries, dead letters, and a way to see and repair everything.
+//!
+//! # The flow
+//!
+//! ```text
+//! business transaction                          relay (same process, another process, or many)
+//!   Outbox::write ──► outbox_event ──► take ──► dispatch ──► settle ──► outbox_event
+//!         │                             ▲
+//!         └── after commit: hot hand-over┘   (same process: no read-back, no poll wait)
+//! ```
+//!
+//! # The map of the code
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | `event` | [`Event`], [`Message`]: what is written and delivered |
+//! | `outbox`, `tx`, `hook` | [`Outbox`], [`Tx`]: writing in your transaction |
+//! | [`store`] | [`Store`](store::Store): what the relay asks of a database |
+//! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
+//! | `relay` | [`Relay`]: take, dispatch, settle |
+//! | `handler`, `retry` | what your code says about an event, and when it is tried again |
+//! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
+//! | [`metrics`] | what is counted |
+//! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
+//!
+//! Start with [`Outbox`].
+
+mod admin;
 mod error;
 mod event;
+mod handler;
+mod hook;
+pub mod metrics;
+mod outbox;
+mod relay;
+mod retry;
 mod sql;
-mod store;
-pub use error::*;
-pub use event::*;
-pub use sql::*;
-pub use store::*;
+pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tx;
+
+pub use admin::{Admin, DeadFilter};
+pub use error::{DatabaseError, DecodeError, Error, EventError, Result};
+pub use event::{
+    AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
+    Payload, PayloadError,
+};
+pub use handler::{Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, Unrouted};
+pub use hook::WriterHook;
+pub use outbox::{Outbox, OutboxBuilder};
+pub use relay::{PurgeSettings, Relay, RelayBuilder};
+pub use retry::{Backoff, RetryPolicy};
+pub use sql::dialect::FrozenClock;
+pub use sql::{Clock, Database, DatabaseKind, SqlStore, StoreOptions, migration_sql, open_store};
+pub use store::{Completion, NodeId, OnDead, Status};
+pub use tx::{Receipt, Tx};

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 
-use super::home::is_root;
+use super::home::{Home, is_root};
 use crate::program;
 
 /// Installs what is missing, or tells how to.
@@ -35,36 +35,42 @@ pub(crate) fn install(packages: &[&str], may_install: bool) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a package of Debian unstable with all that it depends on and unpacks them into a folder. This
-/// has a package database of its own: the system's is not touched, and no root is needed.
+/// Downloads a package of Debian unstable with all that it depends on and unpacks them into a folder. This has
+/// a package database of its own: the system's is not touched, and no root is needed.
 pub(crate) fn unpack_from_unstable(package: &str, folder: &Path) -> Result<()> {
-    ensure!(program::find("apt-get").is_some(), "there is no apt-get here");
-    let work = folder.with_extension("download");
-    let unpacked = work.join("unpacked");
-    let _ = fs::remove_dir_all(&work);
-    for part in ["lists/partial", "cache/archives/partial", "state", "unpacked"] {
-        fs::create_dir_all(work.join(part))?;
-    }
-    fs::write(work.join("status"), "")?;
-    fs::write(work.join("sources.list"), format!("deb {} unstable main\n", mirror()?))?;
+    let mirror = mirror()?;
+    fs::create_dir_all(folder.parent().context("no folder to unpack into")?)?;
+    let mut home = Home::create(&format!("{}-download", folder.display()))?;
+    download(package, &mirror, &mut home)
+        .and_then(|()| unpack(&mut home))
+        .map_err(|error| anyhow!("cannot get {package}: {error:#}\n{}", home.log_tail()))?;
+    // Last, so that a folder of this name is always whole.
+    fs::rename(home.path("unpacked"), folder).with_context(|| format!("cannot make {}", folder.display()))
+}
 
-    run(private_apt_get(&work).arg("update"))?;
-    run(private_apt_get(&work).args([
-        "install",
-        "--yes",
-        "--no-install-recommends",
-        "--download-only",
-        package,
-    ]))?;
-    for entry in fs::read_dir(work.join("cache/archives"))? {
+fn download(package: &str, mirror: &str, home: &mut Home) -> Result<()> {
+    for part in ["state", "lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(home.path(part))?;
+    }
+    fs::write(home.path("status"), "")?;
+    fs::write(home.path("sources.list"), format!("deb {mirror} unstable main\n"))?;
+    let mut update = private_apt_get(home);
+    update.arg("update");
+    home.run(update)?;
+    let mut download = private_apt_get(home);
+    download.args(["install", "--yes", "--no-install-recommends", "--download-only", package]);
+    home.run(download)
+}
+
+fn unpack(home: &mut Home) -> Result<()> {
+    for entry in fs::read_dir(home.path("cache/archives"))? {
         let archive = entry?.path();
         if archive.extension() == Some(OsStr::new("deb")) {
-            run(Command::new("dpkg-deb").arg("--extract").arg(archive).arg(&unpacked))?;
+            let mut extract = Command::new("dpkg-deb");
+            extract.arg("--extract").arg(archive).arg(home.path("unpacked"));
+            home.run(extract)?;
         }
     }
-    // Last, so that a folder of this name is always whole.
-    fs::rename(&unpacked, folder)?;
-    fs::remove_dir_all(&work)?;
     Ok(())
 }
 
@@ -75,9 +81,9 @@ fn apt_get() -> Command {
     command
 }
 
-fn private_apt_get(work: &Path) -> Command {
+fn private_apt_get(home: &Home) -> Command {
     let mut command = apt_get();
-    let at = |path: &str| work.join(path).display().to_string();
+    let at = |path: &str| home.path(path).display().to_string();
     for setting in [
         format!("Dir::State={}", at("state")),
         format!("Dir::State::lists={}", at("lists")),
@@ -93,24 +99,41 @@ fn private_apt_get(work: &Path) -> Command {
     command
 }
 
-/// Where this system gets its Debian packages from.
+/// Where this system gets its Debian packages from, asked in a way that needs neither root nor an earlier update.
 fn mirror() -> Result<String> {
-    let output = Command::new("apt-get")
-        .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"])
-        .output()?;
-    let repositories = String::from_utf8(output.stdout)?;
-    let main = |line: &&str| line.contains("/debian/ ");
-    let line = repositories.lines().find(main).context("no Debian mirror in apt's sources")?;
-    let (address, _) = line.split_once(' ').context("apt-get indextargets said something unexpected")?;
-    Ok(address.to_owned())
+    let output = apt_get().args(["update", "--print-uris"]).output().context("cannot run apt-get")?;
+    let uris = String::from_utf8(output.stdout)?;
+    mirror_among(&uris).context("apt's sources name no Debian mirror")
+}
+
+/// From lines like `'http://mirror/debian/dists/bookworm/InRelease' mirror_debian_dists_bookworm_InRelease 0`.
+fn mirror_among(uris: &str) -> Option<String> {
+    let mut folders = uris.lines().filter_map(|line| line.trim_start_matches('\'').split_once("dists/"));
+    let (mirror, _) = folders.find(|(folder, _)| folder.ends_with("/debian/"))?;
+    Some(mirror.to_owned())
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let words = program::words(command);
+    let output = command.output().with_context(|| format!("cannot run `{words}`"))?;
     if !output.status.success() {
         let (said, complained) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        bail!("{command:?} failed ({}):\n{said}{complained}", output.status);
+        bail!("`{words}` failed ({}):\n{said}{complained}", output.status);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_the_one_of_the_main_archive() {
+        let uris = "'https://other.test/node/dists/nodistro/InRelease' other 0\n\
+                    'http://mirror.test/debian-security/dists/bookworm-security/InRelease' security 0\n\
+                    'http://mirror.test/debian/dists/bookworm/InRelease' main 0\n";
+        assert_eq!(mirror_among(uris).as_deref(), Some("http://mirror.test/debian/"));
+        assert_eq!(mirror_among(""), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! The folder of one server, and the processes that work in it.
+//! A folder, and the process that works in it: a server, or what prepares one.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
@@ -10,11 +10,12 @@ use std::process::{self, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::Recipe;
-use crate::cleanup::Cleanup;
+use crate::cleanup::{Cleanup, Stop};
+use crate::program;
 
 pub(crate) struct Home {
     pub(crate) folder: PathBuf,
-    /// Stops the server and removes the folder.
+    /// Stops the process and removes the folder.
     pub(crate) cleanup: Cleanup,
     account: Option<Account>,
 }
@@ -22,48 +23,58 @@ pub(crate) struct Home {
 impl Home {
     /// Always below /tmp: any account can get there, and the path of a socket has room for about a hundred
     /// bytes.
-    pub(crate) fn create(recipe: &dyn Recipe) -> Result<Self> {
+    pub(crate) fn of_server(recipe: &dyn Recipe) -> Result<Self> {
         let account = match recipe.account_for_root() {
             Some(name) if is_root()? => Some(Account::named(name)?),
             _ => None,
         };
-        let folder = create_new_folder(&format!("/tmp/outbox-{}-{}", recipe.name(), process::id()))?;
-        let cleanup = Cleanup::new(recipe.stop_signal(), Some(&folder))?;
+        let prefix = format!("/tmp/outbox-{}", recipe.name());
+        let home = Self { account, ..Self::create(&prefix)? };
         if let Some(Account { user, group }) = account {
-            chown(&folder, Some(user), Some(group))?;
+            chown(&home.folder, Some(user), Some(group))?;
         }
-        Ok(Self { folder, cleanup, account })
+        Ok(home)
+    }
+
+    /// A new folder.
+    pub(crate) fn create(prefix: &str) -> Result<Self> {
+        let folder = create_new_folder(&format!("{prefix}-{}", process::id()))?;
+        let cleanup = Cleanup::new(Some(&folder))?;
+        Ok(Self { folder, cleanup, account: None })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// A command as this server's account; nothing of our environment but the PATH changes what it does.
+    /// A command as the server's account; nothing of our environment but the PATH changes what it does.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.folder).stdin(Stdio::null()).env_clear();
+        command.current_dir(&self.folder).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        // A starting MariaDB removes every temporary table it finds in /tmp, another's too.
+        command.env("TMPDIR", &self.folder);
         if let Some(Account { user, group }) = self.account {
             command.uid(user).gid(group);
         }
         command
     }
 
-    /// Runs a command to its end, its output going to the log.
+    /// Runs a command to its end. What it said stays in the log only when it failed.
     pub(crate) fn run(&mut self, command: Command) -> Result<()> {
-        let program = command.get_program().to_owned();
-        self.spawn(command)?;
+        let words = program::words(&command);
+        self.spawn(command, Stop::Wait)?;
         let status = self.cleanup.wait()?;
-        ensure!(status.success(), "{} failed: {status}", program.display());
+        ensure!(status.success(), "`{words}` failed: {status}");
+        fs::remove_file(self.log())?;
         Ok(())
     }
 
     /// Starts a command that ends with this home, its output going to the log.
-    pub(crate) fn spawn(&mut self, mut command: Command) -> Result<()> {
+    pub(crate) fn spawn(&mut self, mut command: Command, stop: Stop) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
-        command.stdout(log.try_clone()?).stderr(log);
-        self.cleanup.spawn(&mut command)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.cleanup.spawn(&mut command, stop)?;
         Ok(())
     }
 
@@ -75,7 +86,7 @@ impl Home {
         if tail.is_empty() {
             return "its log is empty".to_owned();
         }
-        format!("its log ends with:\n    {}\n", tail.join("\n    "))
+        format!("its log ends with:\n    {}", tail.join("\n    "))
     }
 
     fn log(&self) -> PathBuf {

@@ -17,8 +17,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
+use crate::cleanup::Stop;
 use crate::options::Options;
 use home::Home;
 
@@ -49,9 +50,9 @@ pub(crate) trait Recipe: Sync {
         None
     }
 
-    /// The signal that ends it at once without leaving anything behind.
-    fn stop_signal(&self) -> &'static str {
-        "KILL"
+    /// What ends it at once without leaving anything behind.
+    fn stop(&self) -> Stop {
+        Stop::Kill
     }
 
     /// Makes its empty data folder.
@@ -78,7 +79,7 @@ impl Server {
     /// What to tell when it did not last.
     pub(crate) fn obituary(&mut self) -> Result<Option<String>> {
         let Some(status) = self.home.cleanup.ended()? else { return Ok(None) };
-        Ok(Some(format!("{} ended on its own ({status}); {}", self.name, self.home.log_tail())))
+        Ok(Some(format!("{} ended on its own ({status})\n{}", self.name, self.home.log_tail())))
     }
 }
 
@@ -125,9 +126,10 @@ fn wait_for_the_end() -> Result<()> {
 fn start_one(recipe: &'static dyn Recipe) -> Result<Server> {
     let began = Instant::now();
     let name = recipe.name();
-    let mut home = Home::create(recipe)?;
+    let mut home = Home::of_server(recipe)?;
     let started = recipe.prepare(&mut home).and_then(|()| serve_on_free_port(recipe, &mut home));
-    let (port, version) = started.with_context(|| format!("{name} did not start; {}", home.log_tail()))?;
+    let (port, version) =
+        started.map_err(|error| anyhow!("{name} did not start: {error:#}\n{}", home.log_tail()))?;
     eprintln!("{name} {version} on port {port} ({:.1} s)", began.elapsed().as_secs_f32());
     Ok(Server { variable: recipe.variable(), url: recipe.url(port), name, home })
 }
@@ -137,7 +139,7 @@ fn serve_on_free_port(recipe: &dyn Recipe, home: &mut Home) -> Result<(u16, Stri
     for _ in 0..3 {
         let port = free_port()?;
         let command = recipe.serve(home, port)?;
-        home.spawn(command)?;
+        home.spawn(command, recipe.stop())?;
         if let Some(version) = wait_until_ready(recipe, home)? {
             return Ok((port, version));
         }
@@ -150,7 +152,6 @@ fn wait_until_ready(recipe: &dyn Recipe, home: &mut Home) -> Result<Option<Strin
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
         if home.cleanup.ended()?.is_some() {
-            home.cleanup.forget()?;
             return Ok(None);
         }
         if let Some(version) = recipe.ready(home) {

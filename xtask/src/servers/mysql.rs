@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::home::{Home, is_root};
 use super::{Recipe, apt};
@@ -41,8 +41,7 @@ impl Recipe for Mysql {
         ensure!(cfg!(target_arch = "x86_64"), "MySQL can be unpacked on x86_64 only; leave --mysql out");
         let began = Instant::now();
         eprintln!("downloading MySQL from Debian unstable into {}", unpacked().display());
-        apt::unpack_from_unstable("mysql-server-core", &unpacked())
-            .context("cannot get MySQL; leave --mysql out")?;
+        apt::unpack_from_unstable("mysql-server-core", &unpacked())?;
         eprintln!("downloaded MySQL ({:.1} s)", began.elapsed().as_secs_f32());
         Ok(())
     }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use super::Recipe;
 use super::home::Home;
+use crate::cleanup::Stop;
 use crate::program;
 
 pub(crate) struct Postgres;
@@ -31,8 +32,8 @@ impl Recipe for Postgres {
     }
 
     /// "Immediate shutdown": no last checkpoint, yet its shared memory is given back, which KILL would leak.
-    fn stop_signal(&self) -> &'static str {
-        "QUIT"
+    fn stop(&self) -> Stop {
+        Stop::Quit
     }
 
     fn prepare(&self, home: &mut Home) -> Result<()> {

@@ -1,7 +1,7 @@
 -- The events. Writers in any language may set: event_id, event_type, aggregate_type, aggregate_id, tenant_id,
 -- ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with content_type, occurred_at,
 -- available_at, expires_at. Everything else belongs to the relay. Enough is:
---   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '{"order": 42}');
+--   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '[42]');
 CREATE TABLE IF NOT EXISTS {events} (
     event_id       varchar(36) COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
     -- The order of the table. CACHE 1: a larger cache would hand out numbers out of order.

@@ -2,7 +2,7 @@
 -- ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with content_type, occurred_at,
 -- available_at, expires_at. Everything else belongs to the relay. Times are UTC, as datetime('now') writes
 -- them, with or without a fraction. Enough is:
---   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '{"order": 42}');
+--   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '[42]');
 CREATE TABLE IF NOT EXISTS {events} (
     -- The order of the table. AUTOINCREMENT: a number is never used twice, not even after a delete.
     seq            integer PRIMARY KEY AUTOINCREMENT,

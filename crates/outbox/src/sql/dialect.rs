@@ -337,13 +337,13 @@ pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions) -> Result<St
     let mut script = String::new();
     for (i, migration) in DB::MIGRATIONS.iter().enumerate() {
         script.push_str(&format!("-- version {}\n", i + 1));
-        script.push_str(&render(migration, &names, DB::fragment));
+        script.push_str(&render(migration, &names, &DB::fragment));
         script.push('\n');
     }
-    script.push_str(&render(super::statements::MAKE_VERSION, &names, DB::fragment));
+    script.push_str(&render(super::statements::MAKE_VERSION, &names, &DB::fragment));
     script.push_str(";\n");
-    let mark = render(super::statements::PUT_VERSION, &names, DB::fragment);
-    script.push_str(&render(super::statements::CLEAR_VERSION, &names, DB::fragment));
+    let mark = render(super::statements::PUT_VERSION, &names, &DB::fragment);
+    script.push_str(&render(super::statements::CLEAR_VERSION, &names, &DB::fragment));
     script.push_str(";\n");
     script.push_str(&mark.replace("$1", &DB::MIGRATIONS.len().to_string()));
     script.push_str(";\n");

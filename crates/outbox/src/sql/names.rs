@@ -62,7 +62,7 @@ impl Names {
 }
 
 /// Fills in a template: `{events}` and its like by the names, everything else in braces by `fragment`.
-pub(crate) fn render(template: &str, names: &Names, fragment: impl Fn(&str) -> String) -> String {
+pub(crate) fn render(template: &str, names: &Names, fragment: &dyn Fn(&str) -> String) -> String {
     let mut text = String::with_capacity(template.len() + 256);
     let mut rest = template;
     while let Some(open) = rest.find('{') {
@@ -72,7 +72,7 @@ pub(crate) fn render(template: &str, names: &Names, fragment: impl Fn(&str) -> S
         match names.fill(slot) {
             Some(name) => text.push_str(&name),
             // A fragment may hold slots of its own.
-            None => text.push_str(&render(&fragment(slot), names, &fragment)),
+            None => text.push_str(&render(&fragment(slot), names, fragment)),
         }
         rest = &rest[close + 1..];
     }
@@ -137,10 +137,11 @@ mod tests {
     #[test]
     fn a_template_gets_names_and_fragments() {
         let names = Names::new(Some("app"), "box", '"').unwrap();
-        let text = render("SELECT {now} FROM {events} USING {events_due}, {leases}", &names, |slot| {
-            assert_eq!(slot, "now");
-            "now()".to_owned()
-        });
+        let text =
+            render("SELECT {now} FROM {events} USING {events_due}, {leases}", &names, &|slot: &str| {
+                assert_eq!(slot, "now");
+                "now()".to_owned()
+            });
         assert_eq!(text, r#"SELECT now() FROM "app"."box" USING "box_due", "app"."box_lease""#);
     }
 

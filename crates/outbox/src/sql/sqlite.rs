@@ -18,7 +18,7 @@ use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
 
 /// How many rows go into one INSERT: below the 32,766 placeholders that SQLite allows.
-const CHUNK: usize = 1_000;
+const CHUNK: usize = 500;
 
 /// The rows of a settlement batch that are still their holder's. A cross join: SQLite then keeps the order, and
 /// looks up each member of the batch instead of each event.
@@ -68,7 +68,8 @@ impl Dialect for Sqlite {
     }
 
     fn statement(text: String) -> Statement {
-        Statement::numbered(text)
+        // `$1` would be a name to SQLite, and names are searched for one by one.
+        Statement::numbered(text.replace('$', "?"))
     }
 
     fn stops(on_dead: OnDead) -> &'static str {

@@ -115,7 +115,7 @@ pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROU
 pub(super) const OLDEST_DUE: &str =
     "SELECT min(e.available_at), {now} FROM {events} e WHERE {pending} AND e.available_at <= {now}";
 pub(super) const BACKLOG: &str = "SELECT count(*), \
-     {int count(CASE WHEN e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now}) THEN 1 END)} \
+     count(CASE WHEN e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now}) THEN 1 END) \
      FROM {events} e WHERE {pending}";
 
 pub(super) const MAKE_VERSION: &str = "CREATE TABLE IF NOT EXISTS {version} (version integer NOT NULL)";

@@ -42,7 +42,7 @@ struct Sql<DB> {
 
 impl<DB: Dialect> Render for Sql<DB> {
     fn render(&self, template: &str) -> Statement {
-        let text = render(template, &self.names, |slot| match (&self.clock, slot) {
+        let text = render(template, &self.names, &|slot: &str| match (&self.clock, slot) {
             (Clock::Frozen(clock), "now") => DB::literal(clock.now()),
             _ => DB::fragment(slot),
         });
@@ -704,7 +704,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         }
         if found < known {
             for migration in &DB::MIGRATIONS[found as usize..] {
-                DB::script(&mut tx, render(migration, &self.sql.names, DB::fragment)).await?;
+                DB::script(&mut tx, render(migration, &self.sql.names, &DB::fragment)).await?;
             }
             DB::run(&mut tx, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
             DB::run(&mut tx, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
@@ -733,6 +733,13 @@ impl<DB: Database> SqlStore<DB> {
         let options =
             StoreOptions { schema: names.schema.clone(), ..StoreOptions::default().table(&names.table) };
         migration_script::<DB>(&options)
+    }
+
+    /// Closes all connections.
+    pub(crate) async fn close(&self) {
+        for pool in [&self.pools.relay, &self.pools.read, &self.pools.write] {
+            pool.close().await;
+        }
     }
 
     /// As a store that can be shared.

@@ -1,0 +1,92 @@
+//! Hooks around writing: see, change, suppress or refuse what is written.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::event::Event;
+
+/// Looks at everything that an [`Outbox`](crate::Outbox) writes.
+///
+/// `before_write` → insert → `after_write` → commit or rollback → `after_commit` or `after_rollback`. Each is called
+/// once for a batch. Only `before_write` can stop anything; a panic in the others is logged. When nobody can know
+/// whether a commit happened, because its answer was lost, neither of the last two is called.
+///
+/// ```
+/// use outbox::{Event, WriterHook};
+///
+/// /// Adds nothing, suppresses what is internal.
+/// struct NoInternals;
+///
+/// impl WriterHook for NoInternals {
+///     fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>, String> {
+///         events.retain(|event| !event.event_type().as_str().starts_with("internal."));
+///         Ok(events)
+///     }
+/// }
+/// ```
+pub trait WriterHook: Send + Sync + 'static {
+    /// Before the insert: return what to write instead, nothing to suppress the write, or an error to refuse it.
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+        Ok(events)
+    }
+
+    /// The rows are inserted, the transaction is still open.
+    fn after_write(&self, events: &[Event]) {
+        let _ = events;
+    }
+
+    /// The transaction is committed.
+    fn after_commit(&self, events: &[Event]) {
+        let _ = events;
+    }
+
+    /// The transaction is rolled back.
+    fn after_rollback(&self, events: &[Event]) {
+        let _ = events;
+    }
+}
+
+/// All hooks of an outbox, in the order of registration.
+#[derive(Clone, Default)]
+pub(crate) struct Hooks(pub(crate) Vec<Arc<dyn WriterHook>>);
+
+impl Hooks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>> {
+        for hook in &self.0 {
+            events = catch_unwind(AssertUnwindSafe(|| hook.before_write(events)))
+                .unwrap_or_else(|_| Err("it panicked".to_owned()))
+                .map_err(Error::Hook)?;
+        }
+        Ok(events)
+    }
+
+    pub(crate) fn after_write(&self, events: &[Event]) {
+        self.tell("after_write", |hook| hook.after_write(events));
+    }
+
+    pub(crate) fn after_commit(&self, events: &[Event]) {
+        self.tell("after_commit", |hook| hook.after_commit(events));
+    }
+
+    pub(crate) fn after_rollback(&self, events: &[Event]) {
+        self.tell("after_rollback", |hook| hook.after_rollback(events));
+    }
+
+    fn tell(&self, when: &str, call: impl Fn(&dyn WriterHook)) {
+        for hook in &self.0 {
+            guarded(when, || call(&**hook));
+        }
+    }
+}
+
+/// Runs a callback that must not disturb anything; a panic is logged.
+pub(crate) fn guarded(what: &str, callback: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(callback)).is_err() {
+        tracing::error!("a {what} callback panicked; nothing else is affected");
+    }
+}

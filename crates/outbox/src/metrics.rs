@@ -1,0 +1,58 @@
+//! What the relay counts, on the `metrics` facade: install any recorder (Prometheus, OpenTelemetry) and they are
+//! there.
+//!
+//! | name | kind | counts |
+//! | --- | --- | --- |
+//! | `outbox.enqueue.hot` | counter | events handed over after commit |
+//! | `outbox.enqueue.hot.dropped` | counter | events that found the hot queue full, and wait for the poller |
+//! | `outbox.enqueue.hot.skipped.delayed` | counter | delayed events, which wait in the database |
+//! | `outbox.enqueue.cold` | counter | events read by the poller |
+//! | `outbox.dispatch.success` | counter | events handled |
+//! | `outbox.dispatch.failure` | counter | attempts that failed and will be retried |
+//! | `outbox.dispatch.dead` | counter | events given up |
+//! | `outbox.dispatch.deferred` | counter | events that their handler put off |
+//! | `outbox.settle.stale` | counter | verdicts that came too late to count |
+//! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
+//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited |
+//!
+//! Each carries the label `store`. No event's id, key or tenant is ever a label.
+
+use metrics::{Counter, Gauge, counter, gauge};
+
+/// Handles to all of the relay's metrics, looked up once.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    pub(crate) hot_enqueued: Counter,
+    pub(crate) hot_dropped: Counter,
+    pub(crate) hot_skipped_delayed: Counter,
+    pub(crate) cold_enqueued: Counter,
+    pub(crate) success: Counter,
+    pub(crate) failure: Counter,
+    pub(crate) dead: Counter,
+    pub(crate) deferred: Counter,
+    pub(crate) stale: Counter,
+    pub(crate) hot_depth: Gauge,
+    pub(crate) cold_depth: Gauge,
+    pub(crate) oldest_lag_ms: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new(prefix: &str, store: &str) -> Self {
+        let counter = |name: &str| counter!(format!("{prefix}.{name}"), "store" => store.to_owned());
+        let gauge = |name: &str| gauge!(format!("{prefix}.{name}"), "store" => store.to_owned());
+        Self {
+            hot_enqueued: counter("enqueue.hot"),
+            hot_dropped: counter("enqueue.hot.dropped"),
+            hot_skipped_delayed: counter("enqueue.hot.skipped.delayed"),
+            cold_enqueued: counter("enqueue.cold"),
+            success: counter("dispatch.success"),
+            failure: counter("dispatch.failure"),
+            dead: counter("dispatch.dead"),
+            deferred: counter("dispatch.deferred"),
+            stale: counter("settle.stale"),
+            hot_depth: gauge("queue.hot.depth"),
+            cold_depth: gauge("queue.cold.depth"),
+            oldest_lag_ms: gauge("lag.oldest.ms"),
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The outbox: where an application writes its events, and where it starts its relay.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sqlx::Pool;
+
+use crate::admin::Admin;
+use crate::error::{Error, EventError, Result};
+use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
+use crate::hook::{Hooks, WriterHook};
+use crate::relay::hot::{HotDoor, Reserved};
+use crate::relay::{Mode, RelayBuilder};
+use crate::sql::dialect::NewRow;
+use crate::sql::{Clock, Database, SqlStore, StoreOptions};
+use crate::store::{SharedStore, Store};
+use crate::tx::{Batch, Receipt, Tx};
+
+/// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use outbox::{Cx, Handled, Message, Outbox};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Welcome { email: String }
+/// impl Message for Welcome { const TYPE: &'static str = "user.welcome"; }
+///
+/// async fn greet(welcome: Welcome, _: Cx) -> Handled {
+///     println!("hello {}", welcome.email);
+///     Ok(())
+/// }
+///
+/// let outbox = Outbox::sqlite(":memory:").await?;       // or Outbox::postgres(url), Outbox::mysql(url)
+/// outbox.migrate().await?;
+/// let relay = outbox.single_node().on(greet).start().await?;
+/// outbox.send(Welcome { email: "ada@example.org".into() }).await?;
+/// relay.stop().await?;                                   // drains
+/// # Ok(()) }
+/// ```
+///
+/// It is typed by its database: a SQLite outbox does not take a PostgreSQL transaction.
+///
+/// ```compile_fail
+/// # async fn wrong(outbox: outbox::Outbox<sqlx::Sqlite>, pool: sqlx::PgPool) -> outbox::Result<()> {
+/// let tx = outbox.adopt(pool.begin().await?);
+/// # Ok(()) }
+/// ```
+pub struct Outbox<DB: Database> {
+    shared: Arc<Shared<DB>>,
+}
+
+struct Shared<DB: Database> {
+    store: Arc<SqlStore<DB>>,
+    hooks: Hooks,
+    door: HotDoor,
+    max_payload: usize,
+    /// Whether events without a key get their aggregate as one.
+    by_aggregate: AtomicBool,
+}
+
+impl<DB: Database> Clone for Outbox<DB> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Outbox<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox")
+            .field("store", &self.shared.store)
+            .field("hot path", &self.shared.door)
+            .finish()
+    }
+}
+
+/// Sets up an [`Outbox`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use outbox::OutboxBuilder;
+///
+/// let outbox = OutboxBuilder::new().table("billing_events").max_payload(64 * 1024).sqlite(":memory:").await?;
+/// # let _ = outbox;
+/// # Ok(()) }
+/// ```
+#[derive(Default)]
+#[must_use = "an outbox is opened by its last call: sqlite, postgres, mysql or on_pool"]
+pub struct OutboxBuilder {
+    options: StoreOptions,
+    hooks: Hooks,
+    max_payload: Option<usize>,
+    by_aggregate: bool,
+}
+
+impl fmt::Debug for OutboxBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutboxBuilder").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl OutboxBuilder {
+    /// With all defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The table of the events, instead of `outbox_event`. The other tables' names start with it.
+    pub fn table(mut self, table: impl Into<String>) -> Self {
+        self.options = self.options.table(table);
+        self
+    }
+
+    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own.
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.options = self.options.schema(schema);
+        self
+    }
+
+    /// What to call this outbox in log lines and metrics.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.options = self.options.name(name);
+        self
+    }
+
+    /// How many connections to open at most; 10 if not set. SQLite writes on one, whatever this says.
+    pub fn max_connections(mut self, connections: u32) -> Self {
+        self.options = self.options.max_connections(connections);
+        self
+    }
+
+    /// How large a payload may be; [`MAX_PAYLOAD`] if not set.
+    pub fn max_payload(mut self, bytes: usize) -> Self {
+        self.max_payload = Some(bytes);
+        self
+    }
+
+    /// Adds a hook around every write.
+    pub fn hook(mut self, hook: impl WriterHook) -> Self {
+        self.hooks.0.push(Arc::new(hook));
+        self
+    }
+
+    /// Orders the events of one aggregate: an event without a key gets its aggregate's type and id as one.
+    pub fn order_by_aggregate(mut self) -> Self {
+        self.by_aggregate = true;
+        self
+    }
+
+    /// The clock that decides what is due. For tests.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.options = self.options.clock(clock);
+        self
+    }
+
+    /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
+    #[cfg(feature = "sqlite")]
+    pub async fn sqlite(self, file: &str) -> Result<Outbox<sqlx::Sqlite>> {
+        let url = if file.starts_with("sqlite:") { file.to_owned() } else { format!("sqlite:{file}") };
+        self.open(&url).await
+    }
+
+    /// Connects to PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub async fn postgres(self, url: &str) -> Result<Outbox<sqlx::Postgres>> {
+        self.expect_scheme(url, &["postgres", "postgresql"])?;
+        self.open(url).await
+    }
+
+    /// Connects to MySQL or MariaDB.
+    #[cfg(feature = "mysql")]
+    pub async fn mysql(self, url: &str) -> Result<Outbox<sqlx::MySql>> {
+        self.expect_scheme(url, &["mysql", "mariadb"])?;
+        self.open(url).await
+    }
+
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    fn expect_scheme(&self, url: &str, schemes: &[&str]) -> Result<()> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        if schemes.contains(&scheme) {
+            return Ok(());
+        }
+        let reason = format!("it starts with {scheme:?}, expected {}", schemes.join(": or "));
+        Err(Error::Url { url: crate::error::without_credentials(url), reason })
+    }
+
+    /// Lives beside the application's own pool. Transactions come from that pool; the relay opens a few connections of
+    /// its own with the same options.
+    pub fn on_pool<DB: Database>(self, pool: &Pool<DB>) -> Result<Outbox<DB>> {
+        let store = SqlStore::beside(pool, &self.options)?;
+        Ok(self.finish(store))
+    }
+
+    async fn open<DB: Database>(self, url: &str) -> Result<Outbox<DB>> {
+        let store = SqlStore::open(url, &self.options).await?;
+        Ok(self.finish(store))
+    }
+
+    fn finish<DB: Database>(self, store: SqlStore<DB>) -> Outbox<DB> {
+        Outbox {
+            shared: Arc::new(Shared {
+                store: store.shared(),
+                hooks: self.hooks,
+                door: HotDoor::default(),
+                max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
+                by_aggregate: AtomicBool::new(self.by_aggregate),
+            }),
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Outbox<sqlx::Sqlite> {
+    /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
+    pub async fn sqlite(file: &str) -> Result<Self> {
+        OutboxBuilder::new().sqlite(file).await
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Outbox<sqlx::Postgres> {
+    /// Connects to PostgreSQL.
+    pub async fn postgres(url: &str) -> Result<Self> {
+        OutboxBuilder::new().postgres(url).await
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Outbox<sqlx::MySql> {
+    /// Connects to MySQL or MariaDB.
+    pub async fn mysql(url: &str) -> Result<Self> {
+        OutboxBuilder::new().mysql(url).await
+    }
+}
+
+impl<DB: Database> Outbox<DB> {
+    /// The pool that [`begin`](Outbox::begin) takes connections from.
+    pub fn pool(&self) -> &Pool<DB> {
+        self.shared.store.pool()
+    }
+
+    /// The store, for those who need it without the types: relays, tools.
+    pub fn store(&self) -> SharedStore {
+        self.shared.store.clone()
+    }
+
+    /// Creates or upgrades the tables. Safe to call at every start, from every node.
+    pub async fn migrate(&self) -> Result<()> {
+        self.shared.store.migrate().await
+    }
+
+    /// The statements that [`migrate`](Outbox::migrate) runs, for those who run their own migrations.
+    pub fn migration_sql(&self) -> Result<String> {
+        self.shared.store.migration_sql()
+    }
+
+    /// Begins a transaction to do business and write events in. May be cancelled at any time.
+    pub async fn begin(&self) -> Result<Tx<'static, DB>> {
+        Ok(self.adopt(self.shared.store.begin().await?))
+    }
+
+    /// Goes on with a transaction that you began yourself.
+    pub fn adopt<'c>(&self, tx: sqlx::Transaction<'c, DB>) -> Tx<'c, DB> {
+        Tx::new(tx, self.shared.store.clone(), self.shared.hooks.clone())
+    }
+
+    /// Starts an event with this outbox's limits, for [`write`](Outbox::write) and its like.
+    pub fn event(&self, event_type: impl Into<EventType>) -> EventBuilder {
+        Event::new(event_type).max_payload(self.shared.max_payload)
+    }
+
+    /// Writes an event in a transaction. Returns its id, or `None` if a hook suppressed it or an event with the same
+    /// deduplication key is already there.
+    pub async fn write(&self, tx: &mut Tx<'_, DB>, event: impl IntoEvent) -> Result<Option<EventId>> {
+        Ok(self.write_all(tx, [event]).await?.pop())
+    }
+
+    /// Writes many events in a transaction, in one statement, in this order. Returns the ids of those stored.
+    pub async fn write_all<E: IntoEvent>(
+        &self,
+        tx: &mut Tx<'_, DB>,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Vec<EventId>> {
+        let events = self.prepare(events)?;
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let batch = match self.insert(tx.connection(), events, true).await {
+            Ok(batch) => batch,
+            Err(error) => {
+                tx.write_failed();
+                return Err(error);
+            }
+        };
+        let ids = batch.events.iter().map(|event| event.id().clone()).collect();
+        tx.wrote(batch);
+        Ok(ids)
+    }
+
+    /// Writes events on a connection whose transaction the outbox does not see the end of. The [`Receipt`] is for
+    /// after the commit.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::{Event, Outbox};
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// # let pool = outbox.pool();
+    /// let mut tx = pool.begin().await?;                       // sqlx's own
+    /// let receipt = outbox.write_on(&mut tx, [Event::new("order.placed").json(&42)]).await?;
+    /// tx.commit().await?;
+    /// receipt.committed();
+    /// # Ok(()) }
+    /// ```
+    pub async fn write_on<E: IntoEvent>(
+        &self,
+        connection: &mut DB::Connection,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Receipt> {
+        let events = self.prepare(events)?;
+        let batch = self.insert(connection, events, false).await?;
+        Ok(Receipt::new(batch, self.shared.hooks.clone()))
+    }
+
+    /// Writes an event in a transaction of its own.
+    pub async fn send(&self, event: impl IntoEvent) -> Result<Option<EventId>> {
+        Ok(self.send_all([event]).await?.pop())
+    }
+
+    /// Writes many events in a transaction of their own.
+    pub async fn send_all<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<EventId>> {
+        // Made first: a mistake in one costs no transaction.
+        let events = events
+            .into_iter()
+            .map(|event| event.into_event(self.shared.max_payload))
+            .collect::<Result<Vec<_>, EventError>>()?;
+        let mut tx = self.begin().await?;
+        let ids = self.write_all(&mut tx, events).await?;
+        tx.commit().await?;
+        Ok(ids)
+    }
+
+    /// Makes the events, and asks the hooks.
+    fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
+        let by_aggregate = self.shared.by_aggregate.load(Ordering::Relaxed);
+        let events = events
+            .into_iter()
+            .map(|event| {
+                let event = event.into_event(self.shared.max_payload)?;
+                Ok(if by_aggregate { event.ordered_by_aggregate() } else { event })
+            })
+            .collect::<Result<Vec<_>, EventError>>()?;
+        if events.is_empty() {
+            return Ok(events);
+        }
+        self.shared.hooks.before_write(events)
+    }
+
+    /// Inserts events, born leased to this node where they have a place in its hot queue. `hot`: the caller sees the
+    /// commit, so they may have one.
+    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<Batch> {
+        let Shared { store, hooks, door, .. } = &*self.shared;
+        let engine = door.engine();
+        let mut batch = Batch {
+            events: Vec::new(),
+            reserved: Vec::new(),
+            hinted: Vec::new(),
+            dropped: 0,
+            delayed: 0,
+            engine,
+        };
+        if events.is_empty() {
+            return Ok(batch);
+        }
+        let mut rows = Vec::with_capacity(events.len());
+        for event in events {
+            let reserved = match &batch.engine {
+                Some(engine) if hot => engine.reserve(&event),
+                _ => Reserved::Poller,
+            };
+            let mut leased = false;
+            match reserved {
+                Reserved::Place(place) => {
+                    batch.reserved.push(place);
+                    leased = true;
+                }
+                Reserved::Full => {
+                    batch.dropped += 1;
+                    batch.hinted.push(event.clone());
+                }
+                Reserved::Poller => {
+                    batch.delayed += u64::from(event.is_delayed());
+                    batch.hinted.push(event.clone());
+                }
+            }
+            rows.push(NewRow { event, leased });
+        }
+        let birth =
+            batch.engine.as_ref().filter(|_| !batch.reserved.is_empty()).and_then(|e| e.birth_lease());
+        if birth.is_none() {
+            rows.iter_mut().for_each(|row| row.leased = false);
+        }
+        batch.events = store.write(conn, &rows, birth.as_ref()).await?;
+        if batch.events.len() < rows.len() {
+            // What was already there by its deduplication key needs no place.
+            let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();
+            batch.reserved.retain(|place| stored.contains(place.event().id()));
+            batch.hinted.retain(|event| stored.contains(event.id()));
+        }
+        hooks.after_write(&batch.events);
+        Ok(batch)
+    }
+
+    /// Looks into the outbox, and repairs: dead events, cancelling, purging, statistics.
+    pub fn admin(&self) -> Admin {
+        Admin::new(self.store())
+    }
+
+    /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the
+    /// fastest way. A second one stands by until the first is gone.
+    pub fn single_node(&self) -> RelayBuilder {
+        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::SingleNode)
+    }
+
+    /// A relay for several nodes that share the work. Every event is leased to the node that handles it.
+    pub fn multi_node(&self) -> RelayBuilder {
+        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::MultiNode)
+    }
+
+    /// A relay for events whose order matters: those of one key, or else of one aggregate, are delivered one after
+    /// another, with any number of workers and nodes, and through retries.
+    ///
+    /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode. This one gives
+    /// events that this outbox writes without a key their aggregate as one; another process that writes says
+    /// [`order_by_aggregate`](OutboxBuilder::order_by_aggregate), or sets `ordering_key` itself.
+    pub fn ordered(&self) -> RelayBuilder {
+        self.shared.by_aggregate.store(true, Ordering::Relaxed);
+        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::Ordered)
+    }
+
+    /// No delivery from here: CDC or another process does it. Purges by age, if
+    /// [`purge`](RelayBuilder::purge) says so.
+    pub fn writer_only(&self) -> RelayBuilder {
+        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::WriterOnly)
+    }
+
+    /// Closes the connections. What is used after that gives an error.
+    pub async fn close(&self) {
+        self.shared.store.close().await;
+    }
+}

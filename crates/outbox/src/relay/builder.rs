@@ -1,0 +1,414 @@
+//! How a relay is set up. Required things are arguments, optional ones methods.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Relay;
+use super::dispatch::{Route, Routes};
+use super::hot::HotDoor;
+use crate::error::{Error, Result};
+use crate::event::{AggregateType, EventType, GLOBAL, Message};
+use crate::handler::{Cx, Handler, Interceptor, IntoOutcome, RawFn, TypedFn, Unrouted};
+use crate::retry::{Backoff, RetryPolicy};
+use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
+
+/// Which of the four modes a relay runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    SingleNode,
+    MultiNode,
+    Ordered,
+    WriterOnly,
+}
+
+impl Mode {
+    /// Whether one node holds the whole table, instead of leasing rows.
+    pub(crate) fn is_exclusive(self) -> bool {
+        matches!(self, Mode::SingleNode)
+    }
+
+    pub(crate) fn delivers(self) -> bool {
+        !matches!(self, Mode::WriterOnly)
+    }
+}
+
+/// Everything that can be set, with the defaults of each mode.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) mode: Mode,
+    pub(crate) node: NodeId,
+    pub(crate) workers: usize,
+    pub(crate) hot: bool,
+    pub(crate) hot_capacity: usize,
+    pub(crate) cold_capacity: usize,
+    pub(crate) batch: usize,
+    pub(crate) poll_interval: Duration,
+    pub(crate) skip_recent: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) drain: Duration,
+    pub(crate) handler_timeout: Duration,
+    pub(crate) linger: Duration,
+    pub(crate) completion: Completion,
+    pub(crate) on_dead: OnDead,
+    pub(crate) retry: Arc<dyn RetryPolicy>,
+    pub(crate) purge: Option<PurgeSettings>,
+    pub(crate) metrics_prefix: String,
+}
+
+impl Settings {
+    fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            node: NodeId::generate(),
+            workers: 4,
+            hot: mode != Mode::Ordered,
+            hot_capacity: 1_000,
+            cold_capacity: 1_000,
+            batch: 50,
+            poll_interval: Duration::from_secs(5),
+            skip_recent: Duration::ZERO,
+            lease: Duration::from_secs(300),
+            drain: Duration::from_secs(5),
+            handler_timeout: Duration::from_secs(300),
+            linger: Duration::from_millis(5),
+            completion: Completion::Keep,
+            on_dead: OnDead::Hold,
+            retry: Arc::new(Backoff::default()),
+            purge: (mode != Mode::WriterOnly).then(PurgeSettings::default),
+            metrics_prefix: "outbox".to_owned(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let positive = |name: &str, ok: bool| {
+            if ok { Ok(()) } else { Err(Error::Setting(format!("{name} must be greater than 0"))) }
+        };
+        positive("workers", self.workers > 0)?;
+        positive("hot_capacity", self.hot_capacity > 0)?;
+        positive("cold_capacity", self.cold_capacity > 0)?;
+        positive("batch", self.batch > 0)?;
+        positive("poll_interval", !self.poll_interval.is_zero())?;
+        positive("handler_timeout", !self.handler_timeout.is_zero())?;
+        if self.lease < Duration::from_millis(100) {
+            return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
+        }
+        if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 128 {
+            return Err(Error::Setting("node must have 1 to 128 characters".to_owned()));
+        }
+        if let Some(purge) = &self.purge {
+            positive("purge batch", purge.what.limit > 0)?;
+            positive("purge interval", !purge.every.is_zero())?;
+        }
+        Ok(())
+    }
+}
+
+/// What is purged, and how often. Every batch is a short transaction of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PurgeSettings {
+    pub(crate) every: Duration,
+    pub(crate) what: Purge,
+}
+
+impl Default for PurgeSettings {
+    /// DONE and DEAD rows seven days after they became so, 500 at a time, every hour.
+    fn default() -> Self {
+        let what =
+            Purge { what: Purgeable::Finished, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
+        Self { every: Duration::from_secs(3_600), what }
+    }
+}
+
+impl PurgeSettings {
+    /// How long rows are kept after they became DONE or DEAD.
+    pub fn retention(mut self, keep: Duration) -> Self {
+        self.what.older_than = keep;
+        self
+    }
+
+    /// How many rows are deleted in one transaction.
+    pub fn batch(mut self, rows: usize) -> Self {
+        self.what.limit = rows;
+        self
+    }
+
+    /// How often to purge.
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.every = interval;
+        self
+    }
+
+    /// Leave dead events for people to look at, however old.
+    pub fn keep_dead(mut self) -> Self {
+        self.what.what = Purgeable::Done;
+        self
+    }
+
+    /// Delete every row by the time it was created, delivered or not: only for tables that nothing but CDC reads.
+    fn by_age(mut self) -> Self {
+        self.what.what = Purgeable::Everything;
+        self
+    }
+}
+
+/// Sets up a [`Relay`]. Made by [`Outbox::single_node`](crate::Outbox::single_node) and its siblings.
+#[must_use = "a relay does nothing until `start()`"]
+pub struct RelayBuilder {
+    store: SharedStore,
+    door: HotDoor,
+    settings: Settings,
+    routes: Routes,
+    /// The first mistake: reported by `start`, so that calls can be chained.
+    mistake: Option<Error>,
+}
+
+impl fmt::Debug for RelayBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayBuilder").field("store", &self.store).field("settings", &self.settings).finish()
+    }
+}
+
+impl RelayBuilder {
+    pub(crate) fn new(store: SharedStore, door: HotDoor, mode: Mode) -> Self {
+        Self { store, door, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+    }
+
+    /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
+    pub fn single_node(store: SharedStore) -> Self {
+        Self::new(store, HotDoor::default(), Mode::SingleNode)
+    }
+
+    /// A relay on a store alone, as [`Outbox::multi_node`](crate::Outbox::multi_node).
+    pub fn multi_node(store: SharedStore) -> Self {
+        Self::new(store, HotDoor::default(), Mode::MultiNode)
+    }
+
+    /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
+    pub fn ordered(store: SharedStore) -> Self {
+        Self::new(store, HotDoor::default(), Mode::Ordered)
+    }
+
+    /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
+    ///
+    /// A message that names no aggregate type is handled whatever aggregate its events belong to.
+    pub fn on<M, F, Fut>(self, handler: F) -> Self
+    where
+        M: Message,
+        F: Fn(M, Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.handler(M::AGGREGATE_TYPE, M::TYPE, TypedFn(handler, PhantomData))
+    }
+
+    /// Handles events of a type, whatever aggregate they belong to, with an async function of the event.
+    pub fn on_type<F, Fut>(self, event_type: impl Into<EventType>, handler: F) -> Self
+    where
+        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.handler(GLOBAL, event_type, RawFn(handler))
+    }
+
+    /// Handles events of a type and an aggregate type. Goes before a handler for the type alone.
+    pub fn on_aggregate<F, Fut>(
+        self,
+        aggregate_type: impl Into<AggregateType>,
+        event_type: impl Into<EventType>,
+        handler: F,
+    ) -> Self
+    where
+        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.handler(aggregate_type, event_type, RawFn(handler))
+    }
+
+    /// Handles every event that no other handler is for.
+    pub fn on_any<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        if !self.routes.add_fallback(Route { handler: Arc::new(RawFn(handler)), retry: None }) {
+            let any = "*".to_owned();
+            self.mistake
+                .get_or_insert(Error::DuplicateHandler { aggregate_type: any.clone(), event_type: any });
+        }
+        self
+    }
+
+    /// Registers a [`Handler`]. A second one for the same pair is an error.
+    pub fn handler(
+        self,
+        aggregate_type: impl Into<AggregateType>,
+        event_type: impl Into<EventType>,
+        handler: impl Handler,
+    ) -> Self {
+        self.route(
+            aggregate_type.into(),
+            event_type.into(),
+            Route { handler: Arc::new(handler), retry: None },
+        )
+    }
+
+    /// Registers a [`Handler`] whose failures are retried in their own way.
+    pub fn handler_with_retry(
+        self,
+        aggregate_type: impl Into<AggregateType>,
+        event_type: impl Into<EventType>,
+        handler: impl Handler,
+        retry: impl RetryPolicy,
+    ) -> Self {
+        let route = Route { handler: Arc::new(handler), retry: Some(Arc::new(retry)) };
+        self.route(aggregate_type.into(), event_type.into(), route)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "private end of the public methods above")]
+    fn route(mut self, aggregate_type: AggregateType, event_type: EventType, route: Route) -> Self {
+        if !self.routes.add(aggregate_type.as_str(), event_type.as_str(), route) {
+            self.mistake.get_or_insert(Error::DuplicateHandler {
+                aggregate_type: aggregate_type.as_str().to_owned(),
+                event_type: event_type.as_str().to_owned(),
+            });
+        }
+        self
+    }
+
+    /// Adds an interceptor around every handler.
+    pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
+        self.routes.interceptors.push(Arc::new(interceptor));
+        self
+    }
+
+    /// What to do with events that have no handler; dead at once if not set.
+    pub fn unrouted(mut self, unrouted: Unrouted) -> Self {
+        self.routes.unrouted = unrouted;
+        self
+    }
+
+    /// How failures are retried; [`Backoff::default`] if not set.
+    pub fn retry(mut self, retry: impl RetryPolicy) -> Self {
+        self.settings.retry = Arc::new(retry);
+        self
+    }
+
+    /// How many handlers run at once; 4 if not set.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.settings.workers = workers;
+        self
+    }
+
+    /// How many events wait for a worker after their commit; 1,000 if not set.
+    pub fn hot_capacity(mut self, events: usize) -> Self {
+        self.settings.hot_capacity = events;
+        self
+    }
+
+    /// How many events that were read wait for a worker; 1,000 if not set.
+    pub fn cold_capacity(mut self, events: usize) -> Self {
+        self.settings.cold_capacity = events;
+        self
+    }
+
+    /// Leaves everything to the poller.
+    pub fn no_hot_path(mut self) -> Self {
+        self.settings.hot = false;
+        self
+    }
+
+    /// How many events a poll takes at first; 50 if not set. Grows while there are more.
+    pub fn batch(mut self, events: usize) -> Self {
+        self.settings.batch = events;
+        self
+    }
+
+    /// The longest time between two polls; 5 s if not set. After something was found the next poll comes sooner.
+    pub fn poll_interval(mut self, interval: Duration) -> Self {
+        self.settings.poll_interval = interval;
+        self
+    }
+
+    /// Leaves events alone that were created more recently than this.
+    pub fn skip_recent(mut self, age: Duration) -> Self {
+        self.settings.skip_recent = age;
+        self
+    }
+
+    /// How long an event is leased; 5 min if not set. Renewed while its handler runs: this is how long a crash delays
+    /// what the node had in hand. `single_node` holds no leases on events.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// The name of this node, instead of a generated one. No other running node may have it.
+    pub fn node(mut self, node: impl Into<NodeId>) -> Self {
+        self.settings.node = node.into();
+        self
+    }
+
+    /// How long `stop` waits for what is queued; 5 s if not set.
+    pub fn drain(mut self, time: Duration) -> Self {
+        self.settings.drain = time;
+        self
+    }
+
+    /// How long a handler may take; 5 min if not set. Longer counts as a failure, and the handler is dropped.
+    pub fn handler_timeout(mut self, limit: Duration) -> Self {
+        self.settings.handler_timeout = limit;
+        self
+    }
+
+    /// How long a verdict waits for others to be written with; 5 ms if not set.
+    pub fn settle_linger(mut self, linger: Duration) -> Self {
+        self.settings.linger = linger;
+        self
+    }
+
+    /// What happens to events that are done; they are kept until purged if not set.
+    pub fn completion(mut self, completion: Completion) -> Self {
+        self.settings.completion = completion;
+        self
+    }
+
+    /// What a dead event does to the later ones of its key; they wait if not set.
+    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
+        self.settings.on_dead = on_dead;
+        self
+    }
+
+    /// What is purged and how often.
+    pub fn purge(mut self, purge: PurgeSettings) -> Self {
+        let by_age = self.settings.mode == Mode::WriterOnly;
+        self.settings.purge = Some(if by_age { purge.by_age() } else { purge });
+        self
+    }
+
+    /// Purges nothing: another node, or a person, does.
+    pub fn no_purge(mut self) -> Self {
+        self.settings.purge = None;
+        self
+    }
+
+    /// What the names of the metrics start with; `outbox` if not set.
+    pub fn metrics_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.metrics_prefix = prefix.into();
+        self
+    }
+
+    /// Checks the settings and the tables, then starts. After an error nothing runs.
+    pub async fn start(self) -> Result<Relay> {
+        if let Some(mistake) = self.mistake {
+            return Err(mistake);
+        }
+        self.settings.check()?;
+        if self.door.engine().is_some() {
+            return Err(Error::Lifecycle("a relay of this outbox runs already: stop it first"));
+        }
+        self.store.check_schema().await?;
+        Relay::start(self.store, self.settings, self.routes, self.door).await
+    }
+}

@@ -1,0 +1,154 @@
+//! The door between writing and the relay of the same process: events go through it after commit, without being read
+//! back.
+//!
+//! A place is reserved before the row is inserted, so that a hand-over never fails and a full queue costs a write
+//! nothing. A reserved event counts as held from then on, so that the poller, which may see the row the moment it is
+//! committed, leaves it alone.
+
+use std::fmt;
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{Engine, Job, tag};
+use crate::event::{Due, Event, EventId};
+use crate::sql::dialect::BirthLease;
+use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
+
+/// Open while a relay with a hot path runs.
+#[derive(Clone, Default)]
+pub(crate) struct HotDoor(Arc<RwLock<Option<Arc<Engine>>>>);
+
+impl fmt::Debug for HotDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.engine().is_some() { "open" } else { "closed" })
+    }
+}
+
+impl HotDoor {
+    pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
+        self.0.read().expect("no one panics while holding this lock").clone()
+    }
+
+    pub(crate) fn open(&self, engine: Arc<Engine>) {
+        *self.0.write().expect("no one panics while holding this lock") = Some(engine);
+    }
+
+    pub(crate) fn close(&self, engine: &Arc<Engine>) {
+        let mut door = self.0.write().expect("no one panics while holding this lock");
+        if door.as_ref().is_some_and(|current| Arc::ptr_eq(current, engine)) {
+            *door = None;
+        }
+    }
+}
+
+/// A place in the hot queue for one event. Dropped, the event goes by the poller.
+pub(crate) struct Reservation {
+    engine: Arc<Engine>,
+    place: Option<OwnedSemaphorePermit>,
+    event: Event,
+    epoch: i64,
+    claim: Claim,
+    since: Instant,
+}
+
+/// What the relay says to an event that is about to be written.
+pub(crate) enum Reserved {
+    /// It has a place.
+    Place(Reservation),
+    /// It is for the poller, by what it is: delayed, ordered, or about to expire.
+    Poller,
+    /// It would have gone the hot way, but there is no place.
+    Full,
+}
+
+impl Engine {
+    /// Reserves a place for an event, if it may go the hot way.
+    pub(crate) fn reserve(self: &Arc<Self>, event: &Event) -> Reserved {
+        if event.is_delayed() || event.ordering_key().is_some() || event.expires_at().is_some() {
+            return Reserved::Poller;
+        }
+        let Some(epoch) = self.station.epoch() else { return Reserved::Poller };
+        let Some(place) = self.lanes.reserve() else { return Reserved::Full };
+        let since = Instant::now();
+        let (claim, until) =
+            if self.station.is_exclusive() { (0, None) } else { (1, Some(since + self.settings.lease)) };
+        if !self.held.admit(event.id(), tag(epoch, claim), until) {
+            return Reserved::Poller;
+        }
+        Reserved::Place(Reservation {
+            engine: self.clone(),
+            place: Some(place),
+            event: event.clone(),
+            epoch,
+            claim,
+            since,
+        })
+    }
+
+    /// The lease that rows with a place are born with, if rows are leased.
+    pub(crate) fn birth_lease(&self) -> Option<BirthLease> {
+        let exclusive = self.station.is_exclusive();
+        (!exclusive).then(|| BirthLease { owner: self.node().clone(), lease: self.settings.lease })
+    }
+
+    /// Frees a row that was born leased to this node, which will not handle it.
+    fn give_back_one(self: &Arc<Self>, id: &EventId, claim: Claim) {
+        let Some(by @ Holder::Lease { .. }) = self.station.holder() else { return };
+        let released = Settlement { id: id.clone(), claim, verdict: Verdict::Released };
+        let engine = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = engine.store.settle(&by, engine.settings.completion, &[released]).await {
+                tracing::warn!(store = engine.name(), %error, "could not give an event back: its lease has to run out");
+            }
+        });
+    }
+
+    /// Tells the poller of a committed event that does not go the hot way.
+    pub(crate) fn hint(&self, event: &Event) {
+        match event.due() {
+            Due::Now => self.wake.notify_one(),
+            Due::After(delay) => self.alarm.at(Instant::now() + delay),
+            Due::At(at) => {
+                let delay = (at - chrono::Utc::now()).to_std().unwrap_or_default();
+                self.alarm.at(Instant::now() + delay);
+            }
+        }
+    }
+}
+
+impl Reservation {
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// The event is committed: hands it over.
+    pub(crate) fn hand_over(mut self) {
+        let engine = self.engine.clone();
+        if engine.stop.is_cancelled() {
+            // Too late for this relay: the next one finds it.
+            return engine.give_back_one(self.event.id(), self.claim);
+        }
+        let Some(place) = self.place.take() else { return };
+        let delivery = Delivery {
+            event: self.event.clone(),
+            seq: None,
+            attempts: 0,
+            claim: self.claim,
+            expires_in: None,
+            waited: Duration::ZERO,
+            suspect: false,
+        };
+        engine.metrics.hot_enqueued.increment(1);
+        engine.lanes.push_hot(Job { delivery, epoch: self.epoch, taken: self.since, cold: false }, place);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.place.take().is_some() {
+            self.engine.held.forget(self.event.id(), tag(self.epoch, self.claim));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The two bounded queues between taking and handling: hot (after commit) and cold (from the poller).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::Job;
+
+/// A run of deliveries for one worker.
+pub(crate) enum Strand {
+    /// An event without a key: a run of one.
+    One(Job),
+    /// The events of a key, one after another. Which ones, [`Runs`](super::runs::Runs) knows.
+    Key(String),
+}
+
+/// Both queues. Workers take two from the hot one for each one from the cold one, so neither starves.
+pub(crate) struct Lanes {
+    queues: Mutex<Queues>,
+    /// As many permits as there are strands to take.
+    ready: Semaphore,
+    /// The places of the hot queue. One is reserved before its event is written, so a hand-over never fails.
+    places: Arc<Semaphore>,
+    hot_capacity: usize,
+    cold_capacity: usize,
+    /// Events, not strands, in the cold queue.
+    cold_events: AtomicUsize,
+    /// Told when the cold queue has become half empty.
+    room: Notify,
+}
+
+struct Queues {
+    hot: VecDeque<(Job, OwnedSemaphorePermit)>,
+    cold: VecDeque<Strand>,
+    turn: u8,
+    closing: bool,
+}
+
+impl Lanes {
+    pub(crate) fn new(hot_capacity: usize, cold_capacity: usize) -> Self {
+        Self {
+            queues: Mutex::new(Queues {
+                hot: VecDeque::new(),
+                cold: VecDeque::new(),
+                turn: 0,
+                closing: false,
+            }),
+            ready: Semaphore::new(0),
+            places: Arc::new(Semaphore::new(hot_capacity)),
+            hot_capacity,
+            cold_capacity,
+            cold_events: AtomicUsize::new(0),
+            room: Notify::new(),
+        }
+    }
+
+    fn queues(&self) -> std::sync::MutexGuard<'_, Queues> {
+        self.queues.lock().expect("no one panics while holding the queues")
+    }
+
+    /// A place in the hot queue, if there is one.
+    pub(crate) fn reserve(&self) -> Option<OwnedSemaphorePermit> {
+        self.places.clone().try_acquire_owned().ok()
+    }
+
+    /// Puts an event into the place that was reserved for it.
+    pub(crate) fn push_hot(&self, job: Job, place: OwnedSemaphorePermit) {
+        self.queues().hot.push_back((job, place));
+        self.ready.add_permits(1);
+    }
+
+    /// How many more events the cold queue takes.
+    pub(crate) fn cold_room(&self) -> usize {
+        self.cold_capacity.saturating_sub(self.cold_events.load(Ordering::Acquire))
+    }
+
+    /// Counts events into the cold queue, before the strands that hold them are pushed.
+    pub(crate) fn count_cold(&self, events: usize) {
+        self.cold_events.fetch_add(events, Ordering::AcqRel);
+    }
+
+    /// Counts events out of the cold queue.
+    pub(crate) fn uncount_cold(&self, events: usize) {
+        let before = self.cold_events.fetch_sub(events, Ordering::AcqRel);
+        let half = self.cold_capacity / 2;
+        if before > half && before - events <= half {
+            self.room.notify_one();
+        }
+    }
+
+    /// Puts strands into the cold queue, and wakes as many workers.
+    pub(crate) fn push_cold(&self, strands: Vec<Strand>) {
+        let count = strands.len();
+        self.queues().cold.extend(strands);
+        self.ready.add_permits(count);
+    }
+
+    /// The next strand to handle; `None` when the lanes are closed and empty.
+    pub(crate) async fn next(&self) -> Option<Strand> {
+        loop {
+            self.ready.acquire().await.ok()?.forget();
+            let mut queues = self.queues();
+            queues.turn = (queues.turn + 1) % 3;
+            let strand = if queues.turn == 0 && !queues.cold.is_empty() {
+                queues.cold.pop_front()
+            } else {
+                let hot = queues.hot.pop_front().map(|(job, _place)| Strand::One(job));
+                hot.or_else(|| queues.cold.pop_front())
+            };
+            // A permit without a strand: the queues were cleared, or closed.
+            if strand.is_some() || queues.closing {
+                return strand;
+            }
+        }
+    }
+
+    /// Waits until the cold queue is half empty.
+    pub(crate) async fn wait_for_room(&self) {
+        while self.cold_room() < self.cold_capacity.div_ceil(2) {
+            self.room.notified().await;
+        }
+    }
+
+    /// How many events wait in the hot and in the cold queue.
+    pub(crate) fn depths(&self) -> (usize, usize) {
+        (self.hot_capacity - self.places.available_permits(), self.cold_events.load(Ordering::Relaxed))
+    }
+
+    /// Lets workers finish what is queued, and then end.
+    pub(crate) fn close(&self, workers: usize) {
+        self.queues().closing = true;
+        self.ready.add_permits(workers);
+    }
+
+    /// Throws out everything that is queued.
+    pub(crate) fn clear(&self) {
+        let mut queues = self.queues();
+        queues.hot.clear();
+        queues.cold.clear();
+        drop(queues);
+        self.cold_events.store(0, Ordering::Release);
+        self.room.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::tests::job;
+
+    async fn lane_of(lanes: &Lanes) -> &'static str {
+        match lanes.next().await {
+            Some(Strand::One(job)) if job.delivery.event.event_type() == "hot" => "hot",
+            Some(_) => "cold",
+            None => "closed",
+        }
+    }
+
+    #[tokio::test]
+    async fn workers_take_two_hot_for_one_cold() {
+        let lanes = Lanes::new(10, 10);
+        for _ in 0..6 {
+            lanes.push_hot(job("hot"), lanes.reserve().unwrap());
+        }
+        lanes.push_cold((0..3).map(|_| Strand::One(job("cold"))).collect());
+        let mut order = Vec::new();
+        for _ in 0..9 {
+            order.push(lane_of(&lanes).await);
+        }
+        assert_eq!(order, ["hot", "hot", "cold", "hot", "hot", "cold", "hot", "hot", "cold"]);
+    }
+
+    #[tokio::test]
+    async fn an_empty_lane_leaves_its_turn_to_the_other() {
+        let lanes = Lanes::new(10, 10);
+        lanes.push_cold((0..4).map(|_| Strand::One(job("cold"))).collect());
+        for _ in 0..4 {
+            assert_eq!(lane_of(&lanes).await, "cold");
+        }
+    }
+
+    #[tokio::test]
+    async fn places_are_bounded_and_come_back_when_a_worker_takes() {
+        let lanes = Lanes::new(2, 10);
+        let (a, b) = (lanes.reserve().unwrap(), lanes.reserve().unwrap());
+        assert!(lanes.reserve().is_none());
+        lanes.push_hot(job("hot"), a);
+        drop(b);
+        assert_eq!(lanes.depths().0, 1);
+        assert!(lanes.next().await.is_some());
+        assert_eq!(lanes.depths().0, 0);
+    }
+
+    #[tokio::test]
+    async fn closed_lanes_are_emptied_first() {
+        let lanes = Lanes::new(2, 10);
+        lanes.push_cold(vec![Strand::One(job("cold"))]);
+        lanes.close(1);
+        assert_eq!(lane_of(&lanes).await, "cold");
+        assert_eq!(lane_of(&lanes).await, "closed");
+    }
+}

@@ -1,0 +1,338 @@
+//! The relay: takes due events, hands them to handlers, settles what became of them.
+//!
+//! ```text
+//!   write ── reserve ──► commit ──► hot lane ─┐
+//!                                             ├─► workers ──► settler ──► store
+//!   store ──► taker ─────────────► cold lane ─┘
+//! ```
+//!
+//! | room | what happens there |
+//! | --- | --- |
+//! | `hot` | the door that a writer in the same process uses |
+//! | `take` | one task reads or claims what is due |
+//! | `lanes`, `runs`, `held` | what is queued, in which order, and what this node holds |
+//! | `dispatch` | workers call handlers |
+//! | `settle` | one task writes verdicts in batches |
+//! | `upkeep` | leases, leadership, purge |
+
+mod builder;
+mod dispatch;
+mod held;
+pub(crate) mod hot;
+mod lanes;
+mod runs;
+mod settle;
+mod station;
+mod take;
+mod upkeep;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use builder::{Mode, Settings};
+pub use builder::{PurgeSettings, RelayBuilder};
+
+use self::dispatch::Routes;
+use self::held::Held;
+use self::hot::HotDoor;
+use self::lanes::Lanes;
+use self::runs::Runs;
+use self::settle::{Settler, Spoken};
+use self::station::Station;
+use self::take::{Alarm, Taker};
+use self::upkeep::Hold;
+use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
+
+/// A delivery on its way through this node.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) delivery: Delivery,
+    /// The epoch in which it was taken; 0 with leases.
+    pub(crate) epoch: i64,
+    /// When it was asked for.
+    pub(crate) taken: Instant,
+    /// Whether it is counted in the cold lane.
+    pub(crate) cold: bool,
+}
+
+impl Job {
+    /// What tells this hold of the event from another.
+    pub(crate) fn tag(&self) -> held::Tag {
+        tag(self.epoch, self.delivery.claim)
+    }
+}
+
+/// The epoch where there is one, the claim elsewhere.
+fn tag(epoch: i64, claim: Claim) -> held::Tag {
+    if epoch > 0 { epoch } else { claim.into() }
+}
+
+/// What all tasks of a relay share.
+pub(crate) struct Engine {
+    pub(crate) store: SharedStore,
+    pub(crate) settings: Settings,
+    pub(crate) routes: Routes,
+    pub(crate) metrics: Metrics,
+    pub(crate) lanes: Lanes,
+    pub(crate) held: Held,
+    pub(crate) runs: Runs,
+    pub(crate) station: Station,
+    /// Something may be due: look now.
+    pub(crate) wake: Notify,
+    /// Something will be due: look then.
+    pub(crate) alarm: Alarm,
+    /// Told after every settlement and every pass: for those who wait for quiet.
+    pub(crate) progress: Notify,
+    pub(crate) spoken: mpsc::Sender<Spoken>,
+    /// Held while an event runs that may have killed its process before.
+    pub(crate) suspects: tokio::sync::Mutex<()>,
+    /// No more taking.
+    pub(crate) stop: CancellationToken,
+    /// No more settling either: what is still held is given back.
+    pub(crate) over: CancellationToken,
+}
+
+impl Engine {
+    pub(crate) fn name(&self) -> &str {
+        self.store.name()
+    }
+
+    pub(crate) fn node(&self) -> &NodeId {
+        &self.settings.node
+    }
+
+    /// The right to everything in memory is lost: somebody else has it.
+    pub(crate) fn drop_everything(&self) {
+        self.lanes.clear();
+        self.runs.clear();
+        self.held.clear();
+    }
+}
+
+/// A running relay. Dropping it stops it in the background; [`stop`](Relay::stop) waits for that.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use outbox::{Cx, Event, Outbox};
+///
+/// let outbox = Outbox::sqlite(":memory:").await?;
+/// outbox.migrate().await?;
+/// let relay = outbox.single_node().on_type("greeting", async |cx: Cx| println!("{}", cx.id())).start().await?;
+/// outbox.send(Event::new("greeting").json(&"hello")).await?;
+/// relay.stop().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a relay that is dropped stops"]
+pub struct Relay {
+    engine: Arc<Engine>,
+    door: HotDoor,
+    taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
+    tasks: Tasks,
+}
+
+#[derive(Default)]
+struct Tasks {
+    purge: Option<JoinHandle<()>>,
+    hold: Option<JoinHandle<()>>,
+    taker: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
+    settler: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").field("store", &self.engine.name()).field("node", self.engine.node()).finish()
+    }
+}
+
+impl Relay {
+    /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
+    /// is done.
+    async fn start(store: SharedStore, settings: Settings, routes: Routes, door: HotDoor) -> Result<Self> {
+        let (spoken, heard) = mpsc::channel(settings.hot_capacity + settings.cold_capacity);
+        let engine = Arc::new(Engine {
+            metrics: Metrics::new(&settings.metrics_prefix, store.name()),
+            lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
+            held: Held::default(),
+            runs: Runs::new(settings.mode.is_exclusive()),
+            station: Station::new(&settings),
+            wake: Notify::new(),
+            alarm: Alarm::default(),
+            progress: Notify::new(),
+            suspects: tokio::sync::Mutex::new(()),
+            stop: CancellationToken::new(),
+            over: CancellationToken::new(),
+            store,
+            settings,
+            routes,
+            spoken,
+        });
+        let mut tasks = Tasks::default();
+        let mut taker = None;
+        if engine.settings.mode.delivers() {
+            let hold = Hold::new(engine.clone()).await?;
+            tasks.settler = Some(tokio::spawn(Settler::new(engine.clone(), heard).run()));
+            tasks.workers =
+                (0..engine.settings.workers).map(|_| tokio::spawn(dispatch::work(engine.clone()))).collect();
+            let shared = Arc::new(tokio::sync::Mutex::new(Taker::new(engine.clone())));
+            tasks.taker = Some(tokio::spawn(take::run(engine.clone(), shared.clone())));
+            taker = Some(shared);
+            tasks.hold = Some(tokio::spawn(hold.keep()));
+            if engine.settings.hot {
+                door.open(engine.clone());
+            }
+        }
+        if engine.settings.purge.is_some() {
+            tasks.purge = Some(tokio::spawn(upkeep::purge(engine.clone())));
+        }
+        tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
+        Ok(Self { engine, door, taker, tasks })
+    }
+
+    /// The name under which this relay holds events.
+    pub fn node(&self) -> &NodeId {
+        self.engine.node()
+    }
+
+    /// Whether it delivers: false while another `single_node` relay holds the outbox and this one stands by.
+    pub fn is_active(&self) -> bool {
+        self.engine.station.holder().is_some()
+    }
+
+    /// Looks for due events now instead of at the next interval.
+    pub fn wake(&self) {
+        self.engine.wake.notify_one();
+    }
+
+    /// Runs one poll cycle: takes due events until there are no more, or no room for more. Returns how many.
+    pub async fn poll_once(&self) -> Result<usize> {
+        match &self.taker {
+            Some(taker) => taker.lock().await.full_pass().await,
+            None => Ok(0),
+        }
+    }
+
+    /// Waits until nothing is due and nothing is being handled. What waits for a later time does not count, nor what
+    /// an earlier event of its key holds back.
+    pub async fn idle(&self) -> Result<()> {
+        let Some(taker) = &self.taker else { return Ok(()) };
+        loop {
+            let progress = self.engine.progress.notified();
+            let took = if self.is_active() { taker.lock().await.full_pass().await? } else { 1 };
+            if took == 0 && self.engine.held.len() == 0 {
+                return Ok(());
+            }
+            // Progress is a hint as well: look again now and then.
+            let _ = tokio::time::timeout(Duration::from_millis(20), progress).await;
+        }
+    }
+
+    /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
+    /// not finished is given back, and delivered later.
+    pub async fn stop(mut self) -> Result<()> {
+        shut_down(self.engine.clone(), self.door.clone(), std::mem::take(&mut self.tasks)).await
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let tasks = std::mem::take(&mut self.tasks);
+        if tasks.settler.is_none() && tasks.purge.is_none() {
+            return;
+        }
+        self.engine.stop.cancel();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(shut_down(self.engine.clone(), self.door.clone(), tasks));
+        }
+    }
+}
+
+/// How long cancelled handlers get to notice.
+const CANCEL_GRACE: Duration = Duration::from_secs(1);
+
+async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<()> {
+    door.close(&engine);
+    engine.stop.cancel();
+    for task in [tasks.purge, tasks.taker].into_iter().flatten() {
+        let _ = task.await;
+    }
+    engine.lanes.close(engine.settings.workers);
+    let deadline = tokio::time::Instant::now() + engine.settings.drain;
+    let mut unfinished = Vec::new();
+    for mut worker in tasks.workers {
+        if tokio::time::timeout_at(deadline, &mut worker).await.is_err() {
+            worker.abort();
+            unfinished.push(worker);
+        }
+    }
+    let mut all_ended = true;
+    let grace = tokio::time::Instant::now() + CANCEL_GRACE;
+    for worker in unfinished {
+        all_ended &= tokio::time::timeout_at(grace, worker).await.is_ok();
+    }
+    // The settler ends when it has written everything that was said before this.
+    if tasks.settler.is_some() {
+        let _ = engine.spoken.send(Spoken::Last).await;
+    }
+    if let Some(settler) = tasks.settler {
+        let _ = settler.await;
+    }
+    engine.over.cancel();
+    if let Some(hold) = tasks.hold {
+        let _ = hold.await;
+    }
+    let result = give_back(&engine, all_ended).await;
+    tracing::info!(store = engine.name(), node = %engine.node(), "relay stopped");
+    result
+}
+
+/// Frees at once what this node still holds, so that others need not wait for leases to run out. What a handler that
+/// could not be cancelled is still at stays held.
+async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
+    let Some(by) = engine.station.holder() else { return Ok(()) };
+    let rest = engine.held.remaining(with_running);
+    match &by {
+        crate::store::Holder::Lease { .. } if !rest.is_empty() => {
+            let released: Vec<Settlement> = rest
+                .into_iter()
+                .map(|(id, claim)| Settlement { id, claim, verdict: Verdict::Released })
+                .collect();
+            let count = engine.store.settle(&by, engine.settings.completion, &released).await?;
+            tracing::info!(store = engine.name(), count, "gave back what was not finished");
+        }
+        crate::store::Holder::Exclusive { owner, epoch } if with_running => {
+            engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch).await?;
+        }
+        _ => {}
+    }
+    engine.station.step_down();
+    engine.drop_everything();
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::event::Event;
+
+    /// A job of this type, to fill queues with.
+    pub(crate) fn job(event_type: &str) -> Job {
+        let event = Event::new(event_type).json(&()).build().unwrap();
+        let delivery = Delivery {
+            event,
+            seq: None,
+            attempts: 0,
+            claim: 0,
+            expires_in: None,
+            waited: Duration::ZERO,
+            suspect: false,
+        };
+        Job { delivery, epoch: 0, taken: Instant::now(), cold: true }
+    }
+}

@@ -1,0 +1,196 @@
+//! The events of each ordering key that this node has taken: handled one after another, up to the first that is not
+//! done.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Mutex, MutexGuard};
+
+use super::Job;
+
+/// How many events of one key a worker handles before the others get a turn.
+pub(crate) const TURN: usize = 64;
+
+/// The runs of all keys.
+pub(crate) struct Runs {
+    inner: Mutex<Inner>,
+    /// Whether rows are held by leadership. Then memory alone knows what is out, and a run is remembered until all of
+    /// it is settled; with leases the database knows.
+    exclusive: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    runs: HashMap<String, Run>,
+    /// Keys of which rows were passed by, because an earlier event was in the way.
+    behind: HashSet<String>,
+    /// Keys of which rows were passed by and that are free now.
+    free: Vec<String>,
+    /// Keys whose halt ended since the current read began: that read may be older.
+    unsure: HashSet<String>,
+}
+
+struct Run {
+    queue: VecDeque<Job>,
+    state: State,
+    /// The newest event taken: everything of the key up to it is in this run.
+    frontier: i64,
+    unsettled: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A worker is at it, or will be.
+    Scheduled,
+    /// Nothing left to handle.
+    Idle,
+    /// An event was not done, and that is not in the database yet.
+    Halted,
+}
+
+/// What became of jobs that were offered to a run.
+pub(crate) enum Pushed {
+    /// Taken in; the key needs a worker.
+    Schedule,
+    /// Taken in; a worker is at it.
+    Joined,
+    /// Not taken in: an earlier event was not done just now.
+    Refused(Vec<Job>),
+}
+
+impl Runs {
+    pub(crate) fn new(exclusive: bool) -> Self {
+        Self { inner: Mutex::default(), exclusive }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no one panics while holding this lock")
+    }
+
+    /// A read of the database begins. Returns the newest event of each key that is in memory, for
+    /// [`Take::frontiers`](crate::store::Take::frontiers).
+    pub(crate) fn begin_read(&self) -> HashMap<String, i64> {
+        if !self.exclusive {
+            return HashMap::new();
+        }
+        let mut inner = self.inner();
+        inner.unsure.clear();
+        inner.runs.iter().map(|(key, run)| (key.clone(), run.frontier)).collect()
+    }
+
+    /// Offers jobs of a key, in order.
+    pub(crate) fn push(&self, key: &str, jobs: Vec<Job>) -> Pushed {
+        let mut inner = self.inner();
+        if self.exclusive {
+            let halted = inner.runs.get(key).is_some_and(|run| run.state == State::Halted);
+            if halted || inner.unsure.contains(key) {
+                inner.behind.insert(key.to_owned());
+                if !halted {
+                    inner.free.push(key.to_owned());
+                }
+                return Pushed::Refused(jobs);
+            }
+        }
+        let run = inner.runs.entry(key.to_owned()).or_insert_with(|| Run {
+            queue: VecDeque::new(),
+            state: State::Idle,
+            frontier: 0,
+            unsettled: 0,
+        });
+        run.unsettled += jobs.len();
+        run.frontier = jobs.iter().filter_map(|job| job.delivery.seq).fold(run.frontier, i64::max);
+        run.queue.extend(jobs);
+        if run.state == State::Scheduled {
+            return Pushed::Joined;
+        }
+        run.state = State::Scheduled;
+        Pushed::Schedule
+    }
+
+    /// The next event of a key for the worker that is at it.
+    pub(crate) fn next(&self, key: &str) -> Option<Job> {
+        let mut inner = self.inner();
+        let run = inner.runs.get_mut(key)?;
+        let job = run.queue.pop_front();
+        if job.is_none() {
+            run.state = State::Idle;
+            if !self.exclusive || run.unsettled == 0 {
+                inner.runs.remove(key);
+            }
+        }
+        job
+    }
+
+    /// An event was not done: nothing more of its key is handled. Returns what was still queued.
+    pub(crate) fn halt(&self, key: &str) -> Vec<Job> {
+        let mut inner = self.inner();
+        inner.behind.insert(key.to_owned());
+        let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
+        run.state = State::Halted;
+        let rest = std::mem::take(&mut run.queue).into();
+        if !self.exclusive {
+            inner.runs.remove(key);
+        }
+        rest
+    }
+
+    /// This many events of the key are settled in the database; `halted` if that ends a halt.
+    pub(crate) fn settled(&self, key: &str, events: usize, halted: bool) {
+        let mut inner = self.inner();
+        if let Some(run) = inner.runs.get_mut(key).filter(|_| self.exclusive) {
+            run.unsettled = run.unsettled.saturating_sub(events);
+            let over = match run.state {
+                State::Halted => halted,
+                State::Idle => run.unsettled == 0,
+                State::Scheduled => false,
+            };
+            if !over {
+                return;
+            }
+            inner.runs.remove(key);
+            if halted {
+                inner.unsure.insert(key.to_owned());
+            }
+        }
+        if inner.behind.remove(key) {
+            inner.free.push(key.to_owned());
+        }
+    }
+
+    /// Remembers keys of which rows were passed by.
+    pub(crate) fn leave_behind(&self, keys: Vec<String>) {
+        let mut inner = self.inner();
+        for key in keys {
+            inner.behind.insert(key);
+        }
+    }
+
+    /// Keys of which rows were passed by and that are free now, at most this many.
+    pub(crate) fn take_free(&self, most: usize) -> Vec<String> {
+        let mut inner = self.inner();
+        let keep = inner.free.len().saturating_sub(most);
+        let mut keys = inner.free.split_off(keep);
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    /// Puts keys back that there was no room for.
+    pub(crate) fn put_back_free(&self, keys: Vec<String>) {
+        self.inner().free.extend(keys);
+    }
+
+    pub(crate) fn has_free(&self) -> bool {
+        !self.inner().free.is_empty()
+    }
+
+    /// A full pass over the table has seen every key: nothing is behind any more.
+    pub(crate) fn forget_behind(&self) {
+        let mut inner = self.inner();
+        inner.behind.clear();
+        inner.free.clear();
+    }
+
+    /// Everything that is queued, and no run at all: the right to them is lost.
+    pub(crate) fn clear(&self) {
+        *self.inner() = Inner::default();
+    }
+}

@@ -1,0 +1,222 @@
+//! Settling: one task writes verdicts to the database, in batches.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::{Engine, tag};
+use crate::error::Error;
+use crate::store::{Holder, Settlement, Verdict};
+
+/// At most this many verdicts in one batch.
+const BATCH: usize = 1_000;
+
+/// What a worker says to the settler.
+#[derive(Debug)]
+pub(crate) enum Spoken {
+    /// Verdicts that belong together: one, or a failed event and those of its key behind it.
+    Verdicts {
+        /// What became of the events.
+        settlements: Vec<Settlement>,
+        /// The epoch that they were taken in; 0 with leases.
+        epoch: i64,
+        /// Their ordering key.
+        key: Option<String>,
+        /// Whether handling of the key has halted until this is written.
+        halted: bool,
+    },
+    /// Nothing comes after this.
+    Last,
+}
+
+impl Spoken {
+    pub(crate) fn verdict(settlement: Settlement, epoch: i64) -> Self {
+        Spoken::Verdicts { settlements: vec![settlement], epoch, key: None, halted: false }
+    }
+
+    /// Whether it may wait a little for others to be written with.
+    fn can_wait(&self) -> bool {
+        match self {
+            Spoken::Verdicts { settlements, key, .. } => {
+                key.is_none() && settlements.iter().all(|s| s.verdict == Verdict::Done)
+            }
+            Spoken::Last => false,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Spoken::Verdicts { settlements, .. } => settlements.len(),
+            Spoken::Last => 0,
+        }
+    }
+}
+
+impl Engine {
+    /// Says something to the settler from where waiting is not possible.
+    pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
+        if let Err(mpsc::error::TrySendError::Full(spoken)) = self.spoken.try_send(spoken) {
+            let engine = self.clone();
+            tokio::spawn(async move { engine.spoken.send(spoken).await });
+        }
+    }
+}
+
+/// The settling task.
+pub(crate) struct Settler {
+    engine: Arc<Engine>,
+    heard: mpsc::Receiver<Spoken>,
+}
+
+impl Settler {
+    pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::Receiver<Spoken>) -> Self {
+        Self { engine, heard }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let mut batch = Vec::new();
+        loop {
+            if self.heard.recv_many(&mut batch, BATCH).await == 0 {
+                return;
+            }
+            self.linger(&mut batch).await;
+            let last = batch.iter().any(|spoken| matches!(spoken, Spoken::Last));
+            self.settle(std::mem::take(&mut batch)).await;
+            self.engine.progress.notify_waiters();
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
+    /// many writes, and the handlers have long gone on.
+    async fn linger(&mut self, batch: &mut Vec<Spoken>) {
+        let deadline = tokio::time::Instant::now() + self.engine.settings.linger;
+        while batch.len() < BATCH && batch.iter().all(Spoken::can_wait) {
+            let room = BATCH - batch.len();
+            match tokio::time::timeout_at(deadline, self.heard.recv_many(batch, room)).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Writes a batch and lets go of its events.
+    async fn settle(&self, batch: Vec<Spoken>) {
+        let engine = &self.engine;
+        let mut by_epoch: HashMap<i64, Vec<Settlement>> = HashMap::new();
+        let mut keys = Vec::new();
+        for spoken in batch {
+            let count = spoken.len();
+            let Spoken::Verdicts { settlements, epoch, key, halted } = spoken else { continue };
+            keys.extend(key.map(|key| (key, count, halted)));
+            by_epoch.entry(epoch).or_default().extend(settlements);
+        }
+        for (epoch, settlements) in by_epoch {
+            if !engine.station.covers(epoch) {
+                // Taken when this node still led: it does not speak for these any more.
+                engine.metrics.stale.increment(settlements.len() as u64);
+                continue;
+            }
+            let Some(by) = engine.station.holder() else { continue };
+            self.write(&by, &settlements).await;
+            let exclusive = engine.station.is_exclusive();
+            engine.held.settled(settlements.iter().map(|s| (&s.id, tag(epoch, s.claim))), exclusive);
+            self.count(&settlements);
+            self.remind(&settlements);
+        }
+        for (key, count, halted) in keys {
+            engine.runs.settled(&key, count, halted);
+        }
+        if engine.runs.has_free() {
+            engine.wake.notify_one();
+        }
+    }
+
+    /// Writes until it is written, or until the right to write is gone.
+    async fn write(&self, by: &Holder, settlements: &[Settlement]) {
+        let engine = &self.engine;
+        // With leadership memory alone knows what was given back: there is nothing to write.
+        let to_write: Vec<Settlement> = settlements
+            .iter()
+            .filter(|s| matches!(by, Holder::Lease { .. }) || s.verdict != Verdict::Released)
+            .cloned()
+            .collect();
+        if to_write.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match engine.store.settle(by, engine.settings.completion, &to_write).await {
+                Ok(moved) => {
+                    let stale = (to_write.len() as u64).saturating_sub(moved);
+                    if stale > 0 {
+                        engine.metrics.stale.increment(stale);
+                        tracing::warn!(
+                            store = engine.name(),
+                            stale,
+                            "verdicts came too late: others hold the events"
+                        );
+                    }
+                    return;
+                }
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
+                    if engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain {
+                        tracing::error!(store = engine.name(), %error, "gave up settling: the events will come again");
+                        return;
+                    }
+                    if engine.station.holder().is_none() {
+                        return;
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(error) => return self.write_each(by, &to_write, &error).await,
+            }
+        }
+    }
+
+    /// The batch as a whole is refused: writes one by one, so that one bad verdict does not hold up the others.
+    async fn write_each(&self, by: &Holder, settlements: &[Settlement], error: &Error) {
+        let engine = &self.engine;
+        tracing::error!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
+        for settlement in settlements {
+            let one = std::slice::from_ref(settlement);
+            if let Err(error) = engine.store.settle(by, engine.settings.completion, one).await {
+                tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle: it will come again");
+            }
+        }
+    }
+
+    fn count(&self, settlements: &[Settlement]) {
+        let metrics = &self.engine.metrics;
+        let (mut done, mut again, mut deferred, mut dead) = (0, 0, 0, 0);
+        for settlement in settlements {
+            match &settlement.verdict {
+                Verdict::Done => done += 1,
+                Verdict::Again { counted: true, .. } => again += 1,
+                Verdict::Again { counted: false, .. } => deferred += 1,
+                Verdict::Dead { .. } => dead += 1,
+                Verdict::Released => {}
+            }
+        }
+        metrics.success.increment(done);
+        metrics.failure.increment(again);
+        metrics.deferred.increment(deferred);
+        metrics.dead.increment(dead);
+    }
+
+    /// Has the taker look when what is to be tried again is due.
+    fn remind(&self, settlements: &[Settlement]) {
+        for settlement in settlements {
+            if let Verdict::Again { after, .. } = &settlement.verdict {
+                self.engine.alarm.at(Instant::now() + *after);
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! In whose name this node acts: by leases on rows, or as the one holder of the whole table.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::Settings;
+use crate::store::{Holder, NodeId};
+
+/// What this node may do right now.
+pub(crate) struct Station {
+    owner: NodeId,
+    lease: Duration,
+    exclusive: bool,
+    leading: Mutex<Option<Leading>>,
+}
+
+#[derive(Clone, Copy)]
+struct Leading {
+    epoch: i64,
+    /// By this process's own clock, counted from before leadership was asked for.
+    until: Instant,
+    /// How many more events to treat with care: what the one before us, who vanished, may have had in hand.
+    suspects: usize,
+}
+
+impl Station {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            owner: settings.node.clone(),
+            lease: settings.lease,
+            exclusive: settings.mode.is_exclusive(),
+            leading: Mutex::new(None),
+        }
+    }
+
+    fn leading(&self) -> std::sync::MutexGuard<'_, Option<Leading>> {
+        self.leading.lock().expect("no one panics while holding this lock")
+    }
+
+    /// In whose name to act now; `None` while somebody else holds the table.
+    pub(crate) fn holder(&self) -> Option<Holder> {
+        if !self.exclusive {
+            return Some(Holder::Lease { owner: self.owner.clone(), lease: self.lease });
+        }
+        let leading = (*self.leading())?;
+        (Instant::now() < leading.until)
+            .then(|| Holder::Exclusive { owner: self.owner.clone(), epoch: leading.epoch })
+    }
+
+    /// The epoch that jobs taken now belong to; 0 with leases.
+    pub(crate) fn epoch(&self) -> Option<i64> {
+        match self.holder()? {
+            Holder::Lease { .. } => Some(0),
+            Holder::Exclusive { epoch, .. } => Some(epoch),
+        }
+    }
+
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+
+    /// Whether a job of this epoch may still be handled.
+    pub(crate) fn covers(&self, epoch: i64) -> bool {
+        self.epoch() == Some(epoch)
+    }
+
+    /// Leads in this epoch until then. Returns whether that is news; `suspects` counts only if it is.
+    pub(crate) fn lead(&self, epoch: i64, until: Instant, suspects: usize) -> bool {
+        let mut leading = self.leading();
+        match &mut *leading {
+            Some(current) if current.epoch == epoch => {
+                current.until = until;
+                false
+            }
+            _ => {
+                *leading = Some(Leading { epoch, until, suspects });
+                true
+            }
+        }
+    }
+
+    /// Leads no more. Returns whether it did.
+    pub(crate) fn step_down(&self) -> bool {
+        self.leading().take().is_some()
+    }
+
+    /// Whether the next event read is one to treat with care.
+    pub(crate) fn next_is_suspect(&self) -> bool {
+        match &mut *self.leading() {
+            Some(leading) if leading.suspects > 0 => {
+                leading.suspects -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Taking: one task reads or claims what is due, and fills the cold lane.
+//!
+//! A pass reads windows forward from where the last one ended. Windows before that place are not read again on every
+//! pass: when another transaction stays open for long, the database cannot clean up what was settled, and each read
+//! from the start would walk over all of it. What lies before the place (late commits, rows that others gave back) is
+//! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::lanes::Strand;
+use super::runs::Pushed;
+use super::settle::Spoken;
+use super::{Engine, Job};
+use crate::error::Result;
+use crate::store::{Cursor, Delivery, Holder, Origin, Settlement, Take, Taken, Verdict};
+
+/// After a full pass that took some time, the next one comes no sooner than this many times that time.
+const FULL_PASS_SHARE: u32 = 20;
+
+/// The first wait after something was found. Doubles with every empty pass, up to the poll interval.
+const EAGER: Duration = Duration::from_millis(25);
+
+/// How many keys are continued in one read.
+const KEYS_AT_ONCE: usize = 128;
+
+/// What the taking task remembers between passes.
+pub(crate) struct Taker {
+    engine: Arc<Engine>,
+    /// Where the last pass ended; `None` for a full pass next.
+    cursor: Option<Cursor>,
+    /// The epoch that the cursor belongs to.
+    epoch: i64,
+    /// How many rows to look at next. Grows while windows come back full.
+    window: usize,
+    /// When the last full pass began, and how long its first read took.
+    full: Option<(Instant, Duration)>,
+}
+
+/// Why a pass ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// Nothing more is due.
+    Empty,
+    /// The cold lane is full.
+    NoRoom,
+}
+
+/// Times at which something will be due.
+#[derive(Default)]
+pub(crate) struct Alarm {
+    times: Mutex<BTreeSet<Instant>>,
+    set: tokio::sync::Notify,
+}
+
+impl Alarm {
+    /// More than this many times are not remembered: the poll interval covers the rest.
+    const MOST: usize = 1_000;
+
+    /// Something will be due then.
+    pub(crate) fn at(&self, time: Instant) {
+        let mut times = self.times.lock().expect("no one panics while holding this lock");
+        let first = times.first().is_none_or(|first| time < *first);
+        times.insert(time);
+        if times.len() > Self::MOST {
+            times.pop_last();
+        }
+        drop(times);
+        if first {
+            self.set.notify_one();
+        }
+    }
+
+    /// Waits for the next time, and forgets it and all before.
+    async fn ring(&self) {
+        loop {
+            let first = self.times.lock().expect("no one panics while holding this lock").first().copied();
+            match first {
+                None => self.set.notified().await,
+                Some(time) if time <= Instant::now() => break,
+                Some(time) => {
+                    tokio::select! {
+                        () = self.set.notified() => {}
+                        () = tokio::time::sleep_until(time.into()) => break,
+                    }
+                }
+            }
+        }
+        // The database's clock is finer than this one: a little later, so as not to come too early.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let now = Instant::now();
+        self.times.lock().expect("no one panics while holding this lock").retain(|time| *time > now);
+    }
+}
+
+/// The taking task.
+pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker>>) {
+    let longest = engine.settings.poll_interval;
+    let mut pause = EAGER.min(longest);
+    let mut failures = 0u32;
+    while !engine.stop.is_cancelled() {
+        let passed = taker.lock().await.pass().await;
+        engine.progress.notify_waiters();
+        match passed {
+            Ok((taken, end)) => {
+                failures = 0;
+                pause = if taken > 0 { EAGER.min(longest) } else { (pause * 2).min(longest) };
+                if end == End::NoRoom {
+                    tokio::select! {
+                        () = engine.lanes.wait_for_room() => {}
+                        () = engine.stop.cancelled() => {}
+                    }
+                    continue;
+                }
+            }
+            Err(error) => {
+                failures += 1;
+                pause = Duration::from_millis(100).saturating_mul(1 << failures.min(6)).min(longest);
+                tracing::error!(store = engine.name(), %error, retry_in = ?pause, "could not take events");
+            }
+        }
+        if engine.runs.has_free() && failures == 0 {
+            continue;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = engine.wake.notified() => {}
+            () = engine.alarm.ring() => {}
+            () = engine.stop.cancelled() => {}
+        }
+    }
+}
+
+impl Taker {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let window = engine.settings.batch;
+        Self { engine, cursor: None, epoch: 0, window, full: None }
+    }
+
+    /// A pass over everything that is due. Returns how many events were taken.
+    pub(crate) async fn full_pass(&mut self) -> Result<usize> {
+        self.cursor = None;
+        Ok(self.pass().await?.0)
+    }
+
+    /// Takes what is due until there is no more, or no room for more.
+    async fn pass(&mut self) -> Result<(usize, End)> {
+        let mut total = 0;
+        let Some(epoch) = self.engine.station.epoch() else { return Ok((0, End::Empty)) };
+        if self.epoch != epoch {
+            (self.epoch, self.cursor) = (epoch, None);
+        }
+        if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
+            self.cursor = None;
+        }
+        loop {
+            let free = self.engine.runs.take_free(KEYS_AT_ONCE);
+            let room = self.engine.lanes.cold_room();
+            if room == 0 {
+                self.engine.runs.put_back_free(free);
+                return Ok((total, End::NoRoom));
+            }
+            if !free.is_empty() && self.cursor.is_some() {
+                total += self.continue_keys(free, room).await?;
+                continue;
+            }
+            let full = self.cursor.is_none();
+            if full {
+                // Sees every key, so nothing needs to be remembered as left behind.
+                self.engine.runs.forget_behind();
+            }
+            let began = Instant::now();
+            let limit = self.limit(room, full);
+            let from = self.cursor.map_or(Origin::Start, Origin::After);
+            let Some((taken, scanned, cursor)) = self.read(from, limit, room).await? else {
+                return Ok((total, End::Empty));
+            };
+            total += taken;
+            if full {
+                self.full = Some((began, began.elapsed()));
+            }
+            self.cursor = cursor.or(self.cursor);
+            if scanned < limit {
+                self.window = self.engine.settings.batch;
+                return Ok((total, End::Empty));
+            }
+            self.window = (self.window * 2).min(self.engine.settings.cold_capacity.div_ceil(2));
+        }
+    }
+
+    /// How many rows to look at. A power of two or the batch itself, so that there are few different statements.
+    fn limit(&self, room: usize, full: bool) -> usize {
+        let window = self.window.min(room);
+        let window = if window == self.engine.settings.batch { window } else { 1 << window.ilog2() };
+        if full && self.engine.station.is_exclusive() {
+            // What this node has in hand is still pending in the table, and is read again.
+            (window + self.engine.held.len()).next_power_of_two()
+        } else {
+            window
+        }
+    }
+
+    /// Goes on with keys of which rows were passed by.
+    async fn continue_keys(&mut self, keys: Vec<String>, room: usize) -> Result<usize> {
+        let limit = 1 << room.min(self.engine.settings.cold_capacity).ilog2();
+        let Some((taken, scanned, _)) = self.read(Origin::Keys(keys.clone()), limit, room).await? else {
+            return Ok(0);
+        };
+        if scanned >= limit {
+            // The limit cut some of them off: they, and more of the last one, are still there.
+            if taken > 0 {
+                self.engine.runs.leave_behind(keys);
+            } else {
+                self.cursor = None;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Reads one window and queues what was taken. Returns how many that were, how many rows were looked at, and the
+    /// place after them.
+    async fn read(
+        &self,
+        from: Origin,
+        limit: usize,
+        room: usize,
+    ) -> Result<Option<(usize, usize, Option<Cursor>)>> {
+        let engine = &self.engine;
+        let asked = Instant::now();
+        let Some(by) = engine.station.holder() else { return Ok(None) };
+        engine.held.begin_read();
+        let take = Take {
+            frontiers: engine.runs.begin_read(),
+            by,
+            from,
+            limit,
+            skip_recent: engine.settings.skip_recent,
+            on_dead: engine.settings.on_dead,
+        };
+        let taken = engine.store.take(&take).await?;
+        if take.from == Origin::Start {
+            let oldest = taken.deliveries.iter().map(|d| d.waited).max().unwrap_or_default();
+            engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
+        }
+        let (scanned, mut cursor) = (taken.scanned, taken.cursor);
+        let (count, all) = self.absorb(taken, &take, asked, room);
+        if !all {
+            // Not everything found room: read from the start again.
+            cursor = None;
+        }
+        let (hot, cold) = engine.lanes.depths();
+        engine.metrics.hot_depth.set(hot as f64);
+        engine.metrics.cold_depth.set(cold as f64);
+        Ok(Some((count, scanned, cursor)))
+    }
+
+    /// Queues what was taken. Returns how many events, and whether that was all there was to queue.
+    fn absorb(&self, taken: Taken, take: &Take, asked: Instant, room: usize) -> (usize, bool) {
+        let engine = &self.engine;
+        let lease = match &take.by {
+            Holder::Lease { lease, .. } => Some(*lease),
+            Holder::Exclusive { .. } => None,
+        };
+        let epoch = match &take.by {
+            Holder::Lease { .. } => 0,
+            Holder::Exclusive { epoch, .. } => *epoch,
+        };
+        engine.runs.leave_behind(taken.behind);
+        for (id, claim, reason) in taken.undecodable {
+            if lease.is_some() || engine.held.admit(&id, super::tag(epoch, claim), None) {
+                tracing::error!(store = engine.name(), event = %id, reason, "an event cannot be decoded");
+                let verdict =
+                    Verdict::Dead { counted: false, reason: format!("cannot be decoded: {reason}") };
+                engine.speak(Spoken::verdict(Settlement { id, claim, verdict }, epoch));
+            }
+        }
+        let mut strands = Vec::new();
+        let mut keyed: BTreeMap<String, Vec<Job>> = BTreeMap::new();
+        let mut count = 0;
+        let mut all = true;
+        for mut delivery in taken.deliveries {
+            if count >= room {
+                all = false;
+                break;
+            }
+            delivery.suspect |= lease.is_none() && engine.station.next_is_suspect();
+            let job = Job { delivery, epoch, taken: asked, cold: true };
+            if !self.admit(&job, lease) {
+                continue;
+            }
+            count += 1;
+            match job.delivery.event.ordering_key() {
+                Some(key) => keyed.entry(key.to_owned()).or_default().push(job),
+                None => strands.push(Strand::One(job)),
+            }
+        }
+        engine.lanes.count_cold(count);
+        for (key, jobs) in keyed {
+            match engine.runs.push(&key, jobs) {
+                Pushed::Schedule => strands.push(Strand::Key(key)),
+                Pushed::Joined => {}
+                Pushed::Refused(jobs) => {
+                    for job in &jobs {
+                        engine.held.forget(job.delivery.event.id(), job.tag());
+                    }
+                    engine.lanes.uncount_cold(jobs.len());
+                    count -= jobs.len();
+                }
+            }
+        }
+        engine.metrics.cold_enqueued.increment(count as u64);
+        engine.lanes.push_cold(strands);
+        (count, all)
+    }
+
+    /// Notes that this node holds the event. False if it already does, or has just settled it.
+    fn admit(&self, job: &Job, lease: Option<Duration>) -> bool {
+        let Job { delivery: Delivery { event, .. }, taken, .. } = job;
+        match lease {
+            // The database gave it to us: whatever we thought before is out of date.
+            Some(lease) => {
+                self.engine.held.admit_claimed(event.id(), job.tag(), *taken + lease);
+                true
+            }
+            None => self.engine.held.admit(event.id(), job.tag(), None),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Upkeep: renewing what this node holds, and deleting what nobody needs any more.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Engine, PurgeSettings};
+use crate::admin::purge_all;
+use crate::error::Result;
+use crate::store::{EXCLUSIVE, Leadership, NodeId};
+
+/// How long leadership of the whole table lasts without being renewed: how long a crash delays delivery.
+pub(crate) const LEADERSHIP: Duration = Duration::from_secs(15);
+
+/// Keeps what this node holds: the leases on its events, or the leadership of the table.
+pub(crate) struct Hold {
+    engine: Arc<Engine>,
+    /// Who leads instead of this node, once that has been said.
+    waiting_for: Option<NodeId>,
+    /// When to ask again.
+    pause: Duration,
+}
+
+impl Hold {
+    /// Asks for leadership, where the mode needs it. Standing by is no error.
+    pub(crate) async fn new(engine: Arc<Engine>) -> Result<Self> {
+        let pause = if engine.station.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
+        let mut hold = Self { engine, waiting_for: None, pause };
+        hold.ask().await?;
+        Ok(hold)
+    }
+
+    /// Renews until the relay is over.
+    pub(crate) async fn keep(mut self) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.pause) => {}
+                () = self.engine.over.cancelled() => return,
+            }
+            if let Err(error) = self.ask().await {
+                tracing::error!(store = self.engine.name(), %error, "could not renew what this node holds");
+                self.pause = Duration::from_millis(200);
+            }
+        }
+    }
+
+    async fn ask(&mut self) -> Result<()> {
+        if self.engine.station.is_exclusive() { self.lead().await } else { self.renew().await }
+    }
+
+    /// Asks to lead the table, or to go on leading it.
+    async fn lead(&mut self) -> Result<()> {
+        let engine = &self.engine;
+        let asked = Instant::now();
+        match engine.store.lead(EXCLUSIVE, engine.node(), LEADERSHIP).await? {
+            Leadership::Held { epoch, clean } => {
+                let settings = &engine.settings;
+                let in_hand = settings.hot_capacity + settings.cold_capacity + settings.workers;
+                if engine.station.lead(epoch, asked + LEADERSHIP, if clean { 0 } else { in_hand }) {
+                    engine.drop_everything();
+                    engine.wake.notify_one();
+                    tracing::info!(store = engine.name(), node = %engine.node(), epoch, clean, "this node holds the outbox");
+                }
+                self.waiting_for = None;
+                self.pause = LEADERSHIP / 3;
+            }
+            Leadership::HeldBy { holder, remaining } => {
+                if engine.station.step_down() {
+                    engine.drop_everything();
+                    tracing::error!(store = engine.name(), %holder, "another single_node relay has taken over this outbox");
+                }
+                self.pause = remaining.clamp(Duration::from_millis(50), LEADERSHIP / 15);
+                if self.waiting_for.as_ref() != Some(&holder) {
+                    tracing::warn!(
+                        store = engine.name(), %holder,
+                        "standing by: another single_node relay holds this outbox; use multi_node to share the work"
+                    );
+                    self.waiting_for = Some(holder);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Renews the leases of everything that is queued or running.
+    async fn renew(&mut self) -> Result<()> {
+        let engine = &self.engine;
+        let lease = engine.settings.lease;
+        self.pause = lease / 3;
+        for some in engine.held.leases().chunks(1_000) {
+            let asked = Instant::now();
+            let kept: HashSet<_> =
+                engine.store.extend(engine.node(), lease, some).await?.into_iter().collect();
+            let lost = engine.held.renewed(some, &kept, asked + lease);
+            if lost > 0 {
+                tracing::debug!(store = engine.name(), lost, "leases were lost, or settled in the meantime");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Purges now and then.
+pub(crate) async fn purge(engine: Arc<Engine>) {
+    let Some(PurgeSettings { every, what, .. }) = engine.settings.purge.clone() else { return };
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            () = engine.stop.cancelled() => return,
+        }
+        match purge_all(&*engine.store, what, &engine.stop).await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(store = engine.name(), count, "purged old events"),
+            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge"),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The transaction handle: your transaction, and what happens after its end.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::event::{Event, EventId};
+use crate::hook::{Hooks, guarded};
+use crate::relay::Engine;
+use crate::relay::hot::Reservation;
+use crate::sql::{Database, SqlStore};
+
+/// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection. Dropping it rolls
+/// back.
+///
+/// After a commit the events go straight to the relay of this process, if one runs. Only what the commit kept: an
+/// event written after a savepoint that was rolled back is never delivered.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// # use outbox::{Event, Outbox};
+/// # let outbox = Outbox::sqlite(":memory:").await?;
+/// # outbox.migrate().await?;
+/// # sqlx::query("CREATE TABLE orders (id INTEGER)").execute(outbox.pool()).await?;
+/// let mut tx = outbox.begin().await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES ($1)").bind(42).execute(&mut *tx).await?;
+/// outbox.write(&mut tx, Event::new("order.placed").json(&42)).await?;
+/// tx.after_commit(|| println!("on its way"));
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a transaction that is dropped is rolled back"]
+pub struct Tx<'c, DB: Database> {
+    inner: Option<sqlx::Transaction<'c, DB>>,
+    store: Arc<SqlStore<DB>>,
+    hooks: Hooks,
+    batches: Vec<Batch>,
+    callbacks: Vec<(When, Callback)>,
+    /// Whether the connection was handed out after the first write. Then the events may be gone again: by a rollback
+    /// to a savepoint, or by an error that made PostgreSQL give up the transaction.
+    unsure: bool,
+}
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Commit,
+    Rollback,
+}
+
+/// What one call to `write` wrote.
+pub(crate) struct Batch {
+    pub(crate) events: Vec<Event>,
+    pub(crate) reserved: Vec<Reservation>,
+    /// Events for the poller.
+    pub(crate) hinted: Vec<Event>,
+    /// How many found the hot queue full.
+    pub(crate) dropped: u64,
+    /// How many skipped it because they are delayed.
+    pub(crate) delayed: u64,
+    pub(crate) engine: Option<Arc<Engine>>,
+}
+
+impl<'c, DB: Database> Tx<'c, DB> {
+    pub(crate) fn new(inner: sqlx::Transaction<'c, DB>, store: Arc<SqlStore<DB>>, hooks: Hooks) -> Self {
+        Self { inner: Some(inner), store, hooks, batches: Vec::new(), callbacks: Vec::new(), unsure: false }
+    }
+
+    /// Runs after the commit, and only then.
+    pub fn after_commit(&mut self, callback: impl FnOnce() + Send + 'static) {
+        self.callbacks.push((When::Commit, Box::new(callback)));
+    }
+
+    /// Runs after a rollback: by call, by drop, or because the database refused the commit.
+    pub fn after_rollback(&mut self, callback: impl FnOnce() + Send + 'static) {
+        self.callbacks.push((When::Rollback, Box::new(callback)));
+    }
+
+    /// Commits, then hands the events over.
+    ///
+    /// When the answer is lost on its way, nobody knows whether the commit happened: that is
+    /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
+    pub async fn commit(mut self) -> Result<()> {
+        if self.unsure && !self.batches.is_empty() {
+            self.keep_what_is_there().await?;
+        }
+        let Some(inner) = self.inner.take() else { return Ok(()) };
+        // From here on a drop must not claim a rollback: the outcome is open.
+        let ended = Ended {
+            batches: std::mem::take(&mut self.batches),
+            callbacks: std::mem::take(&mut self.callbacks),
+        };
+        match inner.commit().await {
+            Ok(()) => {
+                ended.committed(&self.hooks);
+                Ok(())
+            }
+            Err(sqlx::Error::Database(e)) => {
+                ended.rolled_back(&self.hooks);
+                Err(sqlx::Error::Database(e).into())
+            }
+            Err(lost) => Err(Error::CommitUnknown(lost.into())),
+        }
+    }
+
+    /// Rolls back.
+    pub async fn rollback(mut self) -> Result<()> {
+        if let Some(inner) = self.inner.take() {
+            inner.rollback().await?;
+        }
+        self.end_rolled_back();
+        Ok(())
+    }
+
+    /// Looks which events are still in the table, and forgets the others.
+    async fn keep_what_is_there(&mut self) -> Result<()> {
+        let ids: Vec<EventId> =
+            self.batches.iter().flat_map(|b| b.events.iter().map(|e| e.id().clone())).collect();
+        let Some(inner) = self.inner.as_mut() else { return Ok(()) };
+        // An error here means that the transaction is lost: the drop rolls it back.
+        let kept = self.store.kept(inner, &ids).await?;
+        for batch in &mut self.batches {
+            batch.events.retain(|event| kept.contains(event.id().as_str()));
+            batch.hinted.retain(|event| kept.contains(event.id().as_str()));
+            batch.reserved.retain(|place| kept.contains(place.event().id().as_str()));
+        }
+        Ok(())
+    }
+
+    fn end_rolled_back(&mut self) {
+        let ended = Ended {
+            batches: std::mem::take(&mut self.batches),
+            callbacks: std::mem::take(&mut self.callbacks),
+        };
+        ended.rolled_back(&self.hooks);
+    }
+
+    /// The connection, for writing events on it.
+    pub(crate) fn connection(&mut self) -> &mut DB::Connection {
+        self.inner.as_mut().expect("only commit and rollback take it, and they consume the handle")
+    }
+
+    pub(crate) fn wrote(&mut self, batch: Batch) {
+        self.batches.push(batch);
+    }
+
+    /// A write failed: PostgreSQL may have given up the transaction.
+    pub(crate) fn write_failed(&mut self) {
+        self.unsure = true;
+    }
+}
+
+/// What is left to do when a transaction has ended. Dropped, it does nothing: the outcome is unknown.
+struct Ended {
+    batches: Vec<Batch>,
+    callbacks: Vec<(When, Callback)>,
+}
+
+impl Ended {
+    fn committed(self, hooks: &Hooks) {
+        for batch in self.batches {
+            batch.hand_over(hooks);
+        }
+        run(self.callbacks, When::Commit);
+    }
+
+    fn rolled_back(self, hooks: &Hooks) {
+        for batch in &self.batches {
+            hooks.after_rollback(&batch.events);
+        }
+        run(self.callbacks, When::Rollback);
+    }
+}
+
+fn run(callbacks: Vec<(When, Callback)>, now: When) {
+    for (when, callback) in callbacks {
+        if when == now {
+            guarded(if now == When::Commit { "after_commit" } else { "after_rollback" }, callback);
+        }
+    }
+}
+
+impl Batch {
+    /// The events are committed: passes them to the relay, and tells the hooks.
+    pub(crate) fn hand_over(self, hooks: &Hooks) {
+        for place in self.reserved {
+            place.hand_over();
+        }
+        if let Some(engine) = &self.engine {
+            for event in &self.hinted {
+                engine.hint(event);
+            }
+            engine.metrics.hot_skipped_delayed.increment(self.delayed);
+            if self.dropped > 0 {
+                engine.metrics.hot_dropped.increment(self.dropped);
+                let (store, dropped) = (engine.name(), self.dropped);
+                tracing::warn!(store, dropped, "the hot queue is full: the poller delivers these events");
+            }
+        }
+        if !hooks.is_empty() && !self.events.is_empty() {
+            hooks.after_commit(&self.events);
+        }
+    }
+}
+
+impl<DB: Database> Deref for Tx<'_, DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        self.inner.as_ref().expect("only commit and rollback take it, and they consume the handle")
+    }
+}
+
+impl<DB: Database> DerefMut for Tx<'_, DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.unsure |= !self.batches.is_empty();
+        self.connection()
+    }
+}
+
+impl<DB: Database> Drop for Tx<'_, DB> {
+    fn drop(&mut self) {
+        if self.inner.take().is_some() {
+            self.end_rolled_back();
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Tx<'_, DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let events: usize = self.batches.iter().map(|batch| batch.events.len()).sum();
+        f.debug_struct("Tx").field("events", &events).finish_non_exhaustive()
+    }
+}
+
+/// What was written into a transaction that the outbox does not see the end of.
+///
+/// Say [`committed`](Receipt::committed) after your commit, and the relay looks at once. Forgotten, the events come
+/// with the next poll.
+#[must_use = "say `committed()` after your commit, or the events wait for the next poll"]
+#[derive(Debug)]
+pub struct Receipt {
+    ids: Vec<EventId>,
+    batch: ReceiptBatch,
+}
+
+struct ReceiptBatch(Batch, Hooks);
+
+impl fmt::Debug for ReceiptBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} events", self.0.events.len())
+    }
+}
+
+impl Receipt {
+    pub(crate) fn new(batch: Batch, hooks: Hooks) -> Self {
+        let ids = batch.events.iter().map(|event| event.id().clone()).collect();
+        Self { ids, batch: ReceiptBatch(batch, hooks) }
+    }
+
+    /// The ids of the events that were stored.
+    pub fn ids(&self) -> &[EventId] {
+        &self.ids
+    }
+
+    /// The transaction is committed: the relay looks now.
+    pub fn committed(self) {
+        let ReceiptBatch(batch, hooks) = self.batch;
+        batch.hand_over(&hooks);
+    }
+
+    /// The transaction is rolled back: hooks are told.
+    pub fn rolled_back(self) {
+        let ReceiptBatch(batch, hooks) = self.batch;
+        hooks.after_rollback(&batch.events);
+    }
+}
