@@ -118,6 +118,11 @@ impl Drop for Cleanup {
             }
             sleep(Duration::from_millis(10));
         }
+        // Already over, unless somebody killed the shell.
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
         if let Some(folder) = self.folder.as_ref().filter(|folder| folder.exists()) {
             eprintln!("warning: could not remove {}", folder.display());
         }

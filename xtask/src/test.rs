@@ -62,7 +62,7 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Command {
     let mut command = cargo();
     command.args(["test", "--all-features", "--no-fail-fast"]);
     let names_package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
-    if !options.cargo_test.iter().any(names_package) {
+    if !options.cargo_test.iter().take_while(|argument| *argument != "--").any(names_package) {
         command.arg("--workspace");
     }
     command.args(&options.cargo_test);

@@ -60,7 +60,8 @@ impl Home {
         command
     }
 
-    /// Runs a command to its end. What it said stays in the log only when it failed.
+    /// Runs a command to its end, even when xtask is stopped meanwhile: `initdb` would leave shared memory
+    /// behind. What it said stays in the log only when it failed.
     pub(crate) fn run(&mut self, command: Command) -> Result<()> {
         let words = program::words(&command);
         self.spawn(command, Stop::Wait)?;

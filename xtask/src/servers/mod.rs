@@ -9,7 +9,7 @@ mod mysql;
 mod postgres;
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
@@ -115,7 +115,7 @@ fn wait_for_the_end() -> Result<()> {
     let input = File::from(stdin.as_fd().try_clone_to_owned()?);
     let kind = input.metadata()?.file_type();
     if kind.is_fifo() || kind.is_socket() {
-        io::copy(&mut stdin.lock().by_ref(), &mut io::sink())?;
+        io::copy(&mut stdin.lock(), &mut io::sink())?;
         return Ok(());
     }
     loop {

@@ -1,0 +1,336 @@
+//! What the relay's tests stand on: a database with a table of their own, and a record of what handlers saw.
+//!
+//! SQLite always; PostgreSQL and MariaDB when `OUTBOX_TEST_POSTGRES` and `OUTBOX_TEST_MARIADB` hold their URLs.
+
+#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use outbox::store::{StoredEvent, Status};
+use outbox::{Clock, Cx, Database, Event, EventBuilder, EventId, FrozenClock, Outbox, OutboxBuilder};
+use sqlx::{MySql, Postgres, Sqlite};
+use tokio::sync::watch;
+
+/// Longer than anything here takes: a test that hangs fails instead.
+pub const FOREVER: Duration = Duration::from_secs(60);
+
+/// A database that tests run on.
+pub trait Base: Database {
+    /// Where it is; `None` if nobody said.
+    fn place() -> Option<Place>;
+    fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
+    /// Runs a statement of the test's own.
+    fn run(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    /// Asks for one number.
+    fn number(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = i64> + Send;
+}
+
+/// A URL, and the directory that goes with it.
+#[derive(Debug)]
+pub struct Place {
+    url: String,
+    _dir: Option<tempfile::TempDir>,
+}
+
+fn server(variable: &str) -> Option<Place> {
+    match std::env::var(variable) {
+        Ok(url) => Some(Place { url, _dir: None }),
+        Err(_) => {
+            assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{variable} is not set");
+            None
+        }
+    }
+}
+
+macro_rules! base {
+    ($db:ty, $open:ident, $place:expr) => {
+        impl Base for $db {
+            fn place() -> Option<Place> {
+                $place
+            }
+
+            async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
+                builder.$open(url).await
+            }
+
+            async fn run(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
+                let done = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(conn).await?;
+                Ok(done.rows_affected())
+            }
+
+            async fn number(conn: &mut Self::Connection, sql: &str) -> i64 {
+                sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(conn).await.unwrap()
+            }
+        }
+    };
+}
+
+base!(Sqlite, sqlite, {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("outbox.db").to_str().unwrap().to_owned();
+    Some(Place { url, _dir: Some(dir) })
+});
+base!(Postgres, postgres, server("OUTBOX_TEST_POSTGRES"));
+base!(MySql, mysql, server("OUTBOX_TEST_MARIADB"));
+
+/// An outbox on a table of its own.
+#[derive(Debug)]
+pub struct Bed<DB: Base> {
+    pub outbox: Outbox<DB>,
+    pub table: String,
+    pub clock: Option<FrozenClock>,
+    place: Arc<Place>,
+}
+
+impl<DB: Base> Bed<DB> {
+    /// With the tables made; `None` if there is no such database here.
+    pub async fn new() -> Option<Self> {
+        Self::with(|builder| builder).await
+    }
+
+    /// With a clock that the test moves.
+    pub async fn frozen() -> Option<Self> {
+        let clock = FrozenClock::at(chrono::Utc::now());
+        let theirs = clock.clone();
+        let mut bed = Self::with(move |builder| builder.clock(Clock::Frozen(theirs))).await?;
+        bed.clock = Some(clock);
+        Some(bed)
+    }
+
+    pub async fn with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let place = DB::place()?;
+        let table = format!("t{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let builder = set_up(OutboxBuilder::new().table(&table).max_connections(4));
+        let outbox = DB::open(builder, &place.url).await.unwrap();
+        outbox.migrate().await.unwrap();
+        Some(Self { outbox, table, clock: None, place: Arc::new(place) })
+    }
+
+    /// Another outbox on the same table, as another process would have.
+    pub async fn another(&self) -> Self {
+        self.another_with(|builder| builder).await
+    }
+
+    pub async fn another_with(&self, set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Self {
+        let mut builder = OutboxBuilder::new().table(&self.table).max_connections(4);
+        if let Some(clock) = &self.clock {
+            builder = builder.clock(Clock::Frozen(clock.clone()));
+        }
+        let outbox = DB::open(set_up(builder), &self.place.url).await.unwrap();
+        Self { outbox, table: self.table.clone(), clock: self.clock.clone(), place: self.place.clone() }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.place.url
+    }
+
+    /// Moves the frozen clock.
+    pub fn advance(&self, by: Duration) {
+        self.clock.as_ref().expect("a frozen bed").advance(by);
+    }
+
+    pub async fn run(&self, sql: &str) -> Result<u64, sqlx::Error> {
+        let mut conn = self.outbox.pool().acquire().await?;
+        DB::run(&mut conn, &sql.replace("{t}", &self.table)).await
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        let mut conn = self.outbox.pool().acquire().await.unwrap();
+        DB::number(&mut conn, &sql.replace("{t}", &self.table)).await
+    }
+
+    /// How an event stands.
+    pub async fn find(&self, id: &EventId) -> StoredEvent {
+        self.outbox.admin().find(id).await.unwrap().expect("the event is there")
+    }
+
+    pub async fn status(&self, id: &EventId) -> Status {
+        self.find(id).await.status
+    }
+
+    /// How many events are new, retrying, done, dead.
+    pub async fn tally(&self) -> (u64, u64, u64, u64) {
+        let stats = self.outbox.admin().stats().await.unwrap();
+        (stats.new, stats.retry, stats.done, stats.dead)
+    }
+
+    /// Writes numbered events of a type, in one transaction.
+    pub async fn write(&self, event_type: &str, numbers: std::ops::Range<u64>) -> Vec<EventId> {
+        self.outbox.send_all(numbers.map(|n| numbered(event_type, n))).await.unwrap()
+    }
+
+    /// Waits until nothing is pending any more, whoever delivers.
+    pub async fn drained(&self) {
+        while self.outbox.admin().backlog().await.unwrap().pending > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// An event whose payload is a number.
+pub fn numbered(event_type: &str, number: u64) -> EventBuilder {
+    Event::new(event_type).json(&number)
+}
+
+/// What handlers saw, in order. Clones are the same record.
+#[derive(Clone, Debug)]
+pub struct Seen(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    calls: Mutex<Vec<Call>>,
+    count: watch::Sender<usize>,
+    running: Mutex<HashMap<EventId, u32>>,
+}
+
+/// One call of a handler.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub id: EventId,
+    pub number: u64,
+    pub key: Option<String>,
+    pub attempt: u32,
+    pub node: String,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        let count = watch::Sender::new(0);
+        Self(Arc::new(Inner { calls: Mutex::default(), count, running: Mutex::default() }))
+    }
+}
+
+impl Seen {
+    /// Notes a call.
+    pub fn note(&self, cx: &Cx) {
+        let call = Call {
+            id: cx.id().clone(),
+            number: cx.payload().unwrap_or(u64::MAX),
+            key: cx.ordering_key().map(str::to_owned),
+            attempt: cx.attempt(),
+            node: cx.node().to_string(),
+        };
+        self.0.calls.lock().unwrap().push(call);
+        self.0.count.send_modify(|n| *n += 1);
+    }
+
+    /// Notes a call that takes this long, and fails the test if the same event is being handled already.
+    pub async fn note_for(&self, cx: &Cx, time: Duration) {
+        let _running = self.enter(cx);
+        self.note(cx);
+        tokio::time::sleep(time).await;
+    }
+
+    fn enter(&self, cx: &Cx) -> impl Drop + use<> {
+        struct Leave(Seen, EventId);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                *self.0.0.running.lock().unwrap().get_mut(&self.1).unwrap() -= 1;
+            }
+        }
+        let mut running = self.0.running.lock().unwrap();
+        let at_once = running.entry(cx.id().clone()).or_default();
+        *at_once += 1;
+        if *at_once > 1 {
+            // Seen by the test as one call too many; a panic here would only be retried.
+            self.0.calls.lock().unwrap().push(Call {
+                id: cx.id().clone(),
+                number: u64::MAX - 1,
+                key: None,
+                attempt: 0,
+                node: "twice at a time".to_owned(),
+            });
+        }
+        drop(running);
+        Leave(self.clone(), cx.id().clone())
+    }
+
+    /// Waits until there were this many calls.
+    pub async fn reach(&self, calls: usize) {
+        let mut count = self.0.count.subscribe();
+        let reached = tokio::time::timeout(FOREVER, count.wait_for(|n| *n >= calls)).await;
+        assert!(reached.is_ok(), "only {} of {calls} calls", self.count());
+    }
+
+    pub fn calls(&self) -> Vec<Call> {
+        self.0.calls.lock().unwrap().clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.calls.lock().unwrap().len()
+    }
+
+    pub fn numbers(&self) -> Vec<u64> {
+        self.calls().iter().map(|call| call.number).collect()
+    }
+
+    pub fn attempts(&self) -> Vec<u32> {
+        self.calls().iter().map(|call| call.attempt).collect()
+    }
+
+    /// What was seen of a key, in order.
+    pub fn of_key(&self, key: &str) -> Vec<u64> {
+        let calls = self.calls();
+        calls.iter().filter(|call| call.key.as_deref() == Some(key)).map(|call| call.number).collect()
+    }
+
+    /// Each of these numbers was seen once, and nothing else.
+    pub fn assert_each_once(&self, numbers: std::ops::Range<u64>) {
+        let mut seen = self.numbers();
+        seen.sort_unstable();
+        let expected: Vec<u64> = numbers.collect();
+        if seen != expected {
+            let twice: Vec<_> = seen.windows(2).filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
+            let missing: Vec<_> = expected.iter().filter(|n| !seen.contains(n)).collect();
+            panic!("{} calls for {} events; twice: {twice:?}; missing: {missing:?}", seen.len(), expected.len());
+        }
+    }
+}
+
+/// A test that hangs fails.
+pub async fn in_time<T>(test: impl Future<Output = T>) -> T {
+    tokio::time::timeout(FOREVER, test).await.expect("the test hangs")
+}
+
+/// One sentence, told of every database. `frozen` gives it a clock that stands still.
+#[macro_export]
+macro_rules! on_every_database {
+    ($($(#[$doc:meta])* async fn $name:ident($($frozen:ident)? |$bed:ident|) $body:block)*) => {$(
+        $(#[$doc])*
+        mod $name {
+            #[allow(unused_imports, reason = "not every sentence needs everything")]
+            use super::*;
+            use $crate::bed::{Base, Bed, in_time};
+
+            async fn sentence<DB: Base>($bed: Bed<DB>) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                if let Some(bed) = $crate::on_every_database!(@new sqlx::Sqlite, $($frozen)?) {
+                    in_time(sentence(bed)).await;
+                }
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                if let Some(bed) = $crate::on_every_database!(@new sqlx::Postgres, $($frozen)?) {
+                    in_time(sentence(bed)).await;
+                }
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mariadb() {
+                if let Some(bed) = $crate::on_every_database!(@new sqlx::MySql, $($frozen)?) {
+                    in_time(sentence(bed)).await;
+                }
+            }
+        }
+    )*};
+    (@new $db:ty, frozen) => { Bed::<$db>::frozen().await };
+    (@new $db:ty,) => { Bed::<$db>::new().await };
+}
