@@ -1,2 +1,132 @@
-//! The outbox command.
-fn main() {}
+//! The `outbox` command.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `demo` | `outbox demo`: a small shop that shows and checks what an outbox promises |
+//! | `migrate` | `outbox migrate`: creates or upgrades the tables |
+//! | `database` | the `--database` setting: which kind, how it may be shown, what its errors mean |
+//!
+//! A new command is a file with its `Options` and a `run`, and its line in [`Command`].
+//!
+//! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage.
+
+mod database;
+mod demo;
+mod migrate;
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Transactional outbox: events in the transaction of your change, delivered at least once.
+#[derive(Parser)]
+#[command(name = "outbox", version, after_help = EXAMPLES)]
+struct Cli {
+    /// What to log to standard error: off, error, warn, info, debug, trace, or a filter such as `outbox=debug`
+    #[arg(long, global = true, env = "OUTBOX_LOG", value_name = "LEVEL")]
+    log: Option<String>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  outbox demo                                          see it work; needs nothing, leaves nothing behind
+  outbox migrate --database postgres://ada@db/shop     create or upgrade the tables";
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Options),
+    Migrate(migrate::Options),
+}
+
+/// The user asked for something that cannot be: exit code 2, with the usage of the command.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+impl Command {
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Demo(_) => "demo",
+            Command::Migrate(_) => "migrate",
+        }
+    }
+
+    /// What is logged unless `--log` says otherwise.
+    fn log(&self) -> &'static str {
+        match self {
+            // Its handlers fail on purpose: those lines are for people who ask for them.
+            Command::Demo(_) => "off",
+            Command::Migrate(_) => "warn",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let name = cli.command.name();
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => match error.downcast_ref::<Usage>() {
+            Some(usage) => explain_usage(name, usage),
+            None => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+/// Says what is wrong as clap does, so that all wrong usage looks the same.
+fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
+    let mut cli = Cli::command();
+    cli.build();
+    let command = cli.find_subcommand_mut(name).expect("every command is known to clap");
+    command.error(ErrorKind::InvalidValue, usage).exit()
+}
+
+#[tokio::main]
+async fn run(cli: Cli) -> Result<ExitCode> {
+    log(cli.log.as_deref().unwrap_or(cli.command.log()))?;
+    match cli.command {
+        Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
+        Command::Migrate(options) => migrate::run(&options).await,
+    }
+}
+
+/// Sends log lines to standard error.
+fn log(filter: &str) -> Result<()> {
+    let wrong = || {
+        Usage(format!(
+            "--log (or OUTBOX_LOG) is {filter:?}: use off, error, warn, info, debug or trace, \
+             or a filter such as outbox=debug"
+        ))
+    };
+    // A single word would pass as the name of a module, and log nothing.
+    let is_word = !filter.contains(['=', ',']);
+    if is_word && filter.parse::<LevelFilter>().is_err() {
+        return Err(wrong().into());
+    }
+    let filter = EnvFilter::try_new(filter).map_err(|_| wrong())?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}

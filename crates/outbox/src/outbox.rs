@@ -262,6 +262,9 @@ impl<DB: Database> Outbox<DB> {
     }
 
     /// Goes on with a transaction that you began yourself.
+    ///
+    /// It may be a savepoint, sqlx's transaction in a transaction. Its commit decides nothing yet, so then no hook or
+    /// callback is told of it, and the events wait for the poller to see the outer commit.
     pub fn adopt<'c>(&self, tx: sqlx::Transaction<'c, DB>) -> Tx<'c, DB> {
         Tx::new(tx, self.shared.store.clone(), self.shared.hooks.clone())
     }
@@ -287,7 +290,8 @@ impl<DB: Database> Outbox<DB> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
-        let batch = match self.insert(tx.connection(), events, true).await {
+        let hot = !tx.is_savepoint();
+        let batch = match self.insert(tx.connection(), events, hot).await {
             Ok(batch) => batch,
             Err(error) => {
                 tx.write_failed();
@@ -344,18 +348,18 @@ impl<DB: Database> Outbox<DB> {
 
     /// Makes the events, and asks the hooks.
     fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
-        let by_aggregate = self.shared.by_aggregate.load(Ordering::Relaxed);
-        let events = events
-            .into_iter()
-            .map(|event| {
-                let event = event.into_event(self.shared.max_payload)?;
-                Ok(if by_aggregate { event.ordered_by_aggregate() } else { event })
-            })
-            .collect::<Result<Vec<_>, EventError>>()?;
+        let limit = self.shared.max_payload;
+        let events =
+            events.into_iter().map(|event| event.into_event(limit)).collect::<Result<Vec<_>, EventError>>()?;
         if events.is_empty() {
             return Ok(events);
         }
-        self.shared.hooks.before_write(events)
+        let mut events = self.shared.hooks.before_write(events)?;
+        // After the hooks: what they wrote instead is ordered as well.
+        if self.shared.by_aggregate.load(Ordering::Relaxed) {
+            events = events.into_iter().map(Event::ordered_by_aggregate).collect();
+        }
+        Ok(events)
     }
 
     /// Inserts events, born leased to this node where they have a place in its hot queue. `hot`: the caller sees the

@@ -84,7 +84,8 @@ impl RetryPolicy for Backoff {
         }
         let doublings = failed.saturating_sub(1).min(31);
         let delay = self.base.saturating_mul(1 << doublings).min(self.max);
-        Some(if self.jitter { delay.mul_f64(0.5 + random) } else { delay })
+        let jittered = || Duration::try_from_secs_f64(delay.as_secs_f64() * (0.5 + random)).unwrap_or(delay);
+        Some(if self.jitter { jittered() } else { delay })
     }
 }
 

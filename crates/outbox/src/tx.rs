@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use sqlx_core::transaction::TransactionManager as _;
+
 use crate::error::{Error, Result};
 use crate::event::{Event, EventId};
 use crate::hook::{Hooks, guarded};
@@ -37,6 +39,8 @@ pub struct Tx<'c, DB: Database> {
     hooks: Hooks,
     batches: Vec<Batch>,
     callbacks: Vec<(When, Callback)>,
+    /// Whether this is a transaction in a transaction: then its commit is not the end of anything.
+    savepoint: bool,
     /// Whether the connection was handed out after the first write. Then the events may be gone again: by a rollback
     /// to a savepoint, or by an error that made PostgreSQL give up the transaction.
     unsure: bool,
@@ -65,7 +69,16 @@ pub(crate) struct Batch {
 
 impl<'c, DB: Database> Tx<'c, DB> {
     pub(crate) fn new(inner: sqlx::Transaction<'c, DB>, store: Arc<SqlStore<DB>>, hooks: Hooks) -> Self {
-        Self { inner: Some(inner), store, hooks, batches: Vec::new(), callbacks: Vec::new(), unsure: false }
+        let savepoint = DB::TransactionManager::get_transaction_depth(&inner) > 1;
+        Self {
+            inner: Some(inner),
+            store,
+            hooks,
+            batches: Vec::new(),
+            callbacks: Vec::new(),
+            savepoint,
+            unsure: false,
+        }
     }
 
     /// Runs after the commit, and only then.
@@ -83,7 +96,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// When the answer is lost on its way, nobody knows whether the commit happened: that is
     /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
-        if self.unsure && !self.batches.is_empty() {
+        if self.unsure {
             self.keep_what_is_there().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
@@ -93,6 +106,8 @@ impl<'c, DB: Database> Tx<'c, DB> {
             callbacks: std::mem::take(&mut self.callbacks),
         };
         match inner.commit().await {
+            // Released, not committed: what becomes of it is for the outer transaction to say.
+            Ok(()) if self.savepoint => Ok(()),
             Ok(()) => {
                 ended.committed(&self.hooks);
                 Ok(())
@@ -146,6 +161,10 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.batches.push(batch);
     }
 
+    pub(crate) fn is_savepoint(&self) -> bool {
+        self.savepoint
+    }
+
     /// A write failed: PostgreSQL may have given up the transaction.
     pub(crate) fn write_failed(&mut self) {
         self.unsure = true;
@@ -167,7 +186,7 @@ impl Ended {
     }
 
     fn rolled_back(self, hooks: &Hooks) {
-        for batch in &self.batches {
+        for batch in self.batches.iter().filter(|batch| !batch.events.is_empty()) {
             hooks.after_rollback(&batch.events);
         }
         run(self.callbacks, When::Rollback);

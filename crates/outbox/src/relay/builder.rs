@@ -92,6 +92,18 @@ impl Settings {
         positive("batch", self.batch > 0)?;
         positive("poll_interval", !self.poll_interval.is_zero())?;
         positive("handler_timeout", !self.handler_timeout.is_zero())?;
+        let at_most = |name: &str, ok: bool, limit: &str| {
+            if ok { Ok(()) } else { Err(Error::Setting(format!("{name} must be at most {limit}"))) }
+        };
+        // Far beyond sense, and far below what overflows.
+        at_most("workers", self.workers <= 1_000_000, "1,000,000")?;
+        at_most("hot_capacity", self.hot_capacity <= 1_000_000, "1,000,000")?;
+        at_most("cold_capacity", self.cold_capacity <= 1_000_000, "1,000,000")?;
+        at_most("batch", self.batch <= 1_000_000, "1,000,000")?;
+        let year = Duration::from_secs(365 * 86_400);
+        at_most("lease", self.lease <= year, "a year")?;
+        at_most("drain", self.drain <= year, "a year")?;
+        at_most("settle_linger", self.linger <= year, "a year")?;
         if self.lease < Duration::from_millis(100) {
             return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
         }
@@ -313,7 +325,7 @@ impl RelayBuilder {
         self
     }
 
-    /// Leaves everything to the poller.
+    /// Leaves everything to the poller, which still looks at once when something was written.
     pub fn no_hot_path(mut self) -> Self {
         self.settings.hot = false;
         self
@@ -405,9 +417,6 @@ impl RelayBuilder {
             return Err(mistake);
         }
         self.settings.check()?;
-        if self.door.engine().is_some() {
-            return Err(Error::Lifecycle("a relay of this outbox runs already: stop it first"));
-        }
         self.store.check_schema().await?;
         Relay::start(self.store, self.settings, self.routes, self.door).await
     }

@@ -13,7 +13,7 @@ use super::settle::Spoken;
 use super::{Engine, Job};
 use crate::event::Event;
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
-use crate::retry::{RetryPolicy, decide};
+use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Settlement, Verdict};
 
 /// How often an event may be started after its holder vanished, before it is taken for what made them vanish.
@@ -141,9 +141,20 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
     let route = engine.routes.find(event);
     let result = call(engine, job, route).await;
     let policy = route.and_then(|route| route.retry.as_deref()).unwrap_or(&*engine.settings.retry);
-    let verdict = decide(result, delivery.attempts, policy, rand::random());
+    let verdict = decide_safely(result, delivery.attempts, policy);
     report(engine, job, &verdict);
     Some(settlement(verdict))
+}
+
+/// A retry policy is the user's code as well: one that panics must not end the worker.
+fn decide_safely(result: Result<Outcome, Failure>, attempts: u32, policy: &dyn RetryPolicy) -> Verdict {
+    let random = rand::random();
+    let decided = |policy| std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)));
+    decided(policy).unwrap_or_else(|panic| {
+        let Failure { message, .. } = panicked("the retry policy", &*panic);
+        tracing::error!(error = message, "retrying by the default policy instead");
+        decide(result, attempts, &Backoff::default(), random)
+    })
 }
 
 enum Start {

@@ -29,8 +29,17 @@ struct Entry {
     /// When the lease runs out here, by this process's own clock, counted from before it was asked for. `None`: held
     /// by leadership, not by a lease.
     until: Option<Instant>,
+    /// Its transaction is still open. The row is locked by the writer then, and on some databases whoever touches it
+    /// waits: it is neither renewed nor given back.
+    uncommitted: bool,
     running: bool,
     lost: bool,
+}
+
+impl Entry {
+    fn new(tag: Tag, until: Option<Instant>) -> Self {
+        Self { tag, until, uncommitted: false, running: false, lost: false }
+    }
 }
 
 impl Held {
@@ -44,14 +53,30 @@ impl Held {
         if inner.settled.contains(id) || inner.entries.contains_key(id) {
             return false;
         }
-        inner.entries.insert(id.clone(), Entry { tag, until, running: false, lost: false });
+        inner.entries.insert(id.clone(), Entry::new(tag, until));
         true
+    }
+
+    /// Takes an event in that is about to be written, unless it is already here.
+    pub(crate) fn reserve(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
+        let mut inner = self.inner();
+        if inner.settled.contains(id) || inner.entries.contains_key(id) {
+            return false;
+        }
+        inner.entries.insert(id.clone(), Entry { uncommitted: true, ..Entry::new(tag, until) });
+        true
+    }
+
+    /// An event that was reserved is committed.
+    pub(crate) fn committed(&self, id: &EventId, tag: Tag) {
+        if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.tag == tag) {
+            entry.uncommitted = false;
+        }
     }
 
     /// Takes an event in under a claim that the database has just given. An older claim of ours was lost then.
     pub(crate) fn admit_claimed(&self, id: &EventId, tag: Tag, until: Instant) {
-        let entry = Entry { tag, until: Some(until), running: false, lost: false };
-        self.inner().entries.insert(id.clone(), entry);
+        self.inner().entries.insert(id.clone(), Entry::new(tag, Some(until)));
     }
 
     /// Whether the event may be handled now, under this claim. Then it counts as running.
@@ -91,7 +116,8 @@ impl Held {
     /// The leases to renew.
     pub(crate) fn leases(&self) -> Vec<(EventId, Claim)> {
         let inner = self.inner();
-        let leased = inner.entries.iter().filter(|(_, entry)| entry.until.is_some() && !entry.lost);
+        let renewable = |entry: &Entry| entry.until.is_some() && !entry.lost && !entry.uncommitted;
+        let leased = inner.entries.iter().filter(|(_, entry)| renewable(entry));
         leased.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
     }
 
@@ -121,7 +147,8 @@ impl Held {
     /// Everything held that no handler is at, or simply everything.
     pub(crate) fn remaining(&self, with_running: bool) -> Vec<(EventId, Claim)> {
         let inner = self.inner();
-        let remaining = inner.entries.iter().filter(|(_, entry)| with_running || !entry.running);
+        let committed = inner.entries.iter().filter(|(_, entry)| !entry.uncommitted);
+        let remaining = committed.filter(|(_, entry)| with_running || !entry.running);
         remaining.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
     }
 

@@ -6,7 +6,7 @@
 //! committed, leaves it alone.
 
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -16,9 +16,19 @@ use crate::event::{Due, Event, EventId};
 use crate::sql::dialect::BirthLease;
 use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
 
-/// Open while a relay with a hot path runs.
+/// Open while a relay runs.
 #[derive(Clone, Default)]
-pub(crate) struct HotDoor(Arc<RwLock<Option<Arc<Engine>>>>);
+pub(crate) struct HotDoor(Arc<RwLock<Behind>>);
+
+/// What is behind the door.
+#[derive(Default)]
+enum Behind {
+    #[default]
+    Nothing,
+    /// A relay that is about to start.
+    Starting,
+    Relay(Arc<Engine>),
+}
 
 impl fmt::Debug for HotDoor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,17 +38,48 @@ impl fmt::Debug for HotDoor {
 
 impl HotDoor {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        self.0.read().expect("no one panics while holding this lock").clone()
+        match &*self.0.read().expect("no one panics while holding this lock") {
+            Behind::Relay(engine) => Some(engine.clone()),
+            Behind::Nothing | Behind::Starting => None,
+        }
     }
 
-    pub(crate) fn open(&self, engine: Arc<Engine>) {
-        *self.0.write().expect("no one panics while holding this lock") = Some(engine);
+    fn behind(&self) -> RwLockWriteGuard<'_, Behind> {
+        self.0.write().expect("no one panics while holding this lock")
+    }
+
+    /// Takes the door for a relay that is about to start. Dropped, it is free again. `None`: another relay has it.
+    pub(crate) fn claim(&self) -> Option<DoorClaim> {
+        let mut behind = self.behind();
+        if !matches!(*behind, Behind::Nothing) {
+            return None;
+        }
+        *behind = Behind::Starting;
+        Some(DoorClaim(self.clone()))
     }
 
     pub(crate) fn close(&self, engine: &Arc<Engine>) {
-        let mut door = self.0.write().expect("no one panics while holding this lock");
-        if door.as_ref().is_some_and(|current| Arc::ptr_eq(current, engine)) {
-            *door = None;
+        let mut behind = self.behind();
+        if matches!(&*behind, Behind::Relay(current) if Arc::ptr_eq(current, engine)) {
+            *behind = Behind::Nothing;
+        }
+    }
+}
+
+/// The right to open the door.
+pub(crate) struct DoorClaim(HotDoor);
+
+impl DoorClaim {
+    pub(crate) fn open(self, engine: Arc<Engine>) {
+        *self.0.behind() = Behind::Relay(engine);
+    }
+}
+
+impl Drop for DoorClaim {
+    fn drop(&mut self) {
+        let mut behind = self.0.behind();
+        if matches!(*behind, Behind::Starting) {
+            *behind = Behind::Nothing;
         }
     }
 }
@@ -66,7 +107,7 @@ pub(crate) enum Reserved {
 impl Engine {
     /// Reserves a place for an event, if it may go the hot way.
     pub(crate) fn reserve(self: &Arc<Self>, event: &Event) -> Reserved {
-        if event.is_delayed() || event.ordering_key().is_some() || event.expires_at().is_some() {
+        if !self.settings.hot || event.is_delayed() || event.ordering_key().is_some() || event.expires_at().is_some() {
             return Reserved::Poller;
         }
         let Some(epoch) = self.station.epoch() else { return Reserved::Poller };
@@ -74,7 +115,7 @@ impl Engine {
         let since = Instant::now();
         let (claim, until) =
             if self.station.is_exclusive() { (0, None) } else { (1, Some(since + self.settings.lease)) };
-        if !self.held.admit(event.id(), tag(epoch, claim), until) {
+        if !self.held.reserve(event.id(), tag(epoch, claim), until) {
             return Reserved::Poller;
         }
         Reserved::Place(Reservation {
@@ -131,6 +172,7 @@ impl Reservation {
             return engine.give_back_one(self.event.id(), self.claim);
         }
         let Some(place) = self.place.take() else { return };
+        engine.held.committed(self.event.id(), tag(self.epoch, self.claim));
         let delivery = Delivery {
             event: self.event.clone(),
             seq: None,
@@ -140,8 +182,13 @@ impl Reservation {
             waited: Duration::ZERO,
             suspect: false,
         };
-        engine.metrics.hot_enqueued.increment(1);
-        engine.lanes.push_hot(Job { delivery, epoch: self.epoch, taken: self.since, cold: false }, place);
+        let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false };
+        if engine.lanes.push_hot(job, place) {
+            engine.metrics.hot_enqueued.increment(1);
+        } else {
+            engine.held.forget(self.event.id(), tag(self.epoch, self.claim));
+            engine.give_back_one(self.event.id(), self.claim);
+        }
     }
 }
 

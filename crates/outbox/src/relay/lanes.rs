@@ -65,10 +65,16 @@ impl Lanes {
         self.places.clone().try_acquire_owned().ok()
     }
 
-    /// Puts an event into the place that was reserved for it.
-    pub(crate) fn push_hot(&self, job: Job, place: OwnedSemaphorePermit) {
-        self.queues().hot.push_back((job, place));
+    /// Puts an event into the place that was reserved for it. False if no worker will come for it any more.
+    pub(crate) fn push_hot(&self, job: Job, place: OwnedSemaphorePermit) -> bool {
+        let mut queues = self.queues();
+        if queues.closing {
+            return false;
+        }
+        queues.hot.push_back((job, place));
+        drop(queues);
         self.ready.add_permits(1);
+        true
     }
 
     /// How many more events the cold queue takes.
@@ -83,9 +89,11 @@ impl Lanes {
 
     /// Counts events out of the cold queue.
     pub(crate) fn uncount_cold(&self, events: usize) {
-        let before = self.cold_events.fetch_sub(events, Ordering::AcqRel);
+        // Not below zero: what is counted out here may have been cleared in the meantime.
+        let less = |before: usize| Some(before.saturating_sub(events));
+        let before = self.cold_events.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).unwrap_or_default();
         let half = self.cold_capacity / 2;
-        if before > half && before - events <= half {
+        if before > half && before.saturating_sub(events) <= half {
             self.room.notify_one();
         }
     }
@@ -200,5 +208,17 @@ mod tests {
         lanes.close(1);
         assert_eq!(lane_of(&lanes).await, "cold");
         assert_eq!(lane_of(&lanes).await, "closed");
+        let place = lanes.reserve().unwrap();
+        assert!(!lanes.push_hot(job("hot"), place), "nobody would come for it");
+    }
+
+    /// Leadership can be lost between a worker's taking a strand and its counting it out.
+    #[tokio::test]
+    async fn what_was_cleared_is_not_counted_out_again() {
+        let lanes = Lanes::new(2, 10);
+        lanes.count_cold(3);
+        lanes.clear();
+        lanes.uncount_cold(3);
+        assert_eq!(lanes.cold_room(), 10);
     }
 }

@@ -45,7 +45,7 @@ use self::settle::{Settler, Spoken};
 use self::station::Station;
 use self::take::{Alarm, Taker};
 use self::upkeep::Hold;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
 
@@ -155,6 +155,11 @@ impl Relay {
     /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
     /// is done.
     async fn start(store: SharedStore, settings: Settings, routes: Routes, door: HotDoor) -> Result<Self> {
+        let claim = if settings.mode.delivers() {
+            Some(door.claim().ok_or(Error::Lifecycle("a relay of this outbox runs already: stop it first"))?)
+        } else {
+            None
+        };
         let (spoken, heard) = mpsc::channel(settings.hot_capacity + settings.cold_capacity);
         let engine = Arc::new(Engine {
             metrics: Metrics::new(&settings.metrics_prefix, store.name()),
@@ -184,8 +189,9 @@ impl Relay {
             tasks.taker = Some(tokio::spawn(take::run(engine.clone(), shared.clone())));
             taker = Some(shared);
             tasks.hold = Some(tokio::spawn(hold.keep()));
-            if engine.settings.hot {
-                door.open(engine.clone());
+            if let Some(claim) = claim {
+                // Without a hot path too: then writers only say that there is something to take.
+                claim.open(engine.clone());
             }
         }
         if engine.settings.purge.is_some() {
@@ -246,6 +252,7 @@ impl Drop for Relay {
         if tasks.settler.is_none() && tasks.purge.is_none() {
             return;
         }
+        self.door.close(&self.engine);
         self.engine.stop.cancel();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(shut_down(self.engine.clone(), self.door.clone(), tasks));

@@ -13,6 +13,13 @@ use crate::store::{Holder, Settlement, Verdict};
 /// At most this many verdicts in one batch.
 const BATCH: usize = 1_000;
 
+/// How long a database may refuse all verdicts before their events are let go, and so handled again: it may be
+/// read-only for a while, or full.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
+/// The same for some verdicts when others were taken.
+const REFUSED_ALONE: Duration = Duration::from_millis(500);
+
 /// What a worker says to the settler.
 #[derive(Debug)]
 pub(crate) enum Spoken {
@@ -140,7 +147,7 @@ impl Settler {
     async fn write(&self, by: &Holder, settlements: &[Settlement]) {
         let engine = &self.engine;
         // With leadership memory alone knows what was given back: there is nothing to write.
-        let to_write: Vec<Settlement> = settlements
+        let mut to_write: Vec<Settlement> = settlements
             .iter()
             .filter(|s| matches!(by, Holder::Lease { .. }) || s.verdict != Verdict::Released)
             .cloned()
@@ -149,9 +156,10 @@ impl Settler {
             return;
         }
         let began = Instant::now();
+        let mut patience = REFUSED_FOR;
         let mut pause = Duration::from_millis(20);
         loop {
-            match engine.store.settle(by, engine.settings.completion, &to_write).await {
+            let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
                 Ok(moved) => {
                     let stale = (to_write.len() as u64).saturating_sub(moved);
                     if stale > 0 {
@@ -164,33 +172,53 @@ impl Settler {
                     }
                     return;
                 }
-                Err(error) if error.is_transient() => {
-                    tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
-                    if engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain {
-                        tracing::error!(store = engine.name(), %error, "gave up settling: the events will come again");
-                        return;
-                    }
-                    if engine.station.holder().is_none() {
-                        return;
-                    }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
+                Err(error) => error,
+            };
+            if !error.is_transient() && to_write.len() > 1 {
+                let all = to_write.len();
+                to_write = self.write_each(by, to_write, &error).await;
+                if to_write.len() < all {
+                    // It is not the database that is in trouble but these verdicts: the others should not wait long.
+                    patience = REFUSED_ALONE;
                 }
-                Err(error) => return self.write_each(by, &to_write, &error).await,
             }
+            let give_up = if error.is_transient() {
+                engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain
+            } else {
+                began.elapsed() > patience
+            };
+            if to_write.is_empty() || engine.station.holder().is_none() {
+                return;
+            }
+            if give_up {
+                tracing::error!(store = engine.name(), %error, "gave up settling: the events will come again");
+                return;
+            }
+            tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
 
     /// The batch as a whole is refused: writes one by one, so that one bad verdict does not hold up the others.
-    async fn write_each(&self, by: &Holder, settlements: &[Settlement], error: &Error) {
+    /// Returns what was refused.
+    async fn write_each(
+        &self,
+        by: &Holder,
+        settlements: Vec<Settlement>,
+        error: &Error,
+    ) -> Vec<Settlement> {
         let engine = &self.engine;
         tracing::error!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
+        let mut refused = Vec::new();
         for settlement in settlements {
-            let one = std::slice::from_ref(settlement);
+            let one = std::slice::from_ref(&settlement);
             if let Err(error) = engine.store.settle(by, engine.settings.completion, one).await {
-                tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle: it will come again");
+                tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle");
+                refused.push(settlement);
             }
         }
+        refused
     }
 
     fn count(&self, settlements: &[Settlement]) {
@@ -215,7 +243,10 @@ impl Settler {
     fn remind(&self, settlements: &[Settlement]) {
         for settlement in settlements {
             if let Verdict::Again { after, .. } = &settlement.verdict {
-                self.engine.alarm.at(Instant::now() + *after);
+                // What is too far away to be a time is too far away to wait for.
+                if let Some(time) = Instant::now().checked_add(*after) {
+                    self.engine.alarm.at(time);
+                }
             }
         }
     }

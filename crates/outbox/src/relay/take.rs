@@ -155,6 +155,9 @@ impl Taker {
             self.cursor = None;
         }
         loop {
+            if self.engine.stop.is_cancelled() {
+                return Ok((total, End::Empty));
+            }
             let free = self.engine.runs.take_free(KEYS_AT_ONCE);
             let room = self.engine.lanes.cold_room();
             if room == 0 {

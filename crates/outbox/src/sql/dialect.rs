@@ -41,6 +41,11 @@ impl FrozenClock {
         *self.0.lock().expect("no one panics while holding the clock")
     }
 
+    /// Sets it, forwards or back.
+    pub fn set(&self, time: DateTime<Utc>) {
+        *self.0.lock().expect("no one panics while holding the clock") = time;
+    }
+
     /// Moves it on.
     pub fn advance(&self, by: Duration) {
         *self.0.lock().expect("no one panics while holding the clock") += by;
@@ -171,6 +176,8 @@ pub trait Dialect: sqlx::Database + Sized {
     const SCHEMAS: bool;
     /// Whether lists travel as arrays, one a column; otherwise as one JSON array of rows.
     const ARRAYS: bool;
+    /// Whether the table takes only valid JSON as a payload; otherwise it is checked when it is read.
+    const CHECKS_JSON: bool = true;
     /// Makes the row of a named lease, if it is not there.
     const NEW_LEASE: &'static str;
 
@@ -217,6 +224,11 @@ pub trait Dialect: sqlx::Database + Sized {
     /// Holds off other migrations until the transaction ends.
     fn lock_migrations(conn: &mut Self::Connection, names: &Names)
     -> impl Future<Output = Result<()>> + Send;
+
+    /// Lets them go on, where the end of the transaction does not.
+    fn unlock_migrations(_: &mut Self::Connection, _: &Names) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
 
     /// Runs a script of several statements.
     fn script(conn: &mut Self::Connection, script: String) -> impl Future<Output = Result<()>> + Send;

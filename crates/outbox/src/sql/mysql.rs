@@ -4,7 +4,6 @@
 //! the application's inserts.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use chrono::{DateTime, Utc};
 use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection, MySqlPool, MySqlPoolOptions};
@@ -24,9 +23,13 @@ const CHUNK: usize = 1_000;
 const KEY_SLOTS: u64 = 512;
 
 /// A settlement batch as a table. Straight joins from it: the optimizer must not start from the events.
-const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) PATH '$[0]', claim int PATH '$[1]', \
-    status smallint PATH '$[2]', counted int PATH '$[3]', after bigint PATH '$[4]', error text PATH '$[5]')) s \
-    STRAIGHT_JOIN {events} e ON e.event_id = s.id COLLATE utf8mb4_bin AND e.claims = s.claim";
+const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]', \
+    status smallint PATH '$[2]', counted int PATH '$[3]', after bigint PATH '$[4]', error text {exact} PATH '$[5]')) s \
+    STRAIGHT_JOIN {events} e ON e.event_id = s.id AND e.claims = s.claim";
+
+/// The collation of our texts: by bytes, trailing spaces included. Each server has its own name for it, and reads
+/// only its own kind of comment. A list from JSON must say it too, or it comes in the database's own character set.
+const EXACT: &str = "CHARACTER SET utf8mb4 COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */";
 
 impl Dialect for MySql {
     const QUOTE: char = '`';
@@ -35,6 +38,8 @@ impl Dialect for MySql {
         &[include_str!("../../migrations/mysql/0001_outbox_event.sql")];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
+    // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
+    const CHECKS_JSON: bool = false;
     const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
     fn fragment(slot: &str) -> String {
@@ -52,14 +57,18 @@ impl Dialect for MySql {
             ("json", x) => x.to_owned(),
             ("to", json) => json.trim_start_matches("json ").to_owned(),
             ("in", list) => match list.split_once(' ') {
-                Some(("texts", n)) => format!(
-                    "IN (SELECT j.v COLLATE utf8mb4_bin FROM JSON_TABLE({n}, '$[*]' COLUMNS (v varchar(255) PATH '$')) j)"
-                ),
-                Some((_, n)) => {
-                    format!("IN (SELECT j.v FROM JSON_TABLE({n}, '$[*]' COLUMNS (v bigint PATH '$')) j)")
-                }
+                Some((kind, n)) => format!("IN (SELECT j.v FROM {})", list_table(kind, n)),
                 None => String::new(),
             },
+            ("exact", _) => EXACT.to_owned(),
+            // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for every row of the table.
+            ("listed", listed) => {
+                let (column, list) = listed.split_once(' ').unwrap_or_default();
+                let (kind, n) = list.split_once(' ').unwrap_or_default();
+                format!("{} STRAIGHT_JOIN {{events}} e ON e.{column} = j.v", list_table(kind, n))
+            }
+            ("from", listed) => format!("e FROM {{{listed}}}"),
+            ("where", _) => "WHERE TRUE".to_owned(),
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
@@ -79,16 +88,16 @@ impl Dialect for MySql {
         match on_dead {
             OnDead::Hold => {
                 "SELECT k.id, NULLIF(LEAST(\
-                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin AND o.lane = 0 \
+                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 0 \
                  AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
-                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin AND o.lane = 3 \
+                 COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 3 \
                  AND o.seq > k.frontier ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
-                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) PATH '$[0]', frontier bigint PATH '$[1]')) k"
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
             }
             OnDead::Skip => {
-                "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id COLLATE utf8mb4_bin \
+                "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id \
                  AND o.lane = 0 AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
-                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) PATH '$[0]', frontier bigint PATH '$[1]')) k"
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
             }
         }
     }
@@ -119,8 +128,8 @@ impl Dialect for MySql {
     }
 
     fn extend() -> &'static str {
-        "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) PATH '$[0]', claim int PATH '$[1]')) s \
-         STRAIGHT_JOIN {events} e ON e.event_id = s.id COLLATE utf8mb4_bin AND e.claims = s.claim \
+        "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]')) s \
+         STRAIGHT_JOIN {events} e ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
     }
 
@@ -155,7 +164,11 @@ impl Dialect for MySql {
     ) -> Result<Option<Vec<String>>> {
         let slots: BTreeSet<i64> = rows.iter().filter_map(|r| r.event.ordering_key()).map(key_slot).collect();
         if !slots.is_empty() {
-            let lock = sql.render("SELECT slot FROM {keys} WHERE slot {in ints $1} ORDER BY slot FOR UPDATE");
+            // One by one in the order of the list, so that two writers never wait for each other in a circle.
+            let lock = sql.render(
+                "SELECT k.slot FROM JSON_TABLE($1, '$[*]' COLUMNS (v smallint PATH '$')) j \
+                 STRAIGHT_JOIN {keys} k ON k.slot = j.v FOR UPDATE",
+            );
             Self::run(conn, lock, vec![Value::ints(slots)]).await?;
         }
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
@@ -179,18 +192,26 @@ impl Dialect for MySql {
         Ok(Some(ids.into_iter().flatten().collect()))
     }
 
-    async fn lock_migrations(_: &mut MySqlConnection, _: &Names) -> Result<()> {
-        // DDL commits by itself and every statement is idempotent: two at once do no harm.
+    async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
+        // DDL commits by itself and would let go of a row lock.
+        let lock = Statement::positional("SELECT GET_LOCK($1, 60)");
+        Self::run(conn, lock, vec![lock_name(names)]).await?;
+        Ok(())
+    }
+
+    async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
+        let unlock = Statement::positional("SELECT RELEASE_LOCK($1)");
+        Self::run(conn, unlock, vec![lock_name(names)]).await?;
         Ok(())
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
-        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42S02")
+        error.as_database_error().is_some_and(|e| e.code().is_some_and(|code| code == "42S02"))
     }
 
     fn is_duplicate_id(error: &sqlx::Error) -> bool {
         error.as_database_error().is_some_and(|e| {
-            (e.is_unique_violation() && !e.message().contains("_dedup"))
+            (e.is_unique_violation() && !e.message().ends_with("_dedup'"))
                 || e.message().contains("'event_type' cannot be null")
         })
     }
@@ -199,10 +220,23 @@ impl Dialect for MySql {
 }
 
 fn key_slot(key: &str) -> i64 {
-    // DefaultHasher::new() has fixed keys: every process maps a key to the same row.
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    (hasher.finish() % KEY_SLOTS) as i64
+    // FNV-1a: every build of every version maps a key to the same row, which std's hashers do not promise.
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    i64::try_from(hash % KEY_SLOTS).unwrap_or_default()
+}
+
+/// A list as a table `j` with one column `v`.
+fn list_table(kind: &str, placeholder: &str) -> String {
+    let column = if kind == "texts" { "varchar(255) {exact}" } else { "bigint" };
+    format!("JSON_TABLE({placeholder}, '$[*]' COLUMNS (v {column} PATH '$')) j")
+}
+
+/// Names of locks are the server's, not a database's; every statement is idempotent, so one that is waited for
+/// without need does no harm.
+fn lock_name(names: &Names) -> Value {
+    Value::text(format!("outbox {}", names.table))
 }
 
 /// What holds a settlement back from a row that is not its holder's any more.
@@ -233,7 +267,8 @@ fn bind(
             Some(Value::Int(v)) => query.bind(v),
             Some(Value::Text(v)) => query.bind(v),
             Some(Value::Bytes(v)) => query.bind(v),
-            Some(Value::Time(v)) => query.bind(v),
+            // As DATETIME: what sqlx sends for a DateTime<Utc> is a TIMESTAMP, which ends in 2038.
+            Some(Value::Time(v)) => query.bind(v.map(|time| time.naive_utc())),
             Some(list) => query.bind(list.into_json()),
             None => unreachable!("placeholder {n} has no value"),
         };

@@ -71,6 +71,8 @@ pub(crate) fn render(template: &str, names: &Names, fragment: &dyn Fn(&str) -> S
         let slot = &rest[open + 1..close];
         match names.fill(slot) {
             Some(name) => text.push_str(&name),
+            // JSON in a comment of a migration.
+            None if !slot.starts_with(|c: char| c.is_ascii_lowercase()) => text.push_str(&rest[open..=close]),
             // A fragment may hold slots of its own.
             None => text.push_str(&render(&fragment(slot), names, fragment)),
         }
@@ -143,6 +145,8 @@ mod tests {
                 "now()".to_owned()
             });
         assert_eq!(text, r#"SELECT now() FROM "app"."box" USING "box_due", "app"."box_lease""#);
+        let json = r#"VALUES ('{"order": 42}') -- {}"#;
+        assert_eq!(render(json, &names, &|slot: &str| unreachable!("{slot}")), json);
     }
 
     #[test]

@@ -59,6 +59,12 @@ impl Dialect for Postgres {
                 Some((_, n)) => format!("= ANY({n}::bigint[])"),
                 None => String::new(),
             },
+            ("listed", _) => "{events}".to_owned(),
+            ("from", _) => "FROM {events}".to_owned(),
+            ("where", listed) => {
+                let (column, list) = listed.trim_start_matches("listed ").split_once(' ').unwrap_or_default();
+                format!("WHERE {column} {{in {list}}}")
+            }
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
@@ -172,11 +178,13 @@ impl Dialect for Postgres {
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
-        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42P01")
+        error.as_database_error().is_some_and(|e| e.code().is_some_and(|code| code == "42P01"))
     }
 
     fn is_duplicate_id(error: &sqlx::Error) -> bool {
-        error.as_database_error().is_some_and(|e| e.is_unique_violation() && !e.message().contains("dedup"))
+        error.as_database_error().is_some_and(|e| {
+            e.is_unique_violation() && e.constraint().is_none_or(|name| !name.ends_with("_dedup"))
+        })
     }
 
     plumbing!(bind);

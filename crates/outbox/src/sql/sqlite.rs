@@ -57,6 +57,12 @@ impl Dialect for Sqlite {
                 let list = list.split_once(' ').map_or("", |(_, n)| n);
                 format!("IN (SELECT j.value FROM json_each({list}) j)")
             }
+            ("listed", _) => "{events}".to_owned(),
+            ("from", _) => "FROM {events}".to_owned(),
+            ("where", listed) => {
+                let (column, list) = listed.trim_start_matches("listed ").split_once(' ').unwrap_or_default();
+                format!("WHERE {column} {{in {list}}}")
+            }
             // One writer: whoever writes holds them all.
             ("skip" | "lock", _) => String::new(),
             _ => unreachable!("no fragment {slot:?}"),
@@ -174,7 +180,9 @@ impl Dialect for Sqlite {
     }
 
     fn is_duplicate_id(error: &sqlx::Error) -> bool {
-        error.as_database_error().is_some_and(|e| e.is_unique_violation() && e.message().contains("event_id"))
+        error
+            .as_database_error()
+            .is_some_and(|e| e.is_unique_violation() && e.message().ends_with(".event_id"))
     }
 
     plumbing!(bind);

@@ -7,6 +7,8 @@
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
+//! | `{in texts $1}` `{in ints $1}` | is one of a list |
+//! | `{listed id texts $1}` `{where listed id texts $1}` | the events whose id is in a list, to be changed |
 //! | `{skip locked}` `{lock}` | row locks, where the database has them |
 //!
 //! What only one database says is in that database's file.
@@ -43,21 +45,32 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Val
         "SELECT {columns} FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
          AND (e.locked_until IS NULL OR e.locked_until <= {{now}})"
     );
-    if let Holder::Lease { .. } = take.by {
+    match &take.by {
         // While one node holds the whole table, nobody leases rows of it.
-        text.push_str(
+        Holder::Lease { .. } => text.push_str(
             " AND NOT EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now})",
-        );
+        ),
+        // Nor does one that held it before read them.
+        Holder::Exclusive { owner, epoch } => {
+            values.extend([Value::text(owner.as_str()), Value::Int(*epoch)]);
+            text.push_str(
+                " AND EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.holder = $1 AND x.epoch = $2)",
+            );
+        }
     }
     match &take.from {
         Origin::Start => {}
         Origin::After(cursor) => {
             values.extend([Value::Time(Some(cursor.at)), Value::Int(cursor.seq)]);
-            text.push_str(" AND e.available_at >= {time $1} AND (e.available_at > {time $1} OR e.seq > $2)");
+            let (at, seq) = (values.len() - 1, values.len());
+            let _ = write!(
+                text,
+                " AND e.available_at >= {{time ${at}}} AND (e.available_at > {{time ${at}}} OR e.seq > ${seq})"
+            );
         }
         Origin::Keys(keys) => {
             values.push(Value::texts(keys.iter().map(String::as_str)));
-            text.push_str(" AND e.ordering_key {in texts $1}");
+            let _ = write!(text, " AND e.ordering_key {{in texts ${}}}", values.len());
         }
     }
     if !take.skip_recent.is_zero() {
@@ -77,11 +90,12 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Val
 }
 
 /// Leases rows that were selected and locked in the same transaction.
-pub(super) const CLAIM: &str = "UPDATE {events} SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 \
-     WHERE event_id {in texts $3}";
+pub(super) const CLAIM: &str = "UPDATE {listed event_id texts $3} \
+     SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 {where listed event_id texts $3}";
 
-pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL, locked_until = NULL \
-     WHERE {pending of events} AND locked_until <= {now}";
+/// Leaves the time: that it ran out is what makes the event suspect.
+pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
+     WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
 
 /// The columns of a window from which [`Dialect::claim_at_once`](super::dialect::Dialect::claim_at_once) claims.
 pub(super) const CLAIM_WINDOW: &str =
@@ -92,10 +106,15 @@ pub(super) fn claimed_columns() -> String {
     format!("{{now}}, {EVENT}")
 }
 
-pub(super) const HELD: &str = "SELECT event_id FROM {events} WHERE event_id {in texts $2} AND locked_by = $1";
+pub(super) const HELD: &str = "SELECT event_id, {int claims} FROM {events} \
+     WHERE event_id {in texts $2} AND locked_by = $1 AND {pending of events}";
 
 pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 \
      WHERE event_id = $1 AND claims = $2 AND {pending of events}";
+/// What is added to it: who counts.
+pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3";
+pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
+     WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
 pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";
 
 pub(super) const SEE_LEASE: &str =
@@ -108,8 +127,9 @@ pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until =
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1 AND {pending of events} \
      AND (locked_until IS NULL OR locked_until <= {now})";
 
-pub(super) const REPLAY: &str = "UPDATE {events} SET status = 0, attempts = 0, crashes = 0, available_at = {now}, \
-     expires_at = NULL, done_at = NULL, locked_by = NULL, locked_until = NULL WHERE status = 3 AND seq {in ints $1}";
+pub(super) const REPLAY: &str = "UPDATE {listed seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
+     available_at = {now}, expires_at = NULL, done_at = NULL, locked_by = NULL, locked_until = NULL \
+     {where listed seq ints $1} AND status = 3";
 
 pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";
 pub(super) const OLDEST_DUE: &str =
@@ -184,7 +204,7 @@ pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
     };
     format!("SELECT e.event_id FROM {{events}} e WHERE {condition} LIMIT {limit} {{skip locked}}")
 }
-pub(super) const PURGE: &str = "DELETE FROM {events} WHERE event_id {in texts $1}";
+pub(super) const PURGE: &str = "DELETE {from listed event_id texts $1} {where listed event_id texts $1}";
 
 /// The columns that [`insert_values`] and its like fill, in order.
 pub(super) const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \

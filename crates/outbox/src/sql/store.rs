@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use serde::de::IgnoredAny;
 use sqlx::Pool;
 use sqlx::pool::PoolConnection;
 
@@ -163,6 +164,17 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
+    /// Runs statements in one transaction.
+    async fn run_all(&self, statements: &[(String, Vec<Value>)]) -> Result<u64> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let mut touched = 0;
+        for (template, values) in statements {
+            touched += DB::run(&mut tx, self.sql.render(template), values.clone()).await?;
+        }
+        tx.commit().await?;
+        Ok(touched)
+    }
+
     async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         let mut conn = self.pools.read.acquire().await?;
         DB::fetch(&mut conn, self.sql.render(template), values).await.map_err(|e| self.explain(e.into()))
@@ -225,6 +237,74 @@ impl<DB: Database> SqlStore<DB> {
         let mut window = self.window(&rows)?;
         self.block(&mut conn, &mut window, take).await?;
         Ok(window)
+    }
+
+    async fn migrate_in(&self, conn: &mut DB::Connection) -> Result<()> {
+        let known = newest_version::<DB>();
+        DB::script(conn, self.sql.render(sql::MAKE_VERSION).text.to_string()).await?;
+        let rows = DB::fetch(conn, self.sql.render(sql::SEE_VERSION), Vec::new()).await?;
+        let found = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or(0);
+        if found > known {
+            return Err(Error::SchemaTooNew { found, known });
+        }
+        if found < known {
+            for migration in &DB::MIGRATIONS[found as usize..] {
+                DB::script(conn, render(migration, &self.sql.names, &DB::fragment)).await?;
+            }
+            DB::run(conn, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
+            DB::run(conn, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
+            tracing::info!(store = self.name, from = found, to = known, "migrated the outbox tables");
+        }
+        Ok(())
+    }
+
+    /// Takes, keeps or is refused a named lease whose row is there.
+    async fn lead_by_row(&self, name: &Value, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
+        let row = rows.first().ok_or_else(|| Error::Store("the lease's row vanished".to_owned()))?;
+        let now = DB::time(row, 3)?.unwrap_or_default();
+        let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
+        let until = DB::time(row, 2)?;
+        let answer = match (current, until) {
+            (Some(current), _) if current == holder.as_str() => Leadership::Held { epoch, clean: true },
+            (Some(current), Some(until)) if until > now => {
+                let remaining = (until - now).to_std().unwrap_or_default();
+                Leadership::HeldBy { holder: NodeId::from(current), remaining }
+            }
+            (vanished, _) => Leadership::Held { epoch: epoch + 1, clean: vanished.is_none() },
+        };
+        if let Leadership::Held { epoch, .. } = answer {
+            let values =
+                vec![name.clone(), Value::text(holder.as_str()), Value::Int(epoch), Value::micros(ttl)];
+            DB::run(&mut tx, self.sql.render(sql::PUT_LEASE), values).await?;
+        }
+        tx.commit().await?;
+        Ok(answer)
+    }
+
+    /// Deletes one batch of what may go.
+    async fn purge_batch(&self, purge: Purge) -> Result<u64> {
+        let cutoff = vec![Value::micros(purge.older_than)];
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let mut rows = Vec::new();
+        let kinds: &[Purgeable] = match purge.what {
+            Purgeable::Everything => &[Purgeable::Finished, Purgeable::Everything],
+            Purgeable::Done => &[Purgeable::Done],
+            Purgeable::Finished => &[Purgeable::Finished],
+        };
+        for kind in kinds {
+            let text = sql::purgeable(*kind, purge.limit - rows.len());
+            rows.extend(DB::fetch(&mut tx, self.sql.render(&text), cutoff.clone()).await?);
+        }
+        let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        let mut purged = 0;
+        if !ids.is_empty() {
+            purged = DB::run(&mut tx, self.sql.render(sql::PURGE), vec![Value::Texts(ids)]).await?;
+        }
+        // Also if there was nothing: a transaction that is dropped keeps its locks for a moment longer.
+        tx.commit().await?;
+        Ok(purged)
     }
 
     fn window(&self, rows: &[DB::Row]) -> Result<Window> {
@@ -315,7 +395,7 @@ impl<DB: Database> SqlStore<DB> {
         let owner = DB::text(row, after + 3)?.map(NodeId::from);
         Ok(StoredEvent {
             event: columns
-                .and_then(|c| decode(&id, c, available_at))
+                .and_then(|c| decode(&id, c, available_at, !DB::CHECKS_JSON))
                 .map_err(|reason| DecodeError { id, reason }),
             seq,
             status,
@@ -327,6 +407,11 @@ impl<DB: Database> SqlStore<DB> {
             lease: owner.zip(DB::time(row, after + 4)?),
         })
     }
+}
+
+/// The version of the tables that this build makes.
+fn newest_version<DB: Dialect>() -> i64 {
+    i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
 }
 
 /// Begins a transaction that is going to write.
@@ -359,7 +444,7 @@ struct WindowRow {
 }
 
 impl Window {
-    fn into_taken(mut self) -> Taken {
+    fn into_taken(mut self, check_json: bool) -> Taken {
         // In the order of the table within a key; a retry may have put an early event behind a later one.
         if self.rows.iter().any(|row| row.key.is_some()) {
             self.rows.sort_by_key(|row| row.seq);
@@ -370,7 +455,7 @@ impl Window {
         taken.behind.dedup();
         for row in self.rows {
             let now = row.now;
-            match row.columns.and_then(|c| decode(&row.id, c, row.available_at)) {
+            match row.columns.and_then(|c| decode(&row.id, c, row.available_at, check_json)) {
                 Ok(event) => taken.deliveries.push(Delivery {
                     expires_in: event.expires_at().map(|end| end - now),
                     waited: (now - row.available_at).to_std().unwrap_or_default(),
@@ -388,7 +473,7 @@ impl Window {
 }
 
 /// Makes an event of its columns, or says why not.
-fn decode(id: &EventId, c: Columns, available_at: DateTime<Utc>) -> Result<Event, String> {
+fn decode(id: &EventId, c: Columns, available_at: DateTime<Utc>, check_json: bool) -> Result<Event, String> {
     let headers = match c.headers.as_deref() {
         None => BTreeMap::new(),
         Some(text) => serde_json::from_str::<Option<BTreeMap<String, String>>>(text)
@@ -402,6 +487,9 @@ fn decode(id: &EventId, c: Columns, available_at: DateTime<Utc>) -> Result<Event
             .unwrap_or_default(),
     };
     let payload = match (c.payload, c.payload_bytes, c.content_type) {
+        (Some(json), None, _) if check_json && serde_json::from_str::<IgnoredAny>(&json).is_err() => {
+            return Err("its payload is not JSON".to_owned());
+        }
         (Some(json), None, _) => Payload::Json(json),
         (None, Some(data), Some(content_type)) => Payload::Bytes { content_type, data },
         _ => return Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
@@ -508,7 +596,7 @@ impl<DB: Database> Store for SqlStore<DB> {
             };
             match window.map_err(|e| self.explain(e)) {
                 Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                window => return Ok(window?.into_taken()),
+                window => return Ok(window?.into_taken(!DB::CHECKS_JSON)),
             }
         }
     }
@@ -526,13 +614,20 @@ impl<DB: Database> Store for SqlStore<DB> {
             values.extend(batch_values::<DB>(&rest, true));
             batches.push((DB::settle_rest(by), values));
         }
-        // Each batch is a statement, and a statement is atomic. The two need not be atomic together: each
-        // row is in one of them only.
-        let mut moved = 0;
-        for (template, values) in batches {
-            moved += self.run(&template, values).await?;
+        match &mut *batches {
+            [] => Ok(0),
+            // A statement is a transaction.
+            [(template, values)] => self.run(template, std::mem::take(values)).await,
+            several => {
+                let mut tries = 0;
+                loop {
+                    match self.run_all(several).await.map_err(|e| self.explain(e)) {
+                        Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                        done => return done,
+                    }
+                }
+            }
         }
-        Ok(moved)
     }
 
     async fn extend(
@@ -556,8 +651,14 @@ impl<DB: Database> Store for SqlStore<DB> {
             return Ok(ids);
         }
         let rows = self.fetch(sql::HELD, vec![Value::text(owner.as_str()), ids_value(&ids)]).await?;
-        let still: HashSet<String> = rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect();
-        Ok(ids.into_iter().filter(|id| still.contains(id.as_str())).collect())
+        let mut still = HashSet::new();
+        for row in &rows {
+            still.extend(DB::text(row, 0)?.zip(DB::int(row, 1)?));
+        }
+        // The claim as well: the same owner may hold the event again.
+        let is_held =
+            |(id, claim): &&(EventId, Claim)| still.contains(&(id.as_str().to_owned(), i64::from(*claim)));
+        Ok(held.iter().filter(is_held).map(|(id, _)| id.clone()).collect())
     }
 
     async fn reap(&self) -> Result<u64> {
@@ -566,10 +667,14 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
         let mut template = sql::COUNT_START.to_owned();
-        let mut values = vec![Value::text(id.as_str()), Value::Int(claim.into())];
-        if let Holder::Lease { owner, .. } = by {
-            template.push_str(" AND locked_by = $3");
-            values.push(Value::text(owner.as_str()));
+        let mut values =
+            vec![Value::text(id.as_str()), Value::Int(claim.into()), Value::text(by.owner().as_str())];
+        match by {
+            Holder::Lease { .. } => template.push_str(sql::COUNTED_BY_LEASE),
+            Holder::Exclusive { epoch, .. } => {
+                template.push_str(sql::COUNTED_BY_EPOCH);
+                values.push(Value::Int(*epoch));
+            }
         }
         if self.run(&template, values).await? == 0 {
             return Ok(None);
@@ -581,26 +686,13 @@ impl<DB: Database> Store for SqlStore<DB> {
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let name = Value::text(name);
         self.run(DB::NEW_LEASE, vec![name.clone()]).await?;
-        let mut tx = begin_on(&self.pools.relay).await?;
-        let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the lease's row vanished".to_owned()))?;
-        let now = DB::time(row, 3)?.unwrap_or_default();
-        let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
-        let until = DB::time(row, 2)?;
-        let answer = match (current, until) {
-            (Some(current), _) if current == holder.as_str() => Leadership::Held { epoch, clean: true },
-            (Some(current), Some(until)) if until > now => {
-                let remaining = (until - now).to_std().unwrap_or_default();
-                return Ok(Leadership::HeldBy { holder: NodeId::from(current), remaining });
+        let mut tries = 0;
+        loop {
+            match self.lead_by_row(&name, holder, ttl).await {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                answer => return answer,
             }
-            (vanished, _) => Leadership::Held { epoch: epoch + 1, clean: vanished.is_none() },
-        };
-        if let Leadership::Held { epoch, .. } = answer {
-            let values = vec![name, Value::text(holder.as_str()), Value::Int(epoch), Value::micros(ttl)];
-            DB::run(&mut tx, self.sql.render(sql::PUT_LEASE), values).await?;
-            tx.commit().await?;
         }
-        Ok(answer)
     }
 
     async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
@@ -610,25 +702,13 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {
-        let cutoff = vec![Value::micros(purge.older_than)];
-        let mut tx = begin_on(&self.pools.relay).await?;
-        let mut rows = Vec::new();
-        let kinds: &[Purgeable] = match purge.what {
-            Purgeable::Everything => &[Purgeable::Finished, Purgeable::Everything],
-            Purgeable::Done => &[Purgeable::Done],
-            Purgeable::Finished => &[Purgeable::Finished],
-        };
-        for kind in kinds {
-            let text = sql::purgeable(*kind, purge.limit - rows.len());
-            rows.extend(DB::fetch(&mut tx, self.sql.render(&text), cutoff.clone()).await?);
+        let mut tries = 0;
+        loop {
+            match self.purge_batch(purge).await.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                done => return done,
+            }
         }
-        let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        let purged = DB::run(&mut tx, self.sql.render(sql::PURGE), vec![Value::Texts(ids)]).await?;
-        tx.commit().await?;
-        Ok(purged)
     }
 
     async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {
@@ -693,29 +773,17 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn migrate(&self) -> Result<()> {
-        let known = DB::MIGRATIONS.len() as i64;
         let mut tx = begin_on(&self.pools.write).await?;
         DB::lock_migrations(&mut tx, &self.sql.names).await?;
-        DB::script(&mut tx, self.sql.render(sql::MAKE_VERSION).text.to_string()).await?;
-        let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_VERSION), Vec::new()).await?;
-        let found = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or(0);
-        if found > known {
-            return Err(Error::SchemaTooNew { found, known });
-        }
-        if found < known {
-            for migration in &DB::MIGRATIONS[found as usize..] {
-                DB::script(&mut tx, render(migration, &self.sql.names, &DB::fragment)).await?;
-            }
-            DB::run(&mut tx, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
-            DB::run(&mut tx, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
-            tracing::info!(store = self.name, from = found, to = known, "migrated the outbox tables");
-        }
+        let migrated = self.migrate_in(&mut tx).await;
+        DB::unlock_migrations(&mut tx, &self.sql.names).await?;
+        migrated?;
         tx.commit().await?;
         Ok(())
     }
 
     async fn check_schema(&self) -> Result<()> {
-        let needed = DB::MIGRATIONS.len() as i64;
+        let needed = newest_version::<DB>();
         let rows = self.fetch(sql::SEE_VERSION, Vec::new()).await?;
         match rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten() {
             None => Err(Error::NotMigrated { table: self.sql.names.table.clone() }),

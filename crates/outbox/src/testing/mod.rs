@@ -1,5 +1,98 @@
 //! Help for testing: your own code that writes events, and stores of your own.
 //!
-//! Behind the feature `testing`.
+//! Behind the feature `testing`. Beside what is here: [`Relay::idle`](crate::Relay::idle) waits until everything due is
+//! handled, [`Relay::poll_once`](crate::Relay::poll_once) polls once, and a [`FrozenClock`](crate::FrozenClock) stands
+//! still until you move it.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+//! use outbox::{Event, testing};
+//!
+//! let outbox = testing::outbox().await;
+//! outbox.send(Event::new("order.placed").json(&42)).await?;       // your code does this
+//!
+//! let written = testing::written(&outbox).await;
+//! assert_eq!(written.one("order.placed").payload::<u32>().unwrap(), 42);
+//! written.none("order.cancelled");
+//! # Ok(()) }
+//! ```
 
 pub mod conformance;
+
+use crate::event::Event;
+use crate::outbox::Outbox;
+use crate::sql::Database;
+use crate::store::{Filter, StoredEvent};
+
+/// An outbox in memory, ready to be written to.
+///
+/// # Panics
+///
+/// If SQLite cannot be opened in memory.
+#[cfg(feature = "sqlite")]
+pub async fn outbox() -> Outbox<sqlx::Sqlite> {
+    let outbox = Outbox::sqlite(":memory:").await.expect("SQLite opens in memory");
+    outbox.migrate().await.expect("the tables can be made");
+    outbox
+}
+
+/// Everything that is in an outbox, oldest first: see [`Written`].
+///
+/// # Panics
+///
+/// If it cannot be read.
+pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> Written {
+    let all = outbox.store().list(&Filter::default(), 1_000_000).await;
+    Written(all.expect("the outbox can be read"))
+}
+
+/// What was written, with assertions that name what they found when they fail.
+#[derive(Debug)]
+pub struct Written(Vec<StoredEvent>);
+
+impl Written {
+    /// All events, with where they stand.
+    pub fn all(&self) -> &[StoredEvent] {
+        &self.0
+    }
+
+    /// The events of a type.
+    pub fn of_type(&self, event_type: &str) -> Vec<&Event> {
+        let events = self.0.iter().filter_map(|stored| stored.event.as_ref().ok());
+        events.filter(|event| *event.event_type() == event_type).collect()
+    }
+
+    /// The one event of a type.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or more than one.
+    #[track_caller]
+    pub fn one(&self, event_type: &str) -> &Event {
+        self.count(event_type, 1);
+        self.of_type(event_type)[0]
+    }
+
+    /// Asserts that no event of a type was written.
+    ///
+    /// # Panics
+    ///
+    /// If there is one.
+    #[track_caller]
+    pub fn none(&self, event_type: &str) {
+        self.count(event_type, 0);
+    }
+
+    /// Asserts how many events of a type were written.
+    ///
+    /// # Panics
+    ///
+    /// If there are more or fewer.
+    #[track_caller]
+    pub fn count(&self, event_type: &str, expected: usize) {
+        let found = self.of_type(event_type).len();
+        let there: Vec<&str> =
+            self.0.iter().filter_map(|s| s.event.as_ref().ok()).map(|event| event.event_type().as_str()).collect();
+        assert_eq!(found, expected, "expected {expected} of {event_type:?}, the outbox holds {there:?}");
+    }
+}

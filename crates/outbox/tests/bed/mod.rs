@@ -6,14 +6,15 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use outbox::store::{StoredEvent, Status};
-use outbox::{Clock, Cx, Database, Event, EventBuilder, EventId, FrozenClock, Outbox, OutboxBuilder};
+use outbox::{Clock, Cx, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder, Outcome};
 use sqlx::{MySql, Postgres, Sqlite};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Longer than anything here takes: a test that hangs fails instead.
 pub const FOREVER: Duration = Duration::from_secs(60);
@@ -24,7 +25,7 @@ pub trait Base: Database {
     fn place() -> Option<Place>;
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
     /// Runs a statement of the test's own.
-    fn run(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    fn execute_sql(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     /// Asks for one number.
     fn number(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = i64> + Send;
 }
@@ -57,7 +58,7 @@ macro_rules! base {
                 builder.$open(url).await
             }
 
-            async fn run(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
+            async fn execute_sql(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
                 let done = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(conn).await?;
                 Ok(done.rows_affected())
             }
@@ -136,7 +137,7 @@ impl<DB: Base> Bed<DB> {
 
     pub async fn run(&self, sql: &str) -> Result<u64, sqlx::Error> {
         let mut conn = self.outbox.pool().acquire().await?;
-        DB::run(&mut conn, &sql.replace("{t}", &self.table)).await
+        DB::execute_sql(&mut conn, &sql.replace("{t}", &self.table)).await
     }
 
     pub async fn number(&self, sql: &str) -> i64 {
@@ -175,6 +176,34 @@ impl<DB: Base> Bed<DB> {
 /// An event whose payload is a number.
 pub fn numbered(event_type: &str, number: u64) -> EventBuilder {
     Event::new(event_type).json(&number)
+}
+
+/// What a handler of these tests returns.
+pub type Handling = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send>>;
+
+/// Holds handlers up until it is opened, for good.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<Semaphore>);
+
+impl Gate {
+    pub fn closed() -> Self {
+        Self(Arc::new(Semaphore::new(0)))
+    }
+
+    pub fn open(&self) {
+        self.0.close();
+    }
+
+    /// Lets this many through.
+    pub fn admit(&self, count: usize) {
+        self.0.add_permits(count);
+    }
+
+    pub async fn pass(&self) {
+        if let Ok(permit) = self.0.acquire().await {
+            permit.forget();
+        }
+    }
 }
 
 /// What handlers saw, in order. Clones are the same record.
@@ -248,6 +277,50 @@ impl Seen {
         }
         drop(running);
         Leave(self.clone(), cx.id().clone())
+    }
+
+    /// A handler that notes what it sees.
+    pub fn handler(&self) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+        self.says(|_| Ok(Outcome::Done))
+    }
+
+    /// A handler that notes what it sees, and takes this long.
+    pub fn taking(&self, time: Duration) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+        let seen = self.clone();
+        move |cx| {
+            let seen = seen.clone();
+            Box::pin(async move {
+                seen.note_for(&cx, time).await;
+                Ok(Outcome::Done)
+            })
+        }
+    }
+
+    /// A handler that notes what it sees, and says this.
+    pub fn says(
+        &self,
+        say: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static,
+    ) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+        let seen = self.clone();
+        move |cx| {
+            seen.note(&cx);
+            let said = say(&cx);
+            Box::pin(async move { said })
+        }
+    }
+
+    /// A handler that notes what it sees, and waits until the gate is opened.
+    pub fn behind(&self, gate: &Gate) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+        let (seen, gate) = (self.clone(), gate.clone());
+        move |cx| {
+            let (seen, gate) = (seen.clone(), gate.clone());
+            Box::pin(async move {
+                let _running = seen.enter(&cx);
+                seen.note(&cx);
+                gate.pass().await;
+                Ok(Outcome::Done)
+            })
+        }
     }
 
     /// Waits until there were this many calls.

@@ -1,0 +1,190 @@
+//! The `--database` setting: which kind of database it names, how it may be shown, what its errors mean.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use outbox::DatabaseKind;
+use sqlx::ConnectOptions;
+use sqlx::mysql::MySqlConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::Usage;
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A database URL. Shown, it is without user and password.
+pub(crate) struct DatabaseUrl {
+    url: String,
+    kind: DatabaseKind,
+}
+
+impl DatabaseUrl {
+    /// Reads the setting. Nothing is connected.
+    pub(crate) fn parse(url: &str) -> Result<Self, Usage> {
+        let kind = kind(url)?;
+        if kind != DatabaseKind::Sqlite && !url.contains("://") {
+            let scheme = url.split(':').next().unwrap_or_default();
+            return Err(Usage(format!(
+                "--database (or DATABASE_URL) needs // and a server after {scheme}: {HOW}"
+            )));
+        }
+        Ok(Self { url: url.to_owned(), kind })
+    }
+
+    pub(crate) fn kind(&self) -> DatabaseKind {
+        self.kind
+    }
+
+    /// The URL with everything in it: for connecting, not for showing.
+    pub(crate) fn secret(&self) -> &str {
+        &self.url
+    }
+
+    /// Connects once, so that what is wrong is said at once and by name: a pool tries for long, and then only
+    /// knows that it got no connection.
+    pub(crate) async fn probe(&self) -> Result<()> {
+        let probe = async {
+            match self.kind {
+                DatabaseKind::Postgres => {
+                    drop(PgConnectOptions::from_str(&self.url)?.connect().await?);
+                }
+                DatabaseKind::MySql => {
+                    let url = self.url.replacen("mariadb:", "mysql:", 1);
+                    drop(MySqlConnectOptions::from_str(&url)?.connect().await?);
+                }
+                // A file is opened or not: the store's own error says it all.
+                _ => {}
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(PATIENCE, probe).await {
+            Ok(connected) => connected.map_err(|error| self.explain(&error)),
+            Err(_) => Err(anyhow!(
+                "the server of {self} does not answer within {} seconds\n\
+                 hint: check host and port in --database (or DATABASE_URL), and firewalls on the way",
+                PATIENCE.as_secs()
+            )),
+        }
+    }
+
+    /// What a database error means for whoever wrote the setting.
+    pub(crate) fn explain(&self, error: &sqlx::Error) -> anyhow::Error {
+        let (what, hint) = match error {
+            sqlx::Error::Configuration(why) => (
+                format!("cannot read the database URL {self}: {why}"),
+                "write the characters / ? # @ % of a user or password as %2F %3F %23 %40 %25".to_owned(),
+            ),
+            sqlx::Error::Io(why) => (
+                format!("cannot reach the server of {self}: {why}"),
+                "is it running, and are host and port in --database (or DATABASE_URL) right?".to_owned(),
+            ),
+            sqlx::Error::Tls(why) => (
+                format!("no encrypted connection to {self}: {why}"),
+                "set sslmode (PostgreSQL) or ssl-mode (MySQL) in --database (or DATABASE_URL) \
+                 to what the server offers"
+                    .to_owned(),
+            ),
+            sqlx::Error::Database(why) => {
+                let code = why.code().unwrap_or_default();
+                let hint = match &*code {
+                    "28P01" | "28000" => "check user and password in --database (or DATABASE_URL)",
+                    "3D000" => {
+                        "create the database first, or correct its name in --database (or DATABASE_URL)"
+                    }
+                    "42000" if why.message().contains("Unknown database") => {
+                        "create the database first, or correct its name in --database, DATABASE_URL or --schema"
+                    }
+                    "3F000" => "create the schema first, or correct --schema",
+                    "42501" | "42000" => {
+                        "the user needs the right to create tables; `outbox migrate --print` gives the SQL \
+                         to someone who has it"
+                    }
+                    "14" => "does the folder of the file in --database exist, and may you write there?",
+                    "8" => "the file in --database may not be written to",
+                    "26" => "the file in --database exists but is not a SQLite database: name another one",
+                    _ => "check --database (or DATABASE_URL)",
+                };
+                (format!("{self} refuses: {}", why.message()), hint.to_owned())
+            }
+            other => (format!("{self}: {other}"), "check --database (or DATABASE_URL)".to_owned()),
+        };
+        anyhow!("{what}\nhint: {hint}")
+    }
+
+    /// The same for the library's errors, of which those of the database need explaining.
+    pub(crate) fn explain_outbox(&self, error: outbox::Error) -> anyhow::Error {
+        match error {
+            outbox::Error::Database(e) => self.explain(e.inner()),
+            outbox::Error::Url { reason, .. } => self.explain(&sqlx::Error::Configuration(reason.into())),
+            other => other.into(),
+        }
+    }
+}
+
+const HOW: &str = "\
+    as in sqlite:shop.db, postgres://user:password@host/database or mysql://user:password@host/database";
+
+/// The kind of database by the scheme of its URL; the scheme alone will do.
+pub(crate) fn kind(url: &str) -> Result<DatabaseKind, Usage> {
+    match url.split(':').next().unwrap_or_default() {
+        "sqlite" => Ok(DatabaseKind::Sqlite),
+        "postgres" | "postgresql" => Ok(DatabaseKind::Postgres),
+        "mysql" | "mariadb" => Ok(DatabaseKind::MySql),
+        scheme if url.contains("://") => Err(Usage(format!(
+            "--database (or DATABASE_URL) starts with {scheme:?}, which is no database known here: write it {HOW}"
+        ))),
+        // The word before the colon may be a user, and the rest a password: not shown.
+        _ => Err(Usage(format!(
+            "--database (or DATABASE_URL) does not say which kind of database it is: write it {HOW}"
+        ))),
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.url.split_once("://") else {
+            // A SQLite file; what follows a `?` is of no interest.
+            return f.write_str(self.url.split('?').next().unwrap_or_default());
+        };
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if tail.contains('@') {
+            // Most likely a password that was not escaped: nobody can tell where it ends.
+            return write!(f, "{scheme}://…");
+        }
+        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let path = tail.split(['?', '#']).next().unwrap_or_default();
+        write!(f, "{scheme}://{host}{path}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shown_url_holds_no_secret() {
+        for (url, shown) in [
+            ("postgres://ada:s3cret@db:5432/shop?password=x", "postgres://db:5432/shop"),
+            ("mysql://root@127.0.0.1/test", "mysql://127.0.0.1/test"),
+            ("postgres://a:p@ss@db/x", "postgres://db/x"),
+            ("postgres://ada:s3/cret@db/x", "postgres://…"),
+            ("postgres://ada:s3?cret@db/x", "postgres://…"),
+            ("postgres://db/x?password=s3@cret", "postgres://…"),
+            ("sqlite:app.db", "sqlite:app.db"),
+            ("sqlite://app.db?mode=rwc", "sqlite://app.db"),
+        ] {
+            assert_eq!(DatabaseUrl::parse(url).unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_without_being_shown() {
+        for url in ["ada:s3cret@db/shop", "postgres:ada:s3cret@db/shop", "s3cret", ""] {
+            let Err(usage) = DatabaseUrl::parse(url) else { panic!("{url:?} was taken") };
+            assert!(!usage.to_string().contains("s3cret"), "{usage}");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! What people do: look, replay, cancel, purge.
+
+use std::time::Duration;
+
+use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
+use crate::event::EventId;
+use crate::store::{Backlog, Filter, Purge, Purgeable, Stats, Status, Verdict};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn status(status: Status) -> Filter {
+    Filter { status: Some(status), ..Filter::default() }
+}
+
+/// By status, type, aggregate type and id, alone and together, oldest first.
+pub async fn events_are_listed_counted_and_found(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([
+            event("placed").aggregate("order", "1"),
+            event("placed").aggregate("invoice", "2"),
+            event("paid").aggregate("order", "1"),
+            event("paid").aggregate("order", "3"),
+        ])
+        .await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.settle("a", &taken[2], dead("no")).await;
+    scene.settle("a", &taken[3], again(5)).await;
+    let of = |event_type: Option<&str>, aggregate_type: Option<&str>, status: Option<Status>| Filter {
+        status,
+        event_type: event_type.map(str::to_owned),
+        aggregate_type: aggregate_type.map(str::to_owned),
+        ..Filter::default()
+    };
+    for (filter, expected) in [
+        (Filter::default(), &[0, 1, 2, 3][..]),
+        (of(Some("placed"), None, None), &[0, 1]),
+        (of(None, Some("order"), None), &[0, 2, 3]),
+        (of(Some("paid"), Some("order"), None), &[2, 3]),
+        (of(Some("paid"), Some("order"), Some(Status::Dead)), &[2]),
+        (of(Some("paid"), Some("invoice"), None), &[]),
+        (status(Status::Done), &[0]),
+        (status(Status::New), &[1]),
+        (status(Status::Dead), &[2]),
+        (status(Status::Retry), &[3]),
+        (Filter { id: Some(written[1].clone()), ..Filter::default() }, &[1]),
+        (Filter { id: Some(written[1].clone()), status: Some(Status::Dead), ..Filter::default() }, &[]),
+    ] {
+        let found = scene.store.list(&filter, 10).await.unwrap();
+        let found: Vec<EventId> = found.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
+        let expected: Vec<EventId> = expected.iter().map(|i: &usize| written[*i].clone()).collect();
+        assert_eq!(found, expected, "{filter:?}");
+        assert_eq!(scene.count(filter).await, expected.len() as u64);
+    }
+    assert!(scene.find(&EventId::from("nobody")).await.is_none());
+    assert_eq!(scene.store.list(&Filter::default(), 3).await.unwrap().len(), 3);
+}
+
+/// After the last one seen.
+pub async fn listing_goes_page_by_page(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write((0..10).map(|_| event("n"))).await;
+    let mut found = Vec::new();
+    let mut filter = Filter::default();
+    loop {
+        let page = scene.store.list(&filter, 3).await.unwrap();
+        let Some(last) = page.last() else { break };
+        filter.after_seq = Some(last.seq);
+        found.extend(page.into_iter().map(|s| s.event.unwrap().id().clone()));
+    }
+    assert_eq!(found, written);
+}
+
+/// As if it had just been written: no attempts behind it, due at once, not expired.
+pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let end = scene.now() + chrono::Duration::seconds(10);
+    let id = scene.bury(event("one").expires_at(end)).await;
+    let done = scene.write_one(event("done")).await;
+    let taken = scene.lease_one("a").await;
+    scene.settle("a", &taken, Verdict::Done).await;
+    scene.pass(DAY);
+    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap(), 1);
+    let stored = scene.see(&id).await;
+    assert_eq!((stored.status, stored.attempts), (Status::New, 0));
+    assert_eq!(stored.available_at, scene.now());
+    assert_eq!((stored.done_at, stored.lease), (None, None));
+    assert_eq!(scene.see(&done).await.status, Status::Done);
+    let taken = scene.lease_one("a").await;
+    assert_eq!(*taken.event.id(), id);
+    assert_eq!(taken.attempts, 0);
+    assert!(taken.expires_in.is_none_or(|left| left > chrono::Duration::zero()));
+    assert!(!taken.suspect);
+    assert_eq!(scene.settle("a", &taken, Verdict::Done).await, 1);
+    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap(), 0);
+}
+
+/// One, some, or all, oldest first.
+pub async fn replay_takes_one_or_a_number(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write((0..6).map(|n| event(if n < 4 { "a" } else { "b" }))).await;
+    for delivery in scene.lease("x").await {
+        scene.settle("x", &delivery, dead("no")).await;
+    }
+    let one = Filter { id: Some(written[3].clone()), ..Filter::default() };
+    assert_eq!(scene.store.replay(&one, 10).await.unwrap(), 1);
+    assert_eq!(scene.store.replay(&one, 10).await.unwrap(), 0);
+    let of_a = Filter { event_type: Some("a".to_owned()), ..Filter::default() };
+    assert_eq!(scene.store.replay(&of_a, 2).await.unwrap(), 2);
+    assert_eq!(scene.see(&written[0]).await.status, Status::New);
+    assert_eq!(scene.see(&written[1]).await.status, Status::New);
+    assert_eq!(scene.see(&written[2]).await.status, Status::Dead);
+    let of_new = Filter { status: Some(Status::New), ..Filter::default() };
+    assert_eq!(scene.store.replay(&of_new, 0).await.unwrap(), 0);
+    assert_eq!(scene.store.replay(&Filter::default(), 100).await.unwrap(), 3);
+    assert_eq!(scene.count(status(Status::Dead)).await, 0);
+}
+
+/// What is out or over cannot be called back.
+pub async fn only_pending_events_that_nobody_holds_are_cancelled(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let done = scene.write_one(event("done")).await;
+    let taken = scene.lease_one("a").await;
+    scene.settle("a", &taken, Verdict::Done).await;
+    let buried = scene.bury(event("dead")).await;
+    let retry = scene.write_one(event("retry")).await;
+    let taken = scene.lease_one("a").await;
+    scene.settle("a", &taken, again(60)).await;
+    let held = scene.write_one(event("held")).await;
+    scene.lease_one("a").await;
+    let delayed = scene.write_one(event("delayed").deliver_after(DAY)).await;
+    let fresh = scene.write_one(event("fresh")).await;
+    for (id, cancelled) in [
+        (&done, false),
+        (&buried, false),
+        (&held, false),
+        (&retry, true),
+        (&delayed, true),
+        (&fresh, true),
+        (&fresh, false),
+        (&EventId::from("nobody"), false),
+    ] {
+        assert_eq!(scene.store.cancel(id).await.unwrap(), cancelled);
+    }
+    assert!(scene.find(&fresh).await.is_none());
+    assert_eq!(scene.all().await.len(), 3);
+    scene.pass(LEASE);
+    assert!(scene.store.cancel(&held).await.unwrap(), "nobody holds it any more");
+}
+
+/// And tell how long the oldest due one has waited.
+pub async fn statistics_count_by_status(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    assert_eq!(scene.store.stats().await.unwrap(), Stats::default());
+    scene.write((0..10).map(|_| event("n"))).await;
+    let taken = scene.lease("a").await;
+    for (n, delivery) in taken.iter().enumerate() {
+        match n {
+            0..4 => scene.settle("a", delivery, Verdict::Done).await,
+            4..7 => scene.settle("a", delivery, dead("no")).await,
+            7..9 => scene.settle("a", delivery, again(60)).await,
+            _ => scene.settle("a", delivery, Verdict::Released).await,
+        };
+    }
+    scene.pass(5 * SECOND);
+    scene.write([event("delayed").deliver_after(DAY)]).await;
+    let stats = scene.store.stats().await.unwrap();
+    let expected = Stats { new: 2, retry: 2, done: 4, dead: 3, oldest_due: Some(5 * SECOND) };
+    assert_eq!(stats, expected);
+}
+
+/// Held events are pending, not free; delayed ones are neither due nor free.
+pub async fn the_backlog_counts_what_is_pending_and_what_is_free(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    assert_eq!(scene.store.backlog().await.unwrap(), Backlog::default());
+    scene.write([event("delayed").deliver_after(60 * SECOND)]).await;
+    let backlog = scene.store.backlog().await.unwrap();
+    assert_eq!(backlog, Backlog { pending: 1, free: 0, oldest_due: None });
+    scene.write([event("one"), event("two"), keyed("k")]).await;
+    scene.pass(3 * SECOND);
+    let held = scene.lease_one("a").await;
+    let backlog = scene.store.backlog().await.unwrap();
+    assert_eq!(backlog, Backlog { pending: 4, free: 2, oldest_due: Some(3 * SECOND) });
+    scene.settle("a", &held, Verdict::Done).await;
+    let backlog = scene.store.backlog().await.unwrap();
+    assert_eq!(backlog, Backlog { pending: 3, free: 2, oldest_due: Some(3 * SECOND) });
+    scene.pass(57 * SECOND);
+    assert_eq!(scene.store.backlog().await.unwrap().free, 3);
+}
+
+async fn purge(scene: &Scene, what: Purgeable, older_than: Duration, limit: usize) -> u64 {
+    scene.store.purge(Purge { what, older_than, limit }).await.unwrap()
+}
+
+/// Not by the time they were written.
+pub async fn done_events_are_purged_by_the_time_they_were_done(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write([event("early"), event("late"), event("dead"), event("pending")]).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.settle("a", &taken[2], dead("no")).await;
+    scene.pass(10 * SECOND);
+    scene.settle("a", &taken[1], Verdict::Done).await;
+    scene.settle("a", &taken[3], again(0)).await;
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 0, "not older than that");
+    scene.pass(SECOND);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 1);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 0);
+    scene.pass(100 * DAY);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 1);
+    let left: Vec<Status> = scene.all().await.iter().map(|s| s.status).collect();
+    assert_eq!(left, [Status::Dead, Status::Retry]);
+}
+
+/// An old event that died today is kept as long as a young one that did.
+pub async fn dead_events_are_purged_by_the_time_they_died(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write_one(event("pending")).await;
+    let held = scene.lease_one("a").await;
+    let old = scene.write_one(event("old")).await;
+    scene.pass(30 * DAY);
+    scene.settle("a", &held, Verdict::Released).await;
+    let taken = scene.lease("a").await;
+    let dying = taken.iter().find(|d| *d.event.id() == old).unwrap();
+    scene.settle("a", dying, dead("today")).await;
+    assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 0);
+    scene.pass(7 * DAY + SECOND);
+    assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 1);
+    assert!(scene.find(&old).await.is_none());
+    assert_eq!(scene.count(status(Status::New)).await, 1, "what is pending stays");
+
+    // A replayed event is pending, however long ago it died.
+    let replayed = scene.bury(event("replayed")).await;
+    scene.store.replay(&Filter::default(), 10).await.unwrap();
+    scene.pass(30 * DAY);
+    assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 0);
+    assert!(scene.find(&replayed).await.is_some());
+}
+
+/// Each batch is a short transaction.
+pub async fn a_purge_goes_in_batches(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write((0..25).map(|_| event("n"))).await;
+    for (n, delivery) in scene.lease("a").await.iter().enumerate() {
+        scene.settle("a", delivery, if n % 2 == 0 { Verdict::Done } else { dead("no") }).await;
+    }
+    scene.pass(DAY);
+    for purged in [10, 10, 5, 0] {
+        assert_eq!(purge(&scene, Purgeable::Finished, SECOND, 10).await, purged);
+    }
+    assert!(scene.all().await.is_empty());
+}
+
+/// For tables that only change data capture reads.
+pub async fn purging_everything_takes_pending_events_too(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write((0..5).map(|_| event("old"))).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.settle("a", &taken[1], dead("no")).await;
+    scene.settle("a", &taken[2], Verdict::Released).await;
+    scene.settle("a", &taken[3], Verdict::Released).await;
+    scene.pass(DAY);
+    let young = scene.write([event("young"), keyed("young")]).await;
+    assert_eq!(purge(&scene, Purgeable::Everything, 2 * DAY, 100).await, 0);
+    assert_eq!(purge(&scene, Purgeable::Everything, SECOND, 3).await, 3);
+    assert_eq!(purge(&scene, Purgeable::Everything, SECOND, 100).await, 2);
+    let left: Vec<EventId> =
+        scene.all().await.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
+    assert_eq!(left, young);
+}

@@ -1,0 +1,366 @@
+//! The suite that every store passes.
+//!
+//! A store that is not part of this crate offers its outbox by a [`Harness`], and one line makes a test of
+//! every case:
+//!
+//! ```no_run
+//! use outbox::testing::conformance::Harness;
+//! use outbox::Clock;
+//! use outbox::store::SharedStore;
+//! # async fn open_my_store(_: Clock) -> SharedStore { unimplemented!() }
+//!
+//! struct MyStore;
+//!
+//! #[async_trait::async_trait]
+//! impl Harness for MyStore {
+//!     async fn connect(&self, clock: Clock) -> SharedStore {
+//!         open_my_store(clock).await
+//!     }
+//! }
+//!
+//! outbox::conformance_tests!(Some(MyStore));
+//! # fn main() {}
+//! ```
+//!
+//! The cases are ordinary functions, so that one of them can be run alone:
+//! `settle::a_stale_holder_settles_nothing(&harness).await`.
+
+pub mod admin;
+pub mod exclusive;
+pub mod order;
+pub mod schema;
+pub mod settle;
+pub mod take;
+pub mod together;
+pub mod write;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Timelike, Utc};
+
+use crate::event::{Event, EventBuilder, EventId};
+use crate::sql::Clock;
+use crate::sql::dialect::FrozenClock;
+use crate::store::{
+    Claim, Completion, Cursor, Delivery, Filter, Holder, NodeId, OnDead, Origin, Settlement, SharedStore,
+    StoredEvent, Take, Taken, Verdict,
+};
+
+/// What the suite needs of a store: a place of its own for each test.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// Connects to this harness's outbox, whose tables do not exist before somebody calls
+    /// [`migrate`](crate::Store::migrate). A second call is a second node at the same outbox.
+    async fn connect(&self, clock: Clock) -> SharedStore;
+
+    /// Runs a statement as a writer in another language would. `{events}` stands for the table of the events,
+    /// `{version}` for that of the schema's version. `false`: this store has no SQL, and the cases that need
+    /// it have nothing to show.
+    async fn execute(&self, sql: &str) -> bool {
+        let _ = sql;
+        false
+    }
+}
+
+/// Makes a `#[tokio::test]` of every case of the [suite](crate::testing::conformance). The expression gives a
+/// new harness to each test, or `None` where there is no database to run on.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($harness:expr) => {
+        $crate::conformance_tests! { @cases $harness;
+            write {
+                json_is_kept_to_the_byte
+                bytes_are_kept_to_the_byte
+                every_field_comes_back_as_it_was_written
+                fields_at_their_limits_fit
+                times_at_their_limits_fit
+                many_events_keep_the_order_in_which_they_were_given
+                writing_nothing_is_nothing
+                other_languages_need_only_a_type_and_a_payload
+                types_and_keys_differ_by_case_and_trailing_spaces
+                a_deduplication_key_keeps_the_second_event_out
+                a_deduplication_key_counts_inside_one_batch
+                a_deduplication_key_is_free_again_after_its_event_is_deleted
+                a_duplicate_id_is_an_error_and_stores_nothing
+                a_duplicate_id_is_an_error_beside_deduplication_keys_too
+            }
+            take {
+                due_events_come_oldest_first
+                a_limit_is_kept
+                a_delay_counts_from_the_time_of_storing
+                an_absolute_time_is_waited_for
+                recent_events_are_left_alone_if_asked
+                what_another_holds_is_not_taken
+                an_expired_lease_is_taken_over_under_a_higher_claim
+                what_was_given_back_is_not_suspect
+                a_reaped_event_is_free_and_still_suspect
+                extending_keeps_a_lease_and_reports_the_lost
+                extending_under_an_old_claim_is_lost
+                starts_are_counted_while_the_claim_holds
+                a_cursor_sees_everything_exactly_once
+                a_cursor_goes_on_past_what_is_held
+                expiry_and_waiting_are_told
+                a_row_that_cannot_be_decoded_does_not_stop_the_rest
+                the_databases_clock_decides_when_nobody_freezes_it
+            }
+            settle {
+                done_is_kept_or_deleted
+                settling_twice_moves_nothing
+                a_counted_failure_becomes_a_retry
+                an_uncounted_deferral_stays_new
+                a_dead_event_says_when_and_why
+                a_released_event_is_as_it_was
+                errors_are_kept_to_their_limit
+                a_stale_holder_settles_nothing
+                a_stranger_settles_nothing
+                the_same_owner_settles_nothing_under_an_old_claim
+                a_holder_whose_lease_ran_out_may_settle_until_somebody_takes_over
+                a_finished_event_stays_finished
+                a_batch_may_hold_every_verdict
+                settling_nothing_moves_nothing
+            }
+            order {
+                a_key_is_taken_from_its_head_in_order
+                a_held_head_holds_back_its_key_only
+                a_retrying_head_holds_back_its_key_only
+                a_delayed_head_holds_back_its_key_only
+                a_limit_cuts_a_key_at_its_end
+                two_thousand_blocked_events_do_not_hide_another_key
+                a_dead_head_holds_or_is_skipped
+                events_of_chosen_keys_are_taken_alone
+                a_recent_head_holds_back_its_key
+                frontiers_count_as_taken
+                frontiers_do_not_hide_other_keys
+            }
+            exclusive {
+                a_lease_is_led_by_one_at_a_time
+                the_same_holder_keeps_its_epoch
+                a_takeover_raises_the_epoch_and_is_not_clean
+                a_resigned_lease_is_free_at_once_and_clean
+                resigning_in_an_old_epoch_changes_nothing
+                leases_of_different_names_are_independent
+                nobody_leases_rows_while_one_holds_the_table
+                reading_as_the_holder_writes_nothing
+                an_old_epoch_takes_nothing
+                an_old_epoch_settles_nothing
+                an_old_epoch_counts_no_start
+                rows_leased_before_stay_with_their_holder
+                only_one_of_many_becomes_the_leader
+            }
+            admin {
+                events_are_listed_counted_and_found
+                listing_goes_page_by_page
+                replay_makes_dead_events_new
+                replay_takes_one_or_a_number
+                only_pending_events_that_nobody_holds_are_cancelled
+                statistics_count_by_status
+                the_backlog_counts_what_is_pending_and_what_is_free
+                done_events_are_purged_by_the_time_they_were_done
+                dead_events_are_purged_by_the_time_they_died
+                a_purge_goes_in_batches
+                purging_everything_takes_pending_events_too
+            }
+            schema {
+                migrating_twice_changes_nothing
+                two_may_migrate_at_once
+                an_unmigrated_store_says_so
+                a_newer_schema_is_refused
+            }
+            together {
+                concurrent_takers_never_get_the_same_event
+                concurrent_takers_keep_the_order_of_keys
+                events_of_a_key_become_visible_in_their_order
+                writers_takers_and_settlers_do_not_fail_each_other
+                purging_beside_takers_does_not_fail_either
+            }
+        }
+    };
+    (@cases $harness:expr; $($subject:ident { $($case:ident)* })*) => {
+        $($(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                if let Some(harness) = $harness {
+                    $crate::testing::conformance::$subject::$case(&harness).await;
+                }
+            }
+        )*)*
+    };
+}
+
+/// How long a lease is in the cases, unless it matters.
+const LEASE: Duration = Duration::from_secs(30);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An outbox with a clock that the case moves by hand.
+struct Scene {
+    store: SharedStore,
+    clock: FrozenClock,
+}
+
+impl Scene {
+    async fn open(harness: &impl Harness) -> Self {
+        // Whole milliseconds: not every database keeps more.
+        let now = Utc::now();
+        let now = now.with_nanosecond(now.nanosecond() / 1_000_000 * 1_000_000).unwrap_or(now);
+        let clock = FrozenClock::at(now);
+        let store = harness.connect(Clock::Frozen(clock.clone())).await;
+        store.migrate().await.expect("the tables are made");
+        Self { store, clock }
+    }
+
+    fn now(&self) -> DateTime<Utc> {
+        self.clock.now()
+    }
+
+    fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
+    /// Writes events in one transaction.
+    async fn write(&self, events: impl IntoIterator<Item = EventBuilder>) -> Vec<EventId> {
+        let events: Vec<Event> = events.into_iter().map(|e| e.build().expect("a valid event")).collect();
+        self.store.insert(&events).await.expect("events are stored")
+    }
+
+    async fn write_one(&self, event: EventBuilder) -> EventId {
+        self.write([event]).await.pop().expect("one event is stored")
+    }
+
+    async fn take(&self, take: &Take) -> Taken {
+        self.store.take(take).await.expect("events are taken")
+    }
+
+    /// Leases all that is due.
+    async fn lease(&self, owner: &str) -> Vec<Delivery> {
+        self.take(&leasing(owner)).await.deliveries
+    }
+
+    /// Leases one event, the oldest.
+    async fn lease_one(&self, owner: &str) -> Delivery {
+        let taken = self.take(&Take { limit: 1, ..leasing(owner) }).await;
+        taken.deliveries.into_iter().next().expect("an event is due")
+    }
+
+    async fn settle(&self, owner: &str, delivery: &Delivery, verdict: Verdict) -> u64 {
+        self.settle_all(&holder(owner), [(delivery, verdict)]).await
+    }
+
+    async fn settle_all<'a>(
+        &self,
+        by: &Holder,
+        verdicts: impl IntoIterator<Item = (&'a Delivery, Verdict)>,
+    ) -> u64 {
+        let settlements: Vec<Settlement> =
+            verdicts.into_iter().map(|(d, verdict)| settlement(d, verdict)).collect();
+        self.store.settle(by, Completion::Keep, &settlements).await.expect("verdicts are written")
+    }
+
+    async fn see(&self, id: &EventId) -> StoredEvent {
+        self.find(id).await.expect("the event is stored")
+    }
+
+    async fn find(&self, id: &EventId) -> Option<StoredEvent> {
+        self.store.find(id).await.expect("the store answers")
+    }
+
+    async fn count(&self, filter: Filter) -> u64 {
+        self.store.count(&filter).await.expect("the store counts")
+    }
+
+    async fn all(&self) -> Vec<StoredEvent> {
+        self.store.list(&Filter::default(), 100_000).await.expect("the store lists")
+    }
+
+    /// Writes an event, takes it and buries it.
+    async fn bury(&self, event: EventBuilder) -> EventId {
+        let id = self.write_one(event).await;
+        let taken = self.lease("gravedigger").await;
+        let delivery = taken.iter().find(|d| *d.event.id() == id).expect("the event is due");
+        self.settle("gravedigger", delivery, dead("buried")).await;
+        for other in taken.iter().filter(|d| *d.event.id() != id) {
+            self.settle("gravedigger", other, Verdict::Released).await;
+        }
+        id
+    }
+}
+
+fn event(event_type: &str) -> EventBuilder {
+    Event::new(event_type).json_text("{}")
+}
+
+fn keyed(key: &str) -> EventBuilder {
+    event("thing").ordering_key(key)
+}
+
+fn holder(owner: &str) -> Holder {
+    Holder::Lease { owner: NodeId::from(owner), lease: LEASE }
+}
+
+/// Takes by lease, from the start, a thousand at most.
+fn leasing(owner: &str) -> Take {
+    taking(holder(owner))
+}
+
+fn taking(by: Holder) -> Take {
+    Take {
+        by,
+        from: Origin::Start,
+        limit: 1_000,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        frontiers: HashMap::new(),
+    }
+}
+
+fn after(cursor: Option<Cursor>) -> Origin {
+    cursor.map_or(Origin::Start, Origin::After)
+}
+
+fn settlement(delivery: &Delivery, verdict: Verdict) -> Settlement {
+    Settlement { id: delivery.event.id().clone(), claim: delivery.claim, verdict }
+}
+
+fn again(seconds: u64) -> Verdict {
+    Verdict::Again {
+        after: Duration::from_secs(seconds),
+        counted: true,
+        error: Some("broker away".to_owned()),
+    }
+}
+
+fn dead(reason: &str) -> Verdict {
+    Verdict::Dead { counted: true, reason: reason.to_owned() }
+}
+
+fn ids(deliveries: &[Delivery]) -> Vec<EventId> {
+    deliveries.iter().map(|d| d.event.id().clone()).collect()
+}
+
+fn held(deliveries: &[Delivery]) -> Vec<(EventId, Claim)> {
+    deliveries.iter().map(|d| (d.event.id().clone(), d.claim)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_case_is_in_the_list() {
+        let list = include_str!("mod.rs");
+        for source in [
+            include_str!("admin.rs"),
+            include_str!("exclusive.rs"),
+            include_str!("order.rs"),
+            include_str!("schema.rs"),
+            include_str!("settle.rs"),
+            include_str!("take.rs"),
+            include_str!("together.rs"),
+            include_str!("write.rs"),
+        ] {
+            let cases = source.lines().filter_map(|line| line.strip_prefix("pub async fn "));
+            for case in cases.filter_map(|line| line.split('(').next()) {
+                assert!(list.contains(&format!("                {case}\n")), "{case} is not in the list");
+            }
+        }
+    }
+}

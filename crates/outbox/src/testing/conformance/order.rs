@@ -1,0 +1,226 @@
+//! Order per key: only the oldest unsettled run of a key is ever out.
+
+use std::collections::HashMap;
+
+use super::exclusive::exclusive;
+use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
+use crate::store::{OnDead, Origin, Take, Taken, Verdict};
+
+fn behind(taken: &Taken) -> Vec<&str> {
+    let mut keys: Vec<&str> = taken.behind.iter().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// The whole run at once, in its order, to one holder.
+pub async fn a_key_is_taken_from_its_head_in_order(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write((0..10).map(|n| keyed(if n % 2 == 0 { "even" } else { "odd" }))).await;
+    let taken = scene.take(&leasing("a")).await;
+    assert_eq!(ids(&taken.deliveries), written);
+    assert!(taken.behind.is_empty());
+    assert!(taken.deliveries.iter().all(|d| d.seq.is_some()));
+    // A retry comes back before what was written after it, though it became due later.
+    for delivery in &taken.deliveries {
+        let verdict = if delivery.event.id() == &written[0] { again(1) } else { Verdict::Released };
+        scene.settle("a", delivery, verdict).await;
+    }
+    scene.pass(SECOND);
+    assert_eq!(ids(&scene.lease("a").await), written);
+}
+
+/// What is out holds back what comes after it, on every other node.
+pub async fn a_held_head_holds_back_its_key_only(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([keyed("a"), keyed("a"), keyed("b"), event("free")]).await;
+    let head = scene.lease_one("one").await;
+    assert_eq!(head.event.id(), &written[0]);
+    let taken = scene.take(&leasing("two")).await;
+    assert_eq!(ids(&taken.deliveries), written[2..]);
+    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(taken.scanned, 3);
+    let taken = scene.take(&leasing("one")).await;
+    assert!(taken.deliveries.is_empty(), "not even to the head's own holder: it may settle in any order");
+    assert_eq!(scene.settle("one", &head, Verdict::Done).await, 1);
+    assert_eq!(ids(&scene.lease("two").await), written[1..2]);
+}
+
+/// Through every retry.
+pub async fn a_retrying_head_holds_back_its_key_only(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([keyed("a"), keyed("a"), keyed("b")]).await;
+    let head = scene.lease_one("one").await;
+    scene.settle("one", &head, again(10)).await;
+    let taken = scene.take(&leasing("one")).await;
+    assert_eq!(ids(&taken.deliveries), written[2..]);
+    assert_eq!(behind(&taken), ["a"]);
+    scene.pass(10 * SECOND);
+    let taken = scene.take(&leasing("one")).await;
+    assert_eq!(ids(&taken.deliveries), written[..2]);
+    // An expired lease holds its key back until the head itself is taken over.
+    scene.pass(LEASE);
+    assert_eq!(ids(&scene.lease("two").await), written);
+}
+
+/// A delay is part of the order.
+pub async fn a_delayed_head_holds_back_its_key_only(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([keyed("a").deliver_after(10 * SECOND), keyed("a"), keyed("b")]).await;
+    let taken = scene.take(&leasing("one")).await;
+    assert_eq!(ids(&taken.deliveries), written[2..]);
+    assert_eq!(behind(&taken), ["a"]);
+    scene.pass(10 * SECOND);
+    assert_eq!(ids(&scene.lease("one").await), written[..2]);
+    // In the middle as well.
+    let written = scene.write([keyed("c"), keyed("c").deliver_after(SECOND), keyed("c")]).await;
+    let taken = scene.take(&leasing("one")).await;
+    assert_eq!(ids(&taken.deliveries), written[..1]);
+    assert_eq!(behind(&taken), ["c"]);
+}
+
+/// What is left of the run waits for what was taken of it.
+pub async fn a_limit_cuts_a_key_at_its_end(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write((0..5).map(|_| keyed("a"))).await;
+    let first = scene.take(&Take { limit: 2, ..leasing("one") }).await;
+    assert_eq!(ids(&first.deliveries), written[..2]);
+    let second = scene.take(&Take { limit: 2, ..leasing("one") }).await;
+    assert!(second.deliveries.is_empty());
+    assert_eq!(behind(&second), ["a"]);
+    for delivery in &first.deliveries {
+        scene.settle("one", delivery, Verdict::Done).await;
+    }
+    assert_eq!(ids(&scene.lease("two").await), written[2..]);
+}
+
+/// Page by page past all that waits for one head.
+pub async fn two_thousand_blocked_events_do_not_hide_another_key(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write([keyed("blocked").deliver_after(1_000 * SECOND)]).await;
+    scene.write((0..2_000).map(|_| keyed("blocked"))).await;
+    scene.pass(SECOND);
+    let other = scene.write([keyed("other"), event("free")]).await;
+    let mut found = Vec::new();
+    let mut from = Origin::Start;
+    let mut pages = 0;
+    loop {
+        let taken = scene.take(&Take { from, limit: 100, ..leasing("one") }).await;
+        found.extend(ids(&taken.deliveries));
+        pages += 1;
+        if taken.scanned < 100 {
+            break;
+        }
+        assert_eq!(behind(&taken), ["blocked"]);
+        from = after(taken.cursor);
+    }
+    assert_eq!(found, other);
+    assert_eq!(pages, 21);
+}
+
+/// Which of the two is the taker's choice.
+pub async fn a_dead_head_holds_or_is_skipped(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([keyed("a"), keyed("a"), keyed("b")]).await;
+    let head = scene.lease_one("one").await;
+    scene.settle("one", &head, dead("no")).await;
+    let taken = scene.take(&leasing("one")).await;
+    assert_eq!(ids(&taken.deliveries), written[2..]);
+    assert_eq!(behind(&taken), ["a"]);
+    let skipping = Take { on_dead: OnDead::Skip, ..leasing("one") };
+    assert_eq!(ids(&scene.take(&skipping).await.deliveries), written[1..2]);
+
+    // Replayed, it is the head again.
+    let taken = scene.write([keyed("c"), keyed("c")]).await;
+    let head = scene.lease_one("one").await;
+    scene.settle("one", &head, dead("no")).await;
+    assert!(scene.lease("one").await.is_empty());
+    scene.store.replay(&Default::default(), 10).await.unwrap();
+    let again = scene.lease("two").await;
+    let of_c: Vec<_> = again.iter().filter(|d| d.event.ordering_key() == Some("c")).cloned().collect();
+    assert_eq!(ids(&of_c), taken);
+}
+
+/// In the order of each key, whatever else is due.
+pub async fn events_of_chosen_keys_are_taken_alone(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([
+            event("free"),
+            keyed("a"),
+            keyed("b"),
+            keyed("c"),
+            keyed("a"),
+            keyed("b").deliver_after(SECOND),
+        ])
+        .await;
+    let keys = |keys: &[&str]| Origin::Keys(keys.iter().map(|k| (*k).to_owned()).collect());
+    let some = Take { from: keys(&["b", "a", "nobody's"]), ..leasing("one") };
+    let mut taken = ids(&scene.take(&some).await.deliveries);
+    taken.sort_by_key(|id| written.iter().position(|w| w == id));
+    assert_eq!(taken, [written[1].clone(), written[2].clone(), written[4].clone()]);
+    assert!(scene.take(&some).await.deliveries.is_empty());
+    let limited = Take { from: keys(&["c"]), limit: 1, ..leasing("one") };
+    assert_eq!(ids(&scene.take(&limited).await.deliveries), written[3..4]);
+    assert_eq!(ids(&scene.lease("one").await), written[..1]);
+    // The oldest of a key comes first, though it became due last.
+    let [first, second] = scene.write([keyed("d"), keyed("d")]).await.try_into().unwrap();
+    let head = scene.lease_one("one").await;
+    scene.settle("one", &head, again(1)).await;
+    scene.pass(SECOND);
+    let one = Take { from: keys(&["d"]), limit: 1, ..leasing("one") };
+    assert_eq!(ids(&scene.take(&one).await.deliveries), [first]);
+    assert!(scene.find(&second).await.is_some());
+}
+
+/// What is left alone for being recent holds back what comes after it all the same.
+pub async fn a_recent_head_holds_back_its_key(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let old = scene.write([keyed("a"), keyed("b")]).await;
+    scene.pass(2 * SECOND);
+    let young = scene.write([keyed("a"), keyed("c")]).await;
+    let careful = Take { skip_recent: SECOND, ..leasing("one") };
+    assert_eq!(ids(&scene.take(&careful).await.deliveries), old);
+    scene.pass(SECOND);
+    let taken = scene.take(&careful).await;
+    assert_eq!(ids(&taken.deliveries), young[1..], "a's first is still out");
+}
+
+/// One node holds the table: what it has of a key is in its memory, and it takes what follows.
+pub async fn frontiers_count_as_taken(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let by = exclusive(&scene, "one").await;
+    let written = scene.write((0..6).map(|_| keyed("a"))).await;
+    let first = scene.take(&Take { limit: 2, ..taking(by.clone()) }).await;
+    assert_eq!(ids(&first.deliveries), written[..2]);
+    let frontier = first.deliveries[1].seq.unwrap();
+    let frontiers = HashMap::from([("a".to_owned(), frontier)]);
+    let next = Take { from: after(first.cursor), limit: 2, frontiers, ..taking(by.clone()) };
+    let second = scene.take(&next).await;
+    assert_eq!(ids(&second.deliveries), written[2..4]);
+    assert!(second.behind.is_empty());
+    let forgetful = Take { frontiers: HashMap::new(), ..next };
+    let taken = scene.take(&forgetful).await;
+    assert!(taken.deliveries.is_empty(), "without the frontier the first two are in the way");
+    assert_eq!(behind(&taken), ["a"]);
+}
+
+/// Nor later gaps in the same key.
+pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let by = exclusive(&scene, "one").await;
+    let written =
+        scene.write([keyed("a"), keyed("b"), keyed("a").deliver_after(SECOND), keyed("a"), keyed("b")]).await;
+    let first = scene.take(&Take { limit: 1, ..taking(by.clone()) }).await;
+    assert_eq!(ids(&first.deliveries), written[..1]);
+    let frontiers = HashMap::from([("a".to_owned(), first.deliveries[0].seq.unwrap())]);
+    let taken = scene.take(&Take { from: after(first.cursor), frontiers, ..taking(by.clone()) }).await;
+    assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[4].clone()]);
+    assert_eq!(behind(&taken), ["a"], "the delayed one is in the way");
+    // Leases know nothing of frontiers: what is held stands in the rows.
+    let epoch = match &by {
+        crate::store::Holder::Exclusive { owner, epoch } => (owner.clone(), *epoch),
+        crate::store::Holder::Lease { .. } => unreachable!(),
+    };
+    scene.store.resign(crate::store::EXCLUSIVE, &epoch.0, epoch.1).await.unwrap();
+    assert_eq!(ids(&scene.take(&taking(holder("two"))).await.deliveries).len(), 3);
+}

@@ -1,0 +1,143 @@
+//! A store that fails on purpose, and otherwise is the one behind it.
+
+#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use outbox::store::{
+    Backlog, Claim, Completion, Filter, Holder, Leadership, NodeId, Purge, Settlement, SharedStore, Stats, Store,
+    StoredEvent, Take, Taken,
+};
+use outbox::{Error, Event, EventId, Result};
+
+/// Which call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Settle,
+    Take,
+}
+
+/// Fails the first calls of one kind.
+pub struct Failing {
+    inner: SharedStore,
+    at: Where,
+    left: AtomicUsize,
+    failed: AtomicUsize,
+    error: fn() -> Error,
+}
+
+impl std::fmt::Debug for Failing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} that fails in {:?}", self.inner, self.at)
+    }
+}
+
+impl Failing {
+    /// Fails this many settlements.
+    pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
+        Arc::new(Self { inner, at: Where::Settle, left: times.into(), failed: 0.into(), error })
+    }
+
+    /// Fails this many takes.
+    pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
+        Arc::new(Self { inner, at: Where::Take, left: times.into(), failed: 0.into(), error })
+    }
+
+    /// How many calls have failed.
+    pub fn failed(&self) -> usize {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    fn fail(&self, at: Where) -> Result<()> {
+        let fails = at == self.at
+            && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+        if fails {
+            self.failed.fetch_add(1, Ordering::SeqCst);
+            return Err((self.error)());
+        }
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl Store for Failing {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    async fn insert(&self, events: &[Event]) -> Result<Vec<EventId>> {
+        self.inner.insert(events).await
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken> {
+        self.fail(Where::Take)?;
+        self.inner.take(take).await
+    }
+
+    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64> {
+        self.fail(Where::Settle)?;
+        self.inner.settle(by, completion, settlements).await
+    }
+
+    async fn extend(&self, owner: &NodeId, lease: Duration, held: &[(EventId, Claim)]) -> Result<Vec<EventId>> {
+        self.inner.extend(owner, lease, held).await
+    }
+
+    async fn reap(&self) -> Result<u64> {
+        self.inner.reap().await
+    }
+
+    async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
+        self.inner.count_start(by, id, claim).await
+    }
+
+    async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        self.inner.lead(name, holder, ttl).await
+    }
+
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
+        self.inner.resign(name, holder, epoch).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<u64> {
+        self.inner.purge(purge).await
+    }
+
+    async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.inner.list(filter, limit).await
+    }
+
+    async fn count(&self, filter: &Filter) -> Result<u64> {
+        self.inner.count(filter).await
+    }
+
+    async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>> {
+        self.inner.find(id).await
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+        self.inner.replay(filter, limit).await
+    }
+
+    async fn cancel(&self, id: &EventId) -> Result<bool> {
+        self.inner.cancel(id).await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        self.inner.stats().await
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        self.inner.backlog().await
+    }
+
+    async fn migrate(&self) -> Result<()> {
+        self.inner.migrate().await
+    }
+
+    async fn check_schema(&self) -> Result<()> {
+        self.inner.check_schema().await
+    }
+}

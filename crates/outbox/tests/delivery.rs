@@ -1,0 +1,442 @@
+//! How events reach their handlers: hot, cold, once, and at last.
+
+mod bed;
+#[path = "bed/failing.rs"]
+mod failing;
+
+use std::time::{Duration, Instant};
+
+use bed::{FOREVER, Gate, Seen, numbered};
+use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
+use outbox::{Backoff, Error, Event, OnDead, RelayBuilder};
+
+/// An hour: what waits for that never comes in a test.
+const NEVER: Duration = Duration::from_secs(3_600);
+const MS: Duration = Duration::from_millis(1);
+
+on_every_database! {
+    /// The poller is kept away, so only the hot path can have delivered it.
+    async fn a_committed_event_goes_the_hot_way_and_is_done(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).skip_recent(NEVER).poll_interval(NEVER).start().await.unwrap();
+            let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            seen.reach(1).await;
+            relay.idle().await.unwrap();
+            let stored = bed.find(&id).await;
+            assert_eq!((stored.status, stored.attempts, stored.lease), (Status::Done, 0, None));
+            assert!(stored.done_at.is_some());
+            relay.stop().await.unwrap();
+            assert_eq!(seen.numbers(), [1]);
+        }
+    }
+
+    async fn what_another_process_wrote_is_found_by_the_poller(|bed|) {
+        let writer = bed.another().await;
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
+            relay.idle().await.unwrap();
+            writer.write("e", 0..20).await;
+            relay.idle().await.unwrap();
+            seen.assert_each_once(0..20);
+            relay.stop().await.unwrap();
+        }
+        assert_eq!(bed.tally().await, (0, 0, 60, 0));
+    }
+
+    /// Case 7: a JSON column that normalizes would show on one path only.
+    async fn both_paths_deliver_every_byte_as_it_was_written(|bed|) {
+        let text = "{\"z\":1,  \"a\":1.50, \"a\":1.0, \"n\":\"\\u0000\", \"ü\" : [ ] }";
+        let blob: Vec<u8> = (0..=255).collect();
+        let events = || [
+            Event::new("e").json_text(text).tenant("acme").header("h", "wert ü").correlation("story")
+                .aggregate("order", "42"),
+            Event::new("e").bytes("application/x-all", blob.clone()),
+            Event::new("e").bytes("text/plain", ""),
+        ];
+        for hot in [true, false] {
+            let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+            let relay = bed.outbox.single_node().workers(1).on_type("e", move |cx: outbox::Cx| {
+                sender.send(cx.event().clone()).unwrap();
+                async {}
+            });
+            let relay = if hot { relay.skip_recent(NEVER) } else { relay.no_hot_path() };
+            let relay = relay.start().await.unwrap();
+            bed.outbox.send_all(events()).await.unwrap();
+            let mut all = Vec::new();
+            while all.len() < 3 {
+                all.push(received.recv().await.unwrap());
+            }
+            all.sort_by_key(|event| event.id().clone());
+            let [json, bytes, empty] = all.try_into().unwrap();
+            assert_eq!(json.payload_bytes(), text.as_bytes(), "hot: {hot}");
+            assert_eq!(json.tenant_id(), Some("acme"));
+            assert_eq!(json.header("h"), Some("wert ü"));
+            assert_eq!(json.correlation_id(), Some("story"));
+            assert_eq!((json.aggregate_type().as_str(), json.aggregate_id()), ("order", Some("42")));
+            assert_eq!((bytes.payload_bytes(), bytes.content_type()), (&*blob, "application/x-all"));
+            assert_eq!((empty.payload_bytes(), empty.content_type()), (&b""[..], "text/plain"));
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn what_finds_the_hot_queue_full_stays_new_and_the_poller_finishes_it(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let (seen, gate) = (Seen::default(), Gate::closed());
+            let relay = relay.on_type("e", seen.behind(&gate)).workers(1).hot_capacity(2).cold_capacity(1)
+                .start().await.unwrap();
+            bed.write("e", 0..1).await;
+            seen.reach(1).await;
+            let ids = bed.write("e", 1..20).await;
+            assert_eq!(ids.len(), 19, "a full queue fails no write");
+            for id in &ids {
+                assert_eq!(bed.status(id).await, Status::New);
+            }
+            gate.open();
+            seen.reach(20).await;
+            relay.idle().await.unwrap();
+            seen.assert_each_once(0..20);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn workers_take_two_hot_events_for_each_cold_one(|bed|) {
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let relay = bed.outbox.single_node().workers(1).poll_interval(NEVER)
+            .on_type("gate", seen.behind(&gate)).on_type("e", seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        bed.write("gate", 1_000..1_001).await;
+        seen.reach(1).await;
+        bed.another().await.write("e", 100..130).await;
+        relay.poll_once().await.unwrap();
+        bed.write("e", 0..30).await;
+        gate.open();
+        seen.reach(61).await;
+        let first: Vec<bool> = seen.numbers()[1..31].iter().map(|n| *n < 100).collect();
+        let hot = first.iter().filter(|hot| **hot).count();
+        assert!((19..=21).contains(&hot), "{hot} of the first 30 were hot");
+        relay.stop().await.unwrap();
+    }
+
+    /// Case 1: hot and cold race for every event of a burst.
+    async fn a_burst_of_a_thousand_is_delivered_once_each(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().workers(24).poll_interval(5 * MS)
+            .on_type("e", seen.taking(30 * MS)).start().await.unwrap();
+        let writers = (0..10u64).map(|w| {
+            let outbox = bed.outbox.clone();
+            async move {
+                for n in 0..10 {
+                    let first = w * 100 + n * 10;
+                    outbox.send_all((first..first + 10).map(|n| numbered("e", n))).await.unwrap();
+                }
+            }
+        });
+        futures_util::future::join_all(writers).await;
+        seen.reach(1_000).await;
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..1_000);
+        assert_eq!(bed.tally().await, (0, 0, 1_000, 0));
+        relay.stop().await.unwrap();
+    }
+
+    /// Case 2: two nodes that share a table, each with a hot path of its own.
+    async fn two_nodes_deliver_each_event_once(|bed|) {
+        let other = bed.another().await;
+        let seen = Seen::default();
+        let mut relays = Vec::new();
+        for outbox in [&bed.outbox, &other.outbox] {
+            relays.push(outbox.multi_node().workers(8).poll_interval(5 * MS)
+                .on_type("e", seen.taking(2 * MS)).start().await.unwrap());
+        }
+        for n in 0..25 {
+            bed.write("e", n * 20..n * 20 + 10).await;
+            other.write("e", n * 20 + 10..n * 20 + 20).await;
+        }
+        seen.reach(500).await;
+        for relay in &relays {
+            relay.idle().await.unwrap();
+        }
+        seen.assert_each_once(0..500);
+        assert_eq!(bed.tally().await, (0, 0, 500, 0));
+        let nodes: std::collections::HashSet<String> = seen.calls().into_iter().map(|c| c.node).collect();
+        assert_eq!(nodes.len(), 2);
+        for relay in relays {
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// Two nodes on what a third process wrote: only claims keep them apart.
+    async fn two_pollers_share_a_backlog_without_overlap(|bed|) {
+        bed.write("e", 0..600).await;
+        let seen = Seen::default();
+        let (a, b) = (bed.another().await, bed.another().await);
+        let start = |outbox: outbox::Outbox<DB>| {
+            let relay = outbox.multi_node().workers(16).batch(10).poll_interval(5 * MS);
+            relay.on_type("e", seen.taking(2 * MS)).start()
+        };
+        let (a, b) = (start(a.outbox.clone()).await.unwrap(), start(b.outbox.clone()).await.unwrap());
+        seen.reach(600).await;
+        a.idle().await.unwrap();
+        b.idle().await.unwrap();
+        seen.assert_each_once(0..600);
+        a.stop().await.unwrap();
+        b.stop().await.unwrap();
+    }
+
+    /// Case 11: no claims on rows, many workers, and a poller that never rests.
+    async fn one_node_without_claims_delivers_a_backlog_once(|bed|) {
+        bed.write("e", 0..1_000).await;
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().workers(32).no_hot_path().poll_interval(MS)
+            .on_type("e", seen.taking(5 * MS)).start().await.unwrap();
+        while seen.count() < 1_000 {
+            relay.poll_once().await.unwrap();
+        }
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..1_000);
+        relay.stop().await.unwrap();
+    }
+
+    /// Case 9: the old system needed 200 s for this with its default settings.
+    async fn a_backlog_does_not_wait_for_poll_intervals(|bed|) {
+        bed.write("e", 0..2_000).await;
+        let seen = Seen::default();
+        let began = Instant::now();
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        seen.reach(2_000).await;
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..2_000);
+        relay.stop().await.unwrap();
+    }
+
+    /// Case 10: the old system read and sorted all that was pending, at every poll.
+    async fn a_poll_costs_the_same_however_much_is_pending(|bed|) {
+        bed.write("e", 0..200).await;
+        let store = bed.outbox.store();
+        let owner = NodeId::from("a");
+        let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &owner, FOREVER).await.unwrap() else {
+            panic!("nobody else is there");
+        };
+        let take = Take {
+            by: Holder::Exclusive { owner, epoch },
+            from: Origin::Start,
+            limit: 50,
+            skip_recent: Duration::ZERO,
+            on_dead: OnDead::Hold,
+            frontiers: Default::default(),
+        };
+        let mut medians = Vec::new();
+        for doublings in [0, 7] {
+            for _ in 0..doublings {
+                let sql = "INSERT INTO {t} (event_type, payload) SELECT event_type, payload FROM {t}";
+                bed.run(sql).await.unwrap();
+            }
+            let mut times = Vec::new();
+            for _ in 0..15 {
+                let began = Instant::now();
+                assert_eq!(store.take(&take).await.unwrap().deliveries.len(), 50);
+                times.push(began.elapsed());
+            }
+            times.sort();
+            medians.push(times[7]);
+        }
+        assert!(medians[1] < medians[0] * 8 + 10 * MS, "few pending, 128 times as many: {medians:?}");
+    }
+
+    /// Case 12: the handler did its work; that the database did not take the verdict is not its fault.
+    async fn a_settlement_that_fails_is_not_a_failure_of_the_handler(|bed|) {
+        for exclusive in [true, false] {
+            let store = failing::Failing::settle(bed.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
+            let seen = Seen::default();
+            let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
+            let relay = relay.on_type("e", seen.handler()).retry(Backoff::never()).poll_interval(5 * MS)
+                .start().await.unwrap();
+            let ids = bed.write("e", 0..5).await;
+            seen.reach(5).await;
+            relay.idle().await.unwrap();
+            assert_eq!(store.failed(), 5, "all failures happened");
+            seen.assert_each_once(0..5);
+            for id in &ids {
+                let stored = bed.find(id).await;
+                assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::Done, 0, None));
+            }
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// The same, when the database says that trying again is no use: a full disk looks like that.
+    async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|bed|) {
+        let store = failing::Failing::settle(bed.outbox.store(), 6, || Error::Store("disk full".to_owned()));
+        let seen = Seen::default();
+        let relay = RelayBuilder::single_node(store.clone()).on_type("e", seen.handler()).poll_interval(5 * MS)
+            .start().await.unwrap();
+        bed.write("e", 0..3).await;
+        seen.reach(3).await;
+        relay.idle().await.unwrap();
+        assert_eq!(store.failed(), 6);
+        seen.assert_each_once(0..3);
+        assert_eq!(bed.tally().await, (0, 0, 3, 0));
+        relay.stop().await.unwrap();
+    }
+
+    async fn taking_goes_on_after_the_database_was_away(|bed|) {
+        let store = failing::Failing::take(bed.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
+        bed.write("e", 0..3).await;
+        let seen = Seen::default();
+        let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
+        seen.reach(3).await;
+        relay.idle().await.unwrap();
+        assert_eq!(store.failed(), 3);
+        seen.assert_each_once(0..3);
+        relay.stop().await.unwrap();
+    }
+
+    /// Three times as long as the lease, while another node waits for it to run out.
+    async fn a_handler_may_take_longer_than_its_lease(|bed|) {
+        let other = bed.another().await;
+        let seen = Seen::default();
+        let mut relays = Vec::new();
+        for outbox in [&bed.outbox, &other.outbox] {
+            relays.push(outbox.multi_node().lease(300 * MS).poll_interval(20 * MS)
+                .on_type("e", seen.taking(1_000 * MS)).start().await.unwrap());
+        }
+        // Hot, and cold: both are leased, each in its own way.
+        bed.write("e", 0..2).await;
+        bed.another().await.write("e", 2..4).await;
+        bed.drained().await;
+        seen.assert_each_once(0..4);
+        for relay in relays {
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// A writer that takes its time holds a place in the hot queue, and a lock on its row.
+    async fn an_open_transaction_does_not_keep_leases_from_being_renewed(|bed|) {
+        if bed.url().ends_with(".db") {
+            return; // SQLite has one writer: an open transaction keeps everybody waiting.
+        }
+        let seen = Seen::default();
+        let other = bed.another().await;
+        let mut relays = Vec::new();
+        for outbox in [&bed.outbox, &other.outbox] {
+            relays.push(outbox.multi_node().lease(300 * MS).poll_interval(20 * MS)
+                .on_type("e", seen.taking(1_500 * MS)).start().await.unwrap());
+        }
+        let mut tx = bed.outbox.begin().await.unwrap();
+        bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        bed.outbox.send(numbered("e", 0)).await.unwrap();
+        seen.reach(1).await;
+        // The handler of 0 needs five leases; the transaction stays open for all of them.
+        while bed.number("SELECT count(*) FROM {t} WHERE status = 1").await == 0 {
+            tokio::time::sleep(20 * MS).await;
+        }
+        tx.commit().await.unwrap();
+        bed.drained().await;
+        seen.assert_each_once(0..2);
+        for relay in relays {
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// A transaction that commits after younger ones were delivered is behind the place that the poller reads from.
+    async fn a_late_commit_is_delivered(|bed|) {
+        if bed.url().ends_with(".db") {
+            return; // One writer: nothing commits late.
+        }
+        let writer = bed.another().await;
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
+            let mut late = writer.outbox.begin().await.unwrap();
+            writer.outbox.write(&mut late, numbered("e", 0)).await.unwrap();
+            writer.write("e", 1..60).await;
+            seen.reach(59).await;
+            relay.idle().await.unwrap();
+            late.commit().await.unwrap();
+            seen.reach(60).await;
+            relay.idle().await.unwrap();
+            seen.assert_each_once(0..60);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn a_delayed_event_waits_in_the_database_until_it_is_due(frozen |bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
+            let at = bed.clock.as_ref().unwrap().now() + chrono::Duration::seconds(30);
+            let ids = bed.outbox.send_all([
+                numbered("e", 1).deliver_after(Duration::from_secs(60)),
+                numbered("e", 0).occurred_at(at - chrono::Duration::seconds(60)).available_at(at),
+            ]).await.unwrap();
+            relay.idle().await.unwrap();
+            assert_eq!(seen.count(), 0);
+            assert_eq!(bed.find(&ids[0]).await.lease, None);
+            bed.advance(Duration::from_secs(31));
+            relay.idle().await.unwrap();
+            assert_eq!(seen.numbers(), [0]);
+            bed.advance(Duration::from_secs(30));
+            relay.idle().await.unwrap();
+            assert_eq!(seen.numbers(), [0, 1]);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// No poll comes by itself: the relay remembers when what it saw written is due.
+    async fn a_delayed_event_comes_on_time_without_a_poll(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
+        relay.idle().await.unwrap();
+        let began = Instant::now();
+        bed.outbox.send(numbered("e", 0).deliver_after(200 * MS)).await.unwrap();
+        seen.reach(1).await;
+        assert!(began.elapsed() >= 190 * MS, "{:?}", began.elapsed());
+        relay.stop().await.unwrap();
+    }
+
+    async fn an_event_past_its_expiry_is_dead_and_never_handled(frozen |bed|) {
+        let seen = Seen::default();
+        let soon = bed.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
+        let old = bed.outbox.send(numbered("e", 0).expires_at(soon)).await.unwrap().unwrap();
+        let still_good = bed.outbox.send(numbered("e", 1).expires_at(soon + chrono::Duration::days(1))).await.unwrap().unwrap();
+        bed.advance(Duration::from_secs(11));
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        let stored = bed.find(&old).await;
+        assert_eq!((stored.status, stored.attempts, stored.last_error.as_deref()), (Status::Dead, 0, Some("expired")));
+        assert_eq!(bed.status(&still_good).await, Status::Done);
+        assert_eq!(seen.numbers(), [1]);
+        relay.stop().await.unwrap();
+    }
+
+    /// Writers in other languages make mistakes; they must not stop the poller.
+    async fn an_event_that_cannot_be_decoded_is_dead_and_the_rest_flows(|bed|) {
+        for headers in ["[1]", "{\"a\": 1}", "\"text\""] {
+            let sql = format!("INSERT INTO {{t}} (event_type, payload, headers) VALUES ('e', '7', '{headers}')");
+            bed.run(&sql).await.unwrap();
+        }
+        bed.run("INSERT INTO {t} (event_type, payload, headers) VALUES ('e', '8', 'null')").await.unwrap();
+        bed.write("e", 0..3).await;
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
+            relay.idle().await.unwrap();
+            let mut numbers = seen.numbers();
+            numbers.sort_unstable();
+            assert_eq!(numbers, [0, 1, 2, 8]);
+            let filter = Filter { status: Some(Status::Dead), ..Filter::default() };
+            let dead = bed.outbox.admin().list(&filter, 10).await.unwrap();
+            assert_eq!(dead.len(), 3);
+            for event in dead {
+                assert_eq!(event.attempts, 0);
+                let reason = event.last_error.unwrap();
+                assert!(reason.starts_with("cannot be decoded: its headers"), "{reason}");
+            }
+            relay.stop().await.unwrap();
+            bed.run("UPDATE {t} SET status = 0, done_at = NULL, last_error = NULL").await.unwrap();
+        }
+    }
+}

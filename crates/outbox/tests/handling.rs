@@ -1,0 +1,472 @@
+//! What handlers say, and what becomes of an event then: retries, death, routing, interceptors.
+
+mod bed;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bed::{Gate, Seen, numbered};
+use outbox::store::Status;
+use outbox::{
+    Backoff, Cx, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message, OrDead,
+    Outcome, RetryPolicy, Unrouted,
+};
+use serde::{Deserialize, Serialize};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+
+/// One second after each failure, three attempts.
+fn three() -> Backoff {
+    Backoff::default().base(SEC).max(SEC).max_attempts(3).no_jitter()
+}
+
+on_every_database! {
+    async fn a_failure_is_retried_until_the_event_is_dead(frozen |bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered()] {
+            let seen = Seen::default();
+            let relay = relay.retry(three())
+                .on_type("e", seen.says(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
+            let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            for attempt in 1..=3u32 {
+                relay.idle().await.unwrap();
+                assert_eq!(seen.count(), attempt as usize, "not before its time");
+                let stored = bed.find(&id).await;
+                assert_eq!(stored.attempts, attempt);
+                assert_eq!(stored.last_error.as_deref(), Some("no luck"));
+                assert_eq!(stored.lease, None);
+                let (status, wait) = if attempt < 3 { (Status::Retry, SEC) } else { (Status::Dead, SEC * 100) };
+                assert_eq!(stored.status, status);
+                bed.advance(wait);
+            }
+            relay.idle().await.unwrap();
+            assert_eq!(seen.attempts(), [1, 2, 3]);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// Case 5: the old system delivered 40 times in 4 s and counted nothing.
+    async fn a_panic_counts_as_an_attempt(frozen |bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().retry(three())
+            .on_type("e", seen.says(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        for _ in 0..5 {
+            relay.idle().await.unwrap();
+            bed.advance(SEC);
+        }
+        assert_eq!(seen.attempts(), [1, 2, 3]);
+        let stored = bed.find(&id).await;
+        assert_eq!((stored.status, stored.attempts), (Status::Dead, 3));
+        assert_eq!(stored.last_error.as_deref(), Some("the handler panicked: attempt 3"));
+        relay.stop().await.unwrap();
+    }
+
+    async fn retry_after_as_an_outcome_counts_no_attempt(frozen |bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.says(|cx| {
+            assert_eq!(cx.attempt(), 1);
+            Ok(Outcome::RetryAfter(SEC))
+        })).start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        for deferral in 1..=5 {
+            relay.idle().await.unwrap();
+            assert_eq!(seen.count(), deferral);
+            let stored = bed.find(&id).await;
+            assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
+            bed.advance(SEC);
+        }
+        relay.stop().await.unwrap();
+    }
+
+    async fn retry_after_as_a_failure_counts_an_attempt(frozen |bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().retry(three())
+            .on_type("e", seen.says(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        bed.advance(SEC * 59);
+        relay.idle().await.unwrap();
+        assert_eq!(seen.count(), 1, "its own delay, not the policy's");
+        for _ in 0..4 {
+            bed.advance(SEC * 60);
+            relay.idle().await.unwrap();
+        }
+        assert_eq!(seen.attempts(), [1, 2, 3]);
+        assert_eq!(bed.status(&id).await, Status::Dead);
+        relay.stop().await.unwrap();
+    }
+
+    async fn dead_is_dead_at_once_and_counts_no_attempt(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node()
+            .on_type("said", seen.says(|_| Ok(Outcome::Dead("not wanted".to_owned()))))
+            .on_type("failed", seen.says(|_| Err(Failure::dead("hopeless"))))
+            .on_type("parsed", seen.says(|_| "seven".parse::<u8>().or_dead().map(|_| Outcome::Done)))
+            .start().await.unwrap();
+        let mut ids = Vec::new();
+        for event_type in ["said", "failed", "parsed"] {
+            ids.push(bed.outbox.send(numbered(event_type, 1)).await.unwrap().unwrap());
+        }
+        relay.idle().await.unwrap();
+        for (id, reason) in ids.iter().zip(["not wanted", "hopeless", "invalid digit found in string"]) {
+            let stored = bed.find(id).await;
+            assert_eq!((stored.status, stored.attempts, stored.lease), (Status::Dead, 0, None));
+            assert_eq!(stored.last_error.as_deref(), Some(reason));
+            assert!(stored.done_at.is_some());
+        }
+        assert_eq!(seen.count(), 3);
+        relay.stop().await.unwrap();
+    }
+
+    /// The longest delay that Rust knows is one that no clock can show.
+    async fn a_delay_without_end_stops_nothing(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("later", seen.says(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
+                .on_type("again", seen.says(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
+                .on_type("now", seen.handler()).start().await.unwrap();
+            let later = bed.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
+            let again = bed.outbox.send(numbered("again", 2)).await.unwrap().unwrap();
+            seen.reach(2).await;
+            let now = bed.outbox.send(numbered("now", 3)).await.unwrap().unwrap();
+            seen.reach(3).await;
+            relay.idle().await.unwrap();
+            assert_eq!(bed.status(&later).await, Status::New);
+            assert_eq!(bed.status(&again).await, Status::Retry);
+            assert_eq!(bed.status(&now).await, Status::Done);
+            assert!(bed.find(&later).await.available_at > chrono::Utc::now() + chrono::Duration::days(3_650));
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn an_error_text_is_cut_and_stored_whatever_it_holds(|bed|) {
+        let relay = bed.outbox.single_node()
+            .on_type("e", async |_: Cx| Err::<(), _>(Failure::dead(format!("a\0b'\";\u{1F600}{}", "ü".repeat(5_000)))))
+            .start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        let stored = bed.find(&id).await;
+        let text = stored.last_error.unwrap();
+        assert_eq!(stored.status, Status::Dead);
+        assert_eq!(text.chars().count(), 4_000);
+        assert!(text.starts_with("a\u{fffd}b'\";\u{1F600}üü"), "{}", &text[..20]);
+        relay.stop().await.unwrap();
+    }
+
+    async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |bed|) {
+        let relay = bed.outbox.single_node().start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        let stored = bed.find(&id).await;
+        assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
+        assert_eq!(stored.last_error.unwrap(), "no handler for event type \"e\" of aggregate type \"order\"");
+        relay.stop().await.unwrap();
+
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Retry).retry(three()).start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 2)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        let stored = bed.find(&id).await;
+        assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
+        relay.stop().await.unwrap();
+
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        bed.advance(SEC);
+        relay.idle().await.unwrap();
+        assert_eq!(seen.numbers(), [2]);
+        assert_eq!(bed.status(&id).await, Status::Done);
+        relay.stop().await.unwrap();
+    }
+}
+
+mod on_sqlite {
+    use super::*;
+    use crate::bed::Bed;
+    use outbox::store::StoredEvent;
+
+    type Sqlite = Bed<sqlx::Sqlite>;
+
+    async fn fresh() -> Sqlite {
+        Bed::new().await.unwrap()
+    }
+
+    async fn deliver(bed: &Sqlite, relay: outbox::RelayBuilder, event: impl outbox::IntoEvent) -> StoredEvent {
+        let relay = relay.start().await.unwrap();
+        let id = bed.outbox.send(event).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        bed.find(&id).await
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Paid {
+        amount: u64,
+    }
+
+    impl Message for Paid {
+        const TYPE: &'static str = "paid";
+        const AGGREGATE_TYPE: &'static str = "invoice";
+
+        fn describe(&self, event: EventBuilder) -> EventBuilder {
+            event.aggregate(Self::AGGREGATE_TYPE, "7").tenant("acme").header("currency", "eur")
+        }
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Pinged;
+
+    impl Message for Pinged {
+        const TYPE: &'static str = "pinged";
+    }
+
+    #[tokio::test]
+    async fn a_typed_handler_gets_its_message_and_the_event_around_it() {
+        let bed = fresh().await;
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let relay = bed.outbox.single_node().on(move |paid: Paid, cx: Cx| {
+            sender.send((paid, cx)).unwrap();
+            async { Handled::Ok(()) }
+        });
+        let stored = deliver(&bed, relay, Paid { amount: 5 }).await;
+        assert_eq!(stored.status, Status::Done);
+        let (paid, cx) = received.recv().await.unwrap();
+        assert_eq!(paid, Paid { amount: 5 });
+        assert_eq!((cx.tenant_id(), cx.header("currency"), cx.aggregate_id()), (Some("acme"), Some("eur"), Some("7")));
+        assert_eq!(cx.attempt(), 1);
+    }
+
+    #[tokio::test]
+    async fn garbage_for_a_typed_handler_is_dead_at_once_and_not_quoted() {
+        let bed = fresh().await;
+        for event in [
+            Event::new("paid").aggregate_type("invoice").json(&"s3cret"),
+            Event::new("paid").aggregate_type("invoice").bytes("image/png", b"\x00\xff\xd8".to_vec()),
+        ] {
+            let called = Arc::new(Mutex::new(0));
+            let count = called.clone();
+            let relay = bed.outbox.single_node().on(move |_: Paid, _: Cx| {
+                *count.lock().unwrap() += 1;
+                async {}
+            });
+            let stored = deliver(&bed, relay, event).await;
+            assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
+            let reason = stored.last_error.unwrap();
+            assert!(reason.contains("the payload is not a") && !reason.contains("s3cret"), "{reason}");
+            assert_eq!(*called.lock().unwrap(), 0);
+        }
+    }
+
+    enum Kind {
+        Made,
+    }
+
+    impl From<Kind> for EventType {
+        fn from(_: Kind) -> Self {
+            EventType::from_static("made")
+        }
+    }
+
+    #[tokio::test]
+    async fn the_most_specific_handler_is_called() {
+        let bed = fresh().await;
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let note = |name: &'static str| {
+            let seen = seen.clone();
+            move |_: Cx| {
+                seen.lock().unwrap().push(name);
+                async {}
+            }
+        };
+        let relay = bed
+            .outbox
+            .single_node()
+            .workers(1)
+            .on_any(note("any"))
+            .on_type(Kind::Made, note("type"))
+            .on_aggregate("order", Kind::Made, note("aggregate"))
+            .start()
+            .await
+            .unwrap();
+        for event in [
+            Event::new(Kind::Made).json(&1).aggregate("order", "1"),
+            Event::new("made").json(&1).aggregate("invoice", "1"),
+            Event::new("made").json(&1),
+            Event::new("lost").json(&1).aggregate("order", "1"),
+        ] {
+            bed.outbox.send(event).await.unwrap();
+            relay.idle().await.unwrap();
+        }
+        relay.stop().await.unwrap();
+        assert_eq!(*seen.lock().unwrap(), ["aggregate", "type", "type", "any"]);
+    }
+
+    #[tokio::test]
+    async fn a_second_handler_for_the_same_pair_is_an_error() {
+        let bed = fresh().await;
+        let nothing = async |_: Cx| {};
+        let twice = bed.outbox.single_node().on_type("e", nothing).on_type("e", nothing).start().await;
+        let Err(Error::DuplicateHandler { aggregate_type, event_type }) = twice else { panic!("{twice:?}") };
+        assert_eq!((aggregate_type.as_str(), event_type.as_str()), ("__GLOBAL__", "e"));
+
+        let typed = bed.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
+        assert!(matches!(typed, Err(Error::DuplicateHandler { .. })), "{typed:?}");
+        let any = bed.outbox.single_node().on_any(nothing).on_any(nothing).start().await;
+        assert!(matches!(any, Err(Error::DuplicateHandler { .. })), "{any:?}");
+
+        let fine = bed.outbox.single_node().on_type("e", nothing).on_aggregate("order", "e", nothing).start().await;
+        fine.unwrap().stop().await.unwrap();
+    }
+
+    /// Notes its turns, and does what it is told to.
+    struct Note {
+        name: &'static str,
+        turns: Arc<Mutex<Vec<String>>>,
+        before: fn() -> Result<(), Failure>,
+        after: fn(),
+    }
+
+    impl Interceptor for Note {
+        fn before(&self, _: &Cx) -> Result<(), Failure> {
+            self.turns.lock().unwrap().push(format!("before {}", self.name));
+            (self.before)()
+        }
+
+        fn after(&self, _: &Cx, result: &Result<Outcome, Failure>) {
+            let how = if result.is_ok() { "well" } else { "badly" };
+            self.turns.lock().unwrap().push(format!("after {} {how}", self.name));
+            (self.after)();
+        }
+    }
+
+    async fn intercepted(before: fn() -> Result<(), Failure>, after: fn()) -> (Vec<String>, StoredEvent) {
+        let bed = fresh().await;
+        let turns = Arc::new(Mutex::new(Vec::new()));
+        let note = |name, before, after| Note { name, turns: turns.clone(), before, after };
+        let handler = turns.clone();
+        let relay = bed
+            .outbox
+            .single_node()
+            .retry(Backoff::never())
+            .interceptor(note("a", || Ok(()), || ()))
+            .interceptor(note("b", before, after))
+            .interceptor(note("c", || Ok(()), || ()))
+            .on_type("e", move |_: Cx| {
+                handler.lock().unwrap().push("handler".to_owned());
+                async {}
+            });
+        let stored = deliver(&bed, relay, numbered("e", 1)).await;
+        let turns = turns.lock().unwrap().clone();
+        (turns, stored)
+    }
+
+    #[tokio::test]
+    async fn interceptors_go_in_in_order_and_come_out_in_reverse() {
+        let (turns, stored) = intercepted(|| Ok(()), || ()).await;
+        let expected =
+            ["before a", "before b", "before c", "handler", "after c well", "after b well", "after a well"];
+        assert_eq!(turns, expected);
+        assert_eq!(stored.status, Status::Done);
+    }
+
+    #[tokio::test]
+    async fn an_interceptor_that_refuses_keeps_the_event_from_its_handler() {
+        let (turns, stored) = intercepted(|| Err(Failure::dead("not today")), || ()).await;
+        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        assert_eq!((stored.status, stored.last_error.as_deref()), (Status::Dead, Some("not today")));
+        assert_eq!(stored.attempts, 0);
+    }
+
+    #[tokio::test]
+    async fn an_interceptor_that_panics_before_is_a_failure_and_after_is_nothing() {
+        let (turns, stored) = intercepted(|| panic!("before"), || ()).await;
+        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        assert_eq!((stored.status, stored.attempts), (Status::Dead, 1));
+        assert_eq!(stored.last_error.as_deref(), Some("an interceptor panicked: before"));
+
+        let (turns, stored) = intercepted(|| Ok(()), || panic!("after")).await;
+        assert_eq!(turns.last().unwrap(), "after a well");
+        assert_eq!((stored.status, stored.last_error), (Status::Done, None));
+    }
+
+    struct Fails;
+
+    #[async_trait::async_trait]
+    impl Handler for Fails {
+        async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
+            Err(Failure::retry("always"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handler_may_have_a_retry_policy_of_its_own() {
+        let bed = fresh().await;
+        let relay = || {
+            let relay = bed.outbox.single_node().retry(Backoff::default().base(SEC * 60));
+            relay.handler_with_retry("__GLOBAL__", "once", Fails, Backoff::never()).handler("__GLOBAL__", "more", Fails)
+        };
+        assert_eq!(deliver(&bed, relay(), numbered("once", 1)).await.status, Status::Dead);
+        assert_eq!(deliver(&bed, relay(), numbered("more", 1)).await.status, Status::Retry);
+    }
+
+    #[derive(Debug)]
+    struct Bomb;
+
+    impl RetryPolicy for Bomb {
+        fn delay(&self, _: u32, _: f64) -> Option<Duration> {
+            panic!("no policy")
+        }
+    }
+
+    /// Retry policies are the user's code as well, and each worker would die of one.
+    #[tokio::test]
+    async fn a_retry_policy_that_panics_ends_no_worker() {
+        let bed = fresh().await;
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().workers(1).retry(Bomb).handler("__GLOBAL__", "bad", Fails);
+        let relay = relay.on_type("good", seen.handler()).start().await.unwrap();
+        let bad = bed.outbox.send(numbered("bad", 1)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        bed.outbox.send(numbered("good", 1)).await.unwrap();
+        seen.reach(1).await;
+        relay.stop().await.unwrap();
+        assert_eq!(bed.status(&bad).await, Status::Retry);
+    }
+
+    #[test]
+    fn a_backoff_of_for_ever_does_not_overflow() {
+        let policy = Backoff::default().base(Duration::MAX).max(Duration::MAX);
+        assert!(policy.delay(9, 0.999).unwrap() > SEC);
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
+        let bed = fresh().await;
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let relay = bed.outbox.single_node().handler_timeout(50 * MS).on_type("e", seen.behind(&gate));
+        let stored = deliver(&bed, relay, numbered("e", 1)).await;
+        assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
+        assert_eq!(stored.last_error.as_deref(), Some("the handler did not finish within 50ms"));
+    }
+
+    /// No more at once than there are workers, whatever the queues hold.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn workers_bound_how_many_handlers_run() {
+        let bed = fresh().await;
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let relay = bed.outbox.single_node().workers(3).on_type("e", seen.behind(&gate)).start().await.unwrap();
+        bed.another().await.write("e", 0..10).await;
+        relay.poll_once().await.unwrap();
+        bed.write("e", 10..20).await;
+        for done in 0..=17 {
+            seen.reach(done + 3).await;
+            tokio::task::yield_now().await;
+            assert_eq!(seen.count(), done + 3);
+            gate.admit(1);
+        }
+        gate.open();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        seen.assert_each_once(0..20);
+    }
+}

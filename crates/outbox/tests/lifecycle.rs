@@ -1,0 +1,328 @@
+//! Starting, standing by, stopping: what a relay holds, and how it lets go.
+
+mod bed;
+
+use std::time::{Duration, Instant};
+
+use bed::{Bed, Gate, Seen, numbered};
+use outbox::store::Status;
+use outbox::{Cx, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const NEVER: Duration = Duration::from_secs(3_600);
+
+on_every_database! {
+    async fn stop_drains_what_is_queued(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.workers(2).on_type("e", seen.taking(5 * MS)).start().await.unwrap();
+            bed.write("e", 0..40).await;
+            seen.reach(1).await;
+            relay.stop().await.unwrap();
+            seen.assert_each_once(0..40);
+        }
+        assert_eq!(bed.tally().await, (0, 0, 80, 0));
+    }
+
+    /// Case 8: the old system left 31 of 32 rows locked for five minutes.
+    async fn stop_gives_back_at_once_what_it_could_not_finish(|bed|) {
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        bed.write("e", 0..32).await;
+        let relay = bed.outbox.multi_node().workers(1).drain(50 * MS).on_type("e", seen.behind(&gate))
+            .start().await.unwrap();
+        seen.reach(1).await;
+        // Hot ones as well: they were born leased.
+        bed.write("e", 32..40).await;
+        relay.stop().await.unwrap();
+        let backlog = bed.outbox.admin().backlog().await.unwrap();
+        assert_eq!((backlog.pending, backlog.free), (40, 40));
+
+        let seen = Seen::default();
+        let relay = bed.another().await.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..40);
+        assert!(seen.attempts().iter().all(|attempt| *attempt == 1), "being given back is not an attempt");
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_handler_that_never_returns_ends_with_the_drain_time_and_comes_again(|bed|) {
+        for exclusive in [true, false] {
+            let (seen, gate) = (Seen::default(), Gate::closed());
+            let relay = || if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let first = relay().drain(100 * MS).on_type("e", seen.behind(&gate)).start().await.unwrap();
+            let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            seen.reach(1).await;
+            let began = Instant::now();
+            first.stop().await.unwrap();
+            assert!(began.elapsed() < 5 * SEC, "{:?}", began.elapsed());
+            let stored = bed.find(&id).await;
+            assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
+
+            let second = relay().on_type("e", seen.handler()).start().await.unwrap();
+            seen.reach(2).await;
+            second.idle().await.unwrap();
+            assert_eq!(bed.status(&id).await, Status::Done);
+            second.stop().await.unwrap();
+        }
+    }
+
+    /// With a handler that is fast and a backlog that is long there is always room for more.
+    async fn stop_takes_nothing_more(|bed|) {
+        bed.write("e", 0..3_000).await;
+        for exclusive in [true, false] {
+            let seen = Seen::default();
+            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let relay = relay.batch(10).cold_capacity(10).on_type("e", seen.handler()).start().await.unwrap();
+            seen.reach(1).await;
+            relay.stop().await.unwrap();
+            assert!(seen.count() < 1_000, "{} were handled", seen.count());
+        }
+    }
+
+    async fn dropping_a_relay_stops_it(|bed|) {
+        for exclusive in [true, false] {
+            let (seen, gate) = (Seen::default(), Gate::closed());
+            let relay = || if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let first = relay().drain(50 * MS).on_type("e", seen.behind(&gate)).start().await.unwrap();
+            bed.write("e", 0..3).await;
+            seen.reach(3).await;
+            drop(first);
+            // The outbox is free for the next one as soon as the first has let go.
+            let other = bed.another().await;
+            let second = if exclusive { other.outbox.single_node() } else { other.outbox.multi_node() };
+            let second = second.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+            seen.reach(6).await;
+            second.idle().await.unwrap();
+            assert_eq!(bed.tally().await.0, 0);
+            second.stop().await.unwrap();
+        }
+    }
+
+    /// What is committed while, or after, its relay stops is not held by anybody.
+    async fn an_event_committed_after_the_relay_stopped_is_free(|bed|) {
+        if bed.url().ends_with(".db") {
+            return; // One writer: a relay cannot stop while a transaction is open.
+        }
+        for exclusive in [true, false] {
+            let seen = Seen::default();
+            let relay = || if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let first = relay().on_type("e", seen.handler()).start().await.unwrap();
+            let mut tx = bed.outbox.begin().await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            let began = Instant::now();
+            first.stop().await.unwrap();
+            assert!(began.elapsed() < 5 * SEC, "an open transaction must not hold up a stop: {:?}", began.elapsed());
+            tx.commit().await.unwrap();
+            let second = relay().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+            seen.reach(1).await;
+            second.idle().await.unwrap();
+            second.stop().await.unwrap();
+            assert_eq!(seen.count(), 1);
+        }
+    }
+
+    async fn writes_race_with_a_stop_and_none_is_stranded(|bed|) {
+        for round in 0..4u64 {
+            let seen = Seen::default();
+            let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+            let outbox = bed.outbox.clone();
+            let writer = tokio::spawn(async move {
+                for n in 0..20 {
+                    outbox.send(numbered("e", round * 20 + n)).await.unwrap();
+                }
+            });
+            seen.reach(3).await;
+            relay.stop().await.unwrap();
+            writer.await.unwrap();
+        }
+        // Whatever was given back is free now, or will be as soon as the last release is written.
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().poll_interval(10 * MS).on_type("e", seen.handler()).start().await.unwrap();
+        bed.drained().await;
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 80, 0));
+    }
+
+    async fn a_second_single_node_stands_by_and_takes_over(|bed|) {
+        let seen = Seen::default();
+        let other = bed.another().await;
+        let first = bed.outbox.single_node().node("first").on_type("e", seen.handler()).start().await.unwrap();
+        let second = other.outbox.single_node().node("second").on_type("e", seen.handler()).start().await.unwrap();
+        assert!(first.is_active() && !second.is_active());
+        other.write("e", 0..5).await;
+        assert_eq!(second.poll_once().await.unwrap(), 0, "it stands by");
+        first.idle().await.unwrap();
+        seen.reach(5).await;
+        first.stop().await.unwrap();
+        bed.write("e", 5..10).await;
+        seen.reach(10).await;
+        assert!(second.is_active());
+        second.idle().await.unwrap();
+        seen.assert_each_once(0..10);
+        let nodes: Vec<String> = seen.calls().into_iter().map(|call| call.node).collect();
+        assert!(nodes[..5].iter().all(|n| n == "first") && nodes[5..].iter().all(|n| n == "second"), "{nodes:?}");
+        second.stop().await.unwrap();
+    }
+
+    async fn several_nodes_claim_nothing_while_one_node_leads(|bed|) {
+        let seen = Seen::default();
+        let other = bed.another().await;
+        let leader = bed.outbox.single_node().node("leader").poll_interval(NEVER).skip_recent(NEVER)
+            .on_type("e", seen.handler()).start().await.unwrap();
+        let member = other.outbox.multi_node().node("member").no_hot_path().poll_interval(20 * MS)
+            .on_type("e", seen.handler()).start().await.unwrap();
+        bed.another().await.write("e", 0..5).await;
+        assert_eq!(member.poll_once().await.unwrap(), 0);
+        assert_eq!(seen.count(), 0);
+        leader.stop().await.unwrap();
+        seen.reach(5).await;
+        member.idle().await.unwrap();
+        assert!(seen.calls().iter().all(|call| call.node == "member"));
+        member.stop().await.unwrap();
+    }
+
+    async fn a_start_needs_tables_of_this_build(|bed|) {
+        let on = |table: &str| OutboxBuilder::new().table(table);
+        let never = DB::open(on(&format!("{}x", bed.table)), bed.url()).await.unwrap();
+        let started = never.single_node().start().await;
+        let Err(Error::NotMigrated { table }) = started else { panic!("{started:?}") };
+        assert_eq!(table, format!("{}x", bed.table));
+        let written = never.send(numbered("e", 1)).await;
+        assert!(matches!(written, Err(Error::NotMigrated { .. })), "{written:?}");
+
+        bed.run("UPDATE {t}_schema SET version = 99").await.unwrap();
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.writer_only()] {
+            let started = relay.start().await;
+            assert!(matches!(started, Err(Error::SchemaTooNew { found: 99, .. })), "{started:?}");
+        }
+        let migrated = bed.outbox.migrate().await;
+        assert!(matches!(migrated, Err(Error::SchemaTooNew { found: 99, .. })), "{migrated:?}");
+        bed.run("UPDATE {t}_schema SET version = 0").await.unwrap();
+        let started = bed.outbox.single_node().start().await;
+        assert!(matches!(started, Err(Error::SchemaTooOld { found: 0, .. })), "{started:?}");
+    }
+}
+
+async fn fresh() -> Bed<sqlx::Sqlite> {
+    Bed::new().await.unwrap()
+}
+
+#[tokio::test]
+async fn an_outbox_has_one_relay_at_a_time() {
+    let bed = fresh().await;
+    let modes: [fn(&Bed<sqlx::Sqlite>) -> RelayBuilder; 3] =
+        [|bed| bed.outbox.single_node(), |bed| bed.outbox.multi_node(), |bed| bed.outbox.ordered()];
+    for first in modes {
+        for second in modes {
+            let running = first(&bed).start().await.unwrap();
+            let refused = second(&bed).start().await;
+            assert!(matches!(refused, Err(Error::Lifecycle(_))), "{refused:?}");
+            running.stop().await.unwrap();
+        }
+    }
+    let (a, b) = tokio::join!(bed.outbox.multi_node().start(), bed.outbox.multi_node().start());
+    assert!(a.is_ok() != b.is_ok(), "two at once: {a:?}, {b:?}");
+}
+
+#[tokio::test]
+async fn a_start_after_close_is_an_error() {
+    let bed = fresh().await;
+    bed.outbox.close().await;
+    for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.writer_only()] {
+        let started = relay.start().await;
+        assert!(started.is_err());
+    }
+    assert!(bed.outbox.send(numbered("e", 1)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_setting_out_of_range_is_an_error_that_names_it() {
+    let bed = fresh().await;
+    let zero = Duration::ZERO;
+    let purge = PurgeSettings::default;
+    type Set = Box<dyn FnOnce(RelayBuilder) -> RelayBuilder>;
+    let settings: Vec<(&str, Set)> = vec![
+        ("workers", Box::new(|r| r.workers(0))),
+        ("workers", Box::new(|r| r.workers(usize::MAX))),
+        ("hot_capacity", Box::new(|r| r.hot_capacity(0))),
+        ("hot_capacity", Box::new(|r| r.hot_capacity(usize::MAX))),
+        ("cold_capacity", Box::new(|r| r.cold_capacity(0))),
+        ("cold_capacity", Box::new(|r| r.cold_capacity(usize::MAX))),
+        ("batch", Box::new(|r| r.batch(0))),
+        ("batch", Box::new(|r| r.batch(usize::MAX))),
+        ("poll_interval", Box::new(move |r| r.poll_interval(zero))),
+        ("handler_timeout", Box::new(move |r| r.handler_timeout(zero))),
+        ("lease", Box::new(move |r| r.lease(zero))),
+        ("lease", Box::new(|r| r.lease(Duration::MAX))),
+        ("drain", Box::new(|r| r.drain(Duration::MAX))),
+        ("settle_linger", Box::new(|r| r.settle_linger(Duration::MAX))),
+        ("node", Box::new(|r| r.node(""))),
+        ("node", Box::new(|r| r.node("n".repeat(129)))),
+        ("purge batch", Box::new(move |r| r.purge(purge().batch(0)))),
+        ("purge interval", Box::new(move |r| r.purge(purge().every(zero)))),
+    ];
+    for (name, set) in settings {
+        let started = set(bed.outbox.multi_node()).start().await;
+        let Err(Error::Setting(text)) = started else { panic!("{name}: {started:?}") };
+        assert!(text.contains(name), "{text:?} does not name {name}");
+    }
+    let largest = bed.outbox.multi_node().poll_interval(Duration::MAX).handler_timeout(Duration::MAX);
+    let seen = Seen::default();
+    let relay = largest.skip_recent(zero).on_type("e", seen.handler()).start().await.unwrap();
+    bed.write("e", 0..1).await;
+    seen.reach(1).await;
+    relay.stop().await.unwrap();
+}
+
+/// Nothing may be left running, or the next start would be refused.
+#[tokio::test]
+async fn a_failed_start_leaves_nothing_behind() {
+    let bed = fresh().await;
+    bed.run("UPDATE {t}_schema SET version = 99").await.unwrap();
+    bed.outbox.single_node().start().await.unwrap_err();
+    bed.run("UPDATE {t}_schema SET version = 1").await.unwrap();
+    let seen = Seen::default();
+    let other = bed.another().await;
+    let relay = other.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+    assert!(relay.is_active(), "the failed start holds no lease");
+    relay.stop().await.unwrap();
+    let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+    bed.write("e", 0..1).await;
+    seen.reach(1).await;
+    relay.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_relay_can_be_started_again_after_a_stop() {
+    let bed = fresh().await;
+    let seen = Seen::default();
+    for n in 0..3 {
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        bed.write("e", n..n + 1).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+    }
+    seen.assert_each_once(0..3);
+}
+
+/// A handler that blocks its thread cannot be cancelled. It still holds its event, so nobody else gets it; and the stop
+/// ends all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
+    let bed = fresh().await;
+    let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
+    let (open, door) = std::sync::mpsc::channel::<()>();
+    let door = std::sync::Arc::new(std::sync::Mutex::new(door));
+    let relay = bed.outbox.multi_node().drain(20 * MS).on_type("e", move |_: Cx| {
+        started.send(()).unwrap();
+        let _ = door.lock().unwrap().recv();
+        async {}
+    });
+    let relay = relay.start().await.unwrap();
+    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    starts.recv().await.unwrap();
+    relay.stop().await.unwrap();
+    assert!(bed.find(&id).await.lease.is_some());
+    drop(open);
+}
