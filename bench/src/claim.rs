@@ -43,7 +43,10 @@ pub(crate) async fn run(bed: &Bed, finished: usize) -> anyhow::Result<()> {
 }
 
 fn print(what: &str, time: Duration, empty: Duration) {
-    println!("{what:<48} {time:>8.2?}   ratio {:.2}, wanted <= 1.5", time.as_secs_f64() / empty.as_secs_f64());
+    println!(
+        "{what:<48} {time:>8.2?}   ratio {:.2}, wanted <= 1.5",
+        time.as_secs_f64() / empty.as_secs_f64()
+    );
 }
 
 /// The median time of a claim. Claims and settles what was just written, as a relay does, from where the last claim

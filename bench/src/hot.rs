@@ -24,7 +24,8 @@ pub(crate) async fn run(bed: &Bed, transactions: usize, writers: &[usize]) -> an
                 sqlx::query("TRUNCATE bench_orders").execute(&pool).await?;
                 bed.settle(TABLE).await?;
                 if (turn + round) % 2 == 0 {
-                    plain.push(per_second(transactions, by_hand(outbox.pool(), transactions, writers).await?));
+                    plain
+                        .push(per_second(transactions, by_hand(outbox.pool(), transactions, writers).await?));
                 } else {
                     ours.push(per_second(transactions, with_relay(&outbox, transactions, writers).await?));
                 }
@@ -38,7 +39,11 @@ pub(crate) async fn run(bed: &Bed, transactions: usize, writers: &[usize]) -> an
 }
 
 /// An order and its event, written, delivered and settled.
-async fn with_relay(outbox: &Outbox<Postgres>, transactions: usize, writers: usize) -> anyhow::Result<Duration> {
+async fn with_relay(
+    outbox: &Outbox<Postgres>,
+    transactions: usize,
+    writers: usize,
+) -> anyhow::Result<Duration> {
     let handled = Arc::new(AtomicUsize::new(0));
     let counter = handled.clone();
     let relay = outbox
@@ -56,7 +61,10 @@ async fn with_relay(outbox: &Outbox<Postgres>, transactions: usize, writers: usi
         let payload = payload();
         async move {
             let mut tx = outbox.begin().await?;
-            sqlx::query("INSERT INTO bench_orders (total) VALUES ($1)").bind(995_i64).execute(&mut *tx).await?;
+            sqlx::query("INSERT INTO bench_orders (total) VALUES ($1)")
+                .bind(995_i64)
+                .execute(&mut *tx)
+                .await?;
             outbox.write(&mut tx, Event::new("bench").json(&payload)).await?;
             tx.commit().await?;
             Ok(())
@@ -78,12 +86,17 @@ async fn by_hand(pool: &PgPool, transactions: usize, writers: usize) -> anyhow::
         let payload = payload();
         async move {
             let mut tx = pool.begin().await?;
-            sqlx::query("INSERT INTO bench_orders (total) VALUES ($1)").bind(995_i64).execute(&mut *tx).await?;
-            sqlx::query("INSERT INTO bench_hot (event_id, event_type, payload) VALUES ($1, 'bench', $2::json)")
-                .bind(EventId::generate().as_str())
-                .bind(serde_json::to_string(&payload)?)
+            sqlx::query("INSERT INTO bench_orders (total) VALUES ($1)")
+                .bind(995_i64)
                 .execute(&mut *tx)
                 .await?;
+            sqlx::query(
+                "INSERT INTO bench_hot (event_id, event_type, payload) VALUES ($1, 'bench', $2::json)",
+            )
+            .bind(EventId::generate().as_str())
+            .bind(serde_json::to_string(&payload)?)
+            .execute(&mut *tx)
+            .await?;
             tx.commit().await?;
             Ok(())
         }

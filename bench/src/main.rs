@@ -26,7 +26,12 @@ struct Args {
     what: What,
 
     /// The server to measure on. Tables named `bench_…` are made and dropped.
-    #[arg(long, env = "OUTBOX_TEST_POSTGRES", global = true, default_value = "postgres://postgres@127.0.0.1/postgres")]
+    #[arg(
+        long,
+        env = "OUTBOX_TEST_POSTGRES",
+        global = true,
+        default_value = "postgres://postgres@127.0.0.1/postgres"
+    )]
     database: String,
 
     /// How often each figure is taken; the median counts.
@@ -102,7 +107,8 @@ impl Bed {
             let drop = format!("DROP TABLE IF EXISTS {table}{suffix}");
             sqlx::query(AssertSqlSafe(drop)).execute(&pool).await?;
         }
-        let outbox = OutboxBuilder::new().table(table).max_connections(connections).postgres(&self.database).await?;
+        let outbox =
+            OutboxBuilder::new().table(table).max_connections(connections).postgres(&self.database).await?;
         outbox.migrate().await?;
         Ok(outbox)
     }

@@ -99,8 +99,8 @@ impl DatabaseUrl {
                     }
                     "3F000" => "create the schema first, or correct --schema",
                     "42501" | "42000" => {
-                        "the user needs the right to create tables; `outbox migrate --print` gives the SQL \
-                         to someone who has it"
+                        "check the database's name, and the user's right to create tables there; \
+                         `outbox migrate --print` gives the SQL to someone who has it"
                     }
                     "14" => "does the folder of the file in --database exist, and may you write there?",
                     "8" => "the file in --database may not be written to",

@@ -27,6 +27,7 @@ use self::ledger::Ledger;
 use self::shop::{Pace, Quota, Shop, Writer};
 use self::summary::Summary;
 use crate::database::DatabaseUrl;
+use crate::say;
 
 /// Watch an outbox at work: writes, rollbacks, failures, retries, order, dead letters
 #[derive(clap::Args)]
@@ -106,13 +107,13 @@ pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
 }
 
 fn introduce(options: &Options, database: &str) {
-    println!(
+    say(format_args!(
         "A shop with an outbox: each order is a row and its events, in one transaction;\n\
          a relay in this process delivers the events. Some transactions roll back,\n\
          {} % of the attempts at orders and receipts fail, a few events can never be read.\n\
          Database: {database}\n",
         options.fail
-    );
+    ));
 }
 
 /// Makes the tables, plays, drops the tables whatever happened, and tells.
@@ -140,16 +141,14 @@ async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> R
         shop::close(outbox).await.context("cannot drop the demo's tables: the next run needs --fresh");
     outbox.close().await;
     let summary = played?;
-    println!("\n{summary}");
+    say(format_args!("\n{summary}"));
     let broken = summary.broken();
     if broken.is_empty() && !summary.hurried {
-        println!(
-            "Everything that was committed arrived or was set aside as dead, in order, and nothing else did."
-        );
+        say("What was committed was delivered or set aside as dead, in order, and nothing else.");
     } else if !broken.is_empty() {
-        println!("FAILED: {}. Please report this.", broken.join(", "));
+        say(format_args!("FAILED: {}. Please report this.", broken.join(", ")));
     }
-    println!("Next: README.md shows the few lines it takes in your code, docs/guide/ explains each part.");
+    say("Next: README.md shows the few lines it takes in your code, docs/guide/ explains each part.");
     cleaned?;
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -188,7 +187,15 @@ async fn play<DB: Shop>(
     let mut hurried = false;
     loop {
         tokio::select! {
-            _ = tick.tick() => {}
+            biased;
+            () = interrupts.next() => {
+                if stop.is_cancelled() {
+                    hurried = true;
+                    break;
+                }
+                stop.cancel();
+                display.stopping();
+            }
             Some(ended) = writers.join_next() => {
                 if let Err(error) = ended.context("a writer panicked")? {
                     stop.cancel();
@@ -196,24 +203,23 @@ async fn play<DB: Shop>(
                     failed.get_or_insert(error);
                 }
             }
-            () = interrupts.next() => {
-                if stop.is_cancelled() {
-                    hurried = true;
-                    break;
-                }
-                stop.cancel();
-                display.say("Stopping: what is on its way is still delivered. Ctrl-C again to leave at once.");
-            }
+            _ = tick.tick() => {}
         }
         let tally = ledger.tally();
-        display.show(&tally);
-        let still = ledger.last_settled().unwrap_or(began).elapsed() > PATIENCE;
-        if writers.is_empty() && (tally.in_flight() == 0 || still || failed.is_some()) {
+        if display.show(&tally).is_err() {
+            // Nobody is looking any more.
+            stop.cancel();
+        }
+        let waiting = tally.in_flight() > 0;
+        let stuck = waiting && ledger.last_settled().unwrap_or(began).elapsed() > PATIENCE;
+        if stuck || (writers.is_empty() && (!waiting || failed.is_some())) {
             break;
         }
     }
     display.end();
-    writers.shutdown().await;
+    stop.cancel();
+    // Each ends with the transaction that it is at. Cut off there, it could not tell whether that was committed.
+    let _ = tokio::time::timeout(PATIENCE, writers.join_all()).await;
     let stopped = relay.stop().await.context("the relay did not stop cleanly");
     if let Some(error) = failed {
         return Err(error);

@@ -15,7 +15,7 @@ mod demo;
 mod migrate;
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -75,6 +75,11 @@ impl Command {
             Command::Migrate(_) => "warn",
         }
     }
+}
+
+/// Prints a line. A reader that has gone away, as in `outbox … | head`, is not a failure of ours.
+pub(crate) fn say(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 fn main() -> ExitCode {

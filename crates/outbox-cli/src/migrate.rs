@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use outbox::{DatabaseKind, Error, StoreOptions, migration_sql, open_store};
 
-use crate::Usage;
 use crate::database::{self, DatabaseUrl};
+use crate::{Usage, say};
 
 /// Create or upgrade the tables, or print the SQL that does
 #[derive(clap::Args)]
@@ -56,11 +56,11 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         sql => sql?,
     };
     if options.print {
-        print!("{sql}");
+        say(sql.trim_end());
     } else {
         let database = DatabaseUrl::parse(&options.database)?;
         let done = migrate(&database, &tables, version(&sql)).await?;
-        println!("{database}: table {} {done}", options.table);
+        say(format_args!("{database}: table {} {done}", options.table));
     }
     Ok(ExitCode::SUCCESS)
 }

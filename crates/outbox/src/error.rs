@@ -281,17 +281,20 @@ pub struct DecodeError {
     pub reason: String,
 }
 
-/// Takes user and password out of a URL, so that it can be shown.
+/// Takes user and password out of a URL, so that it can be shown. Careless on the safe side: whatever stands before
+/// the last `@` may be a password, wherever it is.
 pub(crate) fn without_credentials(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
+    if url.starts_with("sqlite:") {
         return url.to_owned();
+    }
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
     };
-    let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, tail) = rest.split_at(authority_end);
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     // A query may carry `password=`; the path is enough to recognise a database.
-    let path = tail.split(['?', '#']).next().unwrap_or_default();
-    format!("{scheme}://{host}{path}")
+    let shown = host.split(['?', '#']).next().unwrap_or_default();
+    format!("{scheme}{shown}")
 }
 
 #[cfg(test)]
@@ -304,6 +307,9 @@ mod tests {
             ("postgres://ada:s3cret@db:5432/shop?password=x", "postgres://db:5432/shop"),
             ("mysql://root@127.0.0.1/test", "mysql://127.0.0.1/test"),
             ("postgres://a:p@ss@db/x", "postgres://db/x"),
+            ("postgres://ada:s3/cret@db/x", "postgres://db/x"),
+            ("postgres://ada:s3?cret@db/x", "postgres://db/x"),
+            ("ada:s3cret@db", "db"),
             ("sqlite:app.db", "sqlite:app.db"),
         ] {
             assert_eq!(without_credentials(url), shown);

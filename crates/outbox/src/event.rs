@@ -660,7 +660,7 @@ impl EventBuilder {
         check_time("occurred_at", Some(event.occurred_at()))?;
         match event.due() {
             Due::After(_) => {
-                check_time("deliver_after", Some(event.available_at().unwrap_or(DateTime::<Utc>::MAX_UTC)))?
+                check_time("deliver_after", Some(event.available_at().unwrap_or(DateTime::<Utc>::MAX_UTC)))?;
             }
             _ => check_time("available_at", event.available_at())?,
         }

@@ -287,6 +287,10 @@ impl<DB: Database> Outbox<DB> {
         events: impl IntoIterator<Item = E>,
     ) -> Result<Vec<EventId>> {
         let events = self.prepare(events)?;
+        self.write_prepared(tx, events).await
+    }
+
+    async fn write_prepared(&self, tx: &mut Tx<'_, DB>, events: Vec<Event>) -> Result<Vec<EventId>> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
@@ -336,12 +340,12 @@ impl<DB: Database> Outbox<DB> {
     /// Writes many events in a transaction of their own.
     pub async fn send_all<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<EventId>> {
         // Made first: a mistake in one costs no transaction.
-        let events = events
-            .into_iter()
-            .map(|event| event.into_event(self.shared.max_payload))
-            .collect::<Result<Vec<_>, EventError>>()?;
+        let events = self.prepare(events)?;
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut tx = self.begin().await?;
-        let ids = self.write_all(&mut tx, events).await?;
+        let ids = self.write_prepared(&mut tx, events).await?;
         tx.commit().await?;
         Ok(ids)
     }
@@ -349,8 +353,10 @@ impl<DB: Database> Outbox<DB> {
     /// Makes the events, and asks the hooks.
     fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
         let limit = self.shared.max_payload;
-        let events =
-            events.into_iter().map(|event| event.into_event(limit)).collect::<Result<Vec<_>, EventError>>()?;
+        let events = events
+            .into_iter()
+            .map(|event| event.into_event(limit))
+            .collect::<Result<Vec<_>, EventError>>()?;
         if events.is_empty() {
             return Ok(events);
         }

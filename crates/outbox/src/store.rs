@@ -340,7 +340,7 @@ pub enum Purgeable {
     Done,
     /// DONE and DEAD rows, by the time they became so.
     Finished,
-    /// All rows, by the time they were created: for tables that only CDC reads.
+    /// All rows, those that are pending by the time they became available: for tables that only CDC reads.
     Everything,
 }
 

@@ -44,6 +44,9 @@ pub struct Tx<'c, DB: Database> {
     /// Whether the connection was handed out after the first write. Then the events may be gone again: by a rollback
     /// to a savepoint, or by an error that made PostgreSQL give up the transaction.
     unsure: bool,
+    /// Whether the connection was handed out after the last write, so that nobody knows whether the transaction is
+    /// still good.
+    touched: bool,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -78,6 +81,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
             callbacks: Vec::new(),
             savepoint,
             unsure: false,
+            touched: false,
         }
     }
 
@@ -96,7 +100,8 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// When the answer is lost on its way, nobody knows whether the commit happened: that is
     /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
-        if self.unsure {
+        // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
+        if self.unsure || (self.touched && !self.callbacks.is_empty()) {
             self.keep_what_is_there().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
@@ -159,6 +164,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
 
     pub(crate) fn wrote(&mut self, batch: Batch) {
         self.batches.push(batch);
+        self.touched = false;
     }
 
     pub(crate) fn is_savepoint(&self) -> bool {
@@ -235,6 +241,7 @@ impl<DB: Database> Deref for Tx<'_, DB> {
 impl<DB: Database> DerefMut for Tx<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         self.unsure |= !self.batches.is_empty();
+        self.touched = true;
         self.connection()
     }
 }

@@ -24,3 +24,125 @@ mod mariadb {
 mod mysql {
     outbox::conformance_tests!(crate::support::Place::mysql().await);
 }
+
+/// What is not the suite's, because only SQL has it.
+mod sql {
+    use std::time::Duration;
+
+    use outbox::store::{Completion, EXCLUSIVE, Holder, Origin, Settlement, SharedStore, Take, Verdict};
+    use outbox::{DatabaseKind, Error, Event, NodeId, OnDead, StoreOptions, migration_sql, open_store};
+
+    use crate::support::Place;
+
+    crate::on_every_database!(scripts_make_the_same_tables, names_are_checked);
+
+    async fn works(store: &SharedStore) {
+        let event = |n: u8| {
+            let event = Event::new("n").json(&n).ordering_key("k").dedup_key(format!("d{n}"));
+            event.build().unwrap()
+        };
+        store.check_schema().await.unwrap();
+        assert_eq!(store.insert(&[event(1), event(2), event(2)]).await.unwrap().len(), 2);
+        let by = Holder::Lease { owner: NodeId::from("a"), lease: Duration::from_secs(60) };
+        let take = Take {
+            by: by.clone(),
+            from: Origin::Start,
+            limit: 10,
+            skip_recent: Duration::ZERO,
+            on_dead: OnDead::Hold,
+            frontiers: Default::default(),
+        };
+        let taken = store.take(&take).await.unwrap().deliveries;
+        let done: Vec<_> = taken
+            .iter()
+            .map(|d| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: Verdict::Done })
+            .collect();
+        assert_eq!(store.settle(&by, Completion::Keep, &done).await.unwrap(), 2);
+        store.lead(EXCLUSIVE, &NodeId::from("a"), Duration::from_secs(1)).await.unwrap();
+        assert_eq!(store.stats().await.unwrap().done, 2);
+    }
+
+    /// For those who run their own migrations: the text alone is enough.
+    async fn scripts_make_the_same_tables(place: Place) {
+        let script = migration_sql(kind(&place), &place.options()).unwrap();
+        place.run(&script).await;
+        let store = place.store(place.options()).await;
+        works(&store).await;
+        store.migrate().await.unwrap();
+        assert_eq!(store.stats().await.unwrap().done, 2);
+    }
+
+    fn kind(place: &Place) -> DatabaseKind {
+        match &place.database {
+            #[cfg(feature = "postgres")]
+            crate::support::Database::Postgres(_) => DatabaseKind::Postgres,
+            #[cfg(feature = "mysql")]
+            crate::support::Database::MySql(_) => DatabaseKind::MySql,
+            _ => DatabaseKind::Sqlite,
+        }
+    }
+
+    /// Before anything is sent to the database.
+    async fn names_are_checked(place: Place) {
+        let Some(url) = place.url() else { return };
+        for options in
+            [StoreOptions::default().table("a; DROP TABLE b"), StoreOptions::default().schema("a\"b")]
+        {
+            let error = open_store(url, &options).await.unwrap_err();
+            assert!(matches!(error, Error::Identifier { .. } | Error::Setting(_)), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn sqlite_has_no_schemas() {
+        let place = Place::sqlite_file().await.unwrap();
+        let error = open_store(place.url().unwrap(), &place.options().schema("app")).await.unwrap_err();
+        assert!(matches!(error, Error::Setting(_)), "{error:?}");
+    }
+
+    /// Beside tables of the same name elsewhere.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    async fn a_schema_of_its_own(place: Option<Place>) {
+        let Some(place) = place else { return };
+        place.run("CREATE SCHEMA IF NOT EXISTS outbox_app").await;
+        let plain = place.store(place.options()).await;
+        let apart = place.store(place.options().schema("outbox_app")).await;
+        assert!(matches!(apart.check_schema().await, Err(Error::NotMigrated { .. })));
+        for store in [&apart, &plain] {
+            store.migrate().await.unwrap();
+            store.migrate().await.unwrap();
+            works(store).await;
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn tables_may_live_in_a_schema_of_their_own_on_postgres() {
+        a_schema_of_its_own(Place::postgres().await).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn tables_may_live_in_a_schema_of_their_own_on_mariadb() {
+        a_schema_of_its_own(Place::mariadb().await).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn tables_may_live_in_a_schema_of_their_own_on_mysql() {
+        a_schema_of_its_own(Place::mysql().await).await;
+    }
+
+    /// MySQL's and MariaDB's tables take any text: JSON_VALID would refuse deep JSON that is valid.
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn a_payload_that_is_not_json_cannot_be_decoded() {
+        for place in [Place::mariadb().await, Place::mysql().await].into_iter().flatten() {
+            let store = place.store(place.options()).await;
+            store.migrate().await.unwrap();
+            place.run(&format!("INSERT INTO {} (event_type, payload) VALUES ('x', '{{')", place.table)).await;
+            let listed = store.list(&Default::default(), 10).await.unwrap();
+            assert!(listed[0].event.as_ref().unwrap_err().reason.contains("JSON"));
+        }
+    }
+}

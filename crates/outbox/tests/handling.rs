@@ -8,8 +8,8 @@ use std::time::Duration;
 use bed::{Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    Backoff, Cx, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message, OrDead,
-    Outcome, RetryPolicy, Unrouted,
+    Backoff, Cx, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message,
+    OrDead, Outcome, RetryPolicy, Unrouted,
 };
 use serde::{Deserialize, Serialize};
 
@@ -191,7 +191,11 @@ mod on_sqlite {
         Bed::new().await.unwrap()
     }
 
-    async fn deliver(bed: &Sqlite, relay: outbox::RelayBuilder, event: impl outbox::IntoEvent) -> StoredEvent {
+    async fn deliver(
+        bed: &Sqlite,
+        relay: outbox::RelayBuilder,
+        event: impl outbox::IntoEvent,
+    ) -> StoredEvent {
         let relay = relay.start().await.unwrap();
         let id = bed.outbox.send(event).await.unwrap().unwrap();
         relay.idle().await.unwrap();
@@ -232,7 +236,10 @@ mod on_sqlite {
         assert_eq!(stored.status, Status::Done);
         let (paid, cx) = received.recv().await.unwrap();
         assert_eq!(paid, Paid { amount: 5 });
-        assert_eq!((cx.tenant_id(), cx.header("currency"), cx.aggregate_id()), (Some("acme"), Some("eur"), Some("7")));
+        assert_eq!(
+            (cx.tenant_id(), cx.header("currency"), cx.aggregate_id()),
+            (Some("acme"), Some("eur"), Some("7"))
+        );
         assert_eq!(cx.attempt(), 1);
     }
 
@@ -309,12 +316,14 @@ mod on_sqlite {
         let Err(Error::DuplicateHandler { aggregate_type, event_type }) = twice else { panic!("{twice:?}") };
         assert_eq!((aggregate_type.as_str(), event_type.as_str()), ("__GLOBAL__", "e"));
 
-        let typed = bed.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
+        let typed =
+            bed.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
         assert!(matches!(typed, Err(Error::DuplicateHandler { .. })), "{typed:?}");
         let any = bed.outbox.single_node().on_any(nothing).on_any(nothing).start().await;
         assert!(matches!(any, Err(Error::DuplicateHandler { .. })), "{any:?}");
 
-        let fine = bed.outbox.single_node().on_type("e", nothing).on_aggregate("order", "e", nothing).start().await;
+        let fine =
+            bed.outbox.single_node().on_type("e", nothing).on_aggregate("order", "e", nothing).start().await;
         fine.unwrap().stop().await.unwrap();
     }
 
@@ -403,7 +412,11 @@ mod on_sqlite {
         let bed = fresh().await;
         let relay = || {
             let relay = bed.outbox.single_node().retry(Backoff::default().base(SEC * 60));
-            relay.handler_with_retry("__GLOBAL__", "once", Fails, Backoff::never()).handler("__GLOBAL__", "more", Fails)
+            relay.handler_with_retry("__GLOBAL__", "once", Fails, Backoff::never()).handler(
+                "__GLOBAL__",
+                "more",
+                Fails,
+            )
         };
         assert_eq!(deliver(&bed, relay(), numbered("once", 1)).await.status, Status::Dead);
         assert_eq!(deliver(&bed, relay(), numbered("more", 1)).await.status, Status::Retry);
@@ -454,7 +467,8 @@ mod on_sqlite {
     async fn workers_bound_how_many_handlers_run() {
         let bed = fresh().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
-        let relay = bed.outbox.single_node().workers(3).on_type("e", seen.behind(&gate)).start().await.unwrap();
+        let relay =
+            bed.outbox.single_node().workers(3).on_type("e", seen.behind(&gate)).start().await.unwrap();
         bed.another().await.write("e", 0..10).await;
         relay.poll_once().await.unwrap();
         bed.write("e", 10..20).await;

@@ -69,14 +69,15 @@ on_every_database! {
 
     /// With a handler that is fast and a backlog that is long there is always room for more.
     async fn stop_takes_nothing_more(|bed|) {
-        bed.write("e", 0..3_000).await;
+        bed.write("e", 0..4_000).await;
         for exclusive in [true, false] {
             let seen = Seen::default();
             let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
             let relay = relay.batch(10).cold_capacity(10).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(1).await;
+            let before = seen.count();
             relay.stop().await.unwrap();
-            assert!(seen.count() < 1_000, "{} were handled", seen.count());
+            assert!(seen.count() < before + 500, "{before} before, {} after", seen.count());
         }
     }
 

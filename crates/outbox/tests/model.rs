@@ -130,8 +130,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..8_usize).prop_map(Step::Cancel),
         1 => (1..4_usize).prop_map(|limit| Step::Replay { limit }),
         1 => (what, 0..12_u64).prop_map(|(what, older_than)| Step::Purge { what, older_than }),
-        1 => owner.clone().prop_map(|owner| Step::Lead { owner }),
-        1 => owner.prop_map(|owner| Step::Resign { owner }),
+        3 => owner.clone().prop_map(|owner| Step::Lead { owner }),
+        2 => owner.prop_map(|owner| Step::Resign { owner }),
     ]
 }
 
@@ -211,11 +211,20 @@ impl Model {
                     }
             })
             .collect();
-        match take.from {
-            Origin::Keys(_) => window.sort_by_key(|i| (self.rows[*i].key.clone(), self.rows[*i].seq)),
-            _ => window.sort_by_key(|i| (self.rows[*i].available_at, self.rows[*i].seq)),
+        if let Origin::Keys(keys) = &take.from {
+            // Each key has its share of the limit.
+            let share = take.limit / keys.iter().collect::<HashSet<_>>().len();
+            let mut left: HashMap<_, _> = keys.iter().map(|key| (key, share.max(1))).collect();
+            window.retain(|i| {
+                let left = self.rows[*i].key.as_ref().and_then(|key| left.get_mut(key)).unwrap();
+                let taken = *left > 0;
+                *left = left.saturating_sub(1);
+                taken
+            });
+        } else {
+            window.sort_by_key(|i| (self.rows[*i].available_at, self.rows[*i].seq));
+            window.truncate(take.limit);
         }
-        window.truncate(take.limit);
         let has = |i: &usize| {
             let row = &self.rows[*i];
             let in_the_way = |(j, other): (usize, &Row)| {
@@ -255,6 +264,9 @@ impl Model {
         }
         let row = &mut self.rows[i];
         row.unlock();
+        // Not visible, and nothing to a lease: each claim raises it anyway. But whoever holds the whole table claims
+        // nothing, and must not settle twice either.
+        row.claims += i32::from(s.verdict != Verdict::Done);
         match &s.verdict {
             Verdict::Done => {
                 row.status = Status::Done;

@@ -261,8 +261,7 @@ on_every_database! {
             assert_eq!(seen.numbers(), [0]);
             bed.advance(SEC);
             relay.idle().await.unwrap();
-            let rows = bed.outbox.admin().list(&Default::default(), 10).await.unwrap();
-            assert_eq!(seen.numbers(), [0, 1, 2], "{relay:?} {rows:?}");
+            assert_eq!(seen.numbers(), [0, 1, 2]);
             relay.stop().await.unwrap();
         }
     }
@@ -423,7 +422,8 @@ struct Rebuild;
 impl WriterHook for Rebuild {
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
         let rebuilt = events.iter().map(|event| {
-            let new = Event::new(event.event_type()).json_text(String::from_utf8_lossy(event.payload_bytes()));
+            let new =
+                Event::new(event.event_type()).json_text(String::from_utf8_lossy(event.payload_bytes()));
             new.aggregate(event.aggregate_type(), event.aggregate_id().unwrap_or("none")).build()
         });
         rebuilt.collect::<Result<_, _>>().map_err(|e| e.to_string())

@@ -11,7 +11,9 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use outbox::store::SharedStore;
-use outbox::{Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store};
+use outbox::{
+    Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
+};
 
 const WRITERS: usize = 16;
 const RELAYS: usize = 3;
@@ -27,7 +29,8 @@ fn transactions() -> usize {
 async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_order() {
     let Some(url) = support::postgres_url() else { return };
     let table = support::unique_table();
-    let outbox = OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).postgres(&url).await.unwrap();
+    let outbox =
+        OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).postgres(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
 }
 
@@ -36,7 +39,8 @@ async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_
 async fn three_relay_processes_on_mariadb_deliver_everything_once_at_a_time_in_order() {
     let Some(url) = support::mariadb_url() else { return };
     let table = support::unique_table();
-    let outbox = OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).mysql(&url).await.unwrap();
+    let outbox =
+        OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).mysql(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
 }
 
@@ -51,7 +55,8 @@ async fn three_relay_processes_on_one_sqlite_file_deliver_everything_once_at_a_t
 async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table: &str) {
     outbox.migrate().await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
-    let relays: Vec<RelayProcess> = (0..RELAYS).map(|_| RelayProcess::start(url, table, log.path())).collect();
+    let relays: Vec<RelayProcess> =
+        (0..RELAYS).map(|_| RelayProcess::start(url, table, log.path())).collect();
 
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -71,7 +76,12 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
     let done: HashSet<String> = runs.iter().filter(|run| run.done).map(|run| run.id.clone()).collect();
     let lost: Vec<_> = committed.difference(&done).collect();
     let phantom: Vec<_> = runs.iter().filter(|run| !committed.contains(&run.id)).collect();
-    assert!(lost.is_empty(), "{} of {} committed events never arrived: {lost:?}", lost.len(), committed.len());
+    assert!(
+        lost.is_empty(),
+        "{} of {} committed events never arrived: {lost:?}",
+        lost.len(),
+        committed.len()
+    );
     assert!(phantom.is_empty(), "handled, but never committed: {phantom:?}");
     assert_no_overlap(&runs);
     assert_order(&runs);
@@ -90,7 +100,7 @@ async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> 
         let dice = (writer * 7 + n * 13) % 10;
         let mut tx = outbox.begin().await.unwrap();
         // One key a transaction: two would be a chance for a deadlock, as with any two rows.
-        let key = (dice % 2 == 0).then(|| format!("key-{}", (writer * 5 + n * 3) % KEYS));
+        let key = dice.is_multiple_of(2).then(|| format!("key-{}", (writer * 5 + n * 3) % KEYS));
         let events = (0..=dice % 3).map(|_| {
             let event = Event::new("thing.happened").json(&n);
             match &key {
@@ -217,7 +227,7 @@ async fn handle(cx: &Cx, log: &Mutex<std::fs::File>) -> Result<(), Failure> {
     let start = now();
     let dice = cx.id().as_str().bytes().map(u32::from).sum::<u32>() + cx.attempt();
     tokio::time::sleep(Duration::from_micros(u64::from(dice % 5) * 500)).await;
-    let done = dice % 20 != 0;
+    let done = !dice.is_multiple_of(20);
     let line = format!(
         "{}\t{}\t{}\t{}\t{start}\t{}\t{}\n",
         cx.id(),

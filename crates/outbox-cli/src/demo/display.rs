@@ -1,12 +1,13 @@
 //! What is seen while the demo runs: a live display on a terminal, a line a second elsewhere.
 
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::ledger::Tally;
+use crate::say;
 
 /// How often the live display is drawn.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -40,29 +41,23 @@ pub(crate) struct Display {
 impl Display {
     /// `live`: draw on the terminal, if there is one.
     pub(crate) fn new(events: Option<u64>, live: bool) -> Self {
-        let bar = (live && std::io::stdout().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(events, ProgressDrawTarget::stdout());
-            let progress = match events {
-                Some(_) => "{bar:30.green} {human_pos} of {human_len} settled",
-                None => "{human_pos} settled, Ctrl-C to stop",
-            };
-            let template = format!("  {{spinner}} {{elapsed_precise}}  {progress}\n\n  {HEADER}\n  {{msg}}");
-            bar.set_style(ProgressStyle::with_template(&template).expect("the template is a constant"));
-            bar
+        let bar = (live && io::stdout().is_terminal()).then(|| match events {
+            Some(_) => bar(events, "{bar:30.green} {human_pos} of {human_len} settled"),
+            None => bar(None, "{human_pos} settled, Ctrl-C to stop"),
         });
         if bar.is_none() {
-            println!("  time  {HEADER}");
+            say(format_args!("  time  {HEADER}"));
         }
         Self { began: Instant::now(), shown: None, samples: VecDeque::new(), bar }
     }
 
-    /// Shows where things stand, if it is time to.
-    pub(crate) fn show(&mut self, tally: &Tally) {
+    /// Shows where things stand, if it is time to. An error: there is no one to show it to.
+    pub(crate) fn show(&mut self, tally: &Tally) -> io::Result<()> {
         let now = Instant::now();
         let pause = if self.bar.is_some() { REDRAW } else { LINE };
         // The first line of a log comes after a second, when there is something to see.
         if now.duration_since(self.shown.unwrap_or(self.began)) < pause {
-            return;
+            return Ok(());
         }
         self.shown = Some(now);
         let columns = columns(tally, self.rate(tally.settled(), now));
@@ -71,8 +66,9 @@ impl Display {
                 bar.set_position(tally.settled());
                 bar.set_message(columns);
                 bar.tick();
+                Ok(())
             }
-            None => println!("{:>4} s  {columns}", self.began.elapsed().as_secs()),
+            None => writeln!(io::stdout(), "{:>4} s  {columns}", self.began.elapsed().as_secs()),
         }
     }
 
@@ -88,12 +84,15 @@ impl Display {
         (settled - before) as f64 / now.duration_since(since).as_secs_f64().max(0.001)
     }
 
-    /// Says something that stays.
-    pub(crate) fn say(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None => println!("{text}"),
+    /// From here on nothing new is written.
+    pub(crate) fn stopping(&mut self) {
+        if let Some(old) = &mut self.bar {
+            // The terminal has echoed the ^C, so nobody knows on which line the cursor is: what was drawn stays.
+            old.set_draw_target(ProgressDrawTarget::hidden());
+            *old = bar(None, "{human_pos} settled").with_elapsed(self.began.elapsed());
+            say("");
         }
+        say("Stopping: what is on its way is still delivered. Ctrl-C again to leave at once.");
     }
 
     /// Leaves the terminal as it was.
@@ -102,4 +101,11 @@ impl Display {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A live display: `progress` in the first line, the columns below.
+fn bar(events: Option<u64>, progress: &str) -> ProgressBar {
+    let template = format!("  {{spinner}} {{elapsed_precise}}  {progress}\n\n  {HEADER}\n  {{msg}}");
+    let style = ProgressStyle::with_template(&template).expect("the templates are constants");
+    ProgressBar::with_draw_target(events, ProgressDrawTarget::stdout()).with_style(style)
 }

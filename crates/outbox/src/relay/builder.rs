@@ -73,7 +73,7 @@ impl Settings {
             lease: Duration::from_secs(300),
             drain: Duration::from_secs(5),
             handler_timeout: Duration::from_secs(300),
-            linger: Duration::from_millis(5),
+            linger: Duration::from_millis(20),
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
             retry: Arc::new(Backoff::default()),
@@ -107,8 +107,8 @@ impl Settings {
         if self.lease < Duration::from_millis(100) {
             return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
         }
-        if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 128 {
-            return Err(Error::Setting("node must have 1 to 128 characters".to_owned()));
+        if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 100 {
+            return Err(Error::Setting("node must have 1 to 100 characters".to_owned()));
         }
         if let Some(purge) = &self.purge {
             positive("purge batch", purge.what.limit > 0)?;
@@ -374,7 +374,7 @@ impl RelayBuilder {
         self
     }
 
-    /// How long a verdict waits for others to be written with; 5 ms if not set.
+    /// How long a verdict waits for others to be written with; 20 ms if not set.
     pub fn settle_linger(mut self, linger: Duration) -> Self {
         self.settings.linger = linger;
         self

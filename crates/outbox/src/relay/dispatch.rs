@@ -86,9 +86,12 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         let epoch = job.epoch;
         let settlement = handle(engine, &job).await;
         if let Some(Settlement { verdict: Verdict::Done, .. }) = settlement {
+            // With leases the database alone knows when the next of the key may be taken.
+            let urgent = !engine.station.is_exclusive() && !engine.runs.has_more(&key);
             let settlements = settlement.into_iter().collect();
             let key = Some(key.clone());
-            let _ = engine.spoken.send(Spoken::Verdicts { settlements, epoch, key, halted: false }).await;
+            let _ =
+                engine.spoken.send(Spoken::Verdicts { settlements, epoch, key, halted: false, urgent }).await;
             continue;
         }
         // Everything behind it goes back: it has to wait.
@@ -100,8 +103,8 @@ async fn follow(engine: &Arc<Engine>, key: String) {
             verdict: Verdict::Released,
         });
         let settlements = settlement.into_iter().chain(behind).collect();
-        let _ =
-            engine.spoken.send(Spoken::Verdicts { settlements, epoch, key: Some(key), halted: true }).await;
+        let spoken = Spoken::Verdicts { settlements, epoch, key: Some(key), halted: true, urgent: true };
+        let _ = engine.spoken.send(spoken).await;
         return;
     }
     // The others get a turn.
@@ -149,7 +152,9 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
 /// A retry policy is the user's code as well: one that panics must not end the worker.
 fn decide_safely(result: Result<Outcome, Failure>, attempts: u32, policy: &dyn RetryPolicy) -> Verdict {
     let random = rand::random();
-    let decided = |policy| std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)));
+    let decided = |policy| {
+        std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)))
+    };
     decided(policy).unwrap_or_else(|panic| {
         let Failure { message, .. } = panicked("the retry policy", &*panic);
         tracing::error!(error = message, "retrying by the default policy instead");

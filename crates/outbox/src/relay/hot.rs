@@ -107,7 +107,11 @@ pub(crate) enum Reserved {
 impl Engine {
     /// Reserves a place for an event, if it may go the hot way.
     pub(crate) fn reserve(self: &Arc<Self>, event: &Event) -> Reserved {
-        if !self.settings.hot || event.is_delayed() || event.ordering_key().is_some() || event.expires_at().is_some() {
+        if !self.settings.hot
+            || event.is_delayed()
+            || event.ordering_key().is_some()
+            || event.expires_at().is_some()
+        {
             return Reserved::Poller;
         }
         let Some(epoch) = self.station.epoch() else { return Reserved::Poller };

@@ -91,7 +91,8 @@ impl Lanes {
     pub(crate) fn uncount_cold(&self, events: usize) {
         // Not below zero: what is counted out here may have been cleared in the meantime.
         let less = |before: usize| Some(before.saturating_sub(events));
-        let before = self.cold_events.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).unwrap_or_default();
+        let before =
+            self.cold_events.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).unwrap_or_default();
         let half = self.cold_capacity / 2;
         if before > half && before.saturating_sub(events) <= half {
             self.room.notify_one();

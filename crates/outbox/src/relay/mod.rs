@@ -230,8 +230,11 @@ impl Relay {
         let Some(taker) = &self.taker else { return Ok(()) };
         loop {
             let progress = self.engine.progress.notified();
+            // Before the pass: what is settled while it reads may set free what it could not take.
+            let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
+            let was_quiet = quiet();
             let took = if self.is_active() { taker.lock().await.full_pass().await? } else { 1 };
-            if took == 0 && self.engine.held.len() == 0 {
+            if was_quiet && took == 0 && quiet() {
                 return Ok(());
             }
             // Progress is a hint as well: look again now and then.

@@ -26,6 +26,8 @@ struct Inner {
     free: Vec<String>,
     /// Keys whose halt ended since the current read began: that read may be older.
     unsure: HashSet<String>,
+    /// Keys of which something was settled since then.
+    moved: HashSet<String>,
 }
 
 struct Run {
@@ -68,10 +70,11 @@ impl Runs {
     /// A read of the database begins. Returns the newest event of each key that is in memory, for
     /// [`Take::frontiers`](crate::store::Take::frontiers).
     pub(crate) fn begin_read(&self) -> HashMap<String, i64> {
+        let mut inner = self.inner();
+        inner.moved.clear();
         if !self.exclusive {
             return HashMap::new();
         }
-        let mut inner = self.inner();
         inner.unsure.clear();
         inner.runs.iter().map(|(key, run)| (key.clone(), run.frontier)).collect()
     }
@@ -119,6 +122,11 @@ impl Runs {
         job
     }
 
+    /// Whether more events of the key are queued.
+    pub(crate) fn has_more(&self, key: &str) -> bool {
+        self.inner().runs.get(key).is_some_and(|run| !run.queue.is_empty())
+    }
+
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
     pub(crate) fn halt(&self, key: &str) -> Vec<Job> {
         let mut inner = self.inner();
@@ -135,6 +143,7 @@ impl Runs {
     /// This many events of the key are settled in the database; `halted` if that ends a halt.
     pub(crate) fn settled(&self, key: &str, events: usize, halted: bool) {
         let mut inner = self.inner();
+        inner.moved.insert(key.to_owned());
         if let Some(run) = inner.runs.get_mut(key).filter(|_| self.exclusive) {
             run.unsettled = run.unsettled.saturating_sub(events);
             let over = match run.state {
@@ -159,7 +168,20 @@ impl Runs {
     pub(crate) fn leave_behind(&self, keys: Vec<String>) {
         let mut inner = self.inner();
         for key in keys {
-            inner.behind.insert(key);
+            // What was in the way may be gone since the read: nobody would say so again.
+            if inner.moved.contains(&key) && !inner.runs.contains_key(&key) {
+                inner.free.push(key);
+            } else {
+                inner.behind.insert(key);
+            }
+        }
+    }
+
+    /// Keys of which no rows are left.
+    pub(crate) fn not_behind<'a>(&self, keys: impl IntoIterator<Item = &'a String>) {
+        let mut inner = self.inner();
+        for key in keys {
+            inner.behind.remove(key);
         }
     }
 
@@ -171,11 +193,6 @@ impl Runs {
         keys.sort_unstable();
         keys.dedup();
         keys
-    }
-
-    /// Puts keys back that there was no room for.
-    pub(crate) fn put_back_free(&self, keys: Vec<String>) {
-        self.inner().free.extend(keys);
     }
 
     pub(crate) fn has_free(&self) -> bool {

@@ -33,6 +33,8 @@ pub(crate) enum Spoken {
         key: Option<String>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
+        /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
+        urgent: bool,
     },
     /// Nothing comes after this.
     Last,
@@ -40,17 +42,13 @@ pub(crate) enum Spoken {
 
 impl Spoken {
     pub(crate) fn verdict(settlement: Settlement, epoch: i64) -> Self {
-        Spoken::Verdicts { settlements: vec![settlement], epoch, key: None, halted: false }
+        let urgent = settlement.verdict != Verdict::Done;
+        Spoken::Verdicts { settlements: vec![settlement], epoch, key: None, halted: false, urgent }
     }
 
     /// Whether it may wait a little for others to be written with.
     fn can_wait(&self) -> bool {
-        match self {
-            Spoken::Verdicts { settlements, key, .. } => {
-                key.is_none() && settlements.iter().all(|s| s.verdict == Verdict::Done)
-            }
-            Spoken::Last => false,
-        }
+        matches!(self, Spoken::Verdicts { urgent: false, .. })
     }
 
     fn len(&self) -> usize {
@@ -102,9 +100,10 @@ impl Settler {
     /// many writes, and the handlers have long gone on.
     async fn linger(&mut self, batch: &mut Vec<Spoken>) {
         let deadline = tokio::time::Instant::now() + self.engine.settings.linger;
-        while batch.len() < BATCH && batch.iter().all(Spoken::can_wait) {
-            let room = BATCH - batch.len();
-            match tokio::time::timeout_at(deadline, self.heard.recv_many(batch, room)).await {
+        let mut seen = 0;
+        while batch.len() < BATCH && batch[seen..].iter().all(Spoken::can_wait) {
+            seen = batch.len();
+            match tokio::time::timeout_at(deadline, self.heard.recv_many(batch, BATCH - seen)).await {
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}
             }
@@ -118,7 +117,7 @@ impl Settler {
         let mut keys = Vec::new();
         for spoken in batch {
             let count = spoken.len();
-            let Spoken::Verdicts { settlements, epoch, key, halted } = spoken else { continue };
+            let Spoken::Verdicts { settlements, epoch, key, halted, .. } = spoken else { continue };
             keys.extend(key.map(|key| (key, count, halted)));
             by_epoch.entry(epoch).or_default().extend(settlements);
         }
@@ -202,12 +201,7 @@ impl Settler {
 
     /// The batch as a whole is refused: writes one by one, so that one bad verdict does not hold up the others.
     /// Returns what was refused.
-    async fn write_each(
-        &self,
-        by: &Holder,
-        settlements: Vec<Settlement>,
-        error: &Error,
-    ) -> Vec<Settlement> {
+    async fn write_each(&self, by: &Holder, settlements: Vec<Settlement>, error: &Error) -> Vec<Settlement> {
         let engine = &self.engine;
         tracing::error!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
         let mut refused = Vec::new();
@@ -242,11 +236,16 @@ impl Settler {
     /// Has the taker look when what is to be tried again is due.
     fn remind(&self, settlements: &[Settlement]) {
         for settlement in settlements {
-            if let Verdict::Again { after, .. } = &settlement.verdict {
+            match &settlement.verdict {
                 // What is too far away to be a time is too far away to wait for.
-                if let Some(time) = Instant::now().checked_add(*after) {
-                    self.engine.alarm.at(time);
+                Verdict::Again { after, .. } => {
+                    if let Some(time) = Instant::now().checked_add(*after) {
+                        self.engine.alarm.at(time);
+                    }
                 }
+                // What it held back may be free now.
+                Verdict::Dead { .. } => self.engine.wake.notify_one(),
+                Verdict::Done | Verdict::Released => {}
             }
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::Settings;
+use crate::event::EventId;
 use crate::store::{Holder, NodeId};
 
 /// What this node may do right now.
@@ -25,12 +26,20 @@ struct Leading {
 
 impl Station {
     pub(crate) fn new(settings: &Settings) -> Self {
-        Self {
-            owner: settings.node.clone(),
-            lease: settings.lease,
-            exclusive: settings.mode.is_exclusive(),
-            leading: Mutex::new(None),
-        }
+        let exclusive = settings.mode.is_exclusive();
+        // A node that was given a name and restarted must not pass for the process it was before, which may still run.
+        let life = EventId::generate();
+        let owner = if exclusive {
+            format!("{}:{}", settings.node, &life.as_str()[16..]).into()
+        } else {
+            settings.node.clone()
+        };
+        Self { owner, lease: settings.lease, exclusive, leading: Mutex::new(None) }
+    }
+
+    /// The name under which this node holds.
+    pub(crate) fn owner(&self) -> &NodeId {
+        &self.owner
     }
 
     fn leading(&self) -> std::sync::MutexGuard<'_, Option<Leading>> {

@@ -5,16 +5,18 @@
 //! from the start would walk over all of it. What lies before the place (late commits, rows that others gave back) is
 //! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::held::Tag;
 use super::lanes::Strand;
 use super::runs::Pushed;
 use super::settle::Spoken;
 use super::{Engine, Job};
 use crate::error::Result;
-use crate::store::{Cursor, Delivery, Holder, Origin, Settlement, Take, Taken, Verdict};
+use crate::event::EventId;
+use crate::store::{Cursor, Holder, Origin, Settlement, Take, Taken, Verdict};
 
 /// After a full pass that took some time, the next one comes no sooner than this many times that time.
 const FULL_PASS_SHARE: u32 = 20;
@@ -158,15 +160,16 @@ impl Taker {
             if self.engine.stop.is_cancelled() {
                 return Ok((total, End::Empty));
             }
-            let free = self.engine.runs.take_free(KEYS_AT_ONCE);
             let room = self.engine.lanes.cold_room();
             if room == 0 {
-                self.engine.runs.put_back_free(free);
                 return Ok((total, End::NoRoom));
             }
-            if !free.is_empty() && self.cursor.is_some() {
-                total += self.continue_keys(free, room).await?;
-                continue;
+            if self.cursor.is_some() {
+                let free = self.engine.runs.take_free(KEYS_AT_ONCE.min(room));
+                if !free.is_empty() {
+                    total += self.continue_keys(free, room).await?;
+                    continue;
+                }
             }
             let full = self.cursor.is_none();
             if full {
@@ -181,7 +184,13 @@ impl Taker {
             };
             total += taken;
             if full {
-                self.full = Some((began, began.elapsed()));
+                self.full = Some((began, Duration::ZERO));
+            }
+            // What a full pass costs beyond taking what had to be taken anyway: its first read, and all that it read
+            // in vain.
+            let vain = if full { 1.0 } else { 1.0 - taken as f64 / scanned.max(1) as f64 };
+            if let Some((_, cost)) = &mut self.full {
+                *cost += began.elapsed().mul_f64(vain.clamp(0.0, 1.0));
             }
             self.cursor = cursor.or(self.cursor);
             if scanned < limit {
@@ -206,19 +215,11 @@ impl Taker {
 
     /// Goes on with keys of which rows were passed by.
     async fn continue_keys(&mut self, keys: Vec<String>, room: usize) -> Result<usize> {
-        let limit = 1 << room.min(self.engine.settings.cold_capacity).ilog2();
-        let Some((taken, scanned, _)) = self.read(Origin::Keys(keys.clone()), limit, room).await? else {
-            return Ok(0);
-        };
-        if scanned >= limit {
-            // The limit cut some of them off: they, and more of the last one, are still there.
-            if taken > 0 {
-                self.engine.runs.leave_behind(keys);
-            } else {
-                self.cursor = None;
-            }
-        }
-        Ok(taken)
+        // Before the read: a key may be done with what it gets before this returns, and then goes on by itself.
+        self.engine.runs.leave_behind(keys.clone());
+        let limit = 1 << room.ilog2();
+        let read = self.read(Origin::Keys(keys), limit, room).await?;
+        Ok(read.map_or(0, |(taken, ..)| taken))
     }
 
     /// Reads one window and queues what was taken. Returns how many that were, how many rows were looked at, and the
@@ -242,6 +243,11 @@ impl Taker {
             on_dead: engine.settings.on_dead,
         };
         let taken = engine.store.take(&take).await?;
+        if let Origin::Keys(asked) = &take.from {
+            let keys = taken.deliveries.iter().filter_map(|d| d.event.ordering_key());
+            let found: HashSet<&str> = keys.chain(taken.behind.iter().map(String::as_str)).collect();
+            engine.runs.not_behind(asked.iter().filter(|key| !found.contains(key.as_str())));
+        }
         if take.from == Origin::Start {
             let oldest = taken.deliveries.iter().map(|d| d.waited).max().unwrap_or_default();
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
@@ -270,12 +276,14 @@ impl Taker {
             Holder::Exclusive { epoch, .. } => *epoch,
         };
         engine.runs.leave_behind(taken.behind);
+        let mut spoken = Vec::new();
+        let undecodable = !taken.undecodable.is_empty();
         for (id, claim, reason) in taken.undecodable {
-            if lease.is_some() || engine.held.admit(&id, super::tag(epoch, claim), None) {
+            if self.hold(&id, super::tag(epoch, claim), asked, lease) {
                 tracing::error!(store = engine.name(), event = %id, reason, "an event cannot be decoded");
                 let verdict =
                     Verdict::Dead { counted: false, reason: format!("cannot be decoded: {reason}") };
-                engine.speak(Spoken::verdict(Settlement { id, claim, verdict }, epoch));
+                spoken.push(Settlement { id, claim, verdict });
             }
         }
         let mut strands = Vec::new();
@@ -287,9 +295,19 @@ impl Taker {
                 all = false;
                 break;
             }
+            if undecodable && delivery.event.ordering_key().is_some() {
+                // It may come after one that cannot be decoded, whose key is not known: it is read again when that
+                // one is dead.
+                all = false;
+                let (id, claim) = (delivery.event.id().clone(), delivery.claim);
+                if lease.is_some() && self.hold(&id, super::tag(epoch, claim), asked, lease) {
+                    spoken.push(Settlement { id, claim, verdict: Verdict::Released });
+                }
+                continue;
+            }
             delivery.suspect |= lease.is_none() && engine.station.next_is_suspect();
             let job = Job { delivery, epoch, taken: asked, cold: true };
-            if !self.admit(&job, lease) {
+            if !self.hold(job.delivery.event.id(), job.tag(), asked, lease) {
                 continue;
             }
             count += 1;
@@ -297,6 +315,15 @@ impl Taker {
                 Some(key) => keyed.entry(key.to_owned()).or_default().push(job),
                 None => strands.push(Strand::One(job)),
             }
+        }
+        if !spoken.is_empty() {
+            engine.speak(Spoken::Verdicts {
+                settlements: spoken,
+                epoch,
+                key: None,
+                halted: false,
+                urgent: true,
+            });
         }
         engine.lanes.count_cold(count);
         for (key, jobs) in keyed {
@@ -314,19 +341,19 @@ impl Taker {
         }
         engine.metrics.cold_enqueued.increment(count as u64);
         engine.lanes.push_cold(strands);
-        (count, all)
+        // One that cannot be decoded was taken as well: those who wait for quiet wait for its burial.
+        (count + usize::from(undecodable), all)
     }
 
     /// Notes that this node holds the event. False if it already does, or has just settled it.
-    fn admit(&self, job: &Job, lease: Option<Duration>) -> bool {
-        let Job { delivery: Delivery { event, .. }, taken, .. } = job;
+    fn hold(&self, id: &EventId, tag: Tag, asked: Instant, lease: Option<Duration>) -> bool {
         match lease {
             // The database gave it to us: whatever we thought before is out of date.
             Some(lease) => {
-                self.engine.held.admit_claimed(event.id(), job.tag(), *taken + lease);
+                self.engine.held.admit_claimed(id, tag, asked + lease);
                 true
             }
-            None => self.engine.held.admit(event.id(), job.tag(), None),
+            None => self.engine.held.admit(id, tag, None),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Hold {
     async fn lead(&mut self) -> Result<()> {
         let engine = &self.engine;
         let asked = Instant::now();
-        match engine.store.lead(EXCLUSIVE, engine.node(), LEADERSHIP).await? {
+        match engine.store.lead(EXCLUSIVE, engine.station.owner(), LEADERSHIP).await? {
             Leadership::Held { epoch, clean } => {
                 let settings = &engine.settings;
                 let in_hand = settings.hot_capacity + settings.cold_capacity + settings.workers;

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 
 use super::StoreOptions;
 use super::names::{Names, Statement, render};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::store::{Completion, Holder, NodeId, OnDead};
 
@@ -178,6 +178,8 @@ pub trait Dialect: sqlx::Database + Sized {
     const ARRAYS: bool;
     /// Whether the table takes only valid JSON as a payload; otherwise it is checked when it is read.
     const CHECKS_JSON: bool = true;
+    /// Whether a subquery in FROM may look at what stands before it.
+    const LATERAL: bool;
     /// Makes the row of a named lease, if it is not there.
     const NEW_LEASE: &'static str;
 
@@ -196,7 +198,8 @@ pub trait Dialect: sqlx::Database + Sized {
     /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
     fn settle_done(completion: Completion, by: &Holder) -> String;
 
-    /// The statement that settles everything else.
+    /// The statement that settles everything else. It ends the claim by raising it, so that a verdict told twice
+    /// counts once, also where one node holds the table and reading claims nothing.
     fn settle_rest(by: &Holder) -> String;
 
     /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
@@ -343,9 +346,17 @@ macro_rules! plumbing {
 }
 pub(crate) use plumbing;
 
+/// The names that the options ask for, checked.
+pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
+    if options.schema.is_some() && !DB::SCHEMAS {
+        return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
+    }
+    Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
+}
+
 /// The whole schema as one script, with the names filled in.
 pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions) -> Result<String> {
-    let names = Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)?;
+    let names = names_of::<DB>(options)?;
     let mut script = String::new();
     for (i, migration) in DB::MIGRATIONS.iter().enumerate() {
         script.push_str(&format!("-- version {}\n", i + 1));

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
+use sqlx::Connection as _;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::query::Query;
 
@@ -38,6 +39,7 @@ impl Dialect for MySql {
         &[include_str!("../../migrations/mysql/0001_outbox_event.sql")];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
+    const LATERAL: bool = false;
     // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
     const CHECKS_JSON: bool = false;
     const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
@@ -122,7 +124,8 @@ impl Dialect for MySql {
                  ELSE {{now}} + INTERVAL COALESCE(s.after, 0) MICROSECOND END, \
              e.last_error = COALESCE(s.error, e.last_error), \
              e.crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END, \
-             e.locked_by = NULL, e.locked_until = NULL, e.status = COALESCE(s.status, e.status) \
+             e.locked_by = NULL, e.locked_until = NULL, e.claims = e.claims + 1, \
+             e.status = COALESCE(s.status, e.status) \
              WHERE e.status IN (0, 2) AND {holds}"
         )
     }
@@ -138,6 +141,8 @@ impl Dialect for MySql {
         let connect = url
             .parse::<sqlx::mysql::MySqlConnectOptions>()
             .map_err(|e| Error::Url { url: without_credentials(&url), reason: e.to_string() })?;
+        // A pool would try a server that is not there for half a minute, and then say that it is busy.
+        MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
         Ok(Self::beside(&pool, options))
     }
@@ -164,10 +169,11 @@ impl Dialect for MySql {
     ) -> Result<Option<Vec<String>>> {
         let slots: BTreeSet<i64> = rows.iter().filter_map(|r| r.event.ordering_key()).map(key_slot).collect();
         if !slots.is_empty() {
-            // One by one in the order of the list, so that two writers never wait for each other in a circle.
+            // One by one in the order of the list, so that two writers never wait for each other in a circle. An
+            // update that changes nothing: MySQL cannot select from a JSON table FOR UPDATE.
             let lock = sql.render(
-                "SELECT k.slot FROM JSON_TABLE($1, '$[*]' COLUMNS (v smallint PATH '$')) j \
-                 STRAIGHT_JOIN {keys} k ON k.slot = j.v FOR UPDATE",
+                "UPDATE JSON_TABLE($1, '$[*]' COLUMNS (v smallint PATH '$')) j \
+                 STRAIGHT_JOIN {keys} k ON k.slot = j.v SET k.slot = k.slot",
             );
             Self::run(conn, lock, vec![Value::ints(slots)]).await?;
         }

@@ -92,11 +92,13 @@ pub struct Statement {
 
 impl Statement {
     /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn numbered(text: String) -> Self {
         Self { text: text.into(), order: None }
     }
 
     /// Placeholders become `?`, as MySQL wants them.
+    #[cfg(any(test, feature = "mysql"))]
     pub(crate) fn positional(numbered: &str) -> Self {
         let mut text = String::with_capacity(numbered.len());
         let mut order = Vec::new();

@@ -1,6 +1,7 @@
 //! What PostgreSQL does its own way: arrays, one-statement claims, advisory locks.
 
 use chrono::{DateTime, Utc};
+use sqlx::Connection as _;
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::query::Query;
 
@@ -38,6 +39,7 @@ impl Dialect for Postgres {
         &[include_str!("../../migrations/postgres/0001_outbox_event.sql")];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
+    const LATERAL: bool = true;
 
     fn fragment(slot: &str) -> String {
         let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
@@ -112,7 +114,7 @@ impl Dialect for Postgres {
     fn settle_rest(by: &Holder) -> String {
         let (fence, holds) = fence(by);
         format!(
-            "{fence}UPDATE {{events}} e SET status = COALESCE(s.status, e.status), attempts = e.attempts + s.counted, \
+            "{fence}UPDATE {{events}} e SET status = COALESCE(s.status, e.status), claims = e.claims + 1, attempts = e.attempts + s.counted, \
              available_at = CASE WHEN s.after IS NULL THEN e.available_at \
                  ELSE {{now}} + s.after::float8 * interval '1 microsecond' END, \
              last_error = COALESCE(s.error, e.last_error), done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
@@ -125,7 +127,7 @@ impl Dialect for Postgres {
 
     fn extend() -> &'static str {
         "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
-         WHERE e.event_id = s.id AND e.claims = s.claim AND e.locked_by = $1 AND {pending}"
+         WHERE e.event_id = s.id AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending}"
     }
 
     fn claim_at_once() -> Option<&'static str> {
@@ -139,7 +141,9 @@ impl Dialect for Postgres {
         let connect = url
             .parse::<sqlx::postgres::PgConnectOptions>()
             .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?;
-        let pool = pool(options.max_connections).connect_with(connect.clone()).await?;
+        // A pool would try a server that is not there for half a minute, and then say that it is busy.
+        PgConnection::connect_with(&connect).await?.close().await?;
+        let pool = pool(options.max_connections).connect_with(connect).await?;
         Ok(Self::beside(&pool, options))
     }
 
@@ -191,9 +195,12 @@ impl Dialect for Postgres {
 }
 
 /// What holds a settlement back from a row that is not its holder's any more.
+///
+/// The owner is compared inside of COALESCE to keep the planner from guessing by statistics that may be from a time when
+/// nothing was leased: expecting one row it would compare each leased row with each of the batch.
 fn fence(by: &Holder) -> (&'static str, &'static str) {
     match by {
-        Holder::Lease { .. } => ("", "e.locked_by = $1 AND $2::bigint IS NOT NULL"),
+        Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, FALSE) AND $2::bigint IS NOT NULL"),
         Holder::Exclusive { .. } => (FENCE, "EXISTS (SELECT 1 FROM f)"),
     }
 }

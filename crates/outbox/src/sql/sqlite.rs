@@ -34,6 +34,7 @@ impl Dialect for Sqlite {
         &[include_str!("../../migrations/sqlite/0001_outbox_event.sql")];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
+    const LATERAL: bool = false;
     const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
     fn fragment(slot: &str) -> String {
@@ -109,7 +110,7 @@ impl Dialect for Sqlite {
     fn settle_rest(by: &Holder) -> String {
         let holds = fence(by);
         format!(
-            "UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), attempts = attempts + b.counted, \
+            "UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
              available_at = CASE WHEN b.after IS NULL THEN available_at ELSE {{later b.after}} END, \
              last_error = COALESCE(b.error, last_error), done_at = CASE WHEN b.status = 3 THEN {{now}} END, \
              locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \

@@ -13,6 +13,7 @@
 //!
 //! What only one database says is in that database's file.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::dialect::{BirthLease, NewRow, Value, micros};
@@ -39,50 +40,65 @@ pub(super) fn columns() -> String {
 
 /// The rows that may be taken, before order per key is looked at. A limit in the text, not as a parameter:
 /// planners choose the index for a small limit that they can see.
+///
+/// Several keys at once only for databases that know `LATERAL`: each key gets an equal share of the limit.
 pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Value>) {
+    const FREE: &str =
+        "{pending} AND e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now})";
     let mut values = Vec::new();
-    let mut text = format!(
-        "SELECT {columns} FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
-         AND (e.locked_until IS NULL OR e.locked_until <= {{now}})"
-    );
+    let mut due = FREE.to_owned();
     match &take.by {
         // While one node holds the whole table, nobody leases rows of it.
-        Holder::Lease { .. } => text.push_str(
+        Holder::Lease { .. } => due.push_str(
             " AND NOT EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now})",
         ),
         // Nor does one that held it before read them.
         Holder::Exclusive { owner, epoch } => {
             values.extend([Value::text(owner.as_str()), Value::Int(*epoch)]);
-            text.push_str(
+            due.push_str(
                 " AND EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.holder = $1 AND x.epoch = $2)",
             );
         }
     }
-    match &take.from {
-        Origin::Start => {}
+    if !take.skip_recent.is_zero() {
+        values.push(Value::micros(take.skip_recent));
+        let _ = write!(due, " AND e.created_at <= {{earlier ${}}}", values.len());
+    }
+    let limit = take.limit;
+    let mut text = match &take.from {
+        Origin::Start => {
+            format!(
+                "SELECT {columns} FROM {{events}} e WHERE {due} ORDER BY e.available_at, e.seq LIMIT {limit}"
+            )
+        }
         Origin::After(cursor) => {
             values.extend([Value::Time(Some(cursor.at)), Value::Int(cursor.seq)]);
             let (at, seq) = (values.len() - 1, values.len());
-            let _ = write!(
-                text,
-                " AND e.available_at >= {{time ${at}}} AND (e.available_at > {{time ${at}}} OR e.seq > ${seq})"
-            );
+            format!(
+                "SELECT {columns} FROM {{events}} e WHERE {due} AND e.available_at >= {{time ${at}}} \
+                 AND (e.available_at > {{time ${at}}} OR e.seq > ${seq}) ORDER BY e.available_at, e.seq LIMIT {limit}"
+            )
+        }
+        Origin::Keys(keys) if keys.len() == 1 => {
+            values.push(Value::text(&keys[0]));
+            let key = values.len();
+            format!(
+                "SELECT {columns} FROM {{events}} e WHERE {due} AND e.ordering_key = ${key} ORDER BY e.seq LIMIT {limit}"
+            )
         }
         Origin::Keys(keys) => {
-            values.push(Value::texts(keys.iter().map(String::as_str)));
-            let _ = write!(text, " AND e.ordering_key {{in texts ${}}}", values.len());
+            let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
+            let each = (limit / keys.len().max(1)).max(1);
+            values.push(Value::texts(keys));
+            let list = values.len();
+            format!(
+                "SELECT {columns} FROM {{events}} e WHERE e.event_id IN (\
+                 SELECT l.event_id FROM unnest(${list}::text[]) k(key) CROSS JOIN LATERAL (\
+                 SELECT e.event_id FROM {{events}} e WHERE {due} AND e.ordering_key = k.key ORDER BY e.seq LIMIT {each}) l) \
+                 AND {FREE}"
+            )
         }
-    }
-    if !take.skip_recent.is_zero() {
-        values.push(Value::micros(take.skip_recent));
-        let _ = write!(text, " AND e.created_at <= {{earlier ${}}}", values.len());
-    }
-    text.push_str(match take.from {
-        // The events of a key come in its order, so that a limit cuts at the end.
-        Origin::Keys(_) => " ORDER BY e.ordering_key, e.seq",
-        _ => " ORDER BY e.available_at, e.seq",
-    });
-    let _ = write!(text, " LIMIT {}", take.limit);
+    };
     if lock {
         text.push_str(" {skip locked}");
     }

@@ -1,27 +1,26 @@
 //! The one store on SQL: what it does, step by step. How each database says it is in its own file.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::{DateTime, Utc};
-use serde::de::IgnoredAny;
 use sqlx::Pool;
 use sqlx::pool::PoolConnection;
 
 use super::StoreOptions;
 use super::dialect::{
-    BirthLease, Clock, Columns, Database, Dialect, NewRow, Pools, Render, Value, migration_script,
+    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
 };
 use super::names::{Names, Statement, render};
 use super::statements as sql;
+use super::window::{Window, WindowRow, decode};
 use crate::error::{DecodeError, Error, Result};
-use crate::event::{AggregateType, Due, Event, EventId, EventType, Parts, Payload};
+use crate::event::{Event, EventId};
 use crate::store::{
-    Backlog, Claim, Completion, Cursor, Delivery, Filter, Holder, Leadership, NodeId, OnDead, Purge,
-    Purgeable, Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, short_error,
+    Backlog, Claim, Completion, Cursor, Filter, Holder, Leadership, NodeId, OnDead, Origin, Purge, Purgeable,
+    Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, short_error,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -38,16 +37,41 @@ pub struct SqlStore<DB: Database> {
 struct Sql<DB> {
     names: Names,
     clock: Clock,
+    /// Statements by their templates: most are the same few again and again.
+    made: RwLock<HashMap<Box<str>, Statement>>,
     dialect: std::marker::PhantomData<fn() -> DB>,
+}
+
+impl<DB> Sql<DB> {
+    /// Longer templates belong to batches of odd sizes, and are not kept.
+    const LONGEST_KEPT: usize = 4_096;
+    const MOST_KEPT: usize = 512;
+
+    fn kept(&self, template: &str) -> Option<Statement> {
+        self.made.read().expect("no one panics while holding this lock").get(template).cloned()
+    }
+
+    fn keep(&self, template: &str, statement: &Statement) {
+        let frozen = matches!(self.clock, Clock::Frozen(_));
+        let mut made = self.made.write().expect("no one panics while holding this lock");
+        if !frozen && template.len() <= Self::LONGEST_KEPT && made.len() < Self::MOST_KEPT {
+            made.insert(template.into(), statement.clone());
+        }
+    }
 }
 
 impl<DB: Dialect> Render for Sql<DB> {
     fn render(&self, template: &str) -> Statement {
+        if let Some(statement) = self.kept(template) {
+            return statement;
+        }
         let text = render(template, &self.names, &|slot: &str| match (&self.clock, slot) {
             (Clock::Frozen(clock), "now") => DB::literal(clock.now()),
             _ => DB::fragment(slot),
         });
-        DB::statement(text)
+        let statement = DB::statement(text);
+        self.keep(template, &statement);
+        statement
     }
 
     fn names(&self) -> &Names {
@@ -79,7 +103,12 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     fn new(pools: Pools<DB>, names: Names, options: &StoreOptions, name: String) -> Self {
-        let sql = Sql { names, clock: options.clock.clone(), dialect: std::marker::PhantomData };
+        let sql = Sql {
+            names,
+            clock: options.clock.clone(),
+            made: RwLock::default(),
+            dialect: std::marker::PhantomData,
+        };
         Self { pools, sql, name }
     }
 
@@ -89,10 +118,7 @@ impl<DB: Database> SqlStore<DB> {
                 "max_connections is 0: a store needs at least one connection".to_owned(),
             ));
         }
-        if options.schema.is_some() && !DB::SCHEMAS {
-            return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
-        }
-        Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
+        names_of::<DB>(options)
     }
 
     /// The pool that the application's transactions come from.
@@ -186,9 +212,7 @@ impl<DB: Database> SqlStore<DB> {
             return self.claim_at_once(claim, take, owner, lease).await;
         }
         let mut tx = begin_on(&self.pools.relay).await?;
-        let (text, values) = sql::window(take, &sql::columns(), true);
-        let rows = DB::fetch(&mut tx, self.sql.render(&text), values).await?;
-        let mut window = self.window(&rows)?;
+        let mut window = self.look(&mut tx, take, true).await?;
         self.block(&mut tx, &mut window, take).await?;
         if !window.rows.is_empty() {
             let ids = Value::texts(window.rows.iter().map(|row| row.id.as_str()));
@@ -231,12 +255,31 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Reads what is due without writing anything: the taker holds the whole table.
     async fn read(&self, take: &Take) -> Result<Window> {
-        let (text, values) = sql::window(take, &sql::columns(), false);
         let mut conn = self.pools.read.acquire().await?;
-        let rows = DB::fetch(&mut conn, self.sql.render(&text), values).await?;
-        let mut window = self.window(&rows)?;
+        let mut window = self.look(&mut conn, take, false).await?;
         self.block(&mut conn, &mut window, take).await?;
         Ok(window)
+    }
+
+    /// Selects what may be taken, before order per key is looked at.
+    async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: bool) -> Result<Window> {
+        let takes = match &take.from {
+            Origin::Keys(keys) if !DB::LATERAL => {
+                // A key that is named twice is one key: its rows must not come twice.
+                let keys: BTreeSet<&String> = keys.iter().collect();
+                let limit = (take.limit / keys.len().max(1)).max(1);
+                let one =
+                    |key: &String| Take { from: Origin::Keys(vec![key.clone()]), limit, ..take.clone() };
+                keys.into_iter().map(one).collect()
+            }
+            _ => vec![take.clone()],
+        };
+        let mut rows = Vec::new();
+        for take in takes {
+            let (text, values) = sql::window(&take, &sql::columns(), lock);
+            rows.extend(DB::fetch(conn, self.sql.render(&text), values).await?);
+        }
+        self.window(&rows)
     }
 
     async fn migrate_in(&self, conn: &mut DB::Connection) -> Result<()> {
@@ -420,95 +463,6 @@ async fn begin_on<DB: Dialect>(pool: &Pool<DB>) -> Result<sqlx::Transaction<'sta
         Some(statement) => pool.begin_with(statement).await,
         None => pool.begin().await,
     }
-}
-
-/// What was read, before it becomes deliveries.
-#[derive(Default)]
-struct Window {
-    rows: Vec<WindowRow>,
-    behind: Vec<String>,
-    cursor: Option<Cursor>,
-    scanned: usize,
-}
-
-struct WindowRow {
-    id: EventId,
-    seq: i64,
-    claim: Claim,
-    attempts: u32,
-    suspect: bool,
-    now: DateTime<Utc>,
-    available_at: DateTime<Utc>,
-    key: Option<String>,
-    columns: Result<Columns, String>,
-}
-
-impl Window {
-    fn into_taken(mut self, check_json: bool) -> Taken {
-        // In the order of the table within a key; a retry may have put an early event behind a later one.
-        if self.rows.iter().any(|row| row.key.is_some()) {
-            self.rows.sort_by_key(|row| row.seq);
-        }
-        let mut taken =
-            Taken { cursor: self.cursor, scanned: self.scanned, behind: self.behind, ..Taken::default() };
-        taken.behind.sort_unstable();
-        taken.behind.dedup();
-        for row in self.rows {
-            let now = row.now;
-            match row.columns.and_then(|c| decode(&row.id, c, row.available_at, check_json)) {
-                Ok(event) => taken.deliveries.push(Delivery {
-                    expires_in: event.expires_at().map(|end| end - now),
-                    waited: (now - row.available_at).to_std().unwrap_or_default(),
-                    event,
-                    seq: Some(row.seq),
-                    attempts: row.attempts,
-                    claim: row.claim,
-                    suspect: row.suspect,
-                }),
-                Err(reason) => taken.undecodable.push((row.id, row.claim, reason)),
-            }
-        }
-        taken
-    }
-}
-
-/// Makes an event of its columns, or says why not.
-fn decode(id: &EventId, c: Columns, available_at: DateTime<Utc>, check_json: bool) -> Result<Event, String> {
-    let headers = match c.headers.as_deref() {
-        None => BTreeMap::new(),
-        Some(text) => serde_json::from_str::<Option<BTreeMap<String, String>>>(text)
-            .map_err(|e| {
-                format!(
-                    "its headers are not a JSON object of strings (line {}, column {})",
-                    e.line(),
-                    e.column()
-                )
-            })?
-            .unwrap_or_default(),
-    };
-    let payload = match (c.payload, c.payload_bytes, c.content_type) {
-        (Some(json), None, _) if check_json && serde_json::from_str::<IgnoredAny>(&json).is_err() => {
-            return Err("its payload is not JSON".to_owned());
-        }
-        (Some(json), None, _) => Payload::Json(json),
-        (None, Some(data), Some(content_type)) => Payload::Bytes { content_type, data },
-        _ => return Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
-    };
-    Ok(Event::from_parts(Parts {
-        id: id.clone(),
-        event_type: EventType::from(c.event_type),
-        aggregate_type: AggregateType::from(c.aggregate_type),
-        aggregate_id: c.aggregate_id,
-        tenant_id: c.tenant_id,
-        ordering_key: c.ordering_key,
-        correlation_id: c.correlation_id,
-        dedup_key: c.dedup_key,
-        headers,
-        payload,
-        occurred_at: c.occurred_at,
-        due: Due::At(available_at),
-        expires_at: c.expires_at,
-    }))
 }
 
 /// Whether two transactions were in each other's way, so that trying again at once helps.

@@ -91,8 +91,12 @@ impl Written {
     #[track_caller]
     pub fn count(&self, event_type: &str, expected: usize) {
         let found = self.of_type(event_type).len();
-        let there: Vec<&str> =
-            self.0.iter().filter_map(|s| s.event.as_ref().ok()).map(|event| event.event_type().as_str()).collect();
+        let there: Vec<&str> = self
+            .0
+            .iter()
+            .filter_map(|s| s.event.as_ref().ok())
+            .map(|event| event.event_type().as_str())
+            .collect();
         assert_eq!(found, expected, "expected {expected} of {event_type:?}, the outbox holds {there:?}");
     }
 }

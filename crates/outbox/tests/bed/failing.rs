@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Backlog, Claim, Completion, Filter, Holder, Leadership, NodeId, Purge, Settlement, SharedStore, Stats, Store,
-    StoredEvent, Take, Taken,
+    Backlog, Claim, Completion, Filter, Holder, Leadership, NodeId, Purge, Settlement, SharedStore, Stats,
+    Store, StoredEvent, Take, Taken,
 };
 use outbox::{Error, Event, EventId, Result};
 
@@ -81,7 +81,12 @@ impl Store for Failing {
         self.inner.settle(by, completion, settlements).await
     }
 
-    async fn extend(&self, owner: &NodeId, lease: Duration, held: &[(EventId, Claim)]) -> Result<Vec<EventId>> {
+    async fn extend(
+        &self,
+        owner: &NodeId,
+        lease: Duration,
+        held: &[(EventId, Claim)],
+    ) -> Result<Vec<EventId>> {
         self.inner.extend(owner, lease, held).await
     }
 

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use outbox::store::{StoredEvent, Status};
-use outbox::{Clock, Cx, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder, Outcome};
+use outbox::store::{Status, StoredEvent};
+use outbox::{
+    Clock, Cx, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder, Outcome,
+};
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
 
@@ -25,7 +27,10 @@ pub trait Base: Database {
     fn place() -> Option<Place>;
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
     /// Runs a statement of the test's own.
-    fn execute_sql(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    fn execute_sql(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     /// Asks for one number.
     fn number(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = i64> + Send;
 }
@@ -360,7 +365,11 @@ impl Seen {
         if seen != expected {
             let twice: Vec<_> = seen.windows(2).filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
             let missing: Vec<_> = expected.iter().filter(|n| !seen.contains(n)).collect();
-            panic!("{} calls for {} events; twice: {twice:?}; missing: {missing:?}", seen.len(), expected.len());
+            panic!(
+                "{} calls for {} events; twice: {twice:?}; missing: {missing:?}",
+                seen.len(),
+                expected.len()
+            );
         }
     }
 }

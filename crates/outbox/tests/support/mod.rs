@@ -140,7 +140,7 @@ impl Place {
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
         match &self.database {
             Database::SqliteFile { url, .. } => {
-                let mut conn = sqlx::SqliteConnection::connect(url).await.unwrap();
+                let mut conn = sqlx::SqliteConnection::connect(&format!("{url}?mode=rwc")).await.unwrap();
                 sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
             }
             Database::SqliteMemory(pool) => {

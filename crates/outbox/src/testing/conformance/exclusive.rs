@@ -127,10 +127,12 @@ pub async fn reading_as_the_holder_writes_nothing(harness: &impl Harness) {
     assert_eq!(scene.settle_all(&by, first.iter().zip(verdicts)).await, 4);
     let statuses: Vec<Status> = scene.all().await.iter().map(|stored| stored.status).collect();
     assert_eq!(statuses, [Status::Done, Status::Retry, Status::Dead, Status::New]);
-    assert_eq!(ids(&scene.take(&taking(by.clone())).await.deliveries), written[3..]);
-    assert_eq!(scene.store.count_start(&by, &written[3], first[3].claim).await.unwrap(), Some(1));
-    assert_eq!(scene.store.count_start(&by, &written[3], first[3].claim).await.unwrap(), Some(2));
-    let deleted = [settlement(&first[3], Verdict::Done)];
+    let released = scene.take(&taking(by.clone())).await.deliveries;
+    assert_eq!(ids(&released), written[3..]);
+    let claim = released[0].claim;
+    assert_eq!(scene.store.count_start(&by, &written[3], claim).await.unwrap(), Some(1));
+    assert_eq!(scene.store.count_start(&by, &written[3], claim).await.unwrap(), Some(2));
+    let deleted = [settlement(&released[0], Verdict::Done)];
     assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap(), 1);
     assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap(), 0);
 }
@@ -171,6 +173,10 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     assert_eq!(scene.take(&taking(new.clone())).await.deliveries.len(), 3);
     scene.store.resign(EXCLUSIVE, &NodeId::from("two"), epoch).await.unwrap();
     assert_eq!(settle_old(&new).await, 0, "what was given back is over");
+    let again = exclusive(&scene, "one").await;
+    assert_eq!(settle_old(&old).await, 0, "the same name, but another epoch");
+    assert_eq!(settle_old(&again).await, 3);
+    assert_eq!(settle_old(&again).await, 0, "a verdict told twice counts once");
 }
 
 /// Claims do not rise while one holds the table: only the epoch tells.
@@ -184,6 +190,11 @@ pub async fn an_old_epoch_counts_no_start(harness: &impl Harness) {
     let new = exclusive(&scene, "two").await;
     assert_eq!(scene.store.count_start(&old, &id, claim).await.unwrap(), None);
     assert_eq!(scene.store.count_start(&new, &id, claim).await.unwrap(), Some(2));
+    scene.pass(LEASE);
+    let again = exclusive(&scene, "one").await;
+    assert_eq!(scene.store.count_start(&old, &id, claim).await.unwrap(), None);
+    assert!(scene.take(&taking(old)).await.deliveries.is_empty());
+    assert_eq!(scene.store.count_start(&again, &id, claim).await.unwrap(), Some(3));
 }
 
 /// Whoever holds the table waits for the rows that were leased before, and their holders settle them.

@@ -1,0 +1,299 @@
+//! The command as its users meet it: the real binary, what it prints, its exit code.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A password that must never be shown.
+const SECRET: &str = "s3cret-pa55";
+
+fn outbox<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
+    command.args(arguments).env_remove("DATABASE_URL").env_remove("OUTBOX_LOG").stdin(Stdio::null());
+    command
+}
+
+/// What a run came to.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        self
+    }
+
+    /// The number in the summary's line of this name.
+    #[track_caller]
+    fn count(&self, name: &str) -> u64 {
+        let line = self.out.lines().find_map(|line| line.trim_start().strip_prefix(name));
+        let number =
+            line.and_then(|line| line.split_whitespace().next()).map(|number| number.replace(',', ""));
+        number
+            .and_then(|number| number.parse().ok())
+            .unwrap_or_else(|| panic!("no {name:?} in:\n{}\nstderr:\n{}", self.out, self.err))
+    }
+}
+
+fn run<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ran {
+    finish(outbox(arguments))
+}
+
+fn finish(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// The URL of a SQLite file in this folder.
+fn sqlite(folder: &Path) -> String {
+    format!("sqlite:{}", folder.join("test.db").display())
+}
+
+/// Every promise that the demo's summary tells of.
+#[track_caller]
+fn assert_kept(ran: &Ran, written: u64) {
+    assert_eq!(ran.count("written (committed)"), written);
+    assert_eq!(ran.count("delivered") + ran.count("dead"), written);
+    for broken in ["out of order", "too early", "phantom", "lost"] {
+        assert_eq!(ran.count(broken), 0, "{}", ran.out);
+    }
+    assert!(ran.out.contains("hot path") && ran.out.contains("overall"), "{}", ran.out);
+}
+
+#[test]
+fn the_demo_delivers_what_was_committed_and_nothing_else() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = outbox(["demo", "--events", "500"]);
+    command.env("TMPDIR", temporary.path());
+    let ran = finish(command).expect(0);
+    assert_kept(&ran, 500);
+    assert!(ran.count("rolled back") > 0, "{}", ran.out);
+    assert!(ran.count("dead") > 0, "{}", ran.out);
+    assert!(ran.err.is_empty(), "{}", ran.err);
+    assert!(
+        !ran.out.contains('\u{1b}'),
+        "no colours or cursor moves where there is no terminal:\n{}",
+        ran.out
+    );
+    assert_eq!(temporary.path().read_dir().unwrap().count(), 0, "the temporary folder is removed");
+}
+
+#[test]
+fn without_failures_nothing_is_retried() {
+    let ran = run(["demo", "--events", "60", "--fail", "0", "--rate", "0"]).expect(0);
+    assert_kept(&ran, 60);
+    assert_eq!(ran.count("retried"), 0);
+}
+
+#[test]
+fn with_nothing_but_failures_every_event_is_still_settled() {
+    let ran = run(["demo", "--events", "40", "--fail", "100", "--rate", "0"]).expect(0);
+    assert_kept(&ran, 40);
+    assert!(ran.count("dead") >= 20, "{}", ran.out);
+}
+
+#[test]
+fn the_demo_logs_what_fails_to_those_who_ask() {
+    let ran = run(["demo", "--events", "40", "--fail", "50", "--log", "warn"]).expect(0);
+    assert!(ran.err.contains("WARN"), "{}", ran.err);
+}
+
+/// Starts a demo that does not end by itself, and waits until it has begun to deliver.
+fn endless_demo(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = outbox(["demo"].iter().chain(arguments)).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.trim_start().starts_with("1 s") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the demo ended by itself");
+    }
+    (child, out)
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_demo_delivers_the_rest_and_sums_up() {
+    let (mut child, mut out) = endless_demo(&[]);
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let ran = Ran { code: child.wait().unwrap().code(), out: rest, err: String::new() }.expect(0);
+    let written = ran.count("written (committed)");
+    assert!(written > 0);
+    assert_kept(&ran, written);
+}
+
+#[test]
+fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite(folder.path());
+    let (mut child, _out) = endless_demo(&["--database", &url]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let ran = run(["demo", "--database", &url, "--events", "20"]).expect(1);
+    assert!(ran.err.contains("--fresh"), "{}", ran.err);
+    let ran = run(["demo", "--database", &url, "--events", "20", "--fresh"]).expect(0);
+    assert_kept(&ran, 20);
+    run(["demo", "--database", &url, "--events", "20"]).expect(0);
+}
+
+/// The demo on the server that this variable names.
+fn demo_on_server(variable: &str, required: bool) {
+    let Ok(url) = std::env::var(variable) else {
+        let required = required && std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
+        assert!(!required, "{variable} is not set, and OUTBOX_TEST_REQUIRE=1 asks for it");
+        println!("skipped: {variable} is not set");
+        return;
+    };
+    let ran = run(["demo", "--events", "500", "--fresh", "--database", &url]).expect(0);
+    assert_kept(&ran, 500);
+    // The tables are gone, or this would not be let in.
+    run(["demo", "--events", "10", "--database", &url]).expect(0);
+}
+
+#[test]
+fn the_demo_runs_on_postgres() {
+    demo_on_server("OUTBOX_TEST_POSTGRES", true);
+}
+
+#[test]
+fn the_demo_runs_on_mariadb() {
+    demo_on_server("OUTBOX_TEST_MARIADB", true);
+}
+
+#[test]
+fn the_demo_runs_on_mysql() {
+    demo_on_server("OUTBOX_TEST_MYSQL", false);
+}
+
+#[test]
+fn migrating_twice_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite(folder.path());
+    let ran = run(["migrate", "--database", &url]).expect(0);
+    assert!(ran.out.contains("migrated to version 1"), "{}", ran.out);
+    let ran = run(["migrate", "--database", &url]).expect(0);
+    assert!(ran.out.contains("already at version 1"), "{}", ran.out);
+    let ran = run(["migrate", "--database", &url, "--table", "billing"]).expect(0);
+    assert!(ran.out.contains("billing migrated to version 1"), "{}", ran.out);
+}
+
+#[test]
+fn the_database_may_come_from_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = outbox(["migrate"]);
+    command.env("DATABASE_URL", sqlite(folder.path()));
+    assert!(finish(command).expect(0).out.contains("migrated"));
+    let mut command = outbox(["migrate", "--help"]);
+    command.env("DATABASE_URL", format!("postgres://ada:{SECRET}@db/shop"));
+    let help = finish(command).expect(0);
+    assert!(help.out.contains("DATABASE_URL") && !help.out.contains(SECRET), "{}", help.out);
+}
+
+#[test]
+fn the_sql_is_printed_for_every_kind_of_database_without_a_server() {
+    for (url, quoted) in [
+        ("sqlite:shop.db", "\"billing\""),
+        ("postgres://nowhere.invalid/shop", "\"billing\""),
+        ("mysql://nowhere.invalid/shop", "`billing`"),
+        ("mariadb", "`billing`"),
+    ] {
+        let ran = run(["migrate", "--print", "--database", url]).expect(0);
+        assert!(ran.out.contains("outbox_event"), "{}", ran.out);
+        let ran = run(["migrate", "--print", "--database", url, "--table", "billing"]).expect(0);
+        assert!(ran.out.contains(&format!("CREATE TABLE IF NOT EXISTS {quoted} (")), "{}", ran.out);
+        assert!(ran.err.is_empty(), "{}", ran.err);
+    }
+    let ran = run(["migrate", "--print", "--database", "postgres", "--schema", "accounting"]).expect(0);
+    assert!(ran.out.contains("\"accounting\".\"outbox_event\""), "{}", ran.out);
+}
+
+#[test]
+fn a_printed_script_makes_tables_that_are_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite(folder.path());
+    let script = run(["migrate", "--print", "--database", "sqlite"]).expect(0).out;
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let options = sqlx::sqlite::SqliteConnectOptions::new()
+            .filename(folder.path().join("test.db"))
+            .create_if_missing(true);
+        let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&pool).await.unwrap();
+        pool.close().await;
+    });
+    let ran = run(["migrate", "--database", &url]).expect(0);
+    assert!(ran.out.contains("already at version 1"), "{}", ran.out);
+}
+
+#[test]
+fn a_wrong_url_is_wrong_usage_and_is_told_without_its_password() {
+    for url in ["postgers://ada:PASS@db/shop", "ada:PASS@db/shop", "postgres:ada:PASS@db/shop"] {
+        let url = url.replace("PASS", SECRET);
+        for command in ["migrate", "demo"] {
+            let ran = run([command, "--database", &url]).expect(2);
+            assert!(ran.err.contains("--database") && ran.err.contains("postgres://"), "{}", ran.err);
+            assert!(!ran.err.contains(SECRET) && !ran.out.contains(SECRET), "{}{}", ran.out, ran.err);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_at_once_and_without_its_password() {
+    // A port that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for scheme in ["postgres", "mysql"] {
+        let url = format!("{scheme}://ada:{SECRET}@127.0.0.1:{port}/shop");
+        for command in ["migrate", "demo"] {
+            let ran = run([command, "--database", &url]).expect(1);
+            assert!(ran.err.contains("cannot reach") && ran.err.contains("--database"), "{}", ran.err);
+            assert!(ran.err.contains(&format!("127.0.0.1:{port}/shop")), "{}", ran.err);
+            assert!(!ran.err.contains(SECRET) && !ran.out.contains(SECRET), "{}{}", ran.out, ran.err);
+        }
+    }
+}
+
+#[test]
+fn a_password_that_breaks_the_url_is_not_shown() {
+    let ran = run(["migrate", "--database", &format!("postgres://ada:{SECRET}/{SECRET}@db/shop")]).expect(1);
+    assert!(ran.err.contains("%2F"), "{}", ran.err);
+    assert!(!ran.err.contains(SECRET), "{}", ran.err);
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_told_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = run(["migrate", "--database", &sqlite(&folder.path().join("missing"))]).expect(1);
+    assert!(ran.err.contains("folder"), "{}", ran.err);
+}
+
+#[test]
+fn wrong_names_and_values_are_wrong_usage() {
+    for arguments in [
+        &["migrate", "--database", "postgres", "--print", "--table", "no; such"][..],
+        &["migrate", "--database", "sqlite:shop.db", "--schema", "accounting"],
+        &["migrate"],
+        &["demo", "--fail", "101"],
+        &["demo", "--events", "0"],
+        &["demo", "--log", "verbose"],
+        &["demo", "--fresh"],
+        &["no-such-command"],
+    ] {
+        let ran = run(arguments).expect(2);
+        assert!(ran.err.contains("error:"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn every_help_has_examples() {
+    for arguments in [&["--help"][..], &["demo", "--help"], &["migrate", "--help"]] {
+        let ran = run(arguments).expect(0);
+        assert!(ran.out.contains("Examples:"), "{}", ran.out);
+    }
+}

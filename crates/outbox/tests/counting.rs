@@ -1,0 +1,81 @@
+//! What is counted, under which names.
+
+mod bed;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bed::{Bed, Gate, Seen, numbered};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use outbox::{Failure, Outcome};
+
+/// One thread, so that the recorder of this test is nobody else's.
+#[tokio::test(flavor = "current_thread")]
+async fn everything_that_happens_to_an_event_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let (seen, gate) = (Seen::default(), Gate::closed());
+    let hour = Duration::from_secs(3_600);
+    let relay = bed
+        .outbox
+        .single_node()
+        .workers(1)
+        .hot_capacity(3)
+        .metrics_prefix("shop.outbox")
+        .on_type("gate", seen.behind(&gate))
+        .on_type("e", seen.handler())
+        .on_type("later", seen.says(move |_| Ok(Outcome::RetryAfter(hour))))
+        .on_type("fails", seen.says(move |_| Err(Failure::retry_after(hour, "no"))))
+        .start()
+        .await
+        .unwrap();
+    relay.idle().await.unwrap();
+    bed.write("gate", 0..1).await;
+    seen.reach(1).await;
+    // Three find a place in the hot queue, two do not.
+    bed.write("e", 0..5).await;
+    gate.open();
+    relay.idle().await.unwrap();
+    bed.outbox.send(numbered("e", 9).deliver_after(hour)).await.unwrap();
+    bed.write("later", 0..1).await;
+    bed.write("fails", 0..1).await;
+    bed.write("unknown", 0..1).await;
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+
+    let mut counted = BTreeMap::new();
+    let mut gauges = Vec::new();
+    for (key, _, _, value) in snapshots.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let labels: Vec<_> =
+            key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
+        assert_eq!(labels, [("store".to_owned(), "orders".to_owned())], "no label names an event");
+        match value {
+            DebugValue::Counter(n) => drop(counted.insert(key.name().to_owned(), n)),
+            DebugValue::Gauge(n) => gauges.push((key.name().to_owned(), n.into_inner())),
+            DebugValue::Histogram(_) => panic!("no histograms"),
+        }
+    }
+    let expected = [
+        ("dispatch.dead", 1),
+        ("dispatch.deferred", 1),
+        ("dispatch.failure", 1),
+        ("dispatch.success", 6),
+        ("enqueue.cold", 2),
+        ("enqueue.hot", 7),
+        ("enqueue.hot.dropped", 2),
+        ("enqueue.hot.skipped.delayed", 1),
+        ("settle.stale", 0),
+    ];
+    let expected = expected.map(|(name, n)| (format!("shop.outbox.{name}"), n));
+    assert_eq!(counted, BTreeMap::from(expected));
+    gauges.sort_by(|a, b| a.0.cmp(&b.0));
+    let names: Vec<&str> = gauges.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["shop.outbox.lag.oldest.ms", "shop.outbox.queue.cold.depth", "shop.outbox.queue.hot.depth"]
+    );
+    assert!(gauges[1..].iter().all(|(_, depth)| *depth == 0.0), "{gauges:?}");
+}

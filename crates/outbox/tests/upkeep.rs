@@ -1,0 +1,295 @@
+//! Upkeep: purging, dead events and their replay, cancelling, statistics, and what killed its process.
+
+mod bed;
+
+use std::time::Duration;
+
+use bed::{Bed, Gate, Seen, numbered};
+use outbox::store::{Filter, Status};
+use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A number of done events and one dead one.
+async fn finished<DB: bed::Base>(bed: &Bed<DB>, done: u64) {
+    let relay =
+        bed.outbox.single_node().no_purge().on_type("e", async |_: outbox::Cx| {}).start().await.unwrap();
+    bed.write("e", 0..done).await;
+    bed.write("unknown", 0..1).await;
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+}
+
+on_every_database! {
+    async fn a_purge_deletes_what_is_finished_and_old(frozen |bed|) {
+        let admin = bed.outbox.admin();
+        finished(&bed, 1_200).await;
+        bed.advance(DAY * 6);
+        finished(&bed, 3).await;
+        bed.write("e", 0..2).await;
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "nothing is old enough");
+        bed.advance(DAY + SEC);
+        // More than two batches of 500.
+        assert_eq!(admin.purge_done(DAY * 7).await.unwrap(), 1_200);
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 1, "the dead one");
+        assert_eq!(bed.tally().await, (2, 0, 3, 1));
+        bed.advance(DAY * 100);
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 4);
+        assert_eq!(bed.tally().await, (2, 0, 0, 0), "what is pending stays, however old");
+    }
+
+    async fn a_relay_purges_by_itself(frozen |bed|) {
+        finished(&bed, 30).await;
+        bed.advance(DAY * 8);
+        let relay = bed.outbox.single_node().purge(PurgeSettings::default().every(5 * MS).batch(7).keep_dead())
+            .start().await.unwrap();
+        while bed.tally().await.2 > 0 {
+            tokio::time::sleep(5 * MS).await;
+        }
+        assert_eq!(bed.tally().await, (0, 0, 0, 1));
+        relay.stop().await.unwrap();
+        let relay = bed.outbox.multi_node().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
+        while bed.tally().await.3 > 0 {
+            tokio::time::sleep(5 * MS).await;
+        }
+        relay.stop().await.unwrap();
+    }
+
+    /// Rows vanish right behind the handlers, and none is missed or delivered again.
+    async fn a_purge_under_load_disturbs_nothing(|bed|) {
+        let seen = Seen::default();
+        let purge = PurgeSettings::default().retention(Duration::ZERO).every(2 * MS).batch(10);
+        let relay = bed.outbox.multi_node().workers(8).purge(purge).on_type("e", seen.handler()).start().await.unwrap();
+        for n in 0..30 {
+            bed.write("e", n * 10..n * 10 + 10).await;
+        }
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..300);
+        relay.stop().await.unwrap();
+        bed.outbox.admin().purge(Duration::ZERO).await.unwrap();
+    }
+
+    async fn writer_only_delivers_nothing_and_purges_by_age(frozen |bed|) {
+        let relay = bed.outbox.writer_only().start().await.unwrap();
+        bed.write("e", 0..3).await;
+        assert_eq!(relay.poll_once().await.unwrap(), 0);
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (3, 0, 0, 0), "nothing is handled, nothing is purged");
+
+        let purge = PurgeSettings::default().retention(DAY).every(5 * MS).batch(2);
+        let relay = bed.outbox.writer_only().purge(purge).start().await.unwrap();
+        bed.advance(DAY / 2);
+        bed.write("e", 3..5).await;
+        bed.advance(DAY / 2 + SEC);
+        while bed.tally().await.0 > 2 {
+            tokio::time::sleep(5 * MS).await;
+        }
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (2, 0, 0, 0), "the young ones stay");
+    }
+
+    async fn done_events_are_deleted_if_nobody_wants_them(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.completion(Completion::Delete).on_type("e", seen.handler()).start().await.unwrap();
+            bed.write("e", 0..10).await;
+            bed.write("unknown", 0..1).await;
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            seen.assert_each_once(0..10);
+        }
+        assert_eq!(bed.tally().await, (0, 0, 0, 2));
+    }
+
+    async fn dead_events_are_found_counted_and_replayed(frozen |bed|) {
+        let admin = bed.outbox.admin();
+        let relay = bed.outbox.single_node().start().await.unwrap();
+        let ids = bed.outbox.send_all([
+            numbered("a", 1).aggregate("order", "1"),
+            numbered("a", 2).aggregate("invoice", "1"),
+            numbered("b", 3).aggregate("order", "1"),
+        ]).await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+
+        let filters = [
+            (DeadFilter::default(), vec![1, 2, 3]),
+            (DeadFilter::default().event_type("a"), vec![1, 2]),
+            (DeadFilter::default().aggregate_type("order"), vec![1, 3]),
+            (DeadFilter::default().event_type("a").aggregate_type("order"), vec![1]),
+            (DeadFilter::default().event_type("c"), vec![]),
+        ];
+        for (filter, expected) in filters {
+            let dead = admin.dead(&filter, 10).await.unwrap();
+            let numbers: Vec<u64> = dead.iter().map(|d| d.event.as_ref().unwrap().payload().unwrap()).collect();
+            assert_eq!(numbers, expected);
+            assert_eq!(admin.count_dead(&filter).await.unwrap(), expected.len() as u64);
+        }
+        assert_eq!(admin.dead(&DeadFilter::default(), 2).await.unwrap().len(), 2);
+
+        assert!(admin.replay(&ids[0]).await.unwrap());
+        assert!(!admin.replay(&ids[0]).await.unwrap(), "it is not dead any more");
+        assert!(!admin.replay(&EventId::from("nobody")).await.unwrap());
+        let replayed = bed.find(&ids[0]).await;
+        assert_eq!((replayed.status, replayed.attempts, replayed.done_at), (Status::New, 0, None));
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().on_any(seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        assert_eq!((seen.numbers(), seen.attempts()), (vec![1], vec![1]));
+        relay.stop().await.unwrap();
+    }
+
+    async fn all_dead_events_are_replayed_batch_by_batch(|bed|) {
+        let admin = bed.outbox.admin();
+        let relay = bed.outbox.multi_node().start().await.unwrap();
+        bed.write("e", 0..57).await;
+        bed.write("other", 57..60).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(admin.count_dead(&DeadFilter::default()).await.unwrap(), 60);
+        assert!(matches!(admin.replay_all(&DeadFilter::default(), 0).await, Err(Error::Setting(_))));
+        assert_eq!(admin.replay_all(&DeadFilter::default().event_type("e"), 10).await.unwrap(), 57);
+        assert_eq!(bed.tally().await, (57, 0, 0, 3));
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..57);
+        relay.stop().await.unwrap();
+    }
+
+    /// A relay that kills them again as fast as they come must not make it run for ever.
+    async fn what_dies_again_is_not_replayed_twice(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().poll_interval(MS).on_type("e", seen.says(|_| Err(Failure::dead("no"))))
+            .start().await.unwrap();
+        bed.write("e", 0..20).await;
+        relay.idle().await.unwrap();
+        assert_eq!(bed.outbox.admin().replay_all(&DeadFilter::default(), 3).await.unwrap(), 20);
+        relay.idle().await.unwrap();
+        assert_eq!(seen.count(), 40);
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_pending_event_can_be_taken_back_and_no_other(|bed|) {
+        let admin = bed.outbox.admin();
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let relay = bed.outbox.multi_node().on_type("slow", seen.behind(&gate)).on_type("e", seen.handler())
+            .on_type("fails", seen.says(|_| Err(Failure::retry("later")))).retry(Backoff::default().base(DAY))
+            .start().await.unwrap();
+        let done = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let dead = bed.outbox.send(numbered("unknown", 2)).await.unwrap().unwrap();
+        let later = bed.outbox.send(numbered("e", 3).deliver_after(DAY)).await.unwrap().unwrap();
+        let failed = bed.outbox.send(numbered("fails", 4)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        let running = bed.outbox.send(numbered("slow", 5)).await.unwrap().unwrap();
+        seen.reach(3).await;
+        for (id, expected) in [(&done, false), (&dead, false), (&running, false), (&later, true), (&failed, true)] {
+            assert_eq!(admin.cancel(id).await.unwrap(), expected, "{id}");
+            assert_eq!(admin.find(id).await.unwrap().is_none(), expected);
+        }
+        assert!(!admin.cancel(&later).await.unwrap(), "it is gone already");
+        gate.open();
+        relay.idle().await.unwrap();
+        assert_eq!(bed.status(&running).await, Status::Done);
+        relay.stop().await.unwrap();
+    }
+
+    async fn statistics_count_what_is_there(frozen |bed|) {
+        let admin = bed.outbox.admin();
+        assert_eq!(admin.stats().await.unwrap(), Default::default());
+        let relay = bed.outbox.single_node().on_type("e", async |_: outbox::Cx| {})
+            .on_type("fails", async |_: outbox::Cx| Err::<(), _>(Failure::retry_after(DAY, "later")))
+            .start().await.unwrap();
+        bed.write("e", 0..5).await;
+        bed.write("unknown", 0..2).await;
+        bed.write("fails", 0..1).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        bed.write("e", 0..3).await;
+        bed.outbox.send(numbered("e", 9).deliver_after(DAY * 2)).await.unwrap();
+        bed.advance(SEC * 90);
+        let stats = admin.stats().await.unwrap();
+        assert_eq!((stats.new, stats.retry, stats.done, stats.dead), (4, 1, 5, 2));
+        assert_eq!(stats.oldest_due.map(|age| age.as_secs()), Some(90));
+        let backlog = admin.backlog().await.unwrap();
+        assert_eq!((backlog.pending, backlog.free), (5, 3));
+        let filter = Filter { event_type: Some("e".to_owned()), status: Some(Status::New), ..Filter::default() };
+        assert_eq!(admin.list(&filter, 10).await.unwrap().len(), 4);
+    }
+
+    async fn errors_of_the_database_are_returned(|bed|) {
+        bed.run("DROP TABLE {t}").await.unwrap();
+        let admin = bed.outbox.admin();
+        assert!(matches!(admin.stats().await, Err(Error::NotMigrated { .. })));
+        assert!(admin.purge(DAY).await.is_err());
+        assert!(admin.replay_all(&DeadFilter::default(), 10).await.is_err());
+        assert!(admin.cancel(&EventId::from("x")).await.is_err());
+    }
+
+    /// Each time the process dies while it handles "killer"; the others were only in its hands.
+    async fn an_event_that_kills_its_process_is_buried_and_the_others_survive(frozen |bed|) {
+        for exclusive in [false, true] {
+            let killer = bed.outbox.send(numbered("killer", 0)).await.unwrap().unwrap();
+            let innocents = bed.write("e", 0..12).await;
+            let mut starts = 0;
+            for _ in 0..8 {
+                if !crash_on_killer::<DB>(&bed, exclusive).await {
+                    break;
+                }
+                starts += 1;
+                // Past the lease, and past the leadership.
+                bed.advance(DAY);
+            }
+            assert_eq!(starts, 4, "once in good faith, three times as a suspect");
+            let stored = bed.find(&killer).await;
+            assert_eq!(stored.status, Status::Dead);
+            let reason = stored.last_error.unwrap();
+            assert!(reason.contains("started 3 times and never came back"), "{reason}");
+            for id in &innocents {
+                assert_eq!(bed.status(id).await, Status::Done);
+            }
+            bed.advance(DAY);
+        }
+    }
+}
+
+/// A process with a relay of its own. It ends in the middle of "killer", without a word to anybody; or does not meet it
+/// at all, and ends in peace. Returns whether it crashed.
+async fn crash_on_killer<DB: bed::Base>(bed: &Bed<DB>, exclusive: bool) -> bool {
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (url, table, clock) = (bed.url().to_owned(), bed.table.clone(), bed.clock.clone().unwrap());
+    let life = process.spawn(async move {
+        let builder = outbox::OutboxBuilder::new().table(table).clock(outbox::Clock::Frozen(clock));
+        let outbox = DB::open(builder.max_connections(4), &url).await.unwrap();
+        let met = Seen::default();
+        let relay = if exclusive { outbox.single_node() } else { outbox.multi_node() };
+        let relay = relay.workers(3).on_type("killer", met.behind(&Gate::closed())).on_type(
+            "e",
+            async |_: outbox::Cx| {
+                tokio::time::sleep(3 * MS).await;
+                Ok::<_, Failure>(Outcome::Done)
+            },
+        );
+        let relay = relay.start().await.unwrap();
+        tokio::select! {
+            () = met.reach(1) => Some((relay, outbox)),
+            idle = relay.idle() => {
+                idle.unwrap();
+                relay.stop().await.unwrap();
+                None
+            }
+        }
+    });
+    let remains = life.await.unwrap();
+    let crashed = remains.is_some();
+    // What is left of it is dropped where no runtime is: it cannot give anything back.
+    let end = move || {
+        process.shutdown_timeout(Duration::from_millis(200));
+        drop(remains);
+    };
+    std::thread::spawn(end).join().unwrap();
+    crashed
+}

@@ -1,0 +1,653 @@
+//! Writing: what an event may be, and that it lives and dies with its transaction.
+
+mod bed;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bed::{Bed, Seen, numbered};
+use outbox::store::Status;
+use outbox::{
+    AggregateType, Cx, Error, Event, EventBuilder, EventError, EventId, EventType, Message, OutboxBuilder,
+    WriterHook,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::Connection as _;
+
+const MS: Duration = Duration::from_millis(1);
+
+on_every_database! {
+    async fn a_rollback_leaves_nothing(|bed|) {
+        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let relays = [bed.outbox.single_node(), bed.outbox.multi_node()];
+        for relay in relays {
+            let seen = Seen::default();
+            let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+            let insert = format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table);
+            for dropped in [true, false] {
+                let mut tx = bed.outbox.begin().await.unwrap();
+                DB::execute_sql(&mut tx, &insert).await.unwrap();
+                let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+                assert!(id.is_some());
+                if dropped { drop(tx) } else { tx.rollback().await.unwrap() }
+            }
+            relay.idle().await.unwrap();
+            assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 0);
+            assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 0);
+            assert_eq!(seen.count(), 0);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn a_commit_keeps_the_change_and_the_event(|bed|) {
+        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let mut tx = bed.outbox.begin().await.unwrap();
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table)).await.unwrap();
+        let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 1);
+        let stored = bed.find(&id).await;
+        assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
+    }
+
+    /// Case 6: the hot path may trust only what the commit kept.
+    async fn what_a_savepoint_took_back_is_not_delivered(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+            let mut tx = bed.outbox.begin().await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            DB::execute_sql(&mut tx, "SAVEPOINT here").await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
+            DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT here").await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+            tx.commit().await.unwrap();
+            seen.reach(2).await;
+            relay.idle().await.unwrap();
+            let mut numbers = seen.numbers();
+            numbers.sort_unstable();
+            assert_eq!(numbers, [1, 3]);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// Case 6, the way sqlx does it: a savepoint is a transaction in a transaction.
+    async fn a_savepoint_that_was_committed_is_not_a_commit(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
+            let mut outer = bed.outbox.begin().await.unwrap();
+            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
+            let told = Arc::new(Mutex::new(false));
+            let tell = told.clone();
+            inner.after_commit(move || *tell.lock().unwrap() = true);
+            bed.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
+            inner.commit().await.unwrap();
+            outer.rollback().await.unwrap();
+            assert!(!*told.lock().unwrap(), "told of a commit that never was");
+            relay.idle().await.unwrap();
+            assert_eq!(seen.count(), 0, "delivered, and never committed");
+
+            let mut outer = bed.outbox.begin().await.unwrap();
+            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
+            bed.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
+            inner.commit().await.unwrap();
+            outer.commit().await.unwrap();
+            seen.reach(1).await;
+            relay.idle().await.unwrap();
+            assert_eq!(seen.numbers(), [2]);
+            relay.stop().await.unwrap();
+        }
+    }
+
+    async fn a_write_that_fails_spoils_nothing_but_itself(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        let again = bed.outbox.send(numbered("e", 2).id(&id)).await;
+        assert!(matches!(again, Err(Error::DuplicateId { .. })), "{again:?}");
+        let twice = bed.outbox.send_all([numbered("e", 3).id("same"), numbered("e", 4).id("same")]).await;
+        assert!(matches!(twice, Err(Error::DuplicateId { .. })), "{twice:?}");
+        bed.outbox.send(numbered("e", 5)).await.unwrap();
+        relay.idle().await.unwrap();
+        assert_eq!(seen.numbers(), [1, 5]);
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_batch_is_written_in_its_order_however_long_it_is(|bed|) {
+        let ids = bed.write("e", 0..2_500).await;
+        assert_eq!(ids.len(), 2_500);
+        let listed = bed.outbox.admin().list(&Default::default(), 3_000).await.unwrap();
+        let order: Vec<EventId> = listed.into_iter().map(|stored| stored.event.unwrap().id().clone()).collect();
+        assert_eq!(order, ids);
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids rise");
+        let none: Vec<Event> = Vec::new();
+        assert!(bed.outbox.send_all(none).await.unwrap().is_empty());
+    }
+
+    async fn one_bad_event_of_a_batch_keeps_all_of_it_out(|bed|) {
+        let bad = bed.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
+        assert!(matches!(bad, Err(Error::Event(EventError::Empty { field: "event type" }))), "{bad:?}");
+        let mut tx = bed.outbox.begin().await.unwrap();
+        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
+        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(bed.tally().await, (1, 0, 0, 0), "the transaction goes on after a mistake that never reached it");
+    }
+
+    async fn a_deduplication_key_is_written_once(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        assert!(bed.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
+        assert_eq!(bed.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
+        let ids = bed.outbox.send_all([
+            numbered("e", 3).dedup_key("k"),
+            numbered("e", 4).dedup_key("other"),
+            numbered("e", 5),
+            numbered("e", 6).dedup_key("other"),
+        ]).await.unwrap();
+        assert_eq!(ids.len(), 2);
+        relay.idle().await.unwrap();
+        let mut numbers = seen.numbers();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [1, 4, 5]);
+        assert_eq!(bed.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
+        relay.stop().await.unwrap();
+    }
+
+    async fn callbacks_are_told_how_the_transaction_ended(|bed|) {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = |what: &'static str| {
+            let told = told.clone();
+            move || told.lock().unwrap().push(what)
+        };
+        for end in ["commit", "rollback", "drop"] {
+            let mut tx = bed.outbox.begin().await.unwrap();
+            tx.after_commit(tell("committed"));
+            tx.after_commit(|| panic!("logged, nothing else"));
+            tx.after_rollback(tell("rolled back"));
+            tx.after_commit(tell("committed, second"));
+            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            match end {
+                "commit" => tx.commit().await.unwrap(),
+                "rollback" => tx.rollback().await.unwrap(),
+                _ => drop(tx),
+            }
+        }
+        assert_eq!(*told.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
+        assert_eq!(bed.tally().await.0, 1);
+    }
+
+    async fn a_transaction_begun_elsewhere_is_adopted(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.single_node().skip_recent(Duration::from_secs(3_600))
+            .on_type("e", seen.handler()).start().await.unwrap();
+        let mut tx = bed.outbox.adopt(bed.outbox.pool().begin().await.unwrap());
+        bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        tx.commit().await.unwrap();
+        seen.reach(1).await;
+        relay.stop().await.unwrap();
+    }
+
+    /// The outbox does not see the commit, so nothing goes the hot way.
+    async fn a_receipt_wakes_the_relay_when_it_is_told(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
+            .on_type("e", seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        assert_eq!(receipt.ids().len(), 2);
+        tx.commit().await.unwrap();
+        receipt.committed();
+        seen.reach(2).await;
+
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
+        tx.rollback().await.unwrap();
+        receipt.rolled_back();
+        relay.idle().await.unwrap();
+        assert_eq!(seen.count(), 2);
+        relay.stop().await.unwrap();
+    }
+
+    async fn every_field_comes_back(|bed|) {
+        let now = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis()).unwrap();
+        let event = Event::new("order.placed").id("own-id").aggregate("order", "42").tenant("acme")
+            .ordering_key("k").correlation("c").dedup_key("d").header("a", "1").headers([("b", "2"), ("a", "3")])
+            .json_text("[1,  2]").occurred_at(now).available_at(now + chrono::Duration::seconds(60))
+            .expires_at(now + chrono::Duration::seconds(90)).build().unwrap();
+        bed.outbox.send(event.clone()).await.unwrap();
+        let stored = bed.find(event.id()).await.event.unwrap();
+        assert_eq!(stored, event);
+        assert_eq!(stored.headers().len(), 2);
+        assert_eq!(stored.header("a"), Some("3"));
+        assert!(stored.is_delayed());
+    }
+
+    /// The longest of everything, in characters of four bytes.
+    async fn what_the_builder_allows_the_database_takes(|bed|) {
+        let long = |n: usize| "\u{1F980}".repeat(n);
+        let event = Event::new(long(255)).id(long(36)).aggregate(long(64), long(128)).tenant(long(64))
+            .ordering_key(long(255)).correlation(long(255)).dedup_key(long(255)).header(long(255), long(2_000))
+            .bytes(long(255), vec![0xff; 1_048_576]).build().unwrap();
+        bed.outbox.send(event.clone()).await.unwrap();
+        let stored = bed.find(event.id()).await.event.unwrap();
+        assert_eq!(stored.payload_bytes(), event.payload_bytes());
+        assert_eq!((stored.event_type(), stored.headers()), (event.event_type(), event.headers()));
+        assert_eq!((stored.tenant_id(), stored.ordering_key()), (event.tenant_id(), event.ordering_key()));
+    }
+
+    /// With no relay, nothing happens after the commit: a poller elsewhere or CDC delivers.
+    async fn without_a_relay_an_event_waits(|bed|) {
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let stored = bed.find(&id).await;
+        assert_eq!((stored.status, stored.lease), (Status::New, None));
+    }
+
+    /// Dropped at every point of its way, it must leave no transaction open.
+    async fn a_cancelled_begin_leaves_no_transaction_open(|bed|) {
+        for patience in 0..200u32 {
+            let begin = std::pin::pin!(bed.outbox.begin());
+            let _ = tokio::time::timeout(Duration::from_micros(u64::from(patience) * 5), begin).await;
+        }
+        // Every connection in turn: all are usable, none is inside of a transaction.
+        bed.outbox.send(numbered("e", 1)).await.unwrap();
+        let other = bed.another().await;
+        other.outbox.send(numbered("e", 2)).await.unwrap();
+        assert_eq!(other.tally().await.0, 2, "what was sent is committed and visible to others");
+        if bed.url().starts_with("postgres") {
+            let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
+                        AND query NOT LIKE '%{t}%' AND state_change < now() - interval '2 seconds'";
+            assert_eq!(bed.number(open).await, 0);
+        }
+    }
+}
+
+/// PostgreSQL answers COMMIT with ROLLBACK, and no error, when a statement has failed before.
+#[tokio::test]
+async fn a_commit_that_was_a_rollback_is_an_error() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let seen = Seen::default();
+    let relay =
+        bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+    for failure in ["after the write", "before the write", "in the write"] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (yes, no) = (told.clone(), told.clone());
+        let mut tx = bed.outbox.begin().await.unwrap();
+        tx.after_commit(move || yes.lock().unwrap().push("committed"));
+        tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
+        if failure == "before the write" {
+            sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
+        }
+        let id = if failure == "in the write" { "x".repeat(36) } else { EventId::generate().to_string() };
+        let written = bed.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
+        assert_eq!(written.is_ok(), failure != "before the write", "{written:?}");
+        if failure == "after the write" {
+            sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
+        }
+        if failure == "in the write" {
+            bed.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
+        }
+        let committed = tx.commit().await;
+        assert!(committed.is_err(), "a failure {failure} went unnoticed");
+        assert_eq!(*told.lock().unwrap(), ["rolled back"], "{failure}");
+    }
+    relay.idle().await.unwrap();
+    assert_eq!(seen.count(), 0);
+    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    relay.stop().await.unwrap();
+}
+
+/// The same without any event: callbacks still must not be told of a commit that was none.
+#[tokio::test]
+async fn callbacks_are_not_told_of_a_commit_that_was_a_rollback() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (yes, no) = (told.clone(), told.clone());
+    let mut tx = bed.outbox.begin().await.unwrap();
+    tx.after_commit(move || yes.lock().unwrap().push("committed"));
+    tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
+    sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
+    tx.commit().await.unwrap_err();
+    assert_eq!(*told.lock().unwrap(), ["rolled back"]);
+}
+
+/// A constraint that is checked at the commit refuses all of it.
+#[tokio::test]
+async fn a_commit_that_the_database_refuses_is_a_rollback() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let seen = Seen::default();
+    let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+    bed.run("CREATE TABLE parent (id integer PRIMARY KEY)").await.unwrap();
+    bed.run("CREATE TABLE child (p integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
+        .await
+        .unwrap();
+    let rolled_back = Arc::new(Mutex::new(false));
+    let tell = rolled_back.clone();
+    let mut tx = bed.outbox.begin().await.unwrap();
+    tx.after_rollback(move || *tell.lock().unwrap() = true);
+    tx.after_commit(|| panic!("it was not"));
+    sqlx::query("INSERT INTO child (p) VALUES (7)").execute(&mut *tx).await.unwrap();
+    bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+    assert!(matches!(tx.commit().await, Err(Error::Database(_))));
+    assert!(*rolled_back.lock().unwrap());
+    relay.idle().await.unwrap();
+    assert_eq!((seen.count(), bed.tally().await), (0, (0, 0, 0, 0)));
+    relay.stop().await.unwrap();
+}
+
+/// Notes what it is told, and does to events what it is told to.
+struct Spy {
+    told: Arc<Mutex<Vec<String>>>,
+    change: Change,
+    panics: bool,
+}
+
+impl Spy {
+    fn tell(&self, when: &str, events: &[Event]) {
+        self.told.lock().unwrap().push(format!("{when} {}", events.len()));
+        assert!(!self.panics, "a hook that panics");
+    }
+}
+
+impl WriterHook for Spy {
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+        self.told.lock().unwrap().push(format!("before_write {}", events.len()));
+        (self.change)(events)
+    }
+
+    fn after_write(&self, events: &[Event]) {
+        self.tell("after_write", events);
+    }
+
+    fn after_commit(&self, events: &[Event]) {
+        self.tell("after_commit", events);
+    }
+
+    fn after_rollback(&self, events: &[Event]) {
+        self.tell("after_rollback", events);
+    }
+}
+
+type Told = Arc<Mutex<Vec<String>>>;
+type Change = fn(Vec<Event>) -> Result<Vec<Event>, String>;
+
+async fn spied(change: Change, panics: bool) -> (Bed<sqlx::Sqlite>, Told) {
+    let told = Told::default();
+    let spy = Spy { told: told.clone(), change, panics };
+    (Bed::with(|builder| builder.hook(spy)).await.unwrap(), told)
+}
+
+#[tokio::test]
+async fn a_hook_sees_each_batch_once() {
+    for panics in [false, true] {
+        let (bed, told) = spied(Ok, panics).await;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut tx = bed.outbox.begin().await.unwrap();
+        bed.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
+        drop(tx);
+        let expected = [
+            "before_write 2",
+            "after_write 2",
+            "before_write 1",
+            "after_write 1",
+            "after_commit 2",
+            "after_commit 1",
+            "before_write 1",
+            "after_write 1",
+            "after_rollback 1",
+        ];
+        assert_eq!(*told.lock().unwrap(), expected);
+        assert_eq!(bed.tally().await.0, 3, "a panic in a hook changes nothing");
+    }
+}
+
+#[tokio::test]
+async fn a_hook_changes_suppresses_and_refuses() {
+    #[expect(clippy::needless_pass_by_value, reason = "what a hook is")]
+    fn upper(events: Vec<Event>) -> Result<Vec<Event>, String> {
+        let changed = events.iter().map(|event| {
+            Event::new(event.event_type().as_str().to_uppercase())
+                .json_text(String::from_utf8_lossy(event.payload_bytes()))
+        });
+        changed.map(|event| event.build().map_err(|e| e.to_string())).collect()
+    }
+    let (bed, _) = spied(upper, false).await;
+    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "E");
+
+    let (bed, told) = spied(|_| Ok(Vec::new()), false).await;
+    assert_eq!(bed.outbox.send(numbered("e", 1)).await.unwrap(), None);
+    assert!(bed.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
+    assert_eq!(
+        *told.lock().unwrap(),
+        ["before_write 1", "before_write 2"],
+        "nothing was written, nothing is told"
+    );
+    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+
+    let changes: [(Change, &str); 2] =
+        [(|_| Err("not on my watch".to_owned()), "not on my watch"), (|_| panic!("boom"), "it panicked")];
+    for (change, reason) in changes {
+        let (bed, _) = spied(change, false).await;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let written = bed.outbox.write(&mut tx, numbered("e", 1)).await;
+        assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
+        tx.commit().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    }
+}
+
+#[tokio::test]
+async fn hooks_run_in_the_order_they_were_added() {
+    fn tag(name: &'static str) -> impl WriterHook {
+        struct Tag(&'static str);
+        impl WriterHook for Tag {
+            fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+                let longer =
+                    |e: &Event| Event::new(format!("{}{}", e.event_type(), self.0)).json(&1).build().unwrap();
+                Ok(events.iter().map(longer).collect())
+            }
+        }
+        Tag(name)
+    }
+    let bed = Bed::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
+    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "e.a.b");
+}
+
+#[test]
+fn a_builder_says_what_is_wrong() {
+    let good = || Event::new("e").json(&1);
+    let long = |n: usize| "x".repeat(n + 1);
+    let now = chrono::Utc::now();
+    let hour = chrono::Duration::hours(1);
+    let empty = |field| EventError::Empty { field };
+    let too_long = |field, limit| EventError::TooLong { field, length: limit + 1, limit };
+    let control = |field, character| EventError::Control { field, character };
+    let cases: Vec<(EventBuilder, EventError)> = vec![
+        (Event::new("").json(&1), empty("event type")),
+        (Event::new(long(255)).json(&1), too_long("event type", 255)),
+        (Event::new("a\0b").json(&1), control("event type", '\0')),
+        (good().id(""), empty("event id")),
+        (good().id(long(36)), too_long("event id", 36)),
+        (good().aggregate("", "1"), empty("aggregate type")),
+        (good().aggregate(long(64), "1"), too_long("aggregate type", 64)),
+        (good().aggregate("a", ""), empty("aggregate id")),
+        (good().aggregate("a", long(128)), too_long("aggregate id", 128)),
+        (good().tenant(""), empty("tenant id")),
+        (good().tenant(long(64)), too_long("tenant id", 64)),
+        (good().ordering_key(""), empty("ordering key")),
+        (good().ordering_key(long(255)), too_long("ordering key", 255)),
+        (good().ordering_key("a\nb"), control("ordering key", '\n')),
+        (good().correlation(""), empty("correlation id")),
+        (good().correlation(long(255)), too_long("correlation id", 255)),
+        (good().dedup_key(""), empty("dedup key")),
+        (good().dedup_key(long(255)), too_long("dedup key", 255)),
+        (good().header("", "v"), empty("header name")),
+        (good().header(long(255), "v"), too_long("header name", 255)),
+        (good().header("n", "a\r\nX: y"), control("header value", '\r')),
+        (Event::new("e"), EventError::NoPayload),
+        (good().json(&2), EventError::TwoPayloads),
+        (good().bytes("text/plain", "2"), EventError::TwoPayloads),
+        (Event::new("e").bytes("text/plain", "2").json(&1), EventError::TwoPayloads),
+        (Event::new("e").bytes("", "2"), empty("content type")),
+        (good().max_payload(0), EventError::PayloadTooLarge { size: 1, limit: 0 }),
+        (
+            Event::new("e").bytes("a/b", vec![0; 1_048_577]),
+            EventError::PayloadTooLarge { size: 1_048_577, limit: 1_048_576 },
+        ),
+        (good().available_at(now + hour).deliver_after(MS), EventError::TwoDelays),
+        (good().deliver_after(Duration::ZERO), EventError::ZeroDelay),
+        (good().occurred_at(now).available_at(now - hour), EventError::AvailableBeforeOccurred),
+        (good().occurred_at(now).expires_at(now), EventError::ExpiresTooEarly),
+        (
+            good().occurred_at(now).available_at(now + hour).expires_at(now + hour),
+            EventError::ExpiresTooEarly,
+        ),
+        (good().deliver_after(Duration::MAX), EventError::TimeOutOfRange { field: "deliver_after" }),
+        (
+            good().occurred_at(chrono::DateTime::<chrono::Utc>::MIN_UTC),
+            EventError::TimeOutOfRange { field: "occurred_at" },
+        ),
+        (
+            good().available_at(chrono::DateTime::<chrono::Utc>::MAX_UTC),
+            EventError::TimeOutOfRange { field: "available_at" },
+        ),
+        (
+            good().expires_at(chrono::DateTime::<chrono::Utc>::MAX_UTC),
+            EventError::TimeOutOfRange { field: "expires_at" },
+        ),
+    ];
+    for (builder, expected) in cases {
+        assert_eq!(builder.build().unwrap_err(), expected);
+    }
+    assert_eq!(Event::new("e").bytes("text/plain", "").build().unwrap().payload_bytes(), b"");
+    assert_eq!(good().ordering_key("x".repeat(255)).build().unwrap().ordering_key().unwrap().len(), 255);
+}
+
+#[test]
+fn json_that_is_none_is_refused() {
+    for text in ["", "{", "{'a': 1}", "[1,]", "\"a\0b\"", "\"\\ud800\"", "\"\\udc00\\ud800\"", "1 2", "nul"] {
+        let error = Event::new("e").json_text(text).build().unwrap_err();
+        assert!(matches!(error, EventError::NotJson { .. }), "{text:?}: {error}");
+    }
+    for text in ["null", " 1 ", "\"\\u0000\"", "\"\\ud83d\\ude00\"", "\"\\\\ud800\"", "{\"a\":1,\"a\":2}"] {
+        assert_eq!(Event::new("e").json_text(text).build().unwrap().payload_bytes(), text.as_bytes());
+    }
+    let not_a_map_key = std::collections::HashMap::from([(vec![1u8], 1)]);
+    assert!(matches!(Event::new("e").json(&not_a_map_key).build(), Err(EventError::NotJson { .. })));
+}
+
+#[test]
+fn defaults_are_as_documented() {
+    let before = chrono::Utc::now();
+    let event = Event::new("e").json(&1).build().unwrap();
+    assert_eq!(event.id().as_str().len(), 26);
+    assert_eq!(event.aggregate_type(), "__GLOBAL__");
+    assert!(event.headers().is_empty() && event.tenant_id().is_none() && !event.is_delayed());
+    assert!(event.occurred_at() >= before && event.occurred_at() <= chrono::Utc::now());
+    let ids: Vec<EventId> = (0..10_000).map(|_| EventId::generate()).collect();
+    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+#[derive(Serialize, Deserialize)]
+struct Placed {
+    order: u64,
+}
+
+impl Message for Placed {
+    const TYPE: &'static str = "order.placed";
+    const AGGREGATE_TYPE: &'static str = "order";
+
+    fn describe(&self, event: EventBuilder) -> EventBuilder {
+        event.aggregate("order", self.order.to_string()).deliver_after(Duration::from_secs(5))
+    }
+}
+
+enum Kind {
+    Order,
+}
+
+impl From<Kind> for AggregateType {
+    fn from(_: Kind) -> Self {
+        AggregateType::from_static("order")
+    }
+}
+
+#[tokio::test]
+async fn messages_and_enums_are_events_and_types() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let id = bed.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
+    let event = bed.find(&id).await.event.unwrap();
+    assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.placed", "order"));
+    assert_eq!((event.aggregate_id(), event.payload::<Placed>().unwrap().order), (Some("7"), 7));
+    assert!(event.is_delayed());
+    const SHIPPED: EventType = EventType::from_static("order.shipped");
+    let event = Event::new(&SHIPPED).aggregate(Kind::Order, "7").json(&()).build().unwrap();
+    assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.shipped", "order"));
+}
+
+#[tokio::test]
+async fn an_outbox_has_its_own_limit_for_payloads() {
+    let bed = Bed::<sqlx::Sqlite>::with(|b| b.max_payload(10)).await.unwrap();
+    let too_large = |size| Error::Event(EventError::PayloadTooLarge { size, limit: 10 }).to_string();
+    let text = "x".repeat(9);
+    assert_eq!(bed.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
+    let built = Event::new("e").json(&text).build().unwrap();
+    assert_eq!(bed.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
+    assert!(
+        bed.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(),
+        "said for this event"
+    );
+    assert!(bed.outbox.send(bed.outbox.event("e").json("12345678")).await.is_ok());
+    assert_eq!(bed.tally().await.0, 2);
+}
+
+#[tokio::test]
+async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
+    for name in ["", "1st", "drop table", "a-b", "a;b", "a\"b", &"x".repeat(60)] {
+        let opened = OutboxBuilder::new().table(name).sqlite(":memory:").await;
+        let Err(Error::Identifier { name: named }) = opened else { panic!("{name:?}: {opened:?}") };
+        assert_eq!(named, name);
+    }
+    let opened = OutboxBuilder::new().postgres("postgers://me:s3cret@localhost/shop").await;
+    let Err(error @ Error::Url { .. }) = opened else { panic!("{opened:?}") };
+    let text = error.to_string();
+    assert!(text.contains("postgers") && !text.contains("s3cret"), "{text}");
+    let opened = OutboxBuilder::new().mysql("postgres://localhost/shop").await;
+    assert!(matches!(opened, Err(Error::Url { .. })), "{opened:?}");
+    let opened = outbox::open_store("nonsense", &Default::default()).await;
+    assert!(matches!(opened, Err(Error::Url { .. })), "{opened:?}");
+    let opened = OutboxBuilder::new().sqlite("/no/such/directory/outbox.db").await;
+    assert!(opened.is_err());
+}
+
+/// A handler writes as well: in the relay of the outbox that it writes to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_may_write_events() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let seen = Seen::default();
+    let outbox = bed.outbox.clone();
+    let relay = bed.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
+        let outbox = outbox.clone();
+        async move {
+            outbox
+                .send(numbered("second", cx.payload::<u64>()?))
+                .await
+                .map(|_| ())
+                .map_err(outbox::Failure::retry)
+        }
+    });
+    let relay = relay.start().await.unwrap();
+    bed.write("first", 0..50).await;
+    seen.reach(50).await;
+    relay.idle().await.unwrap();
+    seen.assert_each_once(0..50);
+    relay.stop().await.unwrap();
+}
