@@ -36,8 +36,10 @@ pub(crate) struct Taker {
     epoch: i64,
     /// How many rows to look at next. Grows while windows come back full.
     window: usize,
-    /// When the last full pass began, and how long its first read took.
+    /// When the last full pass began, and what it cost.
     full: Option<(Instant, Duration)>,
+    /// Whether that pass has not come to the end yet.
+    in_full: bool,
 }
 
 /// Why a pass ended.
@@ -137,7 +139,7 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
 impl Taker {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         let window = engine.settings.batch;
-        Self { engine, cursor: None, epoch: 0, window, full: None }
+        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false }
     }
 
     /// A pass over everything that is due. Returns how many events were taken.
@@ -185,13 +187,15 @@ impl Taker {
             total += taken;
             if full {
                 self.full = Some((began, Duration::ZERO));
+                self.in_full = true;
             }
-            // What a full pass costs beyond taking what had to be taken anyway: its first read, and all that it read
-            // in vain.
-            let vain = if full { 1.0 } else { 1.0 - taken as f64 / scanned.max(1) as f64 };
-            if let Some((_, cost)) = &mut self.full {
+            // What a full pass costs beyond taking what had to be taken anyway: its first read, and all that it reads in
+            // vain until it has come to the end.
+            if let Some((_, cost)) = self.full.as_mut().filter(|_| self.in_full) {
+                let vain = if full { 1.0 } else { 1.0 - taken as f64 / scanned.max(1) as f64 };
                 *cost += began.elapsed().mul_f64(vain.clamp(0.0, 1.0));
             }
+            self.in_full &= scanned >= limit;
             self.cursor = cursor.or(self.cursor);
             if scanned < limit {
                 self.window = self.engine.settings.batch;

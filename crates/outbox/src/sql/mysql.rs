@@ -26,7 +26,7 @@ const KEY_SLOTS: u64 = 512;
 /// A settlement batch as a table. Straight joins from it: the optimizer must not start from the events.
 const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]', \
     status smallint PATH '$[2]', counted int PATH '$[3]', after bigint PATH '$[4]', error text {exact} PATH '$[5]')) s \
-    STRAIGHT_JOIN {events} e ON e.event_id = s.id AND e.claims = s.claim";
+    STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim";
 
 /// The collation of our texts: by bytes, trailing spaces included. Each server has its own name for it, and reads
 /// only its own kind of comment. A list from JSON must say it too, or it comes in the database's own character set.
@@ -67,7 +67,11 @@ impl Dialect for MySql {
             ("listed", listed) => {
                 let (column, list) = listed.split_once(' ').unwrap_or_default();
                 let (kind, n) = list.split_once(' ').unwrap_or_default();
-                format!("{} STRAIGHT_JOIN {{events}} e ON e.{column} = j.v", list_table(kind, n))
+                let index = if column == "seq" { "PRIMARY" } else { "{events_id}" };
+                format!(
+                    "{} STRAIGHT_JOIN {{events}} e FORCE INDEX ({index}) ON e.{column} = j.v",
+                    list_table(kind, n)
+                )
             }
             ("from", listed) => format!("e FROM {{{listed}}}"),
             ("where", _) => "WHERE TRUE".to_owned(),
@@ -132,7 +136,7 @@ impl Dialect for MySql {
 
     fn extend() -> &'static str {
         "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]')) s \
-         STRAIGHT_JOIN {events} e ON e.event_id = s.id AND e.claims = s.claim \
+         STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
     }
 
