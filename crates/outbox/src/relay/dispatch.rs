@@ -70,7 +70,7 @@ pub(crate) async fn work(engine: Arc<Engine>) {
                     engine.lanes.uncount_cold(1);
                 }
                 if let Some(settlement) = handle(&engine, &job).await {
-                    let _ = engine.spoken.send(Spoken::verdict(settlement, job.epoch)).await;
+                    engine.settler.say(Spoken::verdict(settlement, job.epoch)).await;
                 }
             }
             Strand::Key(key) => follow(&engine, key).await,
@@ -90,8 +90,7 @@ async fn follow(engine: &Arc<Engine>, key: String) {
             let urgent = !engine.station.is_exclusive() && !engine.runs.has_more(&key);
             let settlements = settlement.into_iter().collect();
             let key = Some(key.clone());
-            let _ =
-                engine.spoken.send(Spoken::Verdicts { settlements, epoch, key, halted: false, urgent }).await;
+            engine.settler.say(Spoken::Verdicts { settlements, epoch, key, halted: false, urgent }).await;
             continue;
         }
         // Everything behind it goes back: it has to wait.
@@ -104,7 +103,7 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         });
         let settlements = settlement.into_iter().chain(behind).collect();
         let spoken = Spoken::Verdicts { settlements, epoch, key: Some(key), halted: true, urgent: true };
-        let _ = engine.spoken.send(spoken).await;
+        engine.settler.say(spoken).await;
         return;
     }
     // The others get a turn.

@@ -41,7 +41,7 @@ use self::held::Held;
 use self::hot::HotDoor;
 use self::lanes::Lanes;
 use self::runs::Runs;
-use self::settle::{Settler, Spoken};
+use self::settle::{Settler, Speaker, Spoken};
 use self::station::Station;
 use self::take::{Alarm, Taker};
 use self::upkeep::Hold;
@@ -89,7 +89,8 @@ pub(crate) struct Engine {
     pub(crate) alarm: Alarm,
     /// Told after every settlement and every pass: for those who wait for quiet.
     pub(crate) progress: Notify,
-    pub(crate) spoken: mpsc::Sender<Spoken>,
+    /// Where verdicts go.
+    pub(crate) settler: Speaker,
     /// Held while an event runs that may have killed its process before.
     pub(crate) suspects: tokio::sync::Mutex<()>,
     /// No more taking.
@@ -176,7 +177,7 @@ impl Relay {
             store,
             settings,
             routes,
-            spoken,
+            settler: Speaker::new(spoken),
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
@@ -288,7 +289,7 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     }
     // The settler ends when it has written everything that was said before this.
     if tasks.settler.is_some() {
-        let _ = engine.spoken.send(Spoken::Last).await;
+        engine.settler.say(Spoken::Last).await;
     }
     if let Some(settler) = tasks.settler {
         let _ = settler.await;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::{Engine, tag};
 use crate::error::Error;
@@ -59,12 +59,39 @@ impl Spoken {
     }
 }
 
+/// The workers' side of the settler.
+pub(crate) struct Speaker {
+    spoken: mpsc::Sender<Spoken>,
+    /// Somebody waits, or there is much to write: do not linger.
+    hurry: Notify,
+}
+
+impl Speaker {
+    pub(crate) fn new(spoken: mpsc::Sender<Spoken>) -> Self {
+        Self { spoken, hurry: Notify::new() }
+    }
+
+    /// Says something, when there is room for it.
+    pub(crate) async fn say(&self, spoken: Spoken) {
+        let urgent = !spoken.can_wait();
+        let _ = self.spoken.send(spoken).await;
+        let waiting = self.spoken.max_capacity() - self.spoken.capacity();
+        if urgent || waiting >= BATCH.min(self.spoken.max_capacity() / 2) {
+            self.hurry.notify_one();
+        }
+    }
+}
+
 impl Engine {
     /// Says something to the settler from where waiting is not possible.
     pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
-        if let Err(mpsc::error::TrySendError::Full(spoken)) = self.spoken.try_send(spoken) {
-            let engine = self.clone();
-            tokio::spawn(async move { engine.spoken.send(spoken).await });
+        match self.settler.spoken.try_send(spoken) {
+            Ok(()) => self.settler.hurry.notify_one(),
+            Err(mpsc::error::TrySendError::Full(spoken)) => {
+                let engine = self.clone();
+                tokio::spawn(async move { engine.settler.say(spoken).await });
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => {}
         }
     }
 }
@@ -99,13 +126,17 @@ impl Settler {
     /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
     /// many writes, and the handlers have long gone on.
     async fn linger(&mut self, batch: &mut Vec<Spoken>) {
-        let deadline = tokio::time::Instant::now() + self.engine.settings.linger;
-        let mut seen = 0;
-        while batch.len() < BATCH && batch[seen..].iter().all(Spoken::can_wait) {
-            seen = batch.len();
-            match tokio::time::timeout_at(deadline, self.heard.recv_many(batch, BATCH - seen)).await {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
+        if batch.len() >= BATCH || !batch.iter().all(Spoken::can_wait) {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(self.engine.settings.linger) => {}
+            () = self.engine.settler.hurry.notified() => {}
+        }
+        while batch.len() < BATCH {
+            match self.heard.try_recv() {
+                Ok(spoken) => batch.push(spoken),
+                Err(_) => return,
             }
         }
     }

@@ -230,41 +230,86 @@ pub(super) const INSERT: &str = "INSERT INTO {events} (event_id, event_type, agg
 /// How many values [`row_values`] gives.
 pub(super) const ROW_VALUES: usize = 16;
 
-/// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`.
+/// The columns that [`row_values`] has values for, and how each is written. The time it is available takes two.
+const COLUMNS: [(&str, &str); ROW_VALUES] = [
+    ("event_id", "$"),
+    ("event_type", "$"),
+    ("aggregate_type", "$"),
+    ("aggregate_id", "$"),
+    ("tenant_id", "$"),
+    ("ordering_key", "$"),
+    ("correlation_id", "$"),
+    ("dedup_key", "$"),
+    ("headers", "{to json $}"),
+    ("payload", "{to json $}"),
+    ("payload_bytes", "$"),
+    ("content_type", "$"),
+    ("occurred_at", "{time $}"),
+    ("available_at", "{time $}"),
+    ("available_at", "{later $}"),
+    ("expires_at", "{time $}"),
+];
+
+/// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`. Names only the columns that
+/// some row has something for: most events leave most of them to their defaults, and every value costs.
 pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (String, Vec<Value>) {
-    let mut text = format!("{INSERT} VALUES ");
+    let all: Vec<[Value; ROW_VALUES]> = rows.iter().map(row_values).collect();
+    let given = |value: &Value| {
+        !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
+    };
+    let mut used = [false; ROW_VALUES];
+    for row in &all {
+        for (used, value) in used.iter_mut().zip(row) {
+            *used |= given(value);
+        }
+    }
+    let (at, delay) = (ROW_VALUES - 3, ROW_VALUES - 2);
+    let due = used[at] || used[delay];
+    (used[at], used[delay]) = (false, false);
+
+    let mut text = "INSERT INTO {events} (".to_owned();
+    for ((column, _), _) in COLUMNS.iter().zip(used).filter(|(_, used)| *used) {
+        let _ = write!(text, "{column}, ");
+    }
+    text.push_str("created_at, available_at");
+    text.push_str(if birth.is_some() { ", locked_by, locked_until, claims) VALUES " } else { ") VALUES " });
+
     let mut values = Vec::with_capacity(2 + rows.len() * ROW_VALUES);
     if let Some(birth) = birth {
         values.extend([Value::text(birth.owner.as_str()), Value::micros(birth.lease)]);
     }
-    for (i, row) in rows.iter().enumerate() {
-        if i > 0 {
-            text.push_str(", ");
+    let mut add = |text: &mut String, written: &str, value: Value| {
+        values.push(value);
+        let (before, after) = written.split_once('$').unwrap_or((written, ""));
+        let _ = write!(text, "{before}${}{after}", values.len());
+    };
+    for (n, (row, row_values)) in rows.iter().zip(all).enumerate() {
+        text.push_str(if n == 0 { "(" } else { ", (" });
+        let mut times = Vec::with_capacity(2);
+        for (i, value) in row_values.into_iter().enumerate() {
+            if used[i] {
+                add(&mut text, COLUMNS[i].1, value);
+                text.push_str(", ");
+            } else if i == at || i == delay {
+                times.push((COLUMNS[i].1, value));
+            }
         }
-        let n = values.len();
-        let _ = write!(
-            text,
-            "(${}, ${}, ${}, ${}, ${}, ${}, ${}, ${}, {{to json ${}}}, {{to json ${}}}, ${}, ${}, {{time ${}}}, {{now}}, \
-             COALESCE({{time ${}}}, {{later ${}}}), {{time ${}}}",
-            n + 1,
-            n + 2,
-            n + 3,
-            n + 4,
-            n + 5,
-            n + 6,
-            n + 7,
-            n + 8,
-            n + 9,
-            n + 10,
-            n + 11,
-            n + 12,
-            n + 13,
-            n + 14,
-            n + 15,
-            n + 16
-        );
-        text.push_str(if row.leased { ", $1, {later $2}, 1)" } else { ", NULL, NULL, 0)" });
-        values.extend(row_values(row));
+        text.push_str("{now}, ");
+        if due {
+            text.push_str("COALESCE(");
+            for (i, (written, value)) in times.into_iter().enumerate() {
+                text.push_str(if i == 0 { "" } else { ", " });
+                add(&mut text, written, value);
+            }
+            text.push(')');
+        } else {
+            text.push_str("{now}");
+        }
+        text.push_str(match (birth.is_some(), row.leased) {
+            (true, true) => ", $1, {later $2}, 1)",
+            (true, false) => ", NULL, NULL, 0)",
+            (false, _) => ")",
+        });
     }
     (text, values)
 }

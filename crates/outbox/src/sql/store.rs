@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, RwLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -128,12 +130,11 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Begins a transaction that is going to write.
     ///
-    /// In a task of its own: a `begin()` that is dropped half way would leave its connection inside a transaction
-    /// that nobody knows of, for the next one to use. A task is not dropped, it finishes and rolls back.
+    /// A `begin()` that is dropped half way would leave its connection inside a transaction that nobody knows of, for
+    /// the next one to use. So it is finished in the background then, and rolled back.
     pub(crate) async fn begin(&self) -> Result<sqlx::Transaction<'static, DB>> {
         let pool = self.pools.write.clone();
-        let begun = tokio::spawn(async move { begin_on(&pool).await });
-        Ok(begun.await.map_err(|_| Error::Lifecycle("the runtime is shutting down"))??)
+        Ok(Finished::new(async move { begin_on(&pool).await }).await?)
     }
 
     /// Writes rows in the transaction of this connection. Returns the events that were stored.
@@ -455,6 +456,36 @@ impl<DB: Database> SqlStore<DB> {
 /// The version of the tables that this build makes.
 fn newest_version<DB: Dialect>() -> i64 {
     i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
+}
+
+/// A future that is finished in the background when it is dropped before its end.
+struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
+    fn new(future: F) -> Self {
+        Self(Some(Box::pin(future)))
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(future) = &mut self.0 else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
+    fn drop(&mut self) {
+        if let (Some(future), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { drop(future.await) });
+        }
+    }
 }
 
 /// Begins a transaction that is going to write.
