@@ -35,7 +35,7 @@ struct Args {
     database: String,
 
     /// How often each figure is taken; the median counts.
-    #[arg(long, global = true, default_value_t = 3)]
+    #[arg(long, global = true, default_value_t = 5)]
     rounds: usize,
 }
 

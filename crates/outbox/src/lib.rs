@@ -56,3 +56,12 @@ pub use sql::dialect::FrozenClock;
 pub use sql::{Clock, Database, DatabaseKind, SqlStore, StoreOptions, migration_sql, open_store};
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
+
+/// The examples of the README and of the guide, so that they stay true.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide/writing.md")]
+    struct Writing;
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sqlx::Pool;
 
 use crate::admin::Admin;
-use crate::error::{Error, EventError, Result};
+use crate::error::{EventError, Result};
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
 use crate::hook::{Hooks, WriterHook};
 use crate::relay::hot::{HotDoor, Reserved};
@@ -183,7 +183,7 @@ impl OutboxBuilder {
             return Ok(());
         }
         let reason = format!("it starts with {scheme:?}, expected {}", schemes.join(": or "));
-        Err(Error::Url { url: crate::error::without_credentials(url), reason })
+        Err(crate::Error::Url { url: crate::error::without_credentials(url), reason })
     }
 
     /// Lives beside the application's own pool. Transactions come from that pool; the relay opens a few connections of
@@ -307,7 +307,7 @@ impl<DB: Database> Outbox<DB> {
         Ok(ids)
     }
 
-    /// Writes events on a connection whose transaction the outbox does not see the end of. The [`Receipt`] is for
+    /// Writes events in a transaction that stays yours, so that the outbox does not see its end. The [`Receipt`] is for
     /// after the commit.
     ///
     /// ```
@@ -324,11 +324,11 @@ impl<DB: Database> Outbox<DB> {
     /// ```
     pub async fn write_on<E: IntoEvent>(
         &self,
-        connection: &mut DB::Connection,
+        tx: &mut sqlx::Transaction<'_, DB>,
         events: impl IntoIterator<Item = E>,
     ) -> Result<Receipt> {
         let events = self.prepare(events)?;
-        let batch = self.insert(connection, events, false).await?;
+        let batch = self.insert(tx, events, false).await?;
         Ok(Receipt::new(batch, self.shared.hooks.clone()))
     }
 

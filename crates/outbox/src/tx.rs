@@ -177,25 +177,34 @@ impl<'c, DB: Database> Tx<'c, DB> {
     }
 }
 
-/// What is left to do when a transaction has ended. Dropped, it does nothing: the outcome is unknown.
+/// What is left to do when a transaction has ended. Dropped, the outcome is unknown: nobody is told, and what may have
+/// been committed is left to the poller.
 struct Ended {
     batches: Vec<Batch>,
     callbacks: Vec<(When, Callback)>,
 }
 
 impl Ended {
-    fn committed(self, hooks: &Hooks) {
-        for batch in self.batches {
+    fn committed(mut self, hooks: &Hooks) {
+        for batch in std::mem::take(&mut self.batches) {
             batch.hand_over(hooks);
         }
-        run(self.callbacks, When::Commit);
+        run(std::mem::take(&mut self.callbacks), When::Commit);
     }
 
-    fn rolled_back(self, hooks: &Hooks) {
-        for batch in self.batches.iter().filter(|batch| !batch.events.is_empty()) {
+    fn rolled_back(mut self, hooks: &Hooks) {
+        for batch in std::mem::take(&mut self.batches).iter().filter(|batch| !batch.events.is_empty()) {
             hooks.after_rollback(&batch.events);
         }
-        run(self.callbacks, When::Rollback);
+        run(std::mem::take(&mut self.callbacks), When::Rollback);
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        for place in self.batches.drain(..).flat_map(|batch| batch.reserved) {
+            place.leave_to_the_poller();
+        }
     }
 }
 

@@ -421,3 +421,32 @@ impl RelayBuilder {
         Relay::start(self.store, self.settings, self.routes, self.door).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_as_documented() {
+        let settings = Settings::new(Mode::MultiNode);
+        assert_eq!((settings.workers, settings.batch), (4, 50));
+        assert_eq!((settings.hot_capacity, settings.cold_capacity), (1_000, 1_000));
+        assert_eq!(settings.poll_interval, Duration::from_secs(5));
+        assert_eq!(settings.skip_recent, Duration::ZERO);
+        assert_eq!(settings.lease, Duration::from_secs(5 * 60));
+        assert_eq!(settings.drain, Duration::from_secs(5));
+        assert_eq!((settings.completion, settings.on_dead), (Completion::Keep, OnDead::Hold));
+
+        let purge = settings.purge.unwrap();
+        assert_eq!(purge.every, Duration::from_secs(60 * 60));
+        assert_eq!((purge.what.what, purge.what.limit), (Purgeable::Finished, 500));
+        assert_eq!(purge.what.older_than, Duration::from_secs(7 * 24 * 60 * 60));
+    }
+
+    #[test]
+    fn ordered_has_no_hot_path_and_writer_only_purges_nothing_unasked() {
+        assert!(!Settings::new(Mode::Ordered).hot);
+        assert!(Settings::new(Mode::SingleNode).hot);
+        assert_eq!(Settings::new(Mode::WriterOnly).purge, None);
+    }
+}

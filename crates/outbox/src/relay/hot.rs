@@ -84,6 +84,9 @@ impl Drop for DoorClaim {
     }
 }
 
+/// How long a commit whose answer was lost may still be under way.
+const UNKNOWN: Duration = Duration::from_secs(2);
+
 /// A place in the hot queue for one event. Dropped, the event goes by the poller.
 pub(crate) struct Reservation {
     engine: Arc<Engine>,
@@ -139,11 +142,13 @@ impl Engine {
     }
 
     /// Frees a row that was born leased to this node, which will not handle it.
-    fn give_back_one(self: &Arc<Self>, id: &EventId, claim: Claim) {
+    fn give_back_one(self: &Arc<Self>, id: &EventId, claim: Claim, after: Duration) {
         let Some(by @ Holder::Lease { .. }) = self.station.holder() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let released = Settlement { id: id.clone(), claim, verdict: Verdict::Released };
         let engine = self.clone();
-        tokio::spawn(async move {
+        runtime.spawn(async move {
+            tokio::time::sleep(after).await;
             if let Err(error) = engine.store.settle(&by, engine.settings.completion, &[released]).await {
                 tracing::warn!(store = engine.name(), %error, "could not give an event back: its lease has to run out");
             }
@@ -173,7 +178,7 @@ impl Reservation {
         let engine = self.engine.clone();
         if engine.stop.is_cancelled() {
             // Too late for this relay: the next one finds it.
-            return engine.give_back_one(self.event.id(), self.claim);
+            return engine.give_back_one(self.event.id(), self.claim, Duration::ZERO);
         }
         let Some(place) = self.place.take() else { return };
         engine.held.committed(self.event.id(), tag(self.epoch, self.claim));
@@ -191,8 +196,13 @@ impl Reservation {
             engine.metrics.hot_enqueued.increment(1);
         } else {
             engine.held.forget(self.event.id(), tag(self.epoch, self.claim));
-            engine.give_back_one(self.event.id(), self.claim);
+            engine.give_back_one(self.event.id(), self.claim, Duration::ZERO);
         }
+    }
+
+    /// Nobody knows whether the event is committed. If it is, its row is free once the commit is surely over.
+    pub(crate) fn leave_to_the_poller(self) {
+        self.engine.give_back_one(self.event.id(), self.claim, UNKNOWN);
     }
 }
 

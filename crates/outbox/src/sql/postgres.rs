@@ -8,7 +8,7 @@ use sqlx::query::Query;
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
 use super::names::{Names, Statement};
-use super::statements::{INSERT, insert_values, row_values};
+use super::statements::{insert_values, row_values};
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
 
@@ -28,6 +28,11 @@ const CLAIM: &str = "WITH w AS MATERIALIZED ({window}), \
     SELECT w.event_id, w.seq, w.available_at, {int e.attempts}, {int e.claims}, {flag w.suspect}, {columns}, \
         w.ordering_key \
     FROM w LEFT JOIN e ON e.event_id = w.event_id ORDER BY w.available_at, w.seq";
+
+/// The columns that [`insert_unnest`] fills, in order.
+const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \
+     ordering_key, correlation_id, dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, \
+     available_at, expires_at, locked_by, locked_until, claims)";
 
 const FENCE: &str = "WITH f AS MATERIALIZED (\
     SELECT 1 FROM {leases} WHERE name = 'exclusive' AND holder = $1 AND epoch = $2 FOR SHARE) ";

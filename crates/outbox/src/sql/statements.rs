@@ -222,11 +222,6 @@ pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
 }
 pub(super) const PURGE: &str = "DELETE {from listed event_id texts $1} {where listed event_id texts $1}";
 
-/// The columns that [`insert_values`] and its like fill, in order.
-pub(super) const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \
-     ordering_key, correlation_id, dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, \
-     available_at, expires_at, locked_by, locked_until, claims)";
-
 /// How many values [`row_values`] gives.
 pub(super) const ROW_VALUES: usize = 16;
 

@@ -1,0 +1,78 @@
+//! What is logged: the seed's levels, and never a payload.
+//!
+//! A test binary of its own: the subscriber is one for the whole process.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result};
+use tracing_subscriber::filter::LevelFilter;
+
+const CANARY: &str = "canary-4111111111111111";
+
+/// Keeps every log line.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::TRACE)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .init();
+
+    let outbox = OutboxBuilder::new().sqlite(":memory:").await?;
+    outbox.migrate().await?;
+    let relay = outbox
+        .single_node()
+        .hot_capacity(1)
+        .retry(Backoff::default().base(std::time::Duration::from_millis(1)).max_attempts(2))
+        .on_type("good", async |_: Cx| {})
+        .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
+        .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))
+        .start()
+        .await?;
+    for event_type in ["good", "bad", "typed", "nobody's"] {
+        outbox.send(Event::new(event_type).json(CANARY)).await?;
+        outbox.send(Event::new(event_type).bytes("text/plain", CANARY)).await?;
+    }
+    // More at once than the hot queue takes.
+    outbox.send_all((0..50).map(|_| Event::new("good").json(CANARY))).await?;
+    // An error that the database itself would like to quote the row in.
+    outbox.send(Event::new("good").id("twice").json(CANARY)).await?;
+    let refused = outbox.send(Event::new("good").id("twice").json(CANARY)).await.unwrap_err();
+    relay.idle().await?;
+    let dead = outbox.admin().dead(&Default::default(), 100).await?;
+    relay.stop().await?;
+
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("event is dead")), "{text}");
+    assert!(text.lines().any(|line| line.contains("WARN") && line.contains("handler failed")), "{text}");
+    assert!(
+        text.lines().any(|line| line.contains("WARN") && line.contains("the hot queue is full")),
+        "{text}"
+    );
+    assert!(text.lines().any(|line| line.contains("INFO") && line.contains("relay started")), "{text}");
+    let leak = text.lines().find(|line| line.contains(CANARY));
+    assert_eq!(leak, None, "a payload was logged");
+    assert!(!refused.to_string().contains(CANARY) && !format!("{refused:?}").contains(CANARY));
+    assert_eq!(dead.len(), 6);
+    for event in &dead {
+        assert!(!event.last_error.as_deref().unwrap_or_default().contains(CANARY));
+        assert!(!format!("{event:?}").contains(CANARY));
+    }
+    Ok(())
+}
