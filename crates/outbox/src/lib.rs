@@ -26,6 +26,9 @@
 //!
 //! Start with [`Outbox`].
 
+// Without a database only the port and the types are of use: for crates that publish events.
+#![cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(unused))]
+
 mod admin;
 mod error;
 mod event;

@@ -4,6 +4,7 @@
 //! SQL that they share in `statements.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
 //! what differs.
 
+mod begin;
 pub(crate) mod dialect;
 mod names;
 mod statements;

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Arc, RwLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,6 +10,7 @@ use sqlx::Pool;
 use sqlx::pool::PoolConnection;
 
 use super::StoreOptions;
+use super::begin::{Finished, begin_on};
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
 };
@@ -456,44 +455,6 @@ impl<DB: Database> SqlStore<DB> {
 /// The version of the tables that this build makes.
 fn newest_version<DB: Dialect>() -> i64 {
     i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
-}
-
-/// A future that is finished in the background when it is dropped before its end.
-struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
-
-impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
-    fn new(future: F) -> Self {
-        Self(Some(Box::pin(future)))
-    }
-}
-
-impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let Some(future) = &mut self.0 else { return Poll::Pending };
-        let polled = future.as_mut().poll(cx);
-        if polled.is_ready() {
-            self.0 = None;
-        }
-        polled
-    }
-}
-
-impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
-    fn drop(&mut self) {
-        if let (Some(future), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(async move { drop(future.await) });
-        }
-    }
-}
-
-/// Begins a transaction that is going to write.
-async fn begin_on<DB: Dialect>(pool: &Pool<DB>) -> Result<sqlx::Transaction<'static, DB>, sqlx::Error> {
-    match DB::BEGIN {
-        Some(statement) => pool.begin_with(statement).await,
-        None => pool.begin().await,
-    }
 }
 
 /// Whether two transactions were in each other's way, so that trying again at once helps.

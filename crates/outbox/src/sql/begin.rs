@@ -1,0 +1,48 @@
+//! Beginning a transaction, in a way that may be cancelled at any time.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use sqlx::Pool;
+
+use super::dialect::Dialect;
+
+/// A future that is finished in the background when it is dropped before its end.
+pub(super) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
+    pub(super) fn new(future: F) -> Self {
+        Self(Some(Box::pin(future)))
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(future) = &mut self.0 else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
+    fn drop(&mut self) {
+        if let (Some(future), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { drop(future.await) });
+        }
+    }
+}
+
+/// Begins a transaction that is going to write.
+pub(super) async fn begin_on<DB: Dialect>(
+    pool: &Pool<DB>,
+) -> Result<sqlx::Transaction<'static, DB>, sqlx::Error> {
+    match DB::BEGIN {
+        Some(statement) => pool.begin_with(statement).await,
+        None => pool.begin().await,
+    }
+}
