@@ -52,7 +52,7 @@ use crate::store::{
 #[async_trait]
 pub trait Harness: Send + Sync {
     /// Connects to this harness's outbox, whose tables do not exist before somebody calls
-    /// [`migrate`](crate::Store::migrate). A second call is a second node at the same outbox.
+    /// [`migrate`](crate::store::Store::migrate). A second call is a second node at the same outbox.
     async fn connect(&self, clock: Clock) -> SharedStore;
 
     /// Runs a statement as a writer in another language would. `{events}` stands for the table of the events,
