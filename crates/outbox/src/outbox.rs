@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::Pool;
+use tracing::Instrument as _;
 
 use crate::admin::Admin;
 use crate::error::{EventError, Result};
@@ -412,7 +413,8 @@ impl<DB: Database> Outbox<DB> {
         if birth.is_none() {
             rows.iter_mut().for_each(|row| row.leased = false);
         }
-        batch.events = store.write(conn, &rows, birth.as_ref()).await?;
+        let span = tracing::debug_span!("outbox.write", store = store.name(), events = rows.len());
+        batch.events = store.write(conn, &rows, birth.as_ref()).instrument(span).await?;
         if batch.events.len() < rows.len() {
             // What was already there by its deduplication key needs no place.
             let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();

@@ -40,7 +40,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         .single_node()
         .hot_capacity(1)
         .retry(Backoff::default().base(std::time::Duration::from_millis(1)).max_attempts(2))
-        .on_type("good", async |_: Cx| {})
+        .on_type("good", async |_: Cx| tracing::info!("inside of a handler"))
         .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
         .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))
         .start()
@@ -66,6 +66,9 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         "{text}"
     );
     assert!(text.lines().any(|line| line.contains("INFO") && line.contains("relay started")), "{text}");
+    let inside = text.lines().find(|line| line.contains("inside of a handler")).unwrap();
+    assert!(inside.contains("outbox.handle") && inside.contains("event_type=good"), "{inside}");
+    assert!(text.contains("outbox.write"), "writing has a span of its own");
     let leak = text.lines().find(|line| line.contains(CANARY));
     assert_eq!(leak, None, "a payload was logged");
     assert!(!refused.to_string().contains(CANARY) && !format!("{refused:?}").contains(CANARY));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use tracing::Instrument as _;
 
 use super::lanes::Strand;
 use super::runs::TURN;
@@ -224,8 +225,13 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Result<Outco
 
 async fn run(engine: &Engine, route: &Route, cx: Cx) -> Result<Outcome, Failure> {
     let limit = engine.settings.handler_timeout;
+    // What a handler logs belongs to its event.
+    let span = tracing::info_span!(
+        "outbox.handle", store = engine.name(), event = %cx.id(), event_type = %cx.event_type(), attempt = cx.attempt()
+    );
     // Made inside of the guarded future: a handler may panic before its first await.
-    let handled = AssertUnwindSafe(async move { route.handler.handle(cx).await }).catch_unwind();
+    let handled = async move { route.handler.handle(cx).await }.instrument(span);
+    let handled = AssertUnwindSafe(handled).catch_unwind();
     match tokio::time::timeout(limit, handled).await {
         Ok(Ok(result)) => result,
         Ok(Err(panic)) => Err(panicked("the handler", &*panic)),

@@ -7,7 +7,9 @@
 //! use outbox::testing::conformance::Harness;
 //! use outbox::Clock;
 //! use outbox::store::SharedStore;
-//! # async fn open_my_store(_: Clock) -> SharedStore { unimplemented!() }
+//! # async fn open_my_store(_: Clock) -> SharedStore {
+//! #     outbox::open_store("sqlite::memory:", &Default::default()).await.unwrap()
+//! # }
 //!
 //! struct MyStore;
 //!
