@@ -25,7 +25,7 @@ pub(crate) async fn run(bed: &Bed, events: usize, keys: &[usize]) -> anyhow::Res
                 "ev/s",
                 &ordered,
                 &unordered,
-                ">= 0.6 later",
+                ">= 0.6",
             );
         }
     }
