@@ -49,22 +49,21 @@ impl Held {
 
     /// Takes an event in, unless it is already here or was settled while it was being read.
     pub(crate) fn admit(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
-        let mut inner = self.inner();
-        if inner.settled.contains(id) || inner.entries.contains_key(id) {
-            return false;
-        }
-        inner.entries.insert(id.clone(), Entry::new(tag, until));
-        true
+        self.take_in(id, Entry::new(tag, until))
     }
 
     /// Takes an event in that is about to be written, unless it is already here.
     pub(crate) fn reserve(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
+        self.take_in(id, Entry { uncommitted: true, ..Entry::new(tag, until) })
+    }
+
+    fn take_in(&self, id: &EventId, entry: Entry) -> bool {
         let mut inner = self.inner();
-        if inner.settled.contains(id) || inner.entries.contains_key(id) {
-            return false;
+        let free = !inner.settled.contains(id) && !inner.entries.contains_key(id);
+        if free {
+            inner.entries.insert(id.clone(), entry);
         }
-        inner.entries.insert(id.clone(), Entry { uncommitted: true, ..Entry::new(tag, until) });
-        true
+        free
     }
 
     /// An event that was reserved is committed.

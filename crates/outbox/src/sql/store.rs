@@ -425,6 +425,14 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
+    /// How long the oldest due event has waited.
+    async fn oldest_due(&self) -> Result<Option<Duration>> {
+        let rows = self.fetch(sql::OLDEST_DUE, Vec::new()).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let (at, now) = (DB::time(row, 0)?, DB::time(row, 1)?);
+        Ok(at.zip(now).map(|(at, now)| (now - at).to_std().unwrap_or_default()))
+    }
+
     fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
         let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
         let seq = DB::int(row, 1)?.unwrap_or_default();
@@ -689,7 +697,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let mut stats = Stats { oldest_due: self.backlog().await?.oldest_due, ..Stats::default() };
+        let mut stats = Stats { oldest_due: self.oldest_due().await?, ..Stats::default() };
         for row in self.fetch(sql::STATS, Vec::new()).await? {
             let count = DB::int(&row, 1)?.unwrap_or_default() as u64;
             match DB::int(&row, 0)?.and_then(|code| Status::from_code(code as i16)) {
@@ -704,18 +712,11 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn backlog(&self) -> Result<Backlog> {
-        let rows = self.fetch(sql::OLDEST_DUE, Vec::new()).await?;
-        let oldest_due = match rows.first() {
-            Some(row) => DB::time(row, 0)?
-                .zip(DB::time(row, 1)?)
-                .map(|(at, now)| (now - at).to_std().unwrap_or_default()),
-            None => None,
-        };
         let rows = self.fetch(sql::BACKLOG, Vec::new()).await?;
         let number = |column| -> Result<u64> {
             Ok(rows.first().map(|row| DB::int(row, column)).transpose()?.flatten().unwrap_or_default() as u64)
         };
-        Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due })
+        Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due: self.oldest_due().await? })
     }
 
     async fn migrate(&self) -> Result<()> {
