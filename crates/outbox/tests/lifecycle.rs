@@ -25,6 +25,25 @@ on_every_database! {
         assert_eq!(bed.tally().await, (0, 0, 80, 0));
     }
 
+    /// A commit that is cancelled half way may have happened. Its rows were born leased, for five minutes.
+    async fn what_a_cancelled_commit_kept_does_not_wait_for_its_lease(|bed|) {
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.taking(Duration::ZERO)).start().await.unwrap();
+        for n in 0..10 {
+            let mut tx = bed.outbox.begin().await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            // Polled once, then dropped.
+            let _ = tokio::time::timeout(Duration::ZERO, tx.commit()).await;
+        }
+        // Whatever came of them is over when this is through.
+        bed.write("e", 10..11).await;
+        bed.drained().await;
+        relay.stop().await.unwrap();
+        let (new, retry, done, dead) = bed.tally().await;
+        assert_eq!((new, retry, dead), (0, 0, 0));
+        assert!(done >= 1 && seen.count() as u64 == done, "{done} done, {} handled", seen.count());
+    }
+
     /// Case 8: the old system left 31 of 32 rows locked for five minutes.
     async fn stop_gives_back_at_once_what_it_could_not_finish(|bed|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
