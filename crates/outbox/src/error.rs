@@ -90,6 +90,10 @@ pub enum Error {
     #[error("{0}")]
     Lifecycle(&'static str),
 
+    /// A join cannot do what it was asked to.
+    #[error(transparent)]
+    Join(#[from] crate::join::JoinError),
+
     /// A writer hook refused the write; nothing was written.
     #[error("a writer hook refused the write: {0}")]
     Hook(String),

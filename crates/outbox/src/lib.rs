@@ -20,6 +20,7 @@
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
+//! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and one that follows when all are settled |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | [`metrics`] | what is counted |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
@@ -34,6 +35,7 @@ mod error;
 mod event;
 mod handler;
 mod hook;
+mod join;
 pub mod metrics;
 mod outbox;
 mod relay;
@@ -52,6 +54,9 @@ pub use event::{
 };
 pub use handler::{Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, Unrouted};
 pub use hook::WriterHook;
+pub use join::{
+    FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
+};
 pub use outbox::{Outbox, OutboxBuilder};
 pub use relay::{PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};

@@ -15,7 +15,7 @@ use crate::relay::hot::{HotDoor, Reserved};
 use crate::relay::{Mode, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
-use crate::store::{SharedStore, Store};
+use crate::store::{Acted, JoinAct, SharedStore, Store};
 use crate::tx::{Batch, Receipt, Tx};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
@@ -351,8 +351,34 @@ impl<DB: Database> Outbox<DB> {
         Ok(ids)
     }
 
+    /// How large a payload may be.
+    pub(crate) fn max_payload(&self) -> usize {
+        self.shared.max_payload
+    }
+
+    /// Has the relay of this process look now, if one runs.
+    pub(crate) fn wake(&self) {
+        if let Some(engine) = self.shared.door.engine() {
+            engine.wake.notify_one();
+        }
+    }
+
+    /// Does something to a join in a transaction.
+    pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinAct) -> Result<Acted> {
+        let acted = self.shared.store.join_on(tx.connection(), act).await;
+        match &acted {
+            Ok(Acted { wrote: true, .. }) => {
+                let outbox = self.clone();
+                tx.after_commit(move || outbox.wake());
+            }
+            Ok(_) => {}
+            Err(_) => tx.write_failed(),
+        }
+        acted
+    }
+
     /// Makes the events, and asks the hooks.
-    fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
+    pub(crate) fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
         let limit = self.shared.max_payload;
         let events = events
             .into_iter()

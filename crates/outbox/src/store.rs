@@ -19,6 +19,7 @@ use chrono::{DateTime, Utc};
 
 use crate::error::Result;
 use crate::event::{Event, EventId};
+use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
 
 /// Where the events of one outbox live.
 #[async_trait]
@@ -33,8 +34,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Takes due events for handling, oldest first.
     async fn take(&self, take: &Take) -> Result<Taken>;
 
-    /// Writes verdicts, in one transaction. Returns how many took effect; the rest were stale.
-    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64>;
+    /// Writes verdicts. Each counts as a step of its event's [joins](JoinAct), in the same transaction. Says how many
+    /// took effect; the rest were stale.
+    async fn settle(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled>;
 
     /// Renews leases. Returns the ids that are still held; the others were lost.
     async fn extend(
@@ -81,6 +88,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// How many events are pending and how long the oldest due one has waited. Cheap: reads pending rows only.
     async fn backlog(&self) -> Result<Backlog>;
+
+    /// Does something to a join, in one transaction. Everything may be said twice and counts once.
+    async fn join(&self, act: &JoinAct) -> Result<Acted>;
+
+    /// Joins that match, oldest first.
+    async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>>;
+
+    /// The steps of a join, and what became of them, by id, after this one.
+    async fn steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>>;
+
+    /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
+    async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
     /// Creates or upgrades the tables. Safe to call at every start, from every node.
     async fn migrate(&self) -> Result<()>;
@@ -312,6 +336,15 @@ pub enum Verdict {
     Released,
 }
 
+/// What settling changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// How many verdicts took effect.
+    pub moved: u64,
+    /// Whether events were written with them: what follows a join.
+    pub wrote: bool,
+}
+
 /// What happens to an event that is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Completion {
@@ -415,8 +448,87 @@ pub struct StoredEvent {
     pub done_at: Option<DateTime<Utc>>,
     /// Why it last failed.
     pub last_error: Option<String>,
+    /// Who made it DONE or DEAD.
+    pub done_by: Option<NodeId>,
     /// Who holds it, and until when.
     pub lease: Option<(NodeId, DateTime<Utc>)>,
+}
+
+/// What is done to a join.
+#[derive(Clone, Debug)]
+pub enum JoinAct {
+    /// Starts it.
+    Start {
+        /// Its id.
+        id: JoinId,
+        /// What it is to be.
+        join: NewJoin,
+    },
+    /// Makes events steps of it. Those already settled count at once.
+    Attach {
+        /// Which join.
+        join: JoinId,
+        /// The name of the database that the join is in; empty for this one.
+        home: String,
+        /// The events, which are in this database.
+        steps: Vec<EventId>,
+    },
+    /// Counts a step; attaches it first if need be.
+    Report {
+        /// Which join.
+        join: JoinId,
+        /// Which step.
+        step: EventId,
+        /// What became of it.
+        became: Step,
+    },
+    /// Says what follows.
+    Wait {
+        /// Which join.
+        join: JoinId,
+        /// What.
+        decision: Decision,
+    },
+    /// Gives it up.
+    Cancel {
+        /// Which join.
+        join: JoinId,
+    },
+}
+
+impl JoinAct {
+    /// The join that it is about.
+    pub fn join(&self) -> &JoinId {
+        match self {
+            JoinAct::Start { id, .. } => id,
+            JoinAct::Attach { join, .. }
+            | JoinAct::Report { join, .. }
+            | JoinAct::Wait { join, .. }
+            | JoinAct::Cancel { join } => join,
+        }
+    }
+}
+
+/// What an act led to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Acted {
+    /// The join after it; `None` if the join is in another database.
+    pub join: Option<Join>,
+    /// Whether events were written with it: what follows the join.
+    pub wrote: bool,
+}
+
+/// Which joins to list. Empty: all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JoinFilter {
+    /// Only this one.
+    pub id: Option<JoinId>,
+    /// Only this status.
+    pub status: Option<JoinStatus>,
+    /// Only of this group.
+    pub grouping_key: Option<String>,
+    /// Only those after this one, to read page by page.
+    pub after: Option<JoinId>,
 }
 
 /// How many events there are.

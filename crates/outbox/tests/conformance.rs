@@ -57,7 +57,7 @@ mod sql {
             .iter()
             .map(|d| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: Verdict::Done })
             .collect();
-        assert_eq!(store.settle(&by, Completion::Keep, &done).await.unwrap(), 2);
+        assert_eq!(store.settle(&by, Completion::Keep, &done).await.unwrap().moved, 2);
         store.lead(EXCLUSIVE, &NodeId::from("a"), Duration::from_secs(1)).await.unwrap();
         assert_eq!(store.stats().await.unwrap().done, 2);
     }

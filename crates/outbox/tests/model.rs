@@ -598,7 +598,7 @@ impl World {
             settlements.push(Settlement { id: taken.id, claim: taken.claim, verdict });
         }
         let now = self.now();
-        let moved = self.store.settle(&holder, completion, &settlements).await.unwrap();
+        let moved = self.store.settle(&holder, completion, &settlements).await.unwrap().moved;
         let expected: u64 = settlements.iter().map(|s| self.model.settle(&holder, completion, s, now)).sum();
         assert_eq!(moved, expected);
     }

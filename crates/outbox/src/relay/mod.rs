@@ -314,7 +314,7 @@ async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
                 .into_iter()
                 .map(|(id, claim)| Settlement { id, claim, verdict: Verdict::Released })
                 .collect();
-            let count = engine.store.settle(&by, engine.settings.completion, &released).await?;
+            let count = engine.store.settle(&by, engine.settings.completion, &released).await?.moved;
             tracing::info!(store = engine.name(), count, "gave back what was not finished");
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {

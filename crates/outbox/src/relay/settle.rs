@@ -8,7 +8,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::{Engine, tag};
 use crate::error::Error;
-use crate::store::{Holder, Settlement, Verdict};
+use crate::store::{Holder, Settled, Settlement, Verdict};
 
 /// At most this many verdicts in one batch.
 const BATCH: usize = 1_000;
@@ -190,7 +190,11 @@ impl Settler {
         let mut pause = Duration::from_millis(20);
         loop {
             let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
-                Ok(moved) => {
+                Ok(Settled { moved, wrote }) => {
+                    if wrote {
+                        // What follows a join is there to be taken.
+                        engine.wake.notify_one();
+                    }
                     let stale = (to_write.len() as u64).saturating_sub(moved);
                     if stale > 0 {
                         engine.metrics.stale.increment(stale);
@@ -238,9 +242,13 @@ impl Settler {
         let mut refused = Vec::new();
         for settlement in settlements {
             let one = std::slice::from_ref(&settlement);
-            if let Err(error) = engine.store.settle(by, engine.settings.completion, one).await {
-                tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle");
-                refused.push(settlement);
+            match engine.store.settle(by, engine.settings.completion, one).await {
+                Ok(Settled { wrote: false, .. }) => {}
+                Ok(Settled { wrote: true, .. }) => engine.wake.notify_one(),
+                Err(error) => {
+                    tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle");
+                    refused.push(settlement);
+                }
             }
         }
         refused

@@ -163,6 +163,24 @@ pub struct BirthLease {
     pub(crate) lease: Duration,
 }
 
+/// Which rows of a batch a settlement is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those that are steps of no join: there is nothing to count with them.
+    Plain,
+    /// All of them.
+    All,
+}
+
+impl Which {
+    pub(crate) fn condition(self) -> &'static str {
+        match self {
+            Which::Plain => " AND e.joined = 0",
+            Which::All => "",
+        }
+    }
+}
+
 /// What differs between databases. Not for use outside of this crate.
 #[doc(hidden)]
 pub trait Dialect: sqlx::Database + Sized {
@@ -196,11 +214,19 @@ pub trait Dialect: sqlx::Database + Sized {
     fn stops(on_dead: OnDead) -> &'static str;
 
     /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
-    fn settle_done(completion: Completion, by: &Holder) -> String;
+    fn settle_done(completion: Completion, by: &Holder, which: Which) -> String;
 
     /// The statement that settles everything else. It ends the claim by raising it, so that a verdict told twice
     /// counts once, also where one node holds the table and reading claims nothing.
-    fn settle_rest(by: &Holder) -> String;
+    fn settle_rest(by: &Holder, which: Which) -> String;
+
+    /// The query that locks the rows of a batch that are still their holder's: their ids, and whether they are steps of
+    /// joins. `$1` to `$4` as in a settlement.
+    fn hold_batch(by: &Holder) -> String;
+
+    /// The statement that writes the counters and the status of joins: a batch of id, attached, completed, failed,
+    /// status.
+    fn count_joins() -> &'static str;
 
     /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
     fn extend() -> &'static str;
@@ -258,6 +284,12 @@ pub trait Dialect: sqlx::Database + Sized {
     fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error>;
     /// The event's columns, from this one on.
     fn columns(row: &Self::Row, from: usize) -> Result<Columns, sqlx::Error>;
+
+    /// Whether the error says that the end of a migration, which adds columns, has run before: the version was not
+    /// written then, because DDL commits by itself, or was taken away.
+    fn is_already_there(_: &sqlx::Error) -> bool {
+        false
+    }
 
     /// Whether the error says that a table is missing.
     fn is_missing_table(error: &sqlx::Error) -> bool;

@@ -1,12 +1,14 @@
 //! The store on SQL databases.
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
+//! SQL that they share in `statements.rs`, joins in `joins.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
 //! what differs.
 
 mod begin;
 pub(crate) mod dialect;
+mod joins;
 mod names;
+mod promise;
 mod statements;
 mod store;
 mod window;

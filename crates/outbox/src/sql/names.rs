@@ -55,9 +55,30 @@ impl Names {
             "events" => self.table(""),
             "leases" => self.table("_lease"),
             "keys" => self.table("_key"),
+            "joins" => self.table("_join"),
+            "members" => self.table("_join_member"),
             "version" => self.table("_schema"),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })
+    }
+}
+
+/// The rows of a table whose column is in a list, as a slot says it: `listed events event_id texts $1`.
+pub(crate) struct Listed<'a> {
+    pub(crate) table: &'a str,
+    pub(crate) column: &'a str,
+    /// `texts` or `ints`.
+    pub(crate) kind: &'a str,
+    /// The placeholder of the list.
+    pub(crate) list: &'a str,
+}
+
+impl<'a> Listed<'a> {
+    /// With or without its first word.
+    pub(crate) fn parse(slot: &'a str) -> Self {
+        let mut words = slot.trim_start_matches("listed ").split(' ');
+        let mut word = || words.next().unwrap_or_default();
+        Self { table: word(), column: word(), kind: word(), list: word() }
     }
 }
 

@@ -6,8 +6,8 @@ use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, Postgres}
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
-use super::names::{Names, Statement};
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::names::{Listed, Names, Statement};
 use super::statements::{insert_values, row_values};
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
@@ -40,8 +40,10 @@ const FENCE: &str = "WITH f AS MATERIALIZED (\
 impl Dialect for Postgres {
     const QUOTE: char = '"';
     const BEGIN: Option<&'static str> = None;
-    const MIGRATIONS: &'static [&'static str] =
-        &[include_str!("../../migrations/postgres/0001_outbox_event.sql")];
+    const MIGRATIONS: &'static [&'static str] = &[
+        include_str!("../../migrations/postgres/0001_outbox_event.sql"),
+        include_str!("../../migrations/postgres/0002_joins.sql"),
+    ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
     const LATERAL: bool = true;
@@ -66,11 +68,11 @@ impl Dialect for Postgres {
                 Some((_, n)) => format!("= ANY({n}::bigint[])"),
                 None => String::new(),
             },
-            ("listed", _) => "{events}".to_owned(),
-            ("from", _) => "FROM {events}".to_owned(),
+            ("listed", listed) => format!("{{{}}}", Listed::parse(listed).table),
+            ("from", listed) => format!("FROM {{{listed}}}"),
             ("where", listed) => {
-                let (column, list) = listed.trim_start_matches("listed ").split_once(' ').unwrap_or_default();
-                format!("WHERE {column} {{in {list}}}")
+                let Listed { column, kind, list, .. } = Listed::parse(listed);
+                format!("WHERE {column} {{in {kind} {list}}}")
             }
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
@@ -101,33 +103,51 @@ impl Dialect for Postgres {
         }
     }
 
-    fn settle_done(completion: Completion, by: &Holder) -> String {
+    fn settle_done(completion: Completion, by: &Holder, which: Which) -> String {
         let (fence, holds) = fence(by);
+        let which = which.condition();
         match completion {
             Completion::Delete => format!(
                 "{fence}DELETE FROM {{events}} e USING unnest($3::text[], $4::bigint[]) s(id, claim) \
-                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}{which}"
             ),
             Completion::Keep => format!(
-                "{fence}UPDATE {{events}} e SET status = 1, done_at = {{now}}, locked_by = NULL, locked_until = NULL \
-                 FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
-                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+                "{fence}UPDATE {{events}} e SET status = 1, done_at = {{now}}, done_by = $1, locked_by = NULL, \
+                 locked_until = NULL FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+                 WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}{which}"
             ),
         }
     }
 
-    fn settle_rest(by: &Holder) -> String {
+    fn settle_rest(by: &Holder, which: Which) -> String {
         let (fence, holds) = fence(by);
+        let which = which.condition();
         format!(
             "{fence}UPDATE {{events}} e SET status = COALESCE(s.status, e.status), claims = e.claims + 1, attempts = e.attempts + s.counted, \
              available_at = CASE WHEN s.after IS NULL THEN e.available_at \
                  ELSE {{now}} + s.after::float8 * interval '1 microsecond' END, \
              last_error = COALESCE(s.error, e.last_error), done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
-             locked_by = NULL, locked_until = NULL, crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
+             done_by = CASE WHEN s.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
              FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[]) \
                  s(id, claim, status, counted, after, error) \
-             WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}"
+             WHERE e.event_id = s.id AND e.claims = s.claim AND e.status IN (0, 2) AND {holds}{which}"
         )
+    }
+
+    fn hold_batch(by: &Holder) -> String {
+        let (fence, holds) = fence(by);
+        format!(
+            "{fence}SELECT e.event_id, e.joined::bigint FROM {{events}} e \
+             JOIN unnest($3::text[], $4::bigint[]) s(id, claim) ON e.event_id = s.id AND e.claims = s.claim \
+             WHERE e.status IN (0, 2) AND {holds} ORDER BY e.event_id FOR UPDATE OF e"
+        )
+    }
+
+    fn count_joins() -> &'static str {
+        "UPDATE {joins} j SET attached_steps = s.attached, completed_steps = s.completed, failed_steps = s.failed, \
+         status = s.status, updated_at = {now} \
+         FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) \
+             s(id, attached, completed, failed, status) WHERE j.join_id = s.id"
     }
 
     fn extend() -> &'static str {

@@ -11,8 +11,8 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
-use super::names::{Names, Statement};
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::names::{Listed, Names, Statement};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
@@ -30,8 +30,10 @@ impl Dialect for Sqlite {
     const QUOTE: char = '"';
     // A transaction that reads first and writes later may fail at once with BUSY, whatever the timeout.
     const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
-    const MIGRATIONS: &'static [&'static str] =
-        &[include_str!("../../migrations/sqlite/0001_outbox_event.sql")];
+    const MIGRATIONS: &'static [&'static str] = &[
+        include_str!("../../migrations/sqlite/0001_outbox_event.sql"),
+        include_str!("../../migrations/sqlite/0002_joins.sql"),
+    ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;
@@ -58,11 +60,11 @@ impl Dialect for Sqlite {
                 let list = list.split_once(' ').map_or("", |(_, n)| n);
                 format!("IN (SELECT j.value FROM json_each({list}) j)")
             }
-            ("listed", _) => "{events}".to_owned(),
-            ("from", _) => "FROM {events}".to_owned(),
+            ("listed", listed) => format!("{{{}}}", Listed::parse(listed).table),
+            ("from", listed) => format!("FROM {{{listed}}}"),
             ("where", listed) => {
-                let (column, list) = listed.trim_start_matches("listed ").split_once(' ').unwrap_or_default();
-                format!("WHERE {column} {{in {list}}}")
+                let Listed { column, kind, list, .. } = Listed::parse(listed);
+                format!("WHERE {column} {{in {kind} {list}}}")
             }
             // One writer: whoever writes holds them all.
             ("skip" | "lock", _) => String::new(),
@@ -94,28 +96,48 @@ impl Dialect for Sqlite {
         }
     }
 
-    fn settle_done(completion: Completion, by: &Holder) -> String {
-        let holds = fence(by);
+    fn settle_done(completion: Completion, by: &Holder, which: Which) -> String {
+        let (holds, which) = (fence(by), which.condition());
         match completion {
             Completion::Delete => {
-                format!("DELETE FROM {{events}} WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}) b)")
+                format!(
+                    "DELETE FROM {{events}} WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}{which}) b)"
+                )
             }
             Completion::Keep => format!(
-                "UPDATE {{events}} SET status = 1, done_at = {{now}}, locked_by = NULL, locked_until = NULL \
-                 WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}) b)"
+                "UPDATE {{events}} SET status = 1, done_at = {{now}}, done_by = $1, locked_by = NULL, locked_until = NULL \
+                 WHERE seq IN (SELECT b.seq FROM ({BATCH} AND {holds}{which}) b)"
             ),
         }
     }
 
-    fn settle_rest(by: &Holder) -> String {
-        let holds = fence(by);
+    fn settle_rest(by: &Holder, which: Which) -> String {
+        let (holds, which) = (fence(by), which.condition());
         format!(
             "UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
              available_at = CASE WHEN b.after IS NULL THEN available_at ELSE {{later b.after}} END, \
              last_error = COALESCE(b.error, last_error), done_at = CASE WHEN b.status = 3 THEN {{now}} END, \
-             locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
-             FROM ({BATCH} AND {holds}) b WHERE {{events}}.seq = b.seq"
+             done_by = CASE WHEN b.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
+             FROM ({BATCH} AND {holds}{which}) b WHERE {{events}}.seq = b.seq"
         )
+    }
+
+    fn hold_batch(by: &Holder) -> String {
+        let holds = fence(by);
+        format!(
+            "SELECT e.event_id, e.joined FROM json_each($3) s CROSS JOIN {{events}} e ON e.event_id = s.value ->> 0 \
+             AND e.claims = s.value ->> 1 AND e.status IN (0, 2) AND {holds}"
+        )
+    }
+
+    fn count_joins() -> &'static str {
+        "UPDATE {joins} SET attached_steps = s.value ->> 1, completed_steps = s.value ->> 2, \
+         failed_steps = s.value ->> 3, status = s.value ->> 4, updated_at = {now} \
+         FROM json_each($1) s WHERE join_id = s.value ->> 0"
+    }
+
+    fn is_already_there(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| e.message().starts_with("duplicate column name"))
     }
 
     fn extend() -> &'static str {

@@ -2,14 +2,14 @@
 //!
 //! | slot | stands for |
 //! | --- | --- |
-//! | `{events}` `{leases}` `{keys}` `{version}` | our tables |
+//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{version}` | our tables |
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
-//! | `{listed id texts $1}` `{where listed id texts $1}` | the events whose id is in a list, to be changed |
-//! | `{skip locked}` `{lock}` | row locks, where the database has them |
+//! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
+//! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
 //!
 //! What only one database says is in that database's file.
 
@@ -106,8 +106,8 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Val
 }
 
 /// Leases rows that were selected and locked in the same transaction.
-pub(super) const CLAIM: &str = "UPDATE {listed event_id texts $3} \
-     SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 {where listed event_id texts $3}";
+pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
+     SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 {where listed events event_id texts $3}";
 
 /// Leaves the time: that it ran out is what makes the event suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
@@ -140,12 +140,14 @@ pub(super) const PUT_LEASE: &str =
 pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until = NULL \
      WHERE name = $1 AND holder = $2 AND epoch = $3";
 
-pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1 AND {pending of events} \
-     AND (locked_until IS NULL OR locked_until <= {now})";
+/// Pending, and nobody holds it. Locks it: whether it is a step of a join must not change any more.
+pub(super) const CANCELLABLE: &str = "SELECT {int joined} FROM {events} WHERE event_id = $1 \
+     AND {pending of events} AND (locked_until IS NULL OR locked_until <= {now}) {lock}";
+pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
-pub(super) const REPLAY: &str = "UPDATE {listed seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
+pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
      available_at = {now}, expires_at = NULL, done_at = NULL, locked_by = NULL, locked_until = NULL \
-     {where listed seq ints $1} AND status = 3";
+     {where listed events seq ints $1} AND status = 3";
 
 pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";
 pub(super) const OLDEST_DUE: &str =
@@ -190,7 +192,7 @@ pub(super) fn list(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let (condition, values) = condition(filter);
     let columns = columns();
     let text = format!(
-        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, e.locked_by, e.locked_until \
+        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, e.locked_by, e.locked_until, e.done_by \
          FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"
     );
     (text, values)
@@ -210,6 +212,9 @@ pub(super) fn numbers(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 /// The numbers of the rows to purge. Selected first and deleted by number: that takes no lock on a row that
 /// somebody else is at.
 pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
+    // A step of a join that is still open may be replayed, and says why the join waits.
+    const FREE: &str = "(e.joined = 0 OR NOT EXISTS (SELECT 1 FROM {members} m JOIN {joins} j ON j.join_id = m.join_id \
+        WHERE m.event_id = e.event_id AND j.status = 0))";
     let condition = match what {
         Purgeable::Done => "e.status = 1 AND e.done_at < {earlier $1} ORDER BY e.done_at",
         Purgeable::Finished => "e.done_at < {earlier $1} ORDER BY e.done_at",
@@ -218,9 +223,10 @@ pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
              ORDER BY e.available_at, e.seq"
         }
     };
-    format!("SELECT e.event_id FROM {{events}} e WHERE {condition} LIMIT {limit} {{skip locked}}")
+    format!("SELECT e.event_id FROM {{events}} e WHERE {FREE} AND {condition} LIMIT {limit} {{skip locked}}")
 }
-pub(super) const PURGE: &str = "DELETE {from listed event_id texts $1} {where listed event_id texts $1}";
+pub(super) const PURGE: &str =
+    "DELETE {from listed events event_id texts $1} {where listed events event_id texts $1}";
 
 /// How many values [`row_values`] gives.
 pub(super) const ROW_VALUES: usize = 16;

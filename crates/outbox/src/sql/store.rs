@@ -12,16 +12,18 @@ use sqlx::pool::PoolConnection;
 use super::StoreOptions;
 use super::begin::{Finished, begin_on};
 use super::dialect::{
-    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
+    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, Which, migration_script, names_of,
 };
 use super::names::{Names, Statement, render};
 use super::statements as sql;
 use super::window::{Window, WindowRow, decode};
 use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
+use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Backlog, Claim, Completion, Cursor, Filter, Holder, Leadership, NodeId, OnDead, Origin, Purge, Purgeable,
-    Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, short_error,
+    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId,
+    OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take, Taken,
+    Verdict, short_error,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -162,7 +164,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Turns what the database said into what the caller can act on.
-    fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error) -> Error {
         match error {
             Error::Database(e) if DB::is_missing_table(e.inner()) => {
                 Error::NotMigrated { table: self.sql.names.table.clone() }
@@ -172,6 +174,10 @@ impl<DB: Database> SqlStore<DB> {
             }
             other => other,
         }
+    }
+
+    pub(super) fn render(&self, template: &str) -> Statement {
+        self.sql.render(template)
     }
 
     async fn relay_connection(&self) -> Result<PoolConnection<DB>> {
@@ -201,7 +207,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(touched)
     }
 
-    async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
+    pub(super) async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         let mut conn = self.pools.read.acquire().await?;
         DB::fetch(&mut conn, self.sql.render(template), values).await.map_err(|e| self.explain(e.into()))
     }
@@ -292,7 +298,11 @@ impl<DB: Database> SqlStore<DB> {
         }
         if found < known {
             for migration in &DB::MIGRATIONS[found as usize..] {
-                DB::script(conn, render(migration, &self.sql.names, &DB::fragment)).await?;
+                let ran = DB::script(conn, render(migration, &self.sql.names, &DB::fragment)).await;
+                match ran {
+                    Err(Error::Database(e)) if DB::is_already_there(e.inner()) => {}
+                    ran => ran?,
+                }
             }
             DB::run(conn, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
             DB::run(conn, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
@@ -324,6 +334,79 @@ impl<DB: Database> SqlStore<DB> {
         }
         tx.commit().await?;
         Ok(answer)
+    }
+
+    async fn settle_steps(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let settled = self.settle_on(&mut tx, by, completion, settlements).await?;
+        tx.commit().await?;
+        Ok(settled)
+    }
+
+    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins.
+    ///
+    /// The rows are locked first: whoever attaches one to a join comes before this and is seen, or after it and sees
+    /// what became of the event.
+    pub(crate) async fn settle_on(
+        &self,
+        conn: &mut DB::Connection,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&settlements.iter().collect::<Vec<_>>(), false));
+        let mut held = HashMap::new();
+        for row in DB::fetch(conn, self.render(&DB::hold_batch(by)), values).await? {
+            if let Some(id) = DB::text(&row, 0)? {
+                held.insert(id, DB::int(&row, 1)? == Some(1));
+            }
+        }
+        let ours: Vec<Settlement> =
+            settlements.iter().filter(|s| held.contains_key(s.id.as_str())).cloned().collect();
+        let mut moved = 0;
+        for (template, values) in batches::<DB>(by, completion, &ours, Which::All) {
+            moved += DB::run(conn, self.render(&template), values).await?;
+        }
+        let became = |s: &Settlement| match s.verdict {
+            Verdict::Done => Some(Step::Completed),
+            Verdict::Dead { .. } => Some(Step::Failed),
+            Verdict::Again { .. } | Verdict::Released => None,
+        };
+        let steps: HashMap<&str, Step> = ours
+            .iter()
+            .filter(|s| held[s.id.as_str()])
+            .filter_map(|s| Some((s.id.as_str(), became(s)?)))
+            .collect();
+        let wrote = if steps.is_empty() { false } else { self.count_steps(conn, &steps).await? };
+        Ok(Settled { moved, wrote })
+    }
+
+    /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
+    async fn cancel_in_one(&self, id: &EventId) -> Result<bool> {
+        let key = || vec![Value::text(id.as_str())];
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let rows = DB::fetch(&mut tx, self.render(sql::CANCELLABLE), key()).await?;
+        if let Some(row) = rows.first() {
+            DB::run(&mut tx, self.render(sql::CANCEL), key()).await?;
+            if DB::int(row, 0)? == Some(1) {
+                self.count_steps(&mut tx, &HashMap::from([(id.as_str(), Step::Failed)])).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(!rows.is_empty())
+    }
+
+    async fn join_in_one(&self, act: &JoinAct) -> Result<Acted> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let acted = self.join_on(&mut tx, act).await?;
+        tx.commit().await?;
+        Ok(acted)
     }
 
     /// Deletes one batch of what may go.
@@ -455,6 +538,7 @@ impl<DB: Database> SqlStore<DB> {
             available_at,
             done_at: DB::time(row, after + 1)?,
             last_error: DB::text(row, after + 2)?,
+            done_by: DB::text(row, after + 5)?.map(NodeId::from),
             lease: owner.zip(DB::time(row, after + 4)?),
         })
     }
@@ -485,6 +569,28 @@ fn holder_values(by: &Holder) -> [Value; 2] {
         Holder::Exclusive { epoch, .. } => *epoch,
     };
     [Value::text(by.owner().as_str()), Value::Int(epoch)]
+}
+
+/// The statements that settle, with their values: one for what is done, one for everything else.
+fn batches<DB: Dialect>(
+    by: &Holder,
+    completion: Completion,
+    settlements: &[Settlement],
+    which: Which,
+) -> Vec<(String, Vec<Value>)> {
+    let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
+    let mut batches = Vec::with_capacity(2);
+    if !done.is_empty() {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&done, false));
+        batches.push((DB::settle_done(completion, by, which), values));
+    }
+    if !rest.is_empty() {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&rest, true));
+        batches.push((DB::settle_rest(by, which), values));
+    }
+    batches
 }
 
 /// A settlement as a row: status, counted, after, error. No status: the event stays what it was.
@@ -555,31 +661,37 @@ impl<DB: Database> Store for SqlStore<DB> {
         }
     }
 
-    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64> {
-        let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
-        let mut batches = Vec::with_capacity(2);
-        if !done.is_empty() {
-            let mut values = Vec::from(holder_values(by));
-            values.extend(batch_values::<DB>(&done, false));
-            batches.push((DB::settle_done(completion, by), values));
-        }
-        if !rest.is_empty() {
-            let mut values = Vec::from(holder_values(by));
-            values.extend(batch_values::<DB>(&rest, true));
-            batches.push((DB::settle_rest(by), values));
-        }
-        match &mut *batches {
-            [] => Ok(0),
+    async fn settle(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut batches = batches::<DB>(by, completion, settlements, Which::Plain);
+        let moved = match &mut *batches {
+            [] => 0,
             // A statement is a transaction.
-            [(template, values)] => self.run(template, std::mem::take(values)).await,
+            [(template, values)] => self.run(template, std::mem::take(values)).await?,
             several => {
                 let mut tries = 0;
                 loop {
                     match self.run_all(several).await.map_err(|e| self.explain(e)) {
                         Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                        done => return done,
+                        done => break done?,
                     }
                 }
+            }
+        };
+        if moved == settlements.len() as u64 {
+            return Ok(Settled { moved, wrote: false });
+        }
+        // The others are stale, or steps of joins.
+        let mut tries = 0;
+        loop {
+            match self.settle_steps(by, completion, settlements).await.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                Err(e) => return Err(e),
+                Ok(settled) => return Ok(Settled { moved: moved + settled.moved, ..settled }),
             }
         }
     }
@@ -693,7 +805,43 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn cancel(&self, id: &EventId) -> Result<bool> {
-        Ok(self.run(sql::CANCEL, vec![Value::text(id.as_str())]).await? > 0)
+        let mut tries = 0;
+        loop {
+            match self.cancel_in_one(id).await.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+        let mut tries = 0;
+        loop {
+            match self.join_in_one(act).await.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
+        self.list_joins(filter, limit).await
+    }
+
+    async fn steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>> {
+        self.list_steps(join, after, limit).await
+    }
+
+    async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let purged = self.purge_closed(&mut tx, older_than, limit).await?;
+        tx.commit().await?;
+        Ok(purged)
     }
 
     async fn stats(&self) -> Result<Stats> {

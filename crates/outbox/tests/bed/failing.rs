@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Backlog, Claim, Completion, Filter, Holder, Leadership, NodeId, Purge, Settlement, SharedStore, Stats,
-    Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId, Purge,
+    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
-use outbox::{Error, Event, EventId, Result};
+use outbox::{Error, Event, EventId, Join, JoinId, Result, Step};
 
 /// Which call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,12 @@ impl Store for Failing {
         self.inner.take(take).await
     }
 
-    async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64> {
+    async fn settle(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
         self.fail(Where::Settle)?;
         self.inner.settle(by, completion, settlements).await
     }
@@ -136,6 +141,27 @@ impl Store for Failing {
 
     async fn backlog(&self) -> Result<Backlog> {
         self.inner.backlog().await
+    }
+
+    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+        self.inner.join(act).await
+    }
+
+    async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
+        self.inner.joins(filter, limit).await
+    }
+
+    async fn steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>> {
+        self.inner.steps(join, after, limit).await
+    }
+
+    async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_joins(older_than, limit).await
     }
 
     async fn migrate(&self) -> Result<()> {

@@ -133,8 +133,8 @@ pub async fn reading_as_the_holder_writes_nothing(harness: &impl Harness) {
     assert_eq!(scene.store.count_start(&by, &written[3], claim).await.unwrap(), Some(1));
     assert_eq!(scene.store.count_start(&by, &written[3], claim).await.unwrap(), Some(2));
     let deleted = [settlement(&released[0], Verdict::Done)];
-    assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap(), 1);
-    assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap(), 0);
+    assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap().moved, 1);
+    assert_eq!(scene.store.settle(&by, Completion::Delete, &deleted).await.unwrap().moved, 0);
 }
 
 /// A holder that does not know yet that it lost the table.
@@ -163,7 +163,7 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
             taken[2..].iter().zip([again(1), dead("no"), Verdict::Done]).collect();
         let moved = scene.settle_all(by, rest).await;
         let deleted: Vec<Settlement> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-        moved + scene.store.settle(by, Completion::Delete, &deleted).await.unwrap()
+        moved + scene.store.settle(by, Completion::Delete, &deleted).await.unwrap().moved
     };
     assert_eq!(settle_old(&old).await, 0);
     let Holder::Exclusive { epoch, .. } = new else { unreachable!() };

@@ -29,6 +29,7 @@
 
 pub mod admin;
 pub mod exclusive;
+pub mod join;
 pub mod order;
 pub mod schema;
 pub mod settle;
@@ -170,6 +171,35 @@ macro_rules! conformance_tests {
                 an_unmigrated_store_says_so
                 a_newer_schema_is_refused
             }
+            join {
+                a_join_starts_with_nothing_counted
+                a_join_needs_at_least_one_step
+                joins_are_listed_by_group_and_status
+                settling_counts_every_step
+                settling_counts_where_done_events_are_deleted
+                only_the_end_of_an_event_counts
+                a_stale_holder_counts_nothing
+                a_step_that_was_settled_before_counts_when_attached
+                attaching_the_last_settled_step_closes_the_join
+                attaching_twice_is_attaching_once
+                an_event_may_be_a_step_of_several_joins
+                reports_count_once_and_attach_what_is_not_attached
+                a_report_and_a_settlement_count_once
+                what_follows_is_written_with_the_last_step
+                what_follows_keeps_its_payload_and_its_delay
+                a_wait_on_settled_steps_follows_at_once
+                a_join_is_decided_once
+                a_slow_join_is_waited_for_as_long_as_it_takes
+                nothing_follows_a_cancelled_join
+                cancelling_a_closed_join_changes_nothing
+                a_replayed_step_moves_from_failed_to_completed
+                a_replay_after_the_end_counts_but_changes_no_end
+                a_cancelled_event_fails_its_step
+                what_is_unknown_closed_or_full_is_refused
+                a_join_elsewhere_is_told_by_an_event
+                purging_spares_open_joins
+                concurrent_steps_are_counted_exactly
+            }
             together {
                 concurrent_takers_never_get_the_same_event
                 concurrent_takers_keep_the_order_of_keys
@@ -256,7 +286,7 @@ impl Scene {
     ) -> u64 {
         let settlements: Vec<Settlement> =
             verdicts.into_iter().map(|(d, verdict)| settlement(d, verdict)).collect();
-        self.store.settle(by, Completion::Keep, &settlements).await.expect("verdicts are written")
+        self.store.settle(by, Completion::Keep, &settlements).await.expect("verdicts are written").moved
     }
 
     async fn see(&self, id: &EventId) -> StoredEvent {
@@ -352,6 +382,7 @@ mod tests {
         for source in [
             include_str!("admin.rs"),
             include_str!("exclusive.rs"),
+            include_str!("join.rs"),
             include_str!("order.rs"),
             include_str!("schema.rs"),
             include_str!("settle.rs"),

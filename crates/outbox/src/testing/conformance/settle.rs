@@ -14,7 +14,7 @@ pub async fn done_is_kept_or_deleted(harness: &impl Harness) {
     scene.pass(SECOND);
     assert_eq!(scene.settle("a", &taken[0], Verdict::Done).await, 1);
     let deleted = [settlement(&taken[1], Verdict::Done)];
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap(), 1);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap().moved, 1);
 
     let kept = scene.see(&written[0]).await;
     assert_eq!(kept.status, Status::Done);
@@ -41,7 +41,7 @@ pub async fn settling_twice_moves_nothing(harness: &impl Harness) {
     }
     let deleted = [settlement(&taken[4], Verdict::Done)];
     for moved in [1, 0] {
-        let settled = scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap();
+        let settled = scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap().moved;
         assert_eq!(settled, moved);
     }
 }
@@ -173,7 +173,7 @@ pub async fn a_stale_holder_settles_nothing(harness: &impl Harness) {
         assert_eq!(scene.settle("a", &stale, verdict).await, 0);
     }
     let deleted = [settlement(&stale, Verdict::Done)];
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap(), 0);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &deleted).await.unwrap().moved, 0);
     assert_same(&before, &scene.see(&id).await);
     assert_eq!(scene.settle("b", &current, Verdict::Done).await, 1);
 }
@@ -188,7 +188,7 @@ pub async fn a_stranger_settles_nothing(harness: &impl Harness) {
         assert_eq!(scene.settle(stranger, &taken, again(0)).await, 0, "{stranger:?}");
     }
     let unknown = Settlement { id: EventId::from("nobody"), claim: 1, verdict: Verdict::Done };
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[unknown]).await.unwrap(), 0);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[unknown]).await.unwrap().moved, 0);
     assert_eq!(scene.see(&id).await.status, Status::New);
 }
 
@@ -255,19 +255,19 @@ pub async fn a_batch_may_hold_every_verdict(harness: &impl Harness) {
     for stale in settlements.iter_mut().step_by(10) {
         stale.claim += 7;
     }
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &settlements).await.unwrap(), 900);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &settlements).await.unwrap().moved, 900);
     let count = async |status| scene.count(Filter { status: Some(status), ..Filter::default() }).await;
     assert_eq!(count(Status::Done).await, 100, "every second one was stale");
     assert_eq!(count(Status::Retry).await, 200);
     assert_eq!(count(Status::Dead).await, 200);
     assert_eq!(count(Status::New).await, 500);
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &settlements).await.unwrap(), 0);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &settlements).await.unwrap().moved, 0);
     assert_eq!(scene.lease("b").await.len(), 200, "the released ones");
 }
 
 /// An empty batch is no statement.
 pub async fn settling_nothing_moves_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[]).await.unwrap(), 0);
-    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &[]).await.unwrap(), 0);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[]).await.unwrap().moved, 0);
+    assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &[]).await.unwrap().moved, 0);
 }

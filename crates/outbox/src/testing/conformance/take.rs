@@ -276,7 +276,7 @@ pub async fn a_row_that_cannot_be_decoded_does_not_stop_the_rest(harness: &impl 
         assert!(listed.event.is_err());
         let verdict = Verdict::Dead { counted: false, reason: reason.clone() };
         let buried = [crate::store::Settlement { id: id.clone(), claim: *claim, verdict }];
-        assert_eq!(store.settle(&holder("a"), Default::default(), &buried).await.unwrap(), 1);
+        assert_eq!(store.settle(&holder("a"), Default::default(), &buried).await.unwrap().moved, 1);
     }
     assert_eq!(store.stats().await.unwrap().dead, 3);
     let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
@@ -301,7 +301,7 @@ pub async fn the_databases_clock_decides_when_nobody_freezes_it(harness: &impl H
     assert_eq!(later.available_at - later.created_at, chrono::Duration::seconds(3_600));
 
     let settlements = [settlement(&taken[0], again(3_600)), settlement(&taken[1], Verdict::Done)];
-    assert_eq!(store.settle(&holder("a"), Default::default(), &settlements).await.unwrap(), 2);
+    assert_eq!(store.settle(&holder("a"), Default::default(), &settlements).await.unwrap().moved, 2);
     assert!(store.take(&leasing("b")).await.unwrap().deliveries.is_empty());
     let retried = store.find(events[0].id()).await.unwrap().unwrap();
     assert!(retried.available_at > Utc::now() + chrono::Duration::minutes(50));

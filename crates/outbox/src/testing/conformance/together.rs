@@ -40,7 +40,7 @@ pub async fn concurrent_takers_never_get_the_same_event(harness: &impl Harness) 
                 let taken = store.take(&Take { limit: 50, ..leasing(&owner) }).await.unwrap().deliveries;
                 empty = if taken.is_empty() { empty + 1 } else { 0 };
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-                let settled = store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap();
+                let settled = store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap().moved;
                 assert_eq!(settled, done.len() as u64, "nobody else settled it");
                 mine.extend(taken.into_iter().map(|d| d.event.id().clone()));
             }
@@ -75,7 +75,7 @@ pub async fn concurrent_takers_keep_the_order_of_keys(harness: &impl Harness) {
                     log.entry(key).or_default().push(delivery.event.payload().unwrap());
                 }
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-                store.settle(&holder(&owner), Completion::Delete, &done).await.unwrap();
+                store.settle(&holder(&owner), Completion::Delete, &done).await.unwrap().moved;
             }
         });
     }
@@ -165,7 +165,7 @@ pub async fn writers_takers_and_settlers_do_not_fail_each_other(harness: &impl H
                         _ => settlement(d, Verdict::Done),
                     })
                     .collect();
-                let moved = store.settle(&holder(&owner), Completion::Keep, &verdicts).await.unwrap();
+                let moved = store.settle(&holder(&owner), Completion::Keep, &verdicts).await.unwrap().moved;
                 assert_eq!(moved, verdicts.len() as u64);
             }
         });
@@ -186,7 +186,7 @@ pub async fn purging_beside_takers_does_not_fail_either(harness: &impl Harness) 
             while store.backlog().await.unwrap().pending > 0 {
                 let taken = store.take(&Take { limit: 20, ..leasing(&owner) }).await.unwrap().deliveries;
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-                store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap();
+                store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap().moved;
             }
         });
     }

@@ -1,0 +1,41 @@
+-- Joins: how many steps are expected, how many are in, and what to write when the last one is.
+CREATE TABLE IF NOT EXISTS {joins} (
+    join_id         text NOT NULL PRIMARY KEY CHECK (length(join_id) BETWEEN 1 AND 36),
+    grouping_key    text CHECK (length(grouping_key) <= 255),
+    expected_steps  integer NOT NULL CHECK (expected_steps > 0),
+    attached_steps  integer NOT NULL DEFAULT 0,
+    completed_steps integer NOT NULL DEFAULT 0 CHECK (completed_steps >= 0),
+    failed_steps    integer NOT NULL DEFAULT 0 CHECK (failed_steps >= 0),
+    -- 0 pending, 1 completed, 2 failed, 3 cancelled.
+    status          integer NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 3),
+    metadata        text,
+    -- NULL until somebody waits. 1: a failed step fails the join.
+    strict          integer,
+    -- What to write then: an event each, as JSON.
+    on_complete     text,
+    on_fail         text,
+    created_at      text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    updated_at      text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    CHECK (completed_steps + failed_steps <= attached_steps),
+    CHECK (attached_steps <= expected_steps)
+) STRICT;
+CREATE INDEX IF NOT EXISTS {events_join_group} ON {joins} (grouping_key, join_id) WHERE grouping_key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {events_join_closed} ON {joins} (updated_at) WHERE status <> 0;
+
+-- The steps of joins. `home` is empty if the join is in this database, and the name of its database if not.
+CREATE TABLE IF NOT EXISTS {members} (
+    join_id    text NOT NULL,
+    event_id   text NOT NULL,
+    home       text NOT NULL DEFAULT '',
+    -- 0 pending, 1 completed, 2 failed.
+    status     integer NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 2),
+    created_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    updated_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    PRIMARY KEY (join_id, event_id)
+) STRICT;
+CREATE INDEX IF NOT EXISTS {events_step_event} ON {members} (event_id);
+CREATE INDEX IF NOT EXISTS {events_step_away} ON {members} (updated_at) WHERE home <> '' AND status <> 0;
+
+-- Whether the event is a step of some join: then whoever settles it counts. And who settled it.
+ALTER TABLE {events} ADD COLUMN joined integer NOT NULL DEFAULT 0;
+ALTER TABLE {events} ADD COLUMN done_by text;

@@ -1,0 +1,486 @@
+//! Joins in SQL.
+//!
+//! Locks are taken in one order: the events, then the joins by id. A step is attached, counted or given up only by
+//! whoever holds its event's row (if the event is in this database) and its join's row (if the join is), so counters
+//! and steps always agree, and a step that is attached while its event is being settled is seen by one of the two.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use super::dialect::{Database, NewRow, Value};
+use super::promise::Promise;
+use super::store::SqlStore;
+use crate::error::{Error, Result};
+use crate::event::{Event, EventId};
+use crate::join::{Change, Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, Report, Step};
+use crate::store::{Acted, JoinAct, JoinFilter};
+
+const JOIN: &str = "join_id, grouping_key, {int expected_steps}, {int attached_steps}, {int completed_steps}, \
+    {int failed_steps}, {int status}, metadata, {int strict}, created_at, updated_at, on_complete, on_fail";
+
+const START: &str = "INSERT INTO {joins} (join_id, grouping_key, expected_steps, metadata, created_at, updated_at) \
+    VALUES ($1, $2, $3, $4, {now}, {now})";
+
+const DECIDE: &str =
+    "UPDATE {joins} SET strict = $2, on_complete = $3, on_fail = $4, updated_at = {now} WHERE join_id = $1";
+
+/// Locks the events that are to be steps.
+const STEPS: &str = "SELECT event_id, {int status} FROM {listed events event_id texts $1} \
+    {where listed events event_id texts $1} ORDER BY event_id {lock listed}";
+const MARK: &str =
+    "UPDATE {listed events event_id texts $1} SET joined = 1 {where listed events event_id texts $1}";
+const MARK_ONE: &str = "UPDATE {events} SET joined = 1 WHERE event_id = $1";
+
+/// Which of these events are steps of a join already. Locked, to see what is committed, whatever the isolation.
+const ATTACHED: &str =
+    "SELECT event_id, {int status} FROM {members} WHERE join_id = $1 AND event_id {in texts $2} {lock}";
+
+/// Steps inherit what has become of their events.
+const ATTACH: &str = "INSERT INTO {members} (join_id, event_id, home, status, created_at, updated_at) \
+    SELECT $1, event_id, $2, CASE status WHEN 1 THEN 1 WHEN 3 THEN 2 ELSE 0 END, {now}, {now} \
+    FROM {listed events event_id texts $3} {where listed events event_id texts $3}";
+const ATTACH_ONE: &str = "INSERT INTO {members} (join_id, event_id, status, created_at, updated_at) \
+    VALUES ($1, $2, $3, {now}, {now})";
+
+/// The steps that these events are.
+const MEMBERS: &str = "SELECT join_id, event_id, {int status}, home FROM {listed members event_id texts $1} \
+    {where listed members event_id texts $1} {lock listed}";
+const COMPLETE: &str = "UPDATE {listed members event_id texts $1} SET status = 1, updated_at = {now} \
+    {where listed members event_id texts $1} AND status <> 1";
+const FAIL: &str = "UPDATE {listed members event_id texts $1} SET status = 2, updated_at = {now} \
+    {where listed members event_id texts $1} AND status = 0";
+const REPORT: &str =
+    "UPDATE {members} SET status = $3, updated_at = {now} WHERE join_id = $1 AND event_id = $2";
+
+const CLOSED: &str = "SELECT join_id FROM {joins} WHERE status <> 0 AND updated_at < {earlier $1} \
+    ORDER BY updated_at LIMIT ";
+const PURGE_STEPS: &str =
+    "DELETE {from listed members join_id texts $1} {where listed members join_id texts $1}";
+const PURGE: &str = "DELETE {from listed joins join_id texts $1} {where listed joins join_id texts $1}";
+/// Steps of joins in other databases that were settled long ago.
+const AWAY: &str = "SELECT event_id FROM {members} WHERE home <> '' AND status <> 0 AND updated_at < {earlier $1} \
+    ORDER BY updated_at LIMIT ";
+const PURGE_AWAY: &str = "DELETE {from listed members event_id texts $1} {where listed members event_id texts $1} \
+    AND home <> '' AND status <> 0";
+
+/// A join, and what was decided to follow it.
+struct Row {
+    join: Join,
+    strict: Option<bool>,
+    on_complete: Option<String>,
+    on_fail: Option<String>,
+}
+
+impl Row {
+    /// Closes the join if it is time to. Returns what follows.
+    fn close(&mut self) -> Result<Option<Event>> {
+        let Some(status) = self.join.closing(self.strict) else { return Ok(None) };
+        self.join.status = status;
+        let follows = match status {
+            JoinStatus::Failed => &self.on_fail,
+            _ => &self.on_complete,
+        };
+        follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose()
+    }
+
+    /// Whether the same was decided before.
+    fn has(&self, decision: &Decision) -> Result<bool> {
+        let like = |text: &Option<String>, event: &Option<Event>| -> Result<bool> {
+            Ok(match (text, event) {
+                (None, None) => true,
+                (Some(text), Some(event)) => Promise::parse(text)?.is_like(&Promise::of(event)),
+                _ => false,
+            })
+        };
+        Ok(self.strict == Some(decision.strict)
+            && like(&self.on_complete, &decision.on_complete)?
+            && like(&self.on_fail, &decision.on_fail)?)
+    }
+}
+
+impl<DB: Database> SqlStore<DB> {
+    /// Does something to a join in the transaction of this connection.
+    pub(crate) async fn join_on(&self, conn: &mut DB::Connection, act: &JoinAct) -> Result<Acted> {
+        let acted = match act {
+            JoinAct::Start { id, join } => self.start(conn, id, join).await,
+            JoinAct::Attach { join, home, steps } if home.is_empty() => self.attach(conn, join, steps).await,
+            JoinAct::Attach { join, home, steps } => self.attach_away(conn, join, home, steps).await,
+            JoinAct::Report { join, step, became } => self.report(conn, join, step, *became).await,
+            JoinAct::Wait { join, decision } => self.decide(conn, join, decision).await,
+            JoinAct::Cancel { join } => self.give_up(conn, join).await,
+        };
+        acted.map_err(|e| self.explain(e))
+    }
+
+    async fn start(&self, conn: &mut DB::Connection, id: &JoinId, join: &NewJoin) -> Result<Acted> {
+        join.check()?;
+        let values = vec![
+            Value::text(id.as_str()),
+            Value::Text(join.grouping_key.clone()),
+            Value::Int(join.expected.into()),
+            Value::Text(join.metadata.clone()),
+        ];
+        DB::run(conn, self.render(START), values).await?;
+        let row = self.lock_join(conn, id).await?;
+        Ok(Acted { join: Some(row.join), wrote: false })
+    }
+
+    async fn attach(&self, conn: &mut DB::Connection, id: &JoinId, steps: &[EventId]) -> Result<Acted> {
+        let settled = self.lock_steps(conn, steps).await?;
+        let mut row = self.lock_join(conn, id).await?;
+        let new = self.not_attached(conn, id, &settled).await?;
+        if new.is_empty() {
+            return Ok(Acted { join: Some(row.join), wrote: false });
+        }
+        room(&row.join, new.len())?;
+        let values = vec![Value::text(id.as_str()), Value::text(""), Value::texts(new.iter().copied())];
+        DB::run(conn, self.render(ATTACH), values).await?;
+        row.join.attached += new.len() as u32;
+        for became in new.iter().filter_map(|step| settled[*step]) {
+            row.join.count(Change::of(None, became).unwrap_or_default());
+        }
+        self.write_joins(conn, vec![row]).await
+    }
+
+    /// Attaches to a join that is in another database: it is told what becomes of the steps by events.
+    async fn attach_away(
+        &self,
+        conn: &mut DB::Connection,
+        id: &JoinId,
+        home: &str,
+        steps: &[EventId],
+    ) -> Result<Acted> {
+        let settled = self.lock_steps(conn, steps).await?;
+        let new = self.not_attached(conn, id, &settled).await?;
+        if new.is_empty() {
+            return Ok(Acted::default());
+        }
+        let values = vec![Value::text(id.as_str()), Value::text(home), Value::texts(new.iter().copied())];
+        DB::run(conn, self.render(ATTACH), values).await?;
+        let reports = new.iter().filter_map(|step| {
+            let report = |became| report_of(home, id.as_str(), step, became);
+            settled[*step].map(report)
+        });
+        let reports = reports.collect::<Result<Vec<_>>>()?;
+        Ok(Acted { join: None, wrote: self.insert_all(conn, reports).await? })
+    }
+
+    async fn report(
+        &self,
+        conn: &mut DB::Connection,
+        id: &JoinId,
+        step: &EventId,
+        became: Step,
+    ) -> Result<Acted> {
+        // Locks the event, if it is here.
+        DB::run(conn, self.render(MARK_ONE), vec![Value::text(step.as_str())]).await?;
+        let mut row = self.lock_join(conn, id).await?;
+        let key = vec![Value::text(id.as_str()), Value::texts([step.as_str()])];
+        let before = DB::fetch(conn, self.render(ATTACHED), key).await?;
+        let values = vec![Value::text(id.as_str()), Value::text(step.as_str()), Value::Int(became.code())];
+        let change = match before.first() {
+            Some(member) => {
+                let before = Step::from_code(DB::int(member, 1)?.unwrap_or_default());
+                let change = Change::of(before, became);
+                if change.is_some() {
+                    DB::run(conn, self.render(REPORT), values).await?;
+                }
+                change
+            }
+            None => {
+                room(&row.join, 1)?;
+                DB::run(conn, self.render(ATTACH_ONE), values).await?;
+                row.join.attached += 1;
+                Change::of(None, became)
+            }
+        };
+        let Some(change) = change else { return Ok(Acted { join: Some(row.join), wrote: false }) };
+        row.join.count(change);
+        self.write_joins(conn, vec![row]).await
+    }
+
+    async fn decide(&self, conn: &mut DB::Connection, id: &JoinId, decision: &Decision) -> Result<Acted> {
+        let mut row = self.lock_join(conn, id).await?;
+        if row.has(decision)? {
+            return Ok(Acted { join: Some(row.join), wrote: false });
+        }
+        if row.join.status != JoinStatus::Pending {
+            return Err(JoinError::Closed { id: id.clone(), status: row.join.status }.into());
+        }
+        if row.strict.is_some() {
+            return Err(JoinError::Decided { id: id.clone() }.into());
+        }
+        row.strict = Some(decision.strict);
+        row.join.awaited = true;
+        row.on_complete = decision.on_complete.as_ref().map(Promise::text).transpose()?;
+        row.on_fail = decision.on_fail.as_ref().map(Promise::text).transpose()?;
+        let values = vec![
+            Value::text(id.as_str()),
+            Value::Int(decision.strict.into()),
+            Value::Text(row.on_complete.clone()),
+            Value::Text(row.on_fail.clone()),
+        ];
+        DB::run(conn, self.render(DECIDE), values).await?;
+        if row.join.is_complete() {
+            return self.write_joins(conn, vec![row]).await;
+        }
+        Ok(Acted { join: Some(row.join), wrote: false })
+    }
+
+    async fn give_up(&self, conn: &mut DB::Connection, id: &JoinId) -> Result<Acted> {
+        let mut row = self.lock_join(conn, id).await?;
+        if row.join.status != JoinStatus::Pending {
+            return Ok(Acted { join: Some(row.join), wrote: false });
+        }
+        row.join.status = JoinStatus::Cancelled;
+        self.write_joins(conn, vec![row]).await
+    }
+
+    /// Counts what became of events, whose rows this transaction holds. Returns whether something was written.
+    pub(super) async fn count_steps(
+        &self,
+        conn: &mut DB::Connection,
+        became: &HashMap<&str, Step>,
+    ) -> Result<bool> {
+        let ids = |step: Step| {
+            let sorted: BTreeSet<&str> =
+                became.iter().filter(|(_, became)| **became == step).map(|(id, _)| *id).collect();
+            Value::texts(sorted)
+        };
+        let all: BTreeSet<&str> = became.keys().copied().collect();
+        let members = DB::fetch(conn, self.render(MEMBERS), vec![Value::texts(all)]).await?;
+        let mut changes: BTreeMap<String, Vec<Change>> = BTreeMap::new();
+        let mut reports = Vec::new();
+        for member in &members {
+            let (Some(join), Some(step)) = (DB::text(member, 0)?, DB::text(member, 1)?) else { continue };
+            let Some(now) = became.get(step.as_str()).copied() else { continue };
+            let before = Step::from_code(DB::int(member, 2)?.unwrap_or_default());
+            let Some(change) = Change::of(before, now) else { continue };
+            match DB::text(member, 3)?.filter(|home| !home.is_empty()) {
+                None => changes.entry(join).or_default().push(change),
+                Some(home) => reports.push(report_of(&home, &join, &step, now)?),
+            }
+        }
+        if changes.is_empty() && reports.is_empty() {
+            return Ok(false);
+        }
+        DB::run(conn, self.render(COMPLETE), vec![ids(Step::Completed)]).await?;
+        DB::run(conn, self.render(FAIL), vec![ids(Step::Failed)]).await?;
+        let mut rows = Vec::with_capacity(changes.len());
+        if !changes.is_empty() {
+            for mut row in self.lock_joins(conn, changes.keys().map(String::as_str)).await? {
+                for change in changes.get(row.join.id.as_str()).into_iter().flatten() {
+                    row.join.count(*change);
+                }
+                rows.push(row);
+            }
+        }
+        let wrote = self.insert_all(conn, reports).await?;
+        Ok(self.write_joins(conn, rows).await?.wrote | wrote)
+    }
+
+    /// Writes counters, and closes what is to be closed.
+    async fn write_joins(&self, conn: &mut DB::Connection, mut rows: Vec<Row>) -> Result<Acted> {
+        let mut follow_ups = Vec::new();
+        for row in &mut rows {
+            follow_ups.extend(row.close()?);
+        }
+        let numbers = |number: fn(&Join) -> i64| Value::ints(rows.iter().map(|row| number(&row.join)));
+        let values = if DB::ARRAYS {
+            vec![
+                Value::texts(rows.iter().map(|row| row.join.id.as_str())),
+                numbers(|join| join.attached.into()),
+                numbers(|join| join.completed.into()),
+                numbers(|join| join.failed.into()),
+                numbers(|join| join.status as i64),
+            ]
+        } else {
+            let batch: Vec<_> = rows
+                .iter()
+                .map(|Row { join, .. }| {
+                    (join.id.as_str(), join.attached, join.completed, join.failed, join.status as i64)
+                })
+                .collect();
+            vec![Value::Text(serde_json::to_string(&batch).ok())]
+        };
+        if !rows.is_empty() {
+            DB::run(conn, self.render(DB::count_joins()), values).await?;
+        }
+        let wrote = self.insert_all(conn, follow_ups).await?;
+        Ok(Acted { join: rows.pop().map(|row| row.join), wrote })
+    }
+
+    /// Writes events that nobody has a place for. Returns whether there were any.
+    async fn insert_all(&self, conn: &mut DB::Connection, events: Vec<Event>) -> Result<bool> {
+        let rows: Vec<NewRow> = events.into_iter().map(|event| NewRow { event, leased: false }).collect();
+        if !rows.is_empty() {
+            self.write(conn, &rows, None).await?;
+        }
+        Ok(!rows.is_empty())
+    }
+
+    /// Locks events and marks them as steps. Returns what became of each.
+    async fn lock_steps(
+        &self,
+        conn: &mut DB::Connection,
+        steps: &[EventId],
+    ) -> Result<BTreeMap<String, Option<Step>>> {
+        let asked: BTreeSet<&str> = steps.iter().map(EventId::as_str).collect();
+        let list = Value::texts(asked.iter().copied());
+        let mut settled = BTreeMap::new();
+        for row in DB::fetch(conn, self.render(STEPS), vec![list.clone()]).await? {
+            let became = match DB::int(&row, 1)? {
+                Some(1) => Some(Step::Completed),
+                Some(3) => Some(Step::Failed),
+                _ => None,
+            };
+            settled.extend(DB::text(&row, 0)?.map(|id| (id, became)));
+        }
+        if let Some(unknown) = asked.iter().find(|id| !settled.contains_key(**id)) {
+            return Err(JoinError::UnknownStep { id: EventId::from(*unknown) }.into());
+        }
+        DB::run(conn, self.render(MARK), vec![list]).await?;
+        Ok(settled)
+    }
+
+    /// Which of these are not steps of the join yet.
+    async fn not_attached<'a>(
+        &self,
+        conn: &mut DB::Connection,
+        id: &JoinId,
+        steps: &'a BTreeMap<String, Option<Step>>,
+    ) -> Result<Vec<&'a str>> {
+        let values = vec![Value::text(id.as_str()), Value::texts(steps.keys().map(String::as_str))];
+        let rows = DB::fetch(conn, self.render(ATTACHED), values).await?;
+        let attached = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<HashSet<_>, _>>()?;
+        let is_new = |step: &&'a String| !attached.contains(&Some((*step).clone()));
+        Ok(steps.keys().filter(is_new).map(String::as_str).collect())
+    }
+
+    async fn lock_join(&self, conn: &mut DB::Connection, id: &JoinId) -> Result<Row> {
+        let row = self.lock_joins(conn, [id.as_str()]).await?.pop();
+        row.ok_or_else(|| JoinError::Unknown { id: id.clone() }.into())
+    }
+
+    /// Locks joins, in the order of their ids.
+    async fn lock_joins<'a>(
+        &self,
+        conn: &mut DB::Connection,
+        ids: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<Row>> {
+        let text = format!(
+            "SELECT {JOIN} FROM {{listed joins join_id texts $1}} {{where listed joins join_id texts $1}} \
+             ORDER BY join_id {{lock listed}}"
+        );
+        let rows = DB::fetch(conn, self.render(&text), vec![Value::texts(ids)]).await?;
+        rows.iter().map(|row| self.join_row(row)).collect()
+    }
+
+    fn join_row(&self, row: &DB::Row) -> Result<Row> {
+        let number = |column| -> Result<u32> {
+            let number = DB::int(row, column)?.unwrap_or_default();
+            u32::try_from(number).map_err(|_| Error::Store(format!("a join counts {number} steps")))
+        };
+        let id = JoinId::from(DB::text(row, 0)?.unwrap_or_default());
+        let code = DB::int(row, 6)?.unwrap_or_default();
+        let status = JoinStatus::from_code(code)
+            .ok_or_else(|| Error::Store(format!("join {id} has the unknown status {code}")))?;
+        let strict = DB::int(row, 8)?.map(|strict| strict != 0);
+        Ok(Row {
+            join: Join {
+                id,
+                grouping_key: DB::text(row, 1)?,
+                expected: number(2)?,
+                attached: number(3)?,
+                completed: number(4)?,
+                failed: number(5)?,
+                status,
+                metadata: DB::text(row, 7)?,
+                awaited: strict.is_some(),
+                created_at: DB::time(row, 9)?.unwrap_or_default(),
+                updated_at: DB::time(row, 10)?.unwrap_or_default(),
+            },
+            strict,
+            on_complete: DB::text(row, 11)?,
+            on_fail: DB::text(row, 12)?,
+        })
+    }
+
+    pub(super) async fn list_joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
+        let mut text = format!("SELECT {JOIN} FROM {{joins}} WHERE 1 = 1");
+        let mut values = Vec::new();
+        let mut add = |condition: &str, value: Value| {
+            values.push(value);
+            text.push_str(&format!(" AND {condition} ${}", values.len()));
+        };
+        if let Some(id) = &filter.id {
+            add("join_id =", Value::text(id.as_str()));
+        }
+        if let Some(status) = filter.status {
+            add("status =", Value::Int(status as i64));
+        }
+        if let Some(key) = &filter.grouping_key {
+            add("grouping_key =", Value::text(key));
+        }
+        if let Some(after) = &filter.after {
+            add("join_id >", Value::text(after.as_str()));
+        }
+        text.push_str(&format!(" ORDER BY join_id LIMIT {limit}"));
+        let rows = self.fetch(&text, values).await?;
+        rows.iter().map(|row| Ok(self.join_row(row)?.join)).collect()
+    }
+
+    pub(super) async fn list_steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>> {
+        let text = format!(
+            "SELECT event_id, {{int status}} FROM {{members}} WHERE join_id = $1 AND event_id > $2 \
+             ORDER BY event_id LIMIT {limit}"
+        );
+        let after = after.map_or("", EventId::as_str);
+        let rows = self.fetch(&text, vec![Value::text(join.as_str()), Value::text(after)]).await?;
+        let step = |row: &DB::Row| -> Result<_> {
+            let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
+            Ok((id, Step::from_code(DB::int(row, 1)?.unwrap_or_default())))
+        };
+        rows.iter().map(step).collect()
+    }
+
+    /// Deletes one batch of joins that were closed long ago, with their steps.
+    pub(super) async fn purge_closed(
+        &self,
+        conn: &mut DB::Connection,
+        older_than: Duration,
+        limit: usize,
+    ) -> Result<u64> {
+        let mut purged = 0;
+        for (select, deletes) in [(CLOSED, &[PURGE_STEPS, PURGE][..]), (AWAY, &[PURGE_AWAY])] {
+            let text = format!("{select}{limit} {{skip locked}}");
+            let rows = DB::fetch(conn, self.render(&text), vec![Value::micros(older_than)]).await?;
+            let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
+            for delete in deletes.iter().filter(|_| !ids.is_empty()) {
+                purged =
+                    DB::run(conn, self.render(delete), vec![Value::Texts(ids.clone())]).await?.max(purged);
+            }
+        }
+        Ok(purged)
+    }
+}
+
+/// Whether a join takes this many more steps.
+fn room(join: &Join, steps: usize) -> Result<(), JoinError> {
+    if join.status != JoinStatus::Pending {
+        return Err(JoinError::Closed { id: join.id.clone(), status: join.status });
+    }
+    if steps as u64 + u64::from(join.attached) > u64::from(join.expected) {
+        return Err(JoinError::Full { id: join.id.clone(), expected: join.expected });
+    }
+    Ok(())
+}
+
+fn report_of(home: &str, join: &str, step: &str, became: Step) -> Result<Event> {
+    Report { home: home.to_owned(), join: join.to_owned(), step: step.to_owned(), became }.event()
+}

@@ -1,0 +1,599 @@
+//! Joins: every step counts once, in the transaction that settles it, and what follows is written exactly once.
+
+use std::time::Duration;
+
+use super::{Harness, LEASE, SECOND, Scene, again, dead, event, holder, leasing, settlement};
+use crate::error::Error;
+use crate::event::EventId;
+use crate::join::{Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, Step};
+use crate::sql::Clock;
+use crate::store::{
+    Acted, Completion, Delivery, Filter, JoinAct, JoinFilter, Purge, Purgeable, Settled, Status, Take,
+    Verdict,
+};
+
+impl Scene {
+    async fn act(&self, act: JoinAct) -> Acted {
+        self.store.join(&act).await.expect("the join does it")
+    }
+
+    async fn refused(&self, act: JoinAct) -> JoinError {
+        match self.store.join(&act).await {
+            Err(Error::Join(error)) => error,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    async fn start_join(&self, steps: u32) -> JoinId {
+        let id = JoinId::generate();
+        self.act(JoinAct::Start { id: id.clone(), join: NewJoin::of(steps) }).await;
+        id
+    }
+
+    async fn attach(&self, join: &JoinId, steps: &[EventId]) -> Acted {
+        self.act(attach(join, steps)).await
+    }
+
+    async fn report(&self, join: &JoinId, step: &EventId, became: Step) -> Acted {
+        self.act(report(join, step, became)).await
+    }
+
+    /// What follows: `then` or `sorry`.
+    async fn wait(&self, join: &JoinId, strict: bool) -> Acted {
+        self.act(JoinAct::Wait { join: join.clone(), decision: decision(strict) }).await
+    }
+
+    async fn join(&self, id: &JoinId) -> Join {
+        let filter = JoinFilter { id: Some(id.clone()), ..JoinFilter::default() };
+        self.store.joins(&filter, 2).await.expect("joins are listed").pop().expect("the join is there")
+    }
+
+    /// Attached, completed, failed.
+    async fn counters(&self, id: &JoinId) -> (u32, u32, u32) {
+        let join = self.join(id).await;
+        (join.attached, join.completed, join.failed)
+    }
+
+    /// How many of `then` and of `sorry` were written.
+    async fn followed(&self) -> (u64, u64) {
+        let of = |event_type: &str| Filter { event_type: Some(event_type.to_owned()), ..Filter::default() };
+        (self.count(of("then")).await, self.count(of("sorry")).await)
+    }
+
+    /// Events, as steps of a join of their own, and leased.
+    async fn steps(&self, count: usize) -> (JoinId, Vec<Delivery>) {
+        let written = self.write((0..count).map(|_| event("step"))).await;
+        let join = self.start_join(count as u32).await;
+        self.attach(&join, &written).await;
+        (join, self.lease("a").await)
+    }
+}
+
+fn attach(join: &JoinId, steps: &[EventId]) -> JoinAct {
+    JoinAct::Attach { join: join.clone(), home: String::new(), steps: steps.to_vec() }
+}
+
+fn report(join: &JoinId, step: &EventId, became: Step) -> JoinAct {
+    JoinAct::Report { join: join.clone(), step: step.clone(), became }
+}
+
+fn decision(strict: bool) -> Decision {
+    let promised = |event_type: &str| Some(event(event_type).build().expect("a valid event"));
+    Decision { strict, on_complete: promised("then"), on_fail: promised("sorry") }
+}
+
+fn unknown() -> JoinId {
+    JoinId::from("no-such-join")
+}
+
+/// With its own id, and nothing counted.
+pub async fn a_join_starts_with_nothing_counted(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let new = NewJoin::of(3).group("customer-42").metadata(r#"{"phase": "extract"}"#);
+    let ids = [JoinId::generate(), JoinId::generate()];
+    for id in &ids {
+        let started = scene.act(JoinAct::Start { id: id.clone(), join: new.clone() }).await;
+        assert_eq!(started.join, Some(scene.join(id).await));
+    }
+    let join = scene.join(&ids[0]).await;
+    assert_eq!((join.expected, join.attached, join.completed, join.failed), (3, 0, 0, 0));
+    assert_eq!((join.status, join.awaited), (JoinStatus::Pending, false));
+    assert_eq!(join.grouping_key.as_deref(), Some("customer-42"));
+    assert_eq!(join.metadata.as_deref(), Some(r#"{"phase": "extract"}"#));
+    assert_eq!((join.created_at, join.updated_at), (scene.now(), scene.now()));
+}
+
+/// A number that cannot be reached, or counted.
+pub async fn a_join_needs_at_least_one_step(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for steps in [0, u32::MAX] {
+        let start = JoinAct::Start { id: JoinId::generate(), join: NewJoin::of(steps) };
+        assert_eq!(scene.refused(start).await, JoinError::Steps { steps: steps.into() });
+    }
+}
+
+/// By group, by status, page by page.
+pub async fn joins_are_listed_by_group_and_status(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for (group, count) in [("a", 3), ("b", 2)] {
+        for _ in 0..count {
+            let id = JoinId::generate();
+            scene.act(JoinAct::Start { id, join: NewJoin::of(1).group(group) }).await;
+        }
+    }
+    let list = async |filter: JoinFilter, limit| scene.store.joins(&filter, limit).await.unwrap();
+    let group = |key: &str| JoinFilter { grouping_key: Some(key.to_owned()), ..JoinFilter::default() };
+    assert_eq!(list(group("a"), 9).await.len(), 3);
+    assert_eq!(list(group("A"), 9).await.len(), 0);
+    let first = list(JoinFilter::default(), 2).await;
+    let rest = list(JoinFilter { after: Some(first[1].id.clone()), ..JoinFilter::default() }, 9).await;
+    assert_eq!((first.len(), rest.len()), (2, 3));
+    scene.act(JoinAct::Cancel { join: first[0].id.clone() }).await;
+    let cancelled = JoinFilter { status: Some(JoinStatus::Cancelled), ..JoinFilter::default() };
+    assert_eq!(list(cancelled, 9).await.len(), 1);
+}
+
+/// Several in one call add up.
+pub async fn settling_counts_every_step(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(5).await;
+    assert_eq!(scene.counters(&join).await, (5, 0, 0));
+    let verdicts = [Verdict::Done, Verdict::Done, dead("no"), Verdict::Done];
+    assert_eq!(scene.settle_all(&holder("a"), taken.iter().zip(verdicts)).await, 4);
+    assert_eq!(scene.counters(&join).await, (5, 3, 1));
+    assert_eq!(scene.settle("a", &taken[4], dead("no")).await, 1);
+    assert_eq!(scene.counters(&join).await, (5, 3, 2));
+    let steps = scene.store.steps(&join, None, 9).await.unwrap();
+    for (delivery, expected) in taken.iter().zip([true, true, false, true, false]) {
+        let became = if expected { Step::Completed } else { Step::Failed };
+        assert!(steps.contains(&(delivery.event.id().clone(), Some(became))), "{steps:?}");
+    }
+}
+
+/// Also where the row is gone after that.
+pub async fn settling_counts_where_done_events_are_deleted(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(2).await;
+    let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
+    let settled = scene.store.settle(&holder("a"), Completion::Delete, &done).await.unwrap();
+    assert_eq!(settled, Settled { moved: 2, wrote: false });
+    assert_eq!(scene.counters(&join).await, (2, 2, 0));
+    assert!(scene.all().await.is_empty());
+}
+
+/// A retry, a deferral and a release count nothing.
+pub async fn only_the_end_of_an_event_counts(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(3).await;
+    let later = Verdict::Again { after: SECOND, counted: false, error: None };
+    let verdicts = [again(1), later, Verdict::Released];
+    assert_eq!(scene.settle_all(&holder("a"), taken.iter().zip(verdicts)).await, 3);
+    assert_eq!(scene.counters(&join).await, (3, 0, 0));
+    scene.pass(2 * SECOND);
+    let again = scene.lease("b").await;
+    assert_eq!(again.len(), 3);
+    scene.settle_all(&holder("b"), again.iter().map(|d| (d, Verdict::Done))).await;
+    assert_eq!(scene.counters(&join).await, (3, 3, 0));
+}
+
+/// A stale ack completes nothing.
+pub async fn a_stale_holder_counts_nothing(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, old) = scene.steps(1).await;
+    scene.pass(LEASE + SECOND);
+    let new = scene.lease("b").await;
+    assert_eq!(new.len(), 1);
+    for verdict in [Verdict::Done, dead("late")] {
+        assert_eq!(scene.settle("a", &old[0], verdict).await, 0);
+    }
+    assert_eq!(scene.settle("stranger", &new[0], Verdict::Done).await, 0);
+    assert_eq!(scene.counters(&join).await, (1, 0, 0));
+    assert_eq!(scene.settle("b", &new[0], Verdict::Done).await, 1);
+    assert_eq!(scene.settle("b", &new[0], Verdict::Done).await, 0);
+    assert_eq!(scene.counters(&join).await, (1, 1, 0));
+}
+
+/// Whatever it became, and at once.
+pub async fn a_step_that_was_settled_before_counts_when_attached(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let buried = scene.bury(event("step")).await;
+    let done = scene.write_one(event("step")).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    let pending = scene.write_one(event("step")).await;
+
+    let join = scene.start_join(3).await;
+    scene.wait(&join, true).await;
+    scene.attach(&join, &[done, buried]).await;
+    assert_eq!(scene.counters(&join).await, (2, 1, 1));
+    scene.attach(&join, std::slice::from_ref(&pending)).await;
+    assert_eq!(scene.counters(&join).await, (3, 1, 1));
+    assert_eq!(scene.followed().await, (0, 0));
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(scene.followed().await, (0, 1));
+}
+
+/// The last one may be.
+pub async fn attaching_the_last_settled_step_closes_the_join(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let done = scene.write_one(event("step")).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    let join = scene.start_join(1).await;
+    scene.wait(&join, true).await;
+    let acted = scene.attach(&join, &[done]).await;
+    assert!(acted.wrote);
+    assert_eq!(acted.join.unwrap().status, JoinStatus::Completed);
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// In one call, and in another.
+pub async fn attaching_twice_is_attaching_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let step = scene.write_one(event("step")).await;
+    let join = scene.start_join(2).await;
+    for _ in 0..3 {
+        scene.attach(&join, &[step.clone(), step.clone()]).await;
+        assert_eq!(scene.counters(&join).await, (1, 0, 0));
+    }
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.attach(&join, &[step]).await;
+    assert_eq!(scene.counters(&join).await, (1, 1, 0));
+}
+
+/// Each counts it.
+pub async fn an_event_may_be_a_step_of_several_joins(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let steps = scene.write([event("shared"), event("other")]).await;
+    let (both, one) = (scene.start_join(2).await, scene.start_join(1).await);
+    scene.attach(&both, &steps).await;
+    scene.attach(&one, &steps[..1]).await;
+    for join in [&both, &one] {
+        scene.wait(join, true).await;
+    }
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(scene.counters(&both).await, (2, 1, 0));
+    assert_eq!(scene.join(&one).await.status, JoinStatus::Completed);
+    assert_eq!(scene.followed().await, (1, 0));
+    scene.settle("a", &taken[1], Verdict::Done).await;
+    assert_eq!(scene.followed().await, (2, 0));
+}
+
+/// For steps that no relay settles.
+pub async fn reports_count_once_and_attach_what_is_not_attached(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let join = scene.start_join(3).await;
+    let [a, b] = ["step-a", "step-b"].map(EventId::from);
+    for _ in 0..2 {
+        scene.report(&join, &a, Step::Completed).await;
+        assert_eq!(scene.counters(&join).await, (1, 1, 0));
+    }
+    for _ in 0..2 {
+        scene.report(&join, &b, Step::Failed).await;
+        assert_eq!(scene.counters(&join).await, (2, 1, 1));
+    }
+    // What is completed stays so; what had failed may be completed.
+    scene.report(&join, &a, Step::Failed).await;
+    assert_eq!(scene.counters(&join).await, (2, 1, 1));
+    scene.report(&join, &b, Step::Completed).await;
+    assert_eq!(scene.counters(&join).await, (2, 2, 0));
+}
+
+/// By hand and by settling: once in all.
+pub async fn a_report_and_a_settlement_count_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(2).await;
+    scene.report(&join, taken[0].event.id(), Step::Completed).await;
+    scene.settle_all(&holder("a"), taken.iter().map(|d| (d, Verdict::Done))).await;
+    scene.report(&join, taken[1].event.id(), Step::Completed).await;
+    assert_eq!(scene.counters(&join).await, (2, 2, 0));
+}
+
+/// Success, failure, and failure allowed; written once.
+pub async fn what_follows_is_written_with_the_last_step(harness: &impl Harness) {
+    for (strict, verdict, followed, status) in [
+        (true, Verdict::Done, (1, 0), JoinStatus::Completed),
+        (true, dead("no"), (0, 1), JoinStatus::Failed),
+        (false, dead("no"), (1, 0), JoinStatus::Completed),
+    ] {
+        let scene = Scene::open(harness).await;
+        let before = scene.followed().await;
+        let (join, taken) = scene.steps(2).await;
+        assert!(!scene.wait(&join, strict).await.wrote);
+        let since = async || {
+            let (then, sorry) = scene.followed().await;
+            (then - before.0, sorry - before.1)
+        };
+        scene.settle("a", &taken[0], Verdict::Done).await;
+        assert_eq!(since().await, (0, 0));
+        let last = [settlement(&taken[1], verdict)];
+        let settled = scene.store.settle(&holder("a"), Completion::Keep, &last).await.unwrap();
+        assert_eq!(settled, Settled { moved: 1, wrote: true });
+        assert_eq!(since().await, followed);
+        assert_eq!(scene.join(&join).await.status, status);
+        scene.store.settle(&holder("a"), Completion::Keep, &last).await.unwrap();
+        assert_eq!(since().await, followed);
+        for due in scene.lease("b").await {
+            scene.settle("b", &due, Verdict::Done).await;
+        }
+    }
+}
+
+/// As they were promised.
+pub async fn what_follows_keeps_its_payload_and_its_delay(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(1).await;
+    let follows = crate::event::Event::new("then")
+        .bytes("application/x-thing", [0, 1, 255])
+        .header("h", "v")
+        .deliver_after(Duration::from_secs(60))
+        .build()
+        .unwrap();
+    let decision = Decision { strict: true, on_complete: Some(follows.clone()), on_fail: None };
+    scene.act(JoinAct::Wait { join, decision }).await;
+    scene.pass(10 * SECOND);
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    let stored = scene.see(follows.id()).await;
+    assert_eq!(stored.status, Status::New);
+    assert_eq!(stored.available_at, scene.now() + Duration::from_secs(60));
+    let event = stored.event.unwrap();
+    assert_eq!((event.raw_payload(), event.headers()), (follows.raw_payload(), follows.headers()));
+}
+
+/// However late.
+pub async fn a_wait_on_settled_steps_follows_at_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(2).await;
+    scene.settle_all(&holder("a"), taken.iter().map(|d| (d, Verdict::Done))).await;
+    let waiting = scene.join(&join).await;
+    assert_eq!((waiting.status, waiting.is_complete()), (JoinStatus::Pending, true));
+    assert!(scene.wait(&join, true).await.wrote);
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// The same is the same; something else is refused.
+pub async fn a_join_is_decided_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(1).await;
+    scene.wait(&join, true).await;
+    assert!(!scene.wait(&join, true).await.wrote);
+    let other = JoinAct::Wait { join: join.clone(), decision: decision(false) };
+    assert_eq!(scene.refused(other.clone()).await, JoinError::Decided { id: join.clone() });
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert!(!scene.wait(&join, true).await.wrote);
+    let closed = JoinError::Closed { id: join.clone(), status: JoinStatus::Completed };
+    assert_eq!(scene.refused(other).await, closed);
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// A wait is no event, so nothing can wear it out.
+pub async fn a_slow_join_is_waited_for_as_long_as_it_takes(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, _) = scene.steps(1).await;
+    scene.wait(&join, true).await;
+    for day in 1..=20 {
+        scene.pass(Duration::from_secs(86_400));
+        let taken = scene.lease("a").await;
+        assert_eq!(taken.len(), 1, "day {day}");
+        scene.settle("a", &taken[0], again(3_600)).await;
+    }
+    assert_eq!(scene.join(&join).await.status, JoinStatus::Pending);
+    scene.pass(Duration::from_secs(86_400));
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// Whatever becomes of the steps.
+pub async fn nothing_follows_a_cancelled_join(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(1).await;
+    scene.wait(&join, true).await;
+    for _ in 0..2 {
+        let cancelled = scene.act(JoinAct::Cancel { join: join.clone() }).await;
+        assert_eq!(cancelled.join.unwrap().status, JoinStatus::Cancelled);
+    }
+    assert_eq!(scene.settle("a", &taken[0], Verdict::Done).await, 1);
+    assert_eq!(scene.followed().await, (0, 0));
+    let join = scene.join(&join).await;
+    assert_eq!((join.status, join.completed), (JoinStatus::Cancelled, 1));
+}
+
+/// One that is closed stays as it was closed.
+pub async fn cancelling_a_closed_join_changes_nothing(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(1).await;
+    scene.wait(&join, true).await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    let before = scene.join(&join).await;
+    scene.pass(SECOND);
+    assert_eq!(scene.act(JoinAct::Cancel { join: join.clone() }).await.join.as_ref(), Some(&before));
+    assert_eq!(scene.join(&join).await, before);
+}
+
+/// It moves from failed to completed.
+pub async fn a_replayed_step_moves_from_failed_to_completed(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(2).await;
+    scene.wait(&join, true).await;
+    scene.settle("a", &taken[0], dead("no")).await;
+    assert_eq!(scene.counters(&join).await, (2, 0, 1));
+    let dead = Filter { id: Some(taken[0].event.id().clone()), ..Filter::default() };
+    assert_eq!(scene.store.replay(&dead, 1).await.unwrap(), 1);
+    assert_eq!(scene.counters(&join).await, (2, 0, 1));
+    let replayed = scene.lease("b").await;
+    scene.settle("b", &replayed[0], Verdict::Done).await;
+    assert_eq!(scene.counters(&join).await, (2, 1, 0));
+    scene.settle("a", &taken[1], Verdict::Done).await;
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// What has followed has followed.
+pub async fn a_replay_after_the_end_counts_but_changes_no_end(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (join, taken) = scene.steps(1).await;
+    scene.wait(&join, true).await;
+    scene.settle("a", &taken[0], dead("no")).await;
+    assert_eq!(scene.followed().await, (0, 1));
+    assert_eq!(scene.store.replay(&Filter::default(), 1).await.unwrap(), 1);
+    let due = scene.lease("b").await;
+    let step = due.iter().find(|d| d.event.id() == taken[0].event.id()).expect("the step is due again");
+    scene.settle("b", step, Verdict::Done).await;
+    let join = scene.join(&join).await;
+    assert_eq!((join.completed, join.failed, join.status), (1, 0, JoinStatus::Failed));
+    assert_eq!(scene.followed().await, (0, 1));
+}
+
+/// It will never be completed.
+pub async fn a_cancelled_event_fails_its_step(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let step = scene.write_one(event("step")).await;
+    let join = scene.start_join(1).await;
+    scene.attach(&join, std::slice::from_ref(&step)).await;
+    scene.wait(&join, true).await;
+    assert!(scene.store.cancel(&step).await.unwrap());
+    assert_eq!(scene.counters(&join).await, (1, 0, 1));
+    assert_eq!(scene.followed().await, (0, 1));
+}
+
+/// A typed error each, and nothing changes.
+pub async fn what_is_unknown_closed_or_full_is_refused(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let steps = scene.write([event("step"), event("step")]).await;
+    let gone = EventId::from("no-such-event");
+    for act in [
+        attach(&unknown(), &steps[..1]),
+        report(&unknown(), &steps[0], Step::Completed),
+        JoinAct::Wait { join: unknown(), decision: decision(true) },
+        JoinAct::Cancel { join: unknown() },
+    ] {
+        assert_eq!(scene.refused(act).await, JoinError::Unknown { id: unknown() });
+    }
+    let join = scene.start_join(1).await;
+    let unknown_step = JoinError::UnknownStep { id: gone.clone() };
+    assert_eq!(scene.refused(attach(&join, &[steps[0].clone(), gone])).await, unknown_step);
+    assert_eq!(scene.counters(&join).await, (0, 0, 0));
+    let full = JoinError::Full { id: join.clone(), expected: 1 };
+    assert_eq!(scene.refused(attach(&join, &steps)).await, full);
+    scene.attach(&join, &steps[..1]).await;
+    assert_eq!(scene.refused(attach(&join, &steps[1..])).await, full);
+    assert_eq!(scene.refused(report(&join, &steps[1], Step::Completed)).await, full);
+    scene.act(JoinAct::Cancel { join: join.clone() }).await;
+    let closed = JoinError::Closed { id: join.clone(), status: JoinStatus::Cancelled };
+    assert_eq!(scene.refused(attach(&join, &steps[1..])).await, closed);
+    assert_eq!(scene.refused(report(&join, &steps[1], Step::Failed)).await, closed);
+    // What is attached already changes nothing, closed or not.
+    scene.attach(&join, &steps[..1]).await;
+    assert_eq!(scene.counters(&join).await, (1, 0, 0));
+}
+
+/// A step of a join that is elsewhere is told of by an event.
+pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let steps = scene.write([event("step"), event("step")]).await;
+    let away = |steps: &[EventId]| JoinAct::Attach {
+        join: JoinId::from("join-7"),
+        home: "acme".to_owned(),
+        steps: steps.to_vec(),
+    };
+    let taken = scene.lease("a").await;
+    for _ in 0..2 {
+        assert_eq!(scene.act(away(&steps[..1])).await, Acted::default());
+    }
+    scene.settle_all(&holder("a"), [(&taken[0], Verdict::Done), (&taken[1], dead("no"))]).await;
+    // Settled before it was attached.
+    assert!(scene.act(away(&steps[1..])).await.wrote);
+    let mut told: Vec<String> = scene
+        .all()
+        .await
+        .into_iter()
+        .filter_map(|stored| stored.event.ok())
+        .filter(|event| *event.event_type() == "outbox.join.report")
+        .map(|event| String::from_utf8_lossy(event.payload_bytes()).into_owned())
+        .collect();
+    told.sort();
+    let mut expected: Vec<String> = [(&steps[0], "completed"), (&steps[1], "failed")]
+        .iter()
+        .map(|(step, became)| {
+            format!(r#"{{"home":"acme","join":"join-7","step":"{step}","became":"{became}"}}"#)
+        })
+        .collect();
+    expected.sort();
+    assert_eq!(told, expected);
+}
+
+/// Steps of open joins stay; closed joins go with their steps.
+pub async fn purging_spares_open_joins(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (open, taken) = scene.steps(2).await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    let (closed, other) = scene.steps(1).await;
+    scene.wait(&closed, true).await;
+    scene.settle("a", &other[0], Verdict::Done).await;
+    for follows in scene.lease("b").await {
+        scene.settle("b", &follows, Verdict::Done).await;
+    }
+    scene.pass(10 * SECOND);
+    let purge = Purge { what: Purgeable::Finished, older_than: SECOND, limit: 100 };
+    assert_eq!(scene.store.purge(purge).await.unwrap(), 2);
+    assert!(scene.find(taken[0].event.id()).await.is_some());
+    assert_eq!(scene.store.purge_joins(Duration::from_secs(60), 100).await.unwrap(), 0);
+    assert_eq!(scene.store.purge_joins(SECOND, 100).await.unwrap(), 1);
+    let left = scene.store.joins(&JoinFilter::default(), 9).await.unwrap();
+    assert_eq!(left.into_iter().map(|join| join.id).collect::<Vec<_>>(), [open]);
+    assert!(scene.store.steps(&closed, None, 9).await.unwrap().is_empty());
+}
+
+/// Attaching, settling and reporting at once: what is counted is what became of the steps.
+pub async fn concurrent_steps_are_counted_exactly(harness: &impl Harness) {
+    const STEPS: usize = 60;
+    let scene = Scene::open(harness).await;
+    let steps = scene.write((0..STEPS).map(|_| event("step"))).await;
+    let joins = [scene.start_join(STEPS as u32).await, scene.start_join(STEPS as u32).await];
+    for join in &joins {
+        scene.wait(join, true).await;
+    }
+    let another = harness.connect(Clock::Frozen(scene.clock.clone())).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for (n, step) in steps.into_iter().enumerate() {
+        let (store, joins) = (scene.store.clone(), joins.clone());
+        tasks.spawn(async move {
+            for join in if n % 2 == 0 { [&joins[0], &joins[1]] } else { [&joins[1], &joins[0]] } {
+                for _ in 0..2 {
+                    store.join(&attach(join, std::slice::from_ref(&step))).await.unwrap();
+                }
+            }
+        });
+        if n % 6 == 0 {
+            let store = another.clone();
+            tasks.spawn(async move {
+                let owner = format!("worker-{n}");
+                loop {
+                    let taken = store.take(&Take { limit: 7, ..leasing(&owner) }).await.unwrap();
+                    if taken.deliveries.is_empty() {
+                        break;
+                    }
+                    let done: Vec<_> =
+                        taken.deliveries.iter().map(|d| settlement(d, Verdict::Done)).collect();
+                    for _ in 0..2 {
+                        store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap();
+                    }
+                }
+            });
+        }
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("no one fails");
+    }
+    for taken in scene.lease("last").await {
+        scene.settle("last", &taken, Verdict::Done).await;
+    }
+    for join in &joins {
+        assert_eq!(scene.counters(join).await, (STEPS as u32, STEPS as u32, 0));
+        assert_eq!(scene.join(join).await.status, JoinStatus::Completed);
+    }
+    assert_eq!(scene.followed().await, (2, 0));
+}
