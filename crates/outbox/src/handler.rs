@@ -10,7 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::event::{Event, EventType, Message, PayloadError};
+use crate::sql::Database;
 use crate::store::{Delivery, NodeId};
+use crate::tx::Tx;
 
 /// What became of an event, as its handler sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,6 +233,57 @@ where
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
         let message: M = cx.payload()?;
         (self.0)(message, cx).await.into_outcome()
+    }
+}
+
+/// Handles events in a transaction that settles them as well: what the handler writes takes effect exactly once. Most
+/// such handlers are plain functions, see [`RelayBuilder::on_tx`](crate::RelayBuilder::on_tx); implement this for one that
+/// is more than a function.
+#[async_trait]
+pub trait TxHandler<DB: Database>: Send + Sync + 'static {
+    /// Handles one event. If it says done, what it wrote is committed together with that; otherwise it is rolled back.
+    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
+}
+
+/// An async function of a message and a transaction: `async fn book(m: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>)`.
+/// Implemented by all that fit.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler in a transaction",
+    label = "not an async function of a message, a `Cx` and a `&mut Tx`",
+    note = "write `async fn handle(message: M, cx: Cx, tx: &mut Tx<'_, DB>) -> Handled`, with `M: Message`"
+)]
+pub trait TxFn<'t, DB: Database, M>: Send + Sync + 'static {
+    /// What it returns.
+    type Handling: Future<Output: IntoOutcome> + Send + 't;
+    /// Calls it.
+    fn call(&self, message: M, cx: Cx, tx: &'t mut Tx<'static, DB>) -> Self::Handling;
+}
+
+impl<'t, DB: Database, M, F, Fut> TxFn<'t, DB, M> for F
+where
+    F: Fn(M, Cx, &'t mut Tx<'static, DB>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output: IntoOutcome> + Send + 't,
+{
+    type Handling = Fut;
+
+    fn call(&self, message: M, cx: Cx, tx: &'t mut Tx<'static, DB>) -> Fut {
+        self(message, cx, tx)
+    }
+}
+
+/// An async function of a message and a transaction, as a handler.
+pub(crate) struct TypedTxFn<F, M>(pub(crate) F, pub(crate) PhantomData<fn() -> M>);
+
+#[async_trait]
+impl<DB, F, M> TxHandler<DB> for TypedTxFn<F, M>
+where
+    DB: Database,
+    M: Message,
+    F: for<'t> TxFn<'t, DB, M>,
+{
+    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+        let message: M = cx.payload()?;
+        self.0.call(message, cx, tx).await.into_outcome()
     }
 }
 

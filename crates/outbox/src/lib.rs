@@ -52,7 +52,9 @@ pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
     Payload, PayloadError,
 };
-pub use handler::{Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, Unrouted};
+pub use handler::{
+    Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
+};
 pub use hook::WriterHook;
 pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,

@@ -456,15 +456,19 @@ impl<DB: Database> Outbox<DB> {
         Admin::new(self.store())
     }
 
+    fn relay(&self, mode: Mode) -> RelayBuilder {
+        RelayBuilder::new(self.store(), self.shared.door.clone(), mode).of(Arc::new(self.clone()))
+    }
+
     /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the
     /// fastest way. A second one stands by until the first is gone.
     pub fn single_node(&self) -> RelayBuilder {
-        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::SingleNode)
+        self.relay(Mode::SingleNode)
     }
 
     /// A relay for several nodes that share the work. Every event is leased to the node that handles it.
     pub fn multi_node(&self) -> RelayBuilder {
-        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::MultiNode)
+        self.relay(Mode::MultiNode)
     }
 
     /// A relay for events whose order matters: those of one key, or else of one aggregate, are delivered one after
@@ -475,13 +479,13 @@ impl<DB: Database> Outbox<DB> {
     /// [`order_by_aggregate`](OutboxBuilder::order_by_aggregate), or sets `ordering_key` itself.
     pub fn ordered(&self) -> RelayBuilder {
         self.shared.by_aggregate.store(true, Ordering::Relaxed);
-        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::Ordered)
+        self.relay(Mode::Ordered)
     }
 
     /// No delivery from here: CDC or another process does it. Purges by age, if
     /// [`purge`](RelayBuilder::purge) says so.
     pub fn writer_only(&self) -> RelayBuilder {
-        RelayBuilder::new(self.store(), self.shared.door.clone(), Mode::WriterOnly)
+        self.relay(Mode::WriterOnly)
     }
 
     /// Closes the connections. What is used after that gives an error.

@@ -12,6 +12,7 @@ use crate::hook::{Hooks, guarded};
 use crate::relay::Engine;
 use crate::relay::hot::Reservation;
 use crate::sql::{Database, SqlStore};
+use crate::store::{Completion, Holder, Settled, Settlement};
 
 /// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection. Dropping it rolls
 /// back.
@@ -155,6 +156,17 @@ impl<'c, DB: Database> Tx<'c, DB> {
             callbacks: std::mem::take(&mut self.callbacks),
         };
         ended.rolled_back(&self.hooks);
+    }
+
+    /// Settles events in this transaction.
+    pub(crate) async fn settle(
+        &mut self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let Some(inner) = self.inner.as_mut() else { return Ok(Settled::default()) };
+        self.store.settle_on(inner, by, completion, settlements).await
     }
 
     /// The connection, for writing events on it.

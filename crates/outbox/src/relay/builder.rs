@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Relay;
-use super::dispatch::{Route, Routes};
+use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
+use super::in_tx::{AnyOutbox, Transactional};
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventType, GLOBAL, Message};
-use crate::handler::{Cx, Handler, Interceptor, IntoOutcome, RawFn, TypedFn, Unrouted};
+use crate::handler::{
+    Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
+};
 use crate::retry::{Backoff, RetryPolicy};
+use crate::sql::Database;
 use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
 
 /// Which of the four modes a relay runs in.
@@ -170,6 +174,8 @@ impl PurgeSettings {
 #[must_use = "a relay does nothing until `start()`"]
 pub struct RelayBuilder {
     store: SharedStore,
+    /// The outbox that it is for, if there is one: handlers may want its transactions.
+    outbox: Option<AnyOutbox>,
     door: HotDoor,
     settings: Settings,
     routes: Routes,
@@ -185,7 +191,14 @@ impl fmt::Debug for RelayBuilder {
 
 impl RelayBuilder {
     pub(crate) fn new(store: SharedStore, door: HotDoor, mode: Mode) -> Self {
-        Self { store, door, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+        let (settings, routes) = (Settings::new(mode), Routes::default());
+        Self { store, outbox: None, door, settings, routes, mistake: None }
+    }
+
+    /// For this outbox, so that handlers get transactions of it.
+    pub(crate) fn of(mut self, outbox: AnyOutbox) -> Self {
+        self.outbox = Some(outbox);
+        self
     }
 
     /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
@@ -244,12 +257,64 @@ impl RelayBuilder {
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        if !self.routes.add_fallback(Route { handler: Arc::new(RawFn(handler)), retry: None }) {
+        if !self.routes.add_fallback(Route { call: Call::Plain(Arc::new(RawFn(handler))), retry: None }) {
             let any = "*".to_owned();
             self.mistake
                 .get_or_insert(Error::DuplicateHandler { aggregate_type: any.clone(), event_type: any });
         }
         self
+    }
+
+    /// Handles a [`Message`] with an async function that gets a transaction:
+    /// `async fn book(amount: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>) -> Handled`.
+    ///
+    /// What it writes in that transaction is committed together with the event being done, or not at all: whatever
+    /// crashes, it takes effect exactly once. Only done commits; a failure, a deferral and a burial roll back.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Cx, Handled, Message, Outbox, Tx};
+    /// use sqlx::Sqlite;
+    /// # use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Booked { account: String, amount: i64 }
+    /// impl Message for Booked { const TYPE: &'static str = "booked"; }
+    ///
+    /// async fn book(booked: Booked, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+    ///     sqlx::query("UPDATE account SET balance = balance + $1 WHERE name = $2")
+    ///         .bind(booked.amount).bind(&booked.account).execute(&mut **tx).await?;
+    ///     Ok(())
+    /// }
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// # sqlx::query("CREATE TABLE account (name TEXT, balance INTEGER)").execute(outbox.pool()).await?;
+    /// let relay = outbox.multi_node().on_tx(book).start().await?;
+    /// # relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The transaction is open while the handler runs: keep it short, above all on SQLite, which has one writer. Further
+    /// events are written into it with [`Outbox::write`](crate::Outbox::write).
+    pub fn on_tx<DB, M, F>(self, handler: F) -> Self
+    where
+        DB: Database,
+        M: Message,
+        F: for<'t> TxFn<'t, DB, M>,
+    {
+        self.tx_handler::<DB>(M::AGGREGATE_TYPE, M::TYPE, TypedTxFn(handler, PhantomData))
+    }
+
+    /// Registers a [`TxHandler`]. A second one for the same pair is an error.
+    pub fn tx_handler<DB: Database>(
+        self,
+        aggregate_type: impl Into<AggregateType>,
+        event_type: impl Into<EventType>,
+        handler: impl TxHandler<DB>,
+    ) -> Self {
+        let call = Call::InTx(Arc::new(Transactional::<DB>::new(handler)));
+        self.route(aggregate_type.into(), event_type.into(), Route { call, retry: None })
     }
 
     /// Registers a [`Handler`]. A second one for the same pair is an error.
@@ -262,7 +327,7 @@ impl RelayBuilder {
         self.route(
             aggregate_type.into(),
             event_type.into(),
-            Route { handler: Arc::new(handler), retry: None },
+            Route { call: Call::Plain(Arc::new(handler)), retry: None },
         )
     }
 
@@ -274,7 +339,7 @@ impl RelayBuilder {
         handler: impl Handler,
         retry: impl RetryPolicy,
     ) -> Self {
-        let route = Route { handler: Arc::new(handler), retry: Some(Arc::new(retry)) };
+        let route = Route { call: Call::Plain(Arc::new(handler)), retry: Some(Arc::new(retry)) };
         self.route(aggregate_type.into(), event_type.into(), route)
     }
 
@@ -417,8 +482,11 @@ impl RelayBuilder {
             return Err(mistake);
         }
         self.settings.check()?;
+        if let Some(misfit) = self.routes.misfit(self.outbox.as_ref()) {
+            return Err(misfit);
+        }
         self.store.check_schema().await?;
-        Relay::start(self.store, self.settings, self.routes, self.door).await
+        Relay::start(self.store, self.outbox, self.settings, self.routes, self.door).await
     }
 }
 

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tracing::Instrument as _;
 
+use super::in_tx::{AnyOutbox, End, Ended, InTx};
 use super::lanes::Strand;
 use super::runs::TURN;
-use super::settle::Spoken;
+use super::settle::{Spoken, Told};
 use super::{Engine, Job};
+use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
 use crate::retry::{Backoff, RetryPolicy, decide};
@@ -32,8 +34,17 @@ pub(crate) struct Routes {
 /// A handler, and how its failures are retried if not as all others.
 #[derive(Clone)]
 pub(crate) struct Route {
-    pub(crate) handler: Arc<dyn Handler>,
+    pub(crate) call: Call,
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
+}
+
+/// How a handler is called.
+#[derive(Clone)]
+pub(crate) enum Call {
+    /// With the event.
+    Plain(Arc<dyn Handler>),
+    /// With the event, and a transaction that settles it as well.
+    InTx(Arc<dyn InTx>),
 }
 
 impl Routes {
@@ -54,6 +65,17 @@ impl Routes {
         free
     }
 
+    /// Why some handler cannot work with this outbox.
+    pub(crate) fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
+        let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
+        routes
+            .filter_map(|route| match &route.call {
+                Call::InTx(handler) => handler.misfit(outbox),
+                Call::Plain(_) => None,
+            })
+            .next()
+    }
+
     /// The handler for the aggregate type, or the one registered without an aggregate type, or the fallback.
     fn find(&self, event: &Event) -> Option<&Route> {
         let routes = self.by_type.get(event.event_type().as_str()).map_or(&[][..], Vec::as_slice);
@@ -70,8 +92,8 @@ pub(crate) async fn work(engine: Arc<Engine>) {
                 if job.cold {
                     engine.lanes.uncount_cold(1);
                 }
-                if let Some(settlement) = handle(&engine, &job).await {
-                    engine.settler.say(Spoken::verdict(settlement, job.epoch)).await;
+                if let Some(told) = handle(&engine, &job).await {
+                    engine.settler.say(Spoken::verdict(told, job.epoch)).await;
                 }
             }
             Strand::Key(key) => follow(&engine, key).await,
@@ -85,25 +107,20 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);
         let epoch = job.epoch;
-        let settlement = handle(engine, &job).await;
-        if let Some(Settlement { verdict: Verdict::Done, .. }) = settlement {
+        let told = handle(engine, &job).await;
+        if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
             // With leases the database alone knows when the next of the key may be taken.
             let urgent = !engine.station.is_exclusive() && !engine.runs.has_more(&key);
-            let settlements = settlement.into_iter().collect();
-            let key = Some(key.clone());
-            engine.settler.say(Spoken::Verdicts { settlements, epoch, key, halted: false, urgent }).await;
+            let (key, told) = (Some(key.clone()), told.into_iter().collect());
+            engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent }).await;
             continue;
         }
         // Everything behind it goes back: it has to wait.
         let rest = engine.runs.halt(&key);
         engine.lanes.uncount_cold(rest.len());
-        let behind = rest.iter().map(|job| Settlement {
-            id: job.delivery.event.id().clone(),
-            claim: job.delivery.claim,
-            verdict: Verdict::Released,
-        });
-        let settlements = settlement.into_iter().chain(behind).collect();
-        let spoken = Spoken::Verdicts { settlements, epoch, key: Some(key), halted: true, urgent: true };
+        let behind = rest.iter().map(|job| Told::to_write(job.settlement(Verdict::Released)));
+        let told = told.into_iter().chain(behind).collect();
+        let spoken = Spoken::Verdicts { told, epoch, key: Some(key), halted: true, urgent: true };
         engine.settler.say(spoken).await;
         return;
     }
@@ -112,7 +129,7 @@ async fn follow(engine: &Arc<Engine>, key: String) {
 }
 
 /// Handles one event. `None`: it is not this node's to handle any more.
-async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
+async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
@@ -120,12 +137,12 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
         engine.held.forget(event.id(), job.tag());
         return None;
     }
-    let settlement = |verdict| Settlement { id: event.id().clone(), claim: delivery.claim, verdict };
+    let to_write = |verdict| Some(Told::to_write(job.settlement(verdict)));
     if let Some(expires_in) = delivery.expires_in {
         let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
         if expires_in <= waited {
             tracing::error!(store = engine.name(), event = %event.id(), event_type = %event.event_type(), "event is dead: expired");
-            return Some(settlement(Verdict::Dead { counted: false, reason: "expired".to_owned() }));
+            return to_write(Verdict::Dead { counted: false, reason: "expired".to_owned() });
         }
     }
     // One at a time: if the process dies, only this one is counted.
@@ -133,7 +150,7 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
     if delivery.suspect {
         match count_start(engine, job).await {
             Start::Go => {}
-            Start::Bury(reason) => return Some(settlement(Verdict::Dead { counted: false, reason })),
+            Start::Bury(reason) => return to_write(Verdict::Dead { counted: false, reason }),
             Start::Leave => {
                 engine.held.forget(event.id(), job.tag());
                 return None;
@@ -142,11 +159,25 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Settlement> {
     }
 
     let route = engine.routes.find(event);
-    let result = call(engine, job, route).await;
+    let (result, settled) = match call(engine, job, route).await {
+        Ended::Said(result) => (result, false),
+        Ended::Settled { wrote } => {
+            if wrote {
+                engine.wake.notify_one();
+            }
+            (Ok(Outcome::Done), true)
+        }
+        Ended::Stale => {
+            engine.metrics.stale.increment(1);
+            tracing::warn!(store = engine.name(), event = %event.id(), "came too late: rolled back");
+            engine.held.forget(event.id(), job.tag());
+            return None;
+        }
+    };
     let policy = route.and_then(|route| route.retry.as_deref()).unwrap_or(&*engine.settings.retry);
     let verdict = decide_safely(result, delivery.attempts, policy);
     report(engine, job, &verdict);
-    Some(settlement(verdict))
+    Some(Told { settlement: job.settlement(verdict), written: settled })
 }
 
 /// A retry policy is the user's code as well: one that panics must not end the worker.
@@ -187,52 +218,77 @@ async fn count_start(engine: &Engine, job: &Job) -> Start {
     }
 }
 
-/// Runs interceptors and the handler. A panic and a timeout are failures like any other.
-async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Result<Outcome, Failure> {
+/// Runs interceptors and the handler.
+async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
     let cx = Cx::new(&job.delivery, engine.node());
     let interceptors = &engine.routes.interceptors;
     let mut entered = 0;
-    let mut result = Ok(Outcome::Done);
+    let mut refused = None;
     for interceptor in interceptors {
         let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(&cx)));
         if let Err(failure) = before.unwrap_or_else(|panic| Err(panicked("an interceptor", &*panic))) {
-            result = Err(failure);
+            refused = Some(failure);
             break;
         }
         entered += 1;
     }
-    if result.is_ok() {
-        result = match route {
-            Some(route) => run(engine, route, cx.clone()).await,
-            None => {
-                let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
-                Err(match engine.routes.unrouted {
-                    Unrouted::Dead => Failure::dead(reason),
-                    Unrouted::Retry => Failure::retry(reason),
-                })
-            }
-        };
-    }
+    let ended = match (refused, route) {
+        (Some(failure), _) => Ended::Said(Err(failure)),
+        (None, Some(route)) => run(engine, job, &route.call, cx.clone()).await,
+        (None, None) => {
+            let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
+            Ended::Said(Err(match engine.routes.unrouted {
+                Unrouted::Dead => Failure::dead(reason),
+                Unrouted::Retry => Failure::retry(reason),
+            }))
+        }
+    };
+    let said = match &ended {
+        Ended::Said(result) => result,
+        Ended::Settled { .. } => &Ok(Outcome::Done),
+        Ended::Stale => &Err(Failure::retry("somebody else holds the event by now")),
+    };
     for interceptor in interceptors[..entered].iter().rev() {
-        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(&cx, &result)));
+        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(&cx, said)));
         if let Err(panic) = after {
             let Failure { message, .. } = panicked("an interceptor", &*panic);
             tracing::error!(store = engine.name(), event = %cx.id(), error = message, "after-interceptor failed");
         }
     }
-    result
+    ended
 }
 
-async fn run(engine: &Engine, route: &Route, cx: Cx) -> Result<Outcome, Failure> {
+async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
     let limit = engine.settings.handler_timeout;
     // What a handler logs belongs to its event.
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %cx.id(), event_type = %cx.event_type(), attempt = cx.attempt()
     );
-    // Made inside of the guarded future: a handler may panic before its first await.
-    let handled = async move { route.handler.handle(cx).await }.instrument(span);
-    let handled = AssertUnwindSafe(handled).catch_unwind();
-    match tokio::time::timeout(limit, handled).await {
+    match call {
+        Call::Plain(handler) => {
+            // Made inside of the guarded future: a handler may panic before its first await.
+            let handled = async move { handler.handle(cx).await }.instrument(span);
+            Ended::Said(guarded(limit, handled).await)
+        }
+        Call::InTx(handler) => {
+            let end = End {
+                store: engine.name(),
+                settlement: job.settlement(Verdict::Done),
+                completion: engine.settings.completion,
+                limit,
+                holder: &|| engine.station.holder().filter(|_| engine.station.covers(job.epoch)),
+            };
+            handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
+        }
+    }
+}
+
+/// Runs a handler. A panic and a timeout are failures like any other.
+pub(super) async fn guarded(
+    limit: Duration,
+    handling: impl Future<Output = Result<Outcome, Failure>>,
+) -> Result<Outcome, Failure> {
+    match tokio::time::timeout(limit, AssertUnwindSafe(handling).catch_unwind()).await {
         Ok(Ok(result)) => result,
         Ok(Err(panic)) => Err(panicked("the handler", &*panic)),
         Err(_) => Err(Failure::retry(format!("the handler did not finish within {limit:?}"))),

@@ -19,6 +19,7 @@ mod builder;
 mod dispatch;
 mod held;
 pub(crate) mod hot;
+pub(crate) mod in_tx;
 mod lanes;
 mod runs;
 mod settle;
@@ -39,6 +40,7 @@ pub use builder::{PurgeSettings, RelayBuilder};
 use self::dispatch::Routes;
 use self::held::Held;
 use self::hot::HotDoor;
+use self::in_tx::AnyOutbox;
 use self::lanes::Lanes;
 use self::runs::Runs;
 use self::settle::{Settler, Speaker, Spoken};
@@ -62,6 +64,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// What became of it, to be settled.
+    pub(crate) fn settlement(&self, verdict: Verdict) -> Settlement {
+        Settlement { id: self.delivery.event.id().clone(), claim: self.delivery.claim, verdict }
+    }
+
     /// What tells this hold of the event from another.
     pub(crate) fn tag(&self) -> held::Tag {
         tag(self.epoch, self.delivery.claim)
@@ -78,6 +85,8 @@ pub(crate) struct Engine {
     pub(crate) store: SharedStore,
     pub(crate) settings: Settings,
     pub(crate) routes: Routes,
+    /// Where handlers get their transactions from.
+    pub(crate) outbox: Option<AnyOutbox>,
     pub(crate) metrics: Metrics,
     pub(crate) lanes: Lanes,
     pub(crate) held: Held,
@@ -155,7 +164,13 @@ impl std::fmt::Debug for Relay {
 impl Relay {
     /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
     /// is done.
-    async fn start(store: SharedStore, settings: Settings, routes: Routes, door: HotDoor) -> Result<Self> {
+    async fn start(
+        store: SharedStore,
+        outbox: Option<AnyOutbox>,
+        settings: Settings,
+        routes: Routes,
+        door: HotDoor,
+    ) -> Result<Self> {
         let claim = if settings.mode.delivers() {
             Some(door.claim().ok_or(Error::Lifecycle("a relay of this outbox runs already: stop it first"))?)
         } else {
@@ -175,6 +190,7 @@ impl Relay {
             stop: CancellationToken::new(),
             over: CancellationToken::new(),
             store,
+            outbox,
             settings,
             routes,
             settler: Speaker::new(spoken),

@@ -20,13 +20,27 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// The same for some verdicts when others were taken.
 const REFUSED_ALONE: Duration = Duration::from_millis(500);
 
+/// What became of an event.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) settlement: Settlement,
+    /// Whether it is in the database already: the handler's own transaction settled it.
+    pub(crate) written: bool,
+}
+
+impl Told {
+    pub(crate) fn to_write(settlement: Settlement) -> Self {
+        Self { settlement, written: false }
+    }
+}
+
 /// What a worker says to the settler.
 #[derive(Debug)]
 pub(crate) enum Spoken {
     /// Verdicts that belong together: one, or a failed event and those of its key behind it.
     Verdicts {
         /// What became of the events.
-        settlements: Vec<Settlement>,
+        told: Vec<Told>,
         /// The epoch that they were taken in; 0 with leases.
         epoch: i64,
         /// Their ordering key.
@@ -41,9 +55,9 @@ pub(crate) enum Spoken {
 }
 
 impl Spoken {
-    pub(crate) fn verdict(settlement: Settlement, epoch: i64) -> Self {
-        let urgent = settlement.verdict != Verdict::Done;
-        Spoken::Verdicts { settlements: vec![settlement], epoch, key: None, halted: false, urgent }
+    pub(crate) fn verdict(told: Told, epoch: i64) -> Self {
+        let urgent = told.settlement.verdict != Verdict::Done;
+        Spoken::Verdicts { told: vec![told], epoch, key: None, halted: false, urgent }
     }
 
     /// Whether it may wait a little for others to be written with.
@@ -53,7 +67,7 @@ impl Spoken {
 
     fn len(&self) -> usize {
         match self {
-            Spoken::Verdicts { settlements, .. } => settlements.len(),
+            Spoken::Verdicts { told, .. } => told.len(),
             Spoken::Last => 0,
         }
     }
@@ -144,15 +158,19 @@ impl Settler {
     /// Writes a batch and lets go of its events.
     async fn settle(&self, batch: Vec<Spoken>) {
         let engine = &self.engine;
-        let mut by_epoch: HashMap<i64, Vec<Settlement>> = HashMap::new();
+        // Those to write, and those that are written.
+        let mut by_epoch: HashMap<i64, (Vec<Settlement>, Vec<Settlement>)> = HashMap::new();
         let mut keys = Vec::new();
         for spoken in batch {
             let count = spoken.len();
-            let Spoken::Verdicts { settlements, epoch, key, halted, .. } = spoken else { continue };
+            let Spoken::Verdicts { told, epoch, key, halted, .. } = spoken else { continue };
             keys.extend(key.map(|key| (key, count, halted)));
-            by_epoch.entry(epoch).or_default().extend(settlements);
+            let (to_write, written) = by_epoch.entry(epoch).or_default();
+            for Told { settlement, written: is_written } in told {
+                if is_written { written.push(settlement) } else { to_write.push(settlement) }
+            }
         }
-        for (epoch, settlements) in by_epoch {
+        for (epoch, (mut settlements, written)) in by_epoch {
             if !engine.station.covers(epoch) {
                 // Taken when this node still led: it does not speak for these any more.
                 engine.metrics.stale.increment(settlements.len() as u64);
@@ -160,6 +178,7 @@ impl Settler {
             }
             let Some(by) = engine.station.holder() else { continue };
             self.write(&by, &settlements).await;
+            settlements.extend(written);
             let exclusive = engine.station.is_exclusive();
             engine.held.settled(settlements.iter().map(|s| (&s.id, tag(epoch, s.claim))), exclusive);
             self.count(&settlements);

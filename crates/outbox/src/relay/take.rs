@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::held::Tag;
 use super::lanes::Strand;
 use super::runs::Pushed;
-use super::settle::Spoken;
+use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::error::Result;
 use crate::event::EventId;
@@ -322,7 +322,7 @@ impl Taker {
         }
         if !spoken.is_empty() {
             engine.speak(Spoken::Verdicts {
-                settlements: spoken,
+                told: spoken.into_iter().map(Told::to_write).collect(),
                 epoch,
                 key: None,
                 halted: false,
