@@ -6,7 +6,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::event::EventId;
-use crate::store::{Backlog, Filter, Purge, Purgeable, SharedStore, Stats, Status, Store, StoredEvent};
+use crate::join::{Join, JoinId, Step};
+use crate::store::{
+    Backlog, Filter, JoinFilter, Purge, Purgeable, SharedStore, Stats, Status, Store, StoredEvent,
+};
 
 /// Dead events, cancelling, purging, statistics. Errors are returned, never swallowed.
 ///
@@ -121,7 +124,34 @@ impl Admin {
         self.store.backlog().await
     }
 
-    /// Deletes DONE and DEAD rows that became so longer ago than this, 500 at a time. Returns how many.
+    /// One join and where it stands.
+    pub async fn join(&self, id: &JoinId) -> Result<Option<Join>> {
+        let filter = JoinFilter { id: Some(id.clone()), ..JoinFilter::default() };
+        Ok(self.store.joins(&filter, 1).await?.pop())
+    }
+
+    /// Joins that match, oldest first.
+    pub async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
+        self.store.joins(filter, limit).await
+    }
+
+    /// The steps of a join, by id, after this one: which events, and what became of them.
+    pub async fn steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>> {
+        self.store.steps(join, after, limit).await
+    }
+
+    /// Deletes joins that were closed longer ago than this, with their steps, 500 at a time. Returns how many.
+    pub async fn purge_joins(&self, older_than: Duration) -> Result<u64> {
+        purge_all_joins(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
+
+    /// Deletes DONE and DEAD rows that became so longer ago than this, 500 at a time. Returns how many. Steps of joins
+    /// that are still open stay.
     pub async fn purge(&self, older_than: Duration) -> Result<u64> {
         let what = Purge { what: Purgeable::Finished, older_than, limit: 500 };
         purge_all(&*self.store, what, &CancellationToken::new()).await
@@ -136,11 +166,29 @@ impl Admin {
 
 /// Purges batch by batch until there is nothing left to purge.
 pub(crate) async fn purge_all(store: &dyn Store, purge: Purge, stop: &CancellationToken) -> Result<u64> {
+    until_drained(purge.limit, stop, || store.purge(purge)).await
+}
+
+/// The same for joins.
+pub(crate) async fn purge_all_joins(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    until_drained(batch, stop, || store.purge_joins(older_than, batch)).await
+}
+
+async fn until_drained<F: Future<Output = Result<u64>>>(
+    batch: usize,
+    stop: &CancellationToken,
+    purge: impl Fn() -> F,
+) -> Result<u64> {
     let mut total = 0;
     while !stop.is_cancelled() {
-        let purged = store.purge(purge).await?;
+        let purged = purge().await?;
         total += purged;
-        if purged < purge.limit as u64 {
+        if purged < batch as u64 {
             break;
         }
     }

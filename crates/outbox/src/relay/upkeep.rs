@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, PurgeSettings};
-use crate::admin::purge_all;
+use crate::admin::{purge_all, purge_all_joins};
 use crate::error::Result;
 use crate::store::{EXCLUSIVE, Leadership, NodeId};
 
@@ -112,6 +112,11 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old events"),
             Err(error) => tracing::error!(store = engine.name(), %error, "could not purge"),
+        }
+        match purge_all_joins(&*engine.store, what.older_than, what.limit, &engine.stop).await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(store = engine.name(), count, "purged closed joins"),
+            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge joins"),
         }
     }
 }

@@ -1,0 +1,207 @@
+//! Handlers that get a transaction: what they write takes effect together with the event being done, or not at all.
+
+mod bed;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bed::{Base, Bed, Seen, numbered};
+use outbox::store::Status;
+use outbox::{Backoff, Cx, Error, Event, Failure, Outcome, RelayBuilder, Tx, TxHandler};
+
+/// What the booking handler does after it has written its row.
+type Say = Arc<dyn Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync>;
+
+/// Writes the event's number into a table, in the transaction that it is given.
+struct Book<DB: Base> {
+    bed: Bed<DB>,
+    seen: Seen,
+    say: Say,
+    /// A statement to run as well.
+    also: Option<&'static str>,
+    /// Whether to write an event as well.
+    tells: bool,
+}
+
+impl<DB: Base> Book<DB> {
+    async fn new(bed: &Bed<DB>) -> Self {
+        bed.run("CREATE TABLE {t}_booked (number bigint NOT NULL)").await.unwrap();
+        Self {
+            bed: bed.another().await,
+            seen: Seen::default(),
+            say: Arc::new(|_| Ok(Outcome::Done)),
+            also: None,
+            tells: false,
+        }
+    }
+
+    fn says(mut self, say: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static) -> Self {
+        self.say = Arc::new(say);
+        self
+    }
+}
+
+#[async_trait]
+impl<DB: Base> TxHandler<DB> for Book<DB> {
+    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+        self.seen.note(&cx);
+        let number: u64 = cx.payload()?;
+        let table = &self.bed.table;
+        DB::execute_sql(tx, &format!("INSERT INTO {table}_booked VALUES ({number})")).await?;
+        if let Some(sql) = self.also {
+            DB::execute_sql(tx, &sql.replace("{t}", table)).await?;
+        }
+        if self.tells {
+            self.bed.outbox.write(tx, numbered("told", number)).await?;
+        }
+        (self.say)(&cx)
+    }
+}
+
+async fn booked<DB: Base>(bed: &Bed<DB>) -> i64 {
+    bed.number("SELECT count(*) FROM {t}_booked").await
+}
+
+fn quick(builder: RelayBuilder) -> RelayBuilder {
+    let soon = Backoff::default().base(Duration::from_millis(1)).max_attempts(3).no_jitter();
+    builder.poll_interval(Duration::from_millis(50)).retry(soon)
+}
+
+on_every_database! {
+    async fn what_a_handler_writes_is_committed_with_its_event(|bed|) {
+        let book = Book::new(&bed).await;
+        let seen = book.seen.clone();
+        let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        bed.write("n", 0..50).await;
+        seen.reach(50).await;
+        relay.idle().await.unwrap();
+        seen.assert_each_once(0..50);
+        assert_eq!(booked(&bed).await, 50);
+        assert_eq!(bed.tally().await, (0, 0, 50, 0));
+        relay.stop().await.unwrap();
+    }
+
+    async fn one_node_alone_commits_with_the_event_too(|bed|) {
+        let book = Book::new(&bed).await;
+        let relay = bed.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        bed.outbox.send_all((0..30).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
+        relay.idle().await.unwrap();
+        assert_eq!(booked(&bed).await, 30);
+        assert_eq!(bed.tally().await, (0, 0, 30, 0));
+        relay.stop().await.unwrap();
+    }
+
+    async fn only_done_is_committed(|bed|) {
+        let tries = AtomicU32::new(0);
+        let book = Book::new(&bed).await.says(move |cx| match cx.payload::<u64>()? {
+            0 => Err(Failure::retry("no luck")),
+            1 => Ok(Outcome::Dead("never".to_owned())),
+            2 => Err(Failure::dead("never")),
+            3 => panic!("on purpose"),
+            _ if tries.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::RetryAfter(Duration::from_millis(1))),
+            _ => Ok(Outcome::Done),
+        });
+        let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
+        let relay = quick(relay).start().await.unwrap();
+        bed.write("n", 0..5).await;
+        bed.drained().await;
+        assert_eq!(booked(&bed).await, 1);
+        assert_eq!(bed.tally().await, (0, 0, 1, 4));
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_statement_that_fails_rolls_everything_back(|bed|) {
+        let mut book = Book::new(&bed).await;
+        book.also = Some("INSERT INTO {t}_booked VALUES (NULL)");
+        let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
+        let relay = quick(relay).start().await.unwrap();
+        let ids = bed.write("n", 0..1).await;
+        bed.drained().await;
+        assert_eq!(booked(&bed).await, 0);
+        let dead = bed.find(&ids[0]).await;
+        assert_eq!((dead.status, dead.attempts), (Status::Dead, 3));
+        relay.stop().await.unwrap();
+    }
+
+    /// Whoever has lost the event in the meantime has done nothing.
+    async fn what_came_too_late_is_rolled_back(|bed|) {
+        let mut book = Book::new(&bed).await;
+        // Seen from inside of the transaction, somebody else has claimed the event.
+        book.also = Some("UPDATE {t} SET claims = claims + 1");
+        let seen = book.seen.clone();
+        let relay = bed.outbox.multi_node().lease(Duration::from_millis(300));
+        let relay = quick(relay.tx_handler("__GLOBAL__", "n", book)).start().await.unwrap();
+        bed.write("n", 0..1).await;
+        seen.reach(2).await;
+        relay.stop().await.unwrap();
+        assert_eq!(booked(&bed).await, 0);
+        assert_eq!(bed.tally().await.2, 0);
+    }
+
+    async fn events_written_in_the_transaction_live_and_die_with_it(|bed|) {
+        let mut book = Book::new(&bed).await.says(|cx| match cx.payload::<u64>()? {
+            n if n % 2 == 0 => Ok(Outcome::Done),
+            _ => Err(Failure::dead("odd")),
+        });
+        book.tells = true;
+        let told = Seen::default();
+        let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("told", told.handler());
+        let relay = quick(relay).start().await.unwrap();
+        bed.write("n", 0..10).await;
+        bed.drained().await;
+        let mut numbers = told.numbers();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 2, 4, 6, 8]);
+        relay.stop().await.unwrap();
+    }
+
+    async fn steps_settled_in_a_transaction_are_counted(|bed|) {
+        let book = Book::new(&bed).await;
+        let then = Seen::default();
+        let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("then", then.handler());
+        let relay = relay.start().await.unwrap();
+        let steps = (0..20).map(|n| numbered("n", n));
+        bed.outbox.fan_out(steps).then(Event::new("then").json(&7)).send().await.unwrap();
+        then.reach(1).await;
+        assert_eq!(booked(&bed).await, 20);
+        relay.idle().await.unwrap();
+        assert_eq!(then.numbers(), [7]);
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_key_stays_in_order(|bed|) {
+        let book = Book::new(&bed).await.says(|cx| match cx.attempt() {
+            1 if cx.payload::<u64>()? % 5 == 0 => Err(Failure::retry("first time")),
+            _ => Ok(Outcome::Done),
+        });
+        let seen = book.seen.clone();
+        let relay = bed.outbox.ordered().tx_handler("__GLOBAL__", "n", book);
+        let relay = quick(relay).start().await.unwrap();
+        bed.outbox.send_all((0..20).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
+        bed.drained().await;
+        let mut firsts = seen.numbers();
+        firsts.dedup();
+        assert_eq!(firsts, (0..20).collect::<Vec<_>>());
+        assert_eq!(booked(&bed).await, 20);
+        relay.stop().await.unwrap();
+    }
+}
+
+/// Before anything runs.
+#[tokio::test]
+async fn a_handler_for_another_database_is_refused_at_start() {
+    struct Nothing;
+    #[async_trait]
+    impl TxHandler<sqlx::Postgres> for Nothing {
+        async fn handle(&self, _: Cx, _: &mut Tx<'static, sqlx::Postgres>) -> Result<Outcome, Failure> {
+            Ok(Outcome::Done)
+        }
+    }
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let error = bed.outbox.multi_node().tx_handler("__GLOBAL__", "n", Nothing).start().await.unwrap_err();
+    assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error}");
+    let store = RelayBuilder::multi_node(bed.outbox.store()).tx_handler("__GLOBAL__", "n", Nothing);
+    assert!(matches!(store.start().await, Err(Error::Setting(_))));
+}
