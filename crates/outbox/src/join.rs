@@ -637,6 +637,9 @@ impl<DB: Database> FanOut<DB> {
 pub(crate) trait Homes: Send + Sync {
     /// The store of this name.
     fn home(&self, name: &str) -> Option<SharedStore>;
+
+    /// Something was written there.
+    fn wake(&self, name: &str);
 }
 
 #[cfg(test)]

@@ -10,12 +10,14 @@ use tracing::Instrument as _;
 
 use super::in_tx::{AnyOutbox, End, Ended, InTx};
 use super::lanes::Strand;
+use super::report;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
+use crate::join;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Settlement, Verdict};
 
@@ -76,12 +78,20 @@ impl Routes {
             .next()
     }
 
-    /// The handler for the aggregate type, or the one registered without an aggregate type, or the fallback.
+    /// The user's handler: for the aggregate type, or the one registered without an aggregate type, or the fallback.
     fn find(&self, event: &Event) -> Option<&Route> {
+        if is_report(event) {
+            return None;
+        }
         let routes = self.by_type.get(event.event_type().as_str()).map_or(&[][..], Vec::as_slice);
         let of = |aggregate: &str| routes.iter().find(|(a, _)| a == aggregate).map(|(_, route)| route);
         of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).or(self.fallback.as_ref())
     }
+}
+
+/// Whether the relay itself handles it.
+fn is_report(event: &Event) -> bool {
+    *event.event_type() == join::REPORT
 }
 
 /// A worker: one of as many as handlers may run at once.
@@ -235,6 +245,7 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
     let ended = match (refused, route) {
         (Some(failure), _) => Ended::Said(Err(failure)),
         (None, Some(route)) => run(engine, job, &route.call, cx.clone()).await,
+        (None, None) if is_report(&cx) => Ended::Said(report::tell(engine, &cx).await),
         (None, None) => {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
             Ended::Said(Err(match engine.routes.unrouted {

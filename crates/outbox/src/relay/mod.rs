@@ -21,6 +21,7 @@ mod held;
 pub(crate) mod hot;
 pub(crate) mod in_tx;
 mod lanes;
+mod report;
 mod runs;
 mod settle;
 mod station;
@@ -48,6 +49,7 @@ use self::station::Station;
 use self::take::{Alarm, Taker};
 use self::upkeep::Hold;
 use crate::error::{Error, Result};
+use crate::join::Homes;
 use crate::metrics::Metrics;
 use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
 
@@ -87,6 +89,8 @@ pub(crate) struct Engine {
     pub(crate) routes: Routes,
     /// Where handlers get their transactions from.
     pub(crate) outbox: Option<AnyOutbox>,
+    /// Where joins live that are in other databases.
+    pub(crate) homes: Option<Arc<dyn Homes>>,
     pub(crate) metrics: Metrics,
     pub(crate) lanes: Lanes,
     pub(crate) held: Held,
@@ -191,6 +195,7 @@ impl Relay {
             over: CancellationToken::new(),
             store,
             outbox,
+            homes: None,
             settings,
             routes,
             settler: Speaker::new(spoken),
