@@ -132,6 +132,11 @@ impl Admin {
         let what = Purge { what: Purgeable::Done, older_than, limit: 500 };
         purge_all(&*self.store, what, &CancellationToken::new()).await
     }
+
+    /// Deletes inbox entries older than this, 500 at a time. Returns how many. What is delivered again after that is new.
+    pub async fn purge_inbox(&self, older_than: Duration) -> Result<u64> {
+        purge_inbox(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
 }
 
 /// Purges batch by batch until there is nothing left to purge.
@@ -141,6 +146,24 @@ pub(crate) async fn purge_all(store: &dyn Store, purge: Purge, stop: &Cancellati
         let purged = store.purge(purge).await?;
         total += purged;
         if purged < purge.limit as u64 {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+/// The same for the inbox.
+pub(crate) async fn purge_inbox(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    let mut total = 0;
+    while !stop.is_cancelled() {
+        let purged = store.purge_inbox(older_than, batch).await?;
+        total += purged;
+        if purged < batch as u64 {
             break;
         }
     }

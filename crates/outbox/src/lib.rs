@@ -20,6 +20,8 @@
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
+//! | `inbox` | [`Outbox::once`]: doing things once in a consumer |
+//! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | [`metrics`] | what is counted |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
@@ -34,12 +36,15 @@ mod error;
 mod event;
 mod handler;
 mod hook;
+mod inbox;
 pub mod metrics;
 mod outbox;
+mod queue;
 mod relay;
 mod retry;
 mod sql;
 pub mod store;
+mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tx;
@@ -53,6 +58,7 @@ pub use event::{
 pub use handler::{Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, Unrouted};
 pub use hook::WriterHook;
 pub use outbox::{Outbox, OutboxBuilder};
+pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
 pub use relay::{PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
@@ -67,4 +73,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../../docs/guide/writing.md")]
     struct Writing;
+    #[doc = include_str!("../../../docs/guide/queue.md")]
+    struct Queue;
+    #[doc = include_str!("../../../docs/guide/inbox.md")]
+    struct Inbox;
 }

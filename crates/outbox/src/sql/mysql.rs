@@ -12,6 +12,7 @@ use sqlx::query::Query;
 
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, plumbing};
+use super::inbox::returned;
 use super::names::{Names, Statement};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
@@ -35,11 +36,16 @@ const EXACT: &str = "CHARACTER SET utf8mb4 COLLATE /*M! utf8mb4_nopad_bin */ /*!
 impl Dialect for MySql {
     const QUOTE: char = '`';
     const BEGIN: Option<&'static str> = None;
-    const MIGRATIONS: &'static [&'static str] =
-        &[include_str!("../../migrations/mysql/0001_outbox_event.sql")];
+    const MIGRATIONS: &'static [&'static str] = &[
+        include_str!("../../migrations/mysql/0001_outbox_event.sql"),
+        include_str!("../../migrations/mysql/0003_inbox.sql"),
+    ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;
+    // What else IGNORE would pass over, such as a text that is too long, is checked before.
+    const ONCE: &'static str =
+        "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now})";
     // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
     const CHECKS_JSON: bool = false;
     const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
@@ -113,7 +119,7 @@ impl Dialect for MySql {
         match completion {
             Completion::Delete => format!("DELETE e FROM {BATCH} WHERE e.status IN (0, 2) AND {holds}"),
             Completion::Keep => format!(
-                "UPDATE {BATCH} SET e.status = 1, e.done_at = {{now}}, e.locked_by = NULL, e.locked_until = NULL \
+                "UPDATE {BATCH} SET e.status = 1, e.done_at = {{now}}, e.locked_by = $1, e.locked_until = NULL \
                  WHERE e.status IN (0, 2) AND {holds}"
             ),
         }
@@ -138,6 +144,28 @@ impl Dialect for MySql {
         "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]')) s \
          STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
+    }
+
+    fn purge_inbox(limit: usize) -> String {
+        format!("DELETE FROM {{inbox}} WHERE received_at < {{earlier $1}} ORDER BY received_at LIMIT {limit}")
+    }
+
+    async fn once_each(
+        sql: &dyn Render,
+        conn: &mut MySqlConnection,
+        consumer: &str,
+        ids: Value,
+    ) -> Result<Vec<String>, sqlx::Error> {
+        let values = vec![Value::text(consumer), ids, Value::Int(rand::random::<i64>())];
+        let insert = sql.render(
+            "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at, batch) \
+             SELECT $1, j.v, {now}, $3 FROM JSON_TABLE($2, '$[*]' COLUMNS (v varchar(255) {exact} PATH '$')) j",
+        );
+        Self::run(conn, insert, values.clone()).await?;
+        let new = sql.render(
+            "SELECT event_id FROM {inbox} WHERE consumer = $1 AND event_id {in texts $2} AND batch = $3",
+        );
+        returned::<Self>(conn, new, values).await
     }
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {

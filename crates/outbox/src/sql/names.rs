@@ -55,6 +55,7 @@ impl Names {
             "events" => self.table(""),
             "leases" => self.table("_lease"),
             "keys" => self.table("_key"),
+            "inbox" => self.table("_inbox"),
             "version" => self.table("_schema"),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })

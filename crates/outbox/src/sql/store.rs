@@ -161,8 +161,16 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect())
     }
 
+    pub(super) fn statement(&self, template: &str) -> Statement {
+        self.sql.render(template)
+    }
+
+    pub(super) fn renderer(&self) -> &dyn Render {
+        &self.sql
+    }
+
     /// Turns what the database said into what the caller can act on.
-    fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error) -> Error {
         match error {
             Error::Database(e) if DB::is_missing_table(e.inner()) => {
                 Error::NotMigrated { table: self.sql.names.table.clone() }
@@ -444,6 +452,8 @@ impl<DB: Database> SqlStore<DB> {
         let status = Status::from_code(code as i16)
             .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
         let owner = DB::text(row, after + 3)?.map(NodeId::from);
+        // Who held it at the end stays there.
+        let done_by = owner.clone().filter(|_| status == Status::Done);
         Ok(StoredEvent {
             event: columns
                 .and_then(|c| decode(&id, c, available_at, !DB::CHECKS_JSON))
@@ -454,6 +464,7 @@ impl<DB: Database> SqlStore<DB> {
             created_at,
             available_at,
             done_at: DB::time(row, after + 1)?,
+            done_by,
             last_error: DB::text(row, after + 2)?,
             lease: owner.zip(DB::time(row, after + 4)?),
         })
@@ -655,6 +666,11 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(())
     }
 
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>> {
+        let rows = self.fetch(sql::LEADER, vec![Value::text(name)]).await?;
+        Ok(rows.first().map(|row| DB::text(row, 0)).transpose()?.flatten().map(NodeId::from))
+    }
+
     async fn purge(&self, purge: Purge) -> Result<u64> {
         let mut tries = 0;
         loop {
@@ -663,6 +679,10 @@ impl<DB: Database> Store for SqlStore<DB> {
                 done => return done,
             }
         }
+    }
+
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.run(&DB::purge_inbox(limit), vec![Value::micros(older_than)]).await
     }
 
     async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {

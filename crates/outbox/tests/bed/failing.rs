@@ -106,6 +106,14 @@ impl Store for Failing {
         self.inner.resign(name, holder, epoch).await
     }
 
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>> {
+        self.inner.leader(name).await
+    }
+
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_inbox(older_than, limit).await
+    }
+
     async fn purge(&self, purge: Purge) -> Result<u64> {
         self.inner.purge(purge).await
     }
