@@ -115,7 +115,7 @@ impl WorkQueue {
             if suspect_windows >= SUSPECT_WINDOWS {
                 break;
             }
-            let vain = claiming.items.len() - before < scanned / 2;
+            let vain = (claiming.items.len() - before) * 2 < scanned;
             limit = if vain { room.max((limit * 2).min(WIDEST)) } else { room };
             from = Origin::After(cursor);
         }

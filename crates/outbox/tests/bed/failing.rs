@@ -25,6 +25,8 @@ pub struct Failing {
     at: Where,
     left: AtomicUsize,
     failed: AtomicUsize,
+    calls: AtomicUsize,
+    scanned: AtomicUsize,
     error: fn() -> Error,
 }
 
@@ -37,12 +39,27 @@ impl std::fmt::Debug for Failing {
 impl Failing {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Settle, left: times.into(), failed: 0.into(), error })
+        Arc::new(Self { inner, at: Where::Settle, left: times.into(), failed: 0.into(), calls: 0.into(), scanned: 0.into(), error })
     }
 
     /// Fails this many takes.
     pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Take, left: times.into(), failed: 0.into(), error })
+        Arc::new(Self { inner, at: Where::Take, left: times.into(), failed: 0.into(), calls: 0.into(), scanned: 0.into(), error })
+    }
+
+    /// Fails nothing, and only counts.
+    pub fn never(inner: SharedStore) -> Arc<Self> {
+        Self::settle(inner, 0, || Error::Store("never".to_owned()))
+    }
+
+    /// How many times it was asked to take, settle or extend since this was last asked.
+    pub fn calls(&self) -> usize {
+        self.calls.swap(0, Ordering::SeqCst)
+    }
+
+    /// How many rows were looked at since this was last asked.
+    pub fn scanned(&self) -> usize {
+        self.scanned.swap(0, Ordering::SeqCst)
     }
 
     /// How many calls have failed.
@@ -72,11 +89,15 @@ impl Store for Failing {
     }
 
     async fn take(&self, take: &Take) -> Result<Taken> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Take)?;
-        self.inner.take(take).await
+        let taken = self.inner.take(take).await?;
+        self.scanned.fetch_add(taken.scanned, Ordering::SeqCst);
+        Ok(taken)
     }
 
     async fn settle(&self, by: &Holder, completion: Completion, settlements: &[Settlement]) -> Result<u64> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Settle)?;
         self.inner.settle(by, completion, settlements).await
     }
@@ -87,6 +108,7 @@ impl Store for Failing {
         lease: Duration,
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.inner.extend(owner, lease, held).await
     }
 
