@@ -133,7 +133,9 @@ impl WorkQueue {
                 "nothing can be claimed: a single_node relay holds this outbox; use multi_node beside a work queue"
             ),
             Ok(_) => {}
-            Err(error) => tracing::debug!(store = self.store.name(), %error, "could not see who holds the outbox"),
+            Err(error) => {
+                tracing::debug!(store = self.store.name(), %error, "could not see who holds the outbox")
+            }
         }
     }
 }

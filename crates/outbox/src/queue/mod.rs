@@ -351,7 +351,8 @@ fn newest(ids: impl IntoIterator<Item = impl Borrow<WorkItemId>>) -> Vec<WorkIte
 fn check_owner(owner: &NodeId) -> Result<()> {
     let name = owner.as_str();
     if name.is_empty() || name.chars().count() > 100 || name.chars().any(char::is_control) {
-        let rule = "the owner must have 1 to 100 characters and no control characters: use NodeId::generate()";
+        let rule =
+            "the owner must have 1 to 100 characters and no control characters: use NodeId::generate()";
         return Err(Error::Setting(rule.to_owned()));
     }
     Ok(())

@@ -39,12 +39,28 @@ impl std::fmt::Debug for Failing {
 impl Failing {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Settle, left: times.into(), failed: 0.into(), calls: 0.into(), scanned: 0.into(), error })
+        Arc::new(Self {
+            inner,
+            at: Where::Settle,
+            left: times.into(),
+            failed: 0.into(),
+            calls: 0.into(),
+            scanned: 0.into(),
+            error,
+        })
     }
 
     /// Fails this many takes.
     pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Take, left: times.into(), failed: 0.into(), calls: 0.into(), scanned: 0.into(), error })
+        Arc::new(Self {
+            inner,
+            at: Where::Take,
+            left: times.into(),
+            failed: 0.into(),
+            calls: 0.into(),
+            scanned: 0.into(),
+            error,
+        })
     }
 
     /// Fails nothing, and only counts.
