@@ -88,20 +88,21 @@ async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Base>() {
     let deliveries = deliver_twice(&bed).await;
     let survived = survive(&bed, "consumer", kills(), deliveries).await;
 
-    assert_eq!(bed.number("SELECT count(*) FROM {t}_delivery WHERE consumed = 0").await, 0);
-    let handled = bed.number("SELECT count(*) FROM {t}_handling").await;
-    let booked = bed.number("SELECT count(*) FROM {t}_handling WHERE booked = 1").await;
-    let balance = bed.number("SELECT balance FROM {t}_account").await;
+    let number = async |sql: &str| usize::try_from(bed.number(sql).await).unwrap();
+    assert_eq!(number("SELECT count(*) FROM {t}_delivery WHERE consumed = 0").await, 0);
+    let handled = number("SELECT count(*) FROM {t}_handling").await;
+    let booked = number("SELECT count(*) FROM {t}_handling WHERE booked = 1").await;
+    let balance = number("SELECT balance FROM {t}_account").await;
     eprintln!(
         "{}: {} events delivered {deliveries} times, {} kills, {} redeliveries after kills, {:.1} s",
         DB::NAME,
         amounts(),
         survived.kills,
-        handled - deliveries as i64,
+        handled - deliveries,
         survived.time.as_secs_f64(),
     );
-    assert_eq!(booked, amounts() as i64, "each event was booked once");
-    assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>() as i64, "the sum is exact");
+    assert_eq!(booked, amounts(), "each event was booked once");
+    assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
     assert_eq!(survived.kills, kills(), "it was killed while it worked");
 }
 
@@ -134,8 +135,10 @@ async fn consume<DB: Base>(outbox: &Outbox<DB>, role: &mut Role) {
     let mut last = -1;
     let mut arrived: Vec<String> = Vec::new();
     loop {
-        let next =
-            format!("SELECT COALESCE(min(id), -1) FROM {table}_delivery WHERE consumed = 0 AND id > {last}");
+        let next = format!(
+            "SELECT COALESCE((SELECT id FROM {table}_delivery WHERE consumed = 0 AND id > {last} \
+             ORDER BY id LIMIT 1), -1)"
+        );
         last = DB::number(&mut *pool.acquire().await.unwrap(), &next).await;
         if arrived.len() >= rand::random_range(1..20) || (last < 0 && !arrived.is_empty()) {
             let ids = std::mem::take(&mut arrived).join(", ");

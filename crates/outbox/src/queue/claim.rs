@@ -134,7 +134,7 @@ impl WorkQueue {
             ),
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(store = self.store.name(), %error, "could not see who holds the outbox")
+                tracing::debug!(store = self.store.name(), %error, "could not see who holds the outbox");
             }
         }
     }
