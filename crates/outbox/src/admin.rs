@@ -162,6 +162,11 @@ impl Admin {
         let what = Purge { what: Purgeable::Done, older_than, limit: 500 };
         purge_all(&*self.store, what, &CancellationToken::new()).await
     }
+
+    /// Deletes inbox entries older than this, 500 at a time. Returns how many. What is delivered again after that is new.
+    pub async fn purge_inbox(&self, older_than: Duration) -> Result<u64> {
+        purge_inbox(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
 }
 
 /// Purges batch by batch until there is nothing left to purge.
@@ -193,4 +198,14 @@ async fn until_drained<F: Future<Output = Result<u64>>>(
         }
     }
     Ok(total)
+}
+
+/// The same for the inbox.
+pub(crate) async fn purge_inbox(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    until_drained(batch, stop, || store.purge_inbox(older_than, batch)).await
 }

@@ -22,6 +22,10 @@ pub enum Error {
     #[error("invalid setting: {0}")]
     Setting(String),
 
+    /// The name of a consumer or the id of an event cannot be in the inbox; nothing was asked of the database.
+    #[error("not for the inbox: {0}")]
+    Inbox(#[source] EventError),
+
     /// A table or schema name is not a plain identifier.
     #[error(
         "{name:?} cannot be a table or schema name: \

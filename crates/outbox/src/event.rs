@@ -672,7 +672,7 @@ impl EventBuilder {
     }
 }
 
-fn check_text(field: &'static str, text: &str, limit: usize) -> Result<(), EventError> {
+pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<(), EventError> {
     if text.is_empty() {
         return Err(EventError::Empty { field });
     }

@@ -21,6 +21,8 @@
 //! | `relay` | [`Relay`]: take, dispatch, settle |
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
 //! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and one that follows when all are settled |
+//! | `inbox` | [`Outbox::once`]: doing things once in a consumer |
+//! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | [`metrics`] | what is counted |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
@@ -35,13 +37,16 @@ mod error;
 mod event;
 mod handler;
 mod hook;
+mod inbox;
 mod join;
 pub mod metrics;
 mod outbox;
+mod queue;
 mod relay;
 mod retry;
 mod sql;
 pub mod store;
+mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tx;
@@ -60,6 +65,7 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use outbox::{Outbox, OutboxBuilder};
+pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
 pub use relay::{PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
@@ -74,4 +80,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../../docs/guide/writing.md")]
     struct Writing;
+    #[doc = include_str!("../../../docs/guide/queue.md")]
+    struct Queue;
+    #[doc = include_str!("../../../docs/guide/inbox.md")]
+    struct Inbox;
 }

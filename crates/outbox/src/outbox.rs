@@ -11,6 +11,7 @@ use crate::admin::Admin;
 use crate::error::{EventError, Result};
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
 use crate::hook::{Hooks, WriterHook};
+use crate::queue::WorkQueue;
 use crate::relay::hot::{HotDoor, Reserved};
 use crate::relay::{Mode, RelayBuilder};
 use crate::sql::dialect::NewRow;
@@ -247,6 +248,10 @@ impl<DB: Database> Outbox<DB> {
         self.shared.store.clone()
     }
 
+    pub(crate) fn sql_store(&self) -> &SqlStore<DB> {
+        &self.shared.store
+    }
+
     /// Creates or upgrades the tables. Safe to call at every start, from every node.
     pub async fn migrate(&self) -> Result<()> {
         self.shared.store.migrate().await
@@ -447,6 +452,11 @@ impl<DB: Database> Outbox<DB> {
             batch.reserved.retain(|place| stored.contains(place.event().id()));
             batch.hinted.retain(|event| stored.contains(event.id()));
         }
+        for event in &batch.events {
+            // Not INFO: it would be a line for every business transaction.
+            let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
+            tracing::debug!(store = store.name(), event = %id, %event_type, correlation_id, "event written");
+        }
         hooks.after_write(&batch.events);
         Ok(batch)
     }
@@ -458,6 +468,11 @@ impl<DB: Database> Outbox<DB> {
 
     fn relay(&self, mode: Mode) -> RelayBuilder {
         RelayBuilder::new(self.store(), self.shared.door.clone(), mode).of(Arc::new(self.clone()))
+    }
+
+    /// The events as a work queue, for those who take work themselves instead of running a relay.
+    pub fn queue(&self) -> WorkQueue {
+        WorkQueue::new(self.store())
     }
 
     /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the

@@ -65,8 +65,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Gives a named lease back, if it is still held in this epoch.
     async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()>;
 
+    /// Who holds a named lease now, if anybody.
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>>;
+
     /// Deletes one batch of old rows. Returns how many.
     async fn purge(&self, purge: Purge) -> Result<u64>;
+
+    /// Deletes one batch of inbox entries older than this. Returns how many.
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
     /// Lists events that match, oldest first.
     async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>>;
@@ -116,7 +122,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// A store that the relay and others share.
 pub type SharedStore = Arc<dyn Store>;
 
-/// The name of a process that takes events. Unique among all that share a table.
+/// The name of a process that takes events, or of the owner of work items. Unique among all that share a table.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct NodeId(Arc<str>);
 

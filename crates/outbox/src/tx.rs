@@ -48,6 +48,8 @@ pub struct Tx<'c, DB: Database> {
     /// Whether the connection was handed out after the last write, so that nobody knows whether the transaction is
     /// still good.
     touched: bool,
+    /// Whether the inbox said that something is to be done here: then it must not be lost without an error.
+    receiving: bool,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -83,6 +85,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
             savepoint,
             unsure: false,
             touched: false,
+            receiving: false,
         }
     }
 
@@ -102,7 +105,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
         // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
-        if self.unsure || (self.touched && !self.callbacks.is_empty()) {
+        if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
             self.keep_what_is_there().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
@@ -177,6 +180,13 @@ impl<'c, DB: Database> Tx<'c, DB> {
     pub(crate) fn wrote(&mut self, batch: Batch) {
         self.batches.push(batch);
         self.touched = false;
+    }
+
+    /// The inbox was asked, on this connection.
+    pub(crate) fn received(&mut self, answered: bool) {
+        self.receiving = true;
+        self.unsure |= !answered;
+        self.touched &= !answered;
     }
 
     pub(crate) fn is_savepoint(&self) -> bool {

@@ -299,9 +299,9 @@ async fn a_setting_out_of_range_is_an_error_that_names_it() {
 #[tokio::test]
 async fn a_failed_start_leaves_nothing_behind() {
     let bed = fresh().await;
-    bed.run("UPDATE {t}_schema SET version = 99").await.unwrap();
+    bed.run("UPDATE {t}_schema SET version = version + 99").await.unwrap();
     bed.outbox.single_node().start().await.unwrap_err();
-    bed.run("UPDATE {t}_schema SET version = 1").await.unwrap();
+    bed.run("UPDATE {t}_schema SET version = version - 99").await.unwrap();
     let seen = Seen::default();
     let other = bed.another().await;
     let relay = other.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result};
 use tracing_subscriber::filter::LevelFilter;
 
+const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
+const LEASE: std::time::Duration = std::time::Duration::from_secs(30);
 const CANARY: &str = "canary-4111111111111111";
 
 /// Keeps every log line.
@@ -55,8 +57,23 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     outbox.send(Event::new("good").id("twice").json(CANARY)).await?;
     let refused = outbox.send(Event::new("good").id("twice").json(CANARY)).await.unwrap_err();
     relay.idle().await?;
+    let queue = outbox.queue();
+    let me = outbox::NodeId::from("worker");
+    outbox.send(Event::new("later").correlation("story-7").json(CANARY).deliver_after(DAY)).await?;
+    for _ in 0..2 {
+        assert!(queue.claim(&me, LEASE, 10).await?.is_empty(), "the relay holds the table");
+    }
     let dead = outbox.admin().dead(&Default::default(), 100).await?;
     relay.stop().await?;
+    outbox.send_all((0..3).map(|_| Event::new("work").json(CANARY))).await?;
+    let items = queue.claim(&me, std::time::Duration::from_millis(1), 10).await?;
+    assert_eq!(items.len(), 3);
+    queue.fail(&me, [items[0].id()], "no such address").await?;
+    queue.abandon(&me, [items[1].id()], "busy").await?;
+    while queue.reap_expired().await? == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert!(!format!("{items:?}").contains(CANARY));
 
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("event is dead")), "{text}");
@@ -69,6 +86,17 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     let inside = text.lines().find(|line| line.contains("inside of a handler")).unwrap();
     assert!(inside.contains("outbox.handle") && inside.contains("event_type=good"), "{inside}");
     assert!(text.contains("outbox.write"), "writing has a span of its own");
+    let line = |words: &[&str]| {
+        let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
+        assert!(lines > 0, "no line with {words:?} in {text}");
+        lines
+    };
+    line(&["DEBUG", "event written", "event_type=later", "correlation_id=\"story-7\"", "store="]);
+    line(&["DEBUG", "claimed work items", "count=3", "owner=worker", "store="]);
+    line(&["ERROR", "event is dead", "no such address", "store="]);
+    line(&["WARN", "work item was abandoned", "busy", "store="]);
+    line(&["INFO", "freed work items whose lease had run out", "count=1", "store="]);
+    assert_eq!(line(&["WARN", "nothing can be claimed", "store="]), 1, "said once");
     let leak = text.lines().find(|line| line.contains(CANARY));
     assert_eq!(leak, None, "a payload was logged");
     assert!(!refused.to_string().contains(CANARY) && !format!("{refused:?}").contains(CANARY));

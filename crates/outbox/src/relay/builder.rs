@@ -127,14 +127,15 @@ impl Settings {
 pub struct PurgeSettings {
     pub(crate) every: Duration,
     pub(crate) what: Purge,
+    pub(crate) inbox: Duration,
 }
 
 impl Default for PurgeSettings {
-    /// DONE and DEAD rows seven days after they became so, 500 at a time, every hour.
+    /// DONE and DEAD rows seven days after they became so and inbox entries after thirty, 500 at a time, every hour.
     fn default() -> Self {
         let what =
             Purge { what: Purgeable::Finished, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
-        Self { every: Duration::from_secs(3_600), what }
+        Self { every: Duration::from_secs(3_600), what, inbox: Duration::from_secs(30 * 86_400) }
     }
 }
 
@@ -142,6 +143,12 @@ impl PurgeSettings {
     /// How long rows are kept after they became DONE or DEAD.
     pub fn retention(mut self, keep: Duration) -> Self {
         self.what.older_than = keep;
+        self
+    }
+
+    /// How long the [inbox](crate::Outbox::once) remembers an event: longer than anybody may deliver it again.
+    pub fn inbox_retention(mut self, keep: Duration) -> Self {
+        self.inbox = keep;
         self
     }
 
@@ -509,6 +516,7 @@ mod tests {
         assert_eq!(purge.every, Duration::from_secs(60 * 60));
         assert_eq!((purge.what.what, purge.what.limit), (Purgeable::Finished, 500));
         assert_eq!(purge.what.older_than, Duration::from_secs(7 * 24 * 60 * 60));
+        assert_eq!(purge.inbox, Duration::from_secs(30 * 24 * 60 * 60));
     }
 
     #[test]

@@ -20,9 +20,7 @@ use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_ha
 use crate::join;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Settlement, Verdict};
-
-/// How often an event may be started after its holder vanished, before it is taken for what made them vanish.
-const MAX_CRASHES: u32 = 3;
+use crate::suspect::{self, Start};
 
 /// Which handler serves which events.
 #[derive(Default)]
@@ -203,29 +201,10 @@ fn decide_safely(result: Result<Outcome, Failure>, attempts: u32, policy: &dyn R
     })
 }
 
-enum Start {
-    Go,
-    Bury(String),
-    Leave,
-}
-
 /// Notes in the database that an event starts which may have killed its process before.
 async fn count_start(engine: &Engine, job: &Job) -> Start {
     let Some(by) = engine.station.holder() else { return Start::Leave };
-    match engine.store.count_start(&by, job.delivery.event.id(), job.delivery.claim).await {
-        Ok(Some(starts)) if starts > MAX_CRASHES => {
-            let event = job.delivery.event.id();
-            tracing::error!(store = engine.name(), %event, starts, "event is dead: its handler never came back");
-            Start::Bury(format!("its handler was started {MAX_CRASHES} times and never came back"))
-        }
-        Ok(Some(_)) => Start::Go,
-        Ok(None) => Start::Leave,
-        Err(error) => {
-            // Safer not to run it uncounted; it comes again.
-            tracing::warn!(store = engine.name(), event = %job.delivery.event.id(), %error, "could not count a start");
-            Start::Leave
-        }
-    }
+    suspect::start(&*engine.store, &by, job.delivery.event.id(), job.delivery.claim).await
 }
 
 /// Runs interceptors and the handler.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, PurgeSettings};
-use crate::admin::{purge_all, purge_all_joins};
+use crate::admin::{purge_all, purge_all_joins, purge_inbox};
 use crate::error::Result;
 use crate::store::{EXCLUSIVE, Leadership, NodeId};
 
@@ -102,7 +102,7 @@ impl Hold {
 
 /// Purges now and then.
 pub(crate) async fn purge(engine: Arc<Engine>) {
-    let Some(PurgeSettings { every, what, .. }) = engine.settings.purge.clone() else { return };
+    let Some(PurgeSettings { every, what, inbox }) = engine.settings.purge.clone() else { return };
     loop {
         tokio::select! {
             () = tokio::time::sleep(every) => {}
@@ -117,6 +117,11 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged closed joins"),
             Err(error) => tracing::error!(store = engine.name(), %error, "could not purge joins"),
+        }
+        match purge_inbox(&*engine.store, inbox, what.limit, &engine.stop).await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
+            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge the inbox"),
         }
     }
 }

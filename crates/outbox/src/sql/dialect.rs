@@ -201,6 +201,9 @@ pub trait Dialect: sqlx::Database + Sized {
     /// Makes the row of a named lease, if it is not there.
     const NEW_LEASE: &'static str;
 
+    /// Notes in the inbox that consumer `$1` has had event `$2`; touches no row if it was there.
+    const ONCE: &'static str;
+
     /// The text of a fragment, such as `now` or `later $3`.
     fn fragment(slot: &str) -> String;
 
@@ -230,6 +233,17 @@ pub trait Dialect: sqlx::Database + Sized {
 
     /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
     fn extend() -> &'static str;
+
+    /// The statement that deletes inbox entries older than `$1` microseconds, at most so many.
+    fn purge_inbox(limit: usize) -> String;
+
+    /// Notes many events in the inbox, in the order of the list; returns those that were not there.
+    fn once_each(
+        sql: &dyn Render,
+        conn: &mut Self::Connection,
+        consumer: &str,
+        ids: Value,
+    ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
     /// Claims in one statement, where the database can. `None`: select, then update.
     fn claim_at_once() -> Option<&'static str> {

@@ -6,6 +6,7 @@
 
 mod begin;
 pub(crate) mod dialect;
+mod inbox;
 mod joins;
 mod names;
 mod promise;

@@ -12,6 +12,7 @@ use sqlx::query::Query;
 
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::inbox::returned;
 use super::names::{Listed, Names, Statement};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
@@ -38,10 +39,14 @@ impl Dialect for MySql {
     const MIGRATIONS: &'static [&'static str] = &[
         include_str!("../../migrations/mysql/0001_outbox_event.sql"),
         include_str!("../../migrations/mysql/0002_joins.sql"),
+        include_str!("../../migrations/mysql/0003_inbox.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;
+    // What else IGNORE would pass over, such as a text that is too long, is checked before.
+    const ONCE: &'static str =
+        "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now})";
     // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
     const CHECKS_JSON: bool = false;
     const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
@@ -168,6 +173,28 @@ impl Dialect for MySql {
         "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]')) s \
          STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
+    }
+
+    fn purge_inbox(limit: usize) -> String {
+        format!("DELETE FROM {{inbox}} WHERE received_at < {{earlier $1}} ORDER BY received_at LIMIT {limit}")
+    }
+
+    async fn once_each(
+        sql: &dyn Render,
+        conn: &mut MySqlConnection,
+        consumer: &str,
+        ids: Value,
+    ) -> Result<Vec<String>, sqlx::Error> {
+        let values = vec![Value::text(consumer), ids, Value::Int(rand::random::<i64>())];
+        let insert = sql.render(
+            "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at, batch) \
+             SELECT $1, j.v, {now}, $3 FROM JSON_TABLE($2, '$[*]' COLUMNS (v varchar(255) {exact} PATH '$')) j",
+        );
+        Self::run(conn, insert, values.clone()).await?;
+        let new = sql.render(
+            "SELECT event_id FROM {inbox} WHERE consumer = $1 AND event_id {in texts $2} AND batch = $3",
+        );
+        returned::<Self>(conn, new, values).await
     }
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {

@@ -57,6 +57,7 @@ impl Names {
             "keys" => self.table("_key"),
             "joins" => self.table("_join"),
             "members" => self.table("_join_member"),
+            "inbox" => self.table("_inbox"),
             "version" => self.table("_schema"),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })

@@ -7,6 +7,7 @@ use sqlx::query::Query;
 
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::inbox::returned;
 use super::names::{Listed, Names, Statement};
 use super::statements::{insert_values, row_values};
 use crate::error::{Error, Result, without_credentials};
@@ -43,10 +44,13 @@ impl Dialect for Postgres {
     const MIGRATIONS: &'static [&'static str] = &[
         include_str!("../../migrations/postgres/0001_outbox_event.sql"),
         include_str!("../../migrations/postgres/0002_joins.sql"),
+        include_str!("../../migrations/postgres/0003_inbox.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
     const LATERAL: bool = true;
+    const ONCE: &'static str = "INSERT INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now}) \
+        ON CONFLICT DO NOTHING";
 
     fn fragment(slot: &str) -> String {
         let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
@@ -153,6 +157,27 @@ impl Dialect for Postgres {
     fn extend() -> &'static str {
         "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
          WHERE e.event_id = s.id AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending}"
+    }
+
+    fn purge_inbox(limit: usize) -> String {
+        format!(
+            "DELETE FROM {{inbox}} WHERE (consumer, event_id) IN (\
+             SELECT i.consumer, i.event_id FROM {{inbox}} i WHERE i.received_at < {{earlier $1}} \
+             ORDER BY i.received_at LIMIT {limit} {{skip locked}})"
+        )
+    }
+
+    async fn once_each(
+        sql: &dyn Render,
+        conn: &mut PgConnection,
+        consumer: &str,
+        ids: Value,
+    ) -> Result<Vec<String>, sqlx::Error> {
+        let insert = sql.render(
+            "INSERT INTO {inbox} (consumer, event_id, received_at) SELECT $1, i.id, {now} \
+             FROM unnest($2::text[]) WITH ORDINALITY i(id, n) ORDER BY i.n ON CONFLICT DO NOTHING RETURNING event_id",
+        );
+        returned::<Self>(conn, insert, vec![Value::text(consumer), ids]).await
     }
 
     fn claim_at_once() -> Option<&'static str> {

@@ -12,6 +12,7 @@ use sqlx::sqlite::{
 
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::inbox::returned;
 use super::names::{Listed, Names, Statement};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
@@ -33,10 +34,13 @@ impl Dialect for Sqlite {
     const MIGRATIONS: &'static [&'static str] = &[
         include_str!("../../migrations/sqlite/0001_outbox_event.sql"),
         include_str!("../../migrations/sqlite/0002_joins.sql"),
+        include_str!("../../migrations/sqlite/0003_inbox.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;
+    const ONCE: &'static str = "INSERT INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now}) \
+        ON CONFLICT DO NOTHING";
     const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
     fn fragment(slot: &str) -> String {
@@ -144,6 +148,28 @@ impl Dialect for Sqlite {
         "UPDATE {events} SET locked_until = {later $2} WHERE seq IN (\
          SELECT e.seq FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
          AND e.claims = s.value ->> 1 AND e.locked_by = $1 AND {pending})"
+    }
+
+    fn purge_inbox(limit: usize) -> String {
+        format!(
+            "DELETE FROM {{inbox}} WHERE (consumer, event_id) IN (\
+             SELECT i.consumer, i.event_id FROM {{inbox}} i WHERE i.received_at < {{earlier $1}} \
+             ORDER BY i.received_at LIMIT {limit} {{skip locked}})"
+        )
+    }
+
+    async fn once_each(
+        sql: &dyn Render,
+        conn: &mut SqliteConnection,
+        consumer: &str,
+        ids: Value,
+    ) -> Result<Vec<String>, sqlx::Error> {
+        // WHERE, or SQLite would read ON as a part of the join.
+        let insert = sql.render(
+            "INSERT INTO {inbox} (consumer, event_id, received_at) SELECT $1, j.value, {now} FROM json_each($2) j \
+             WHERE TRUE ON CONFLICT DO NOTHING RETURNING event_id",
+        );
+        returned::<Self>(conn, insert, vec![Value::text(consumer), ids]).await
     }
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {

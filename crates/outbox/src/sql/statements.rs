@@ -2,7 +2,7 @@
 //!
 //! | slot | stands for |
 //! | --- | --- |
-//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{version}` | our tables |
+//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{version}` | our tables |
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
@@ -137,6 +137,7 @@ pub(super) const SEE_LEASE: &str =
     "SELECT holder, epoch, held_until, {now} FROM {leases} WHERE name = $1 {lock}";
 pub(super) const PUT_LEASE: &str =
     "UPDATE {leases} SET holder = $2, epoch = $3, held_until = {later $4} WHERE name = $1";
+pub(super) const LEADER: &str = "SELECT holder FROM {leases} WHERE name = $1 AND held_until > {now}";
 pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until = NULL \
      WHERE name = $1 AND holder = $2 AND epoch = $3";
 

@@ -163,6 +163,10 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect())
     }
 
+    pub(super) fn renderer(&self) -> &dyn Render {
+        &self.sql
+    }
+
     /// Turns what the database said into what the caller can act on.
     pub(super) fn explain(&self, error: Error) -> Error {
         match error {
@@ -767,6 +771,11 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(())
     }
 
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>> {
+        let rows = self.fetch(sql::LEADER, vec![Value::text(name)]).await?;
+        Ok(rows.first().map(|row| DB::text(row, 0)).transpose()?.flatten().map(NodeId::from))
+    }
+
     async fn purge(&self, purge: Purge) -> Result<u64> {
         let mut tries = 0;
         loop {
@@ -775,6 +784,10 @@ impl<DB: Database> Store for SqlStore<DB> {
                 done => return done,
             }
         }
+    }
+
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.run(&DB::purge_inbox(limit), vec![Value::micros(older_than)]).await
     }
 
     async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {

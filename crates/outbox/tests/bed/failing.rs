@@ -25,6 +25,8 @@ pub struct Failing {
     at: Where,
     left: AtomicUsize,
     failed: AtomicUsize,
+    calls: AtomicUsize,
+    scanned: AtomicUsize,
     error: fn() -> Error,
 }
 
@@ -37,12 +39,43 @@ impl std::fmt::Debug for Failing {
 impl Failing {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Settle, left: times.into(), failed: 0.into(), error })
+        Arc::new(Self {
+            inner,
+            at: Where::Settle,
+            left: times.into(),
+            failed: 0.into(),
+            calls: 0.into(),
+            scanned: 0.into(),
+            error,
+        })
     }
 
     /// Fails this many takes.
     pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self { inner, at: Where::Take, left: times.into(), failed: 0.into(), error })
+        Arc::new(Self {
+            inner,
+            at: Where::Take,
+            left: times.into(),
+            failed: 0.into(),
+            calls: 0.into(),
+            scanned: 0.into(),
+            error,
+        })
+    }
+
+    /// Fails nothing, and only counts.
+    pub fn never(inner: SharedStore) -> Arc<Self> {
+        Self::settle(inner, 0, || Error::Store("never".to_owned()))
+    }
+
+    /// How many times it was asked to take, settle or extend since this was last asked.
+    pub fn calls(&self) -> usize {
+        self.calls.swap(0, Ordering::SeqCst)
+    }
+
+    /// How many rows were looked at since this was last asked.
+    pub fn scanned(&self) -> usize {
+        self.scanned.swap(0, Ordering::SeqCst)
     }
 
     /// How many calls have failed.
@@ -72,8 +105,11 @@ impl Store for Failing {
     }
 
     async fn take(&self, take: &Take) -> Result<Taken> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Take)?;
-        self.inner.take(take).await
+        let taken = self.inner.take(take).await?;
+        self.scanned.fetch_add(taken.scanned, Ordering::SeqCst);
+        Ok(taken)
     }
 
     async fn settle(
@@ -82,6 +118,7 @@ impl Store for Failing {
         completion: Completion,
         settlements: &[Settlement],
     ) -> Result<Settled> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Settle)?;
         self.inner.settle(by, completion, settlements).await
     }
@@ -92,6 +129,7 @@ impl Store for Failing {
         lease: Duration,
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.inner.extend(owner, lease, held).await
     }
 
@@ -109,6 +147,14 @@ impl Store for Failing {
 
     async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
         self.inner.resign(name, holder, epoch).await
+    }
+
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>> {
+        self.inner.leader(name).await
+    }
+
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_inbox(older_than, limit).await
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {

@@ -168,7 +168,10 @@ impl Harness for Place {
 
     async fn execute(&self, sql: &str) -> bool {
         let table = &self.table;
-        let sql = sql.replace("{events}", table).replace("{version}", &format!("{table}_schema"));
+        let sql = sql
+            .replace("{events}", table)
+            .replace("{inbox}", &format!("{table}_inbox"))
+            .replace("{version}", &format!("{table}_schema"));
         self.run(&sql).await;
         true
     }

@@ -98,6 +98,20 @@ pub async fn leases_of_different_names_are_independent(harness: &impl Harness) {
     assert_eq!(scene.lease("e").await.len(), 1, "only the lease named exclusive stands for the table");
 }
 
+/// Without asking to lead.
+pub async fn anybody_can_see_who_leads(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None);
+    let leadership = lead(&scene, EXCLUSIVE, "a").await;
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), Some("a".into()));
+    assert_eq!(scene.store.leader("purge").await.unwrap(), None);
+    scene.pass(LEASE);
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it ran out");
+    lead(&scene, EXCLUSIVE, "a").await;
+    scene.store.resign(EXCLUSIVE, &"a".into(), epoch(&leadership)).await.unwrap();
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it was given back");
+}
+
 /// While it lasts.
 pub async fn nobody_leases_rows_while_one_holds_the_table(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

@@ -29,6 +29,7 @@
 
 pub mod admin;
 pub mod exclusive;
+pub mod inbox;
 pub mod join;
 pub mod order;
 pub mod schema;
@@ -59,7 +60,7 @@ pub trait Harness: Send + Sync {
     async fn connect(&self, clock: Clock) -> SharedStore;
 
     /// Runs a statement as a writer in another language would. `{events}` stands for the table of the events,
-    /// `{version}` for that of the schema's version. `false`: this store has no SQL, and the cases that need
+    /// `{inbox}` for that of the inbox, `{version}` for that of the schema's version. `false`: this store has no SQL, and the cases that need
     /// it have nothing to show.
     async fn execute(&self, sql: &str) -> bool {
         let _ = sql;
@@ -144,6 +145,7 @@ macro_rules! conformance_tests {
                 a_resigned_lease_is_free_at_once_and_clean
                 resigning_in_an_old_epoch_changes_nothing
                 leases_of_different_names_are_independent
+                anybody_can_see_who_leads
                 nobody_leases_rows_while_one_holds_the_table
                 reading_as_the_holder_writes_nothing
                 an_old_epoch_takes_nothing
@@ -164,6 +166,9 @@ macro_rules! conformance_tests {
                 dead_events_are_purged_by_the_time_they_died
                 a_purge_goes_in_batches
                 purging_everything_takes_pending_events_too
+            }
+            inbox {
+                old_inbox_entries_are_purged_in_batches
             }
             schema {
                 migrating_twice_changes_nothing
@@ -382,6 +387,7 @@ mod tests {
         for source in [
             include_str!("admin.rs"),
             include_str!("exclusive.rs"),
+            include_str!("inbox.rs"),
             include_str!("join.rs"),
             include_str!("order.rs"),
             include_str!("schema.rs"),

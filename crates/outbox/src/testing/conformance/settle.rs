@@ -19,6 +19,7 @@ pub async fn done_is_kept_or_deleted(harness: &impl Harness) {
     let kept = scene.see(&written[0]).await;
     assert_eq!(kept.status, Status::Done);
     assert_eq!(kept.done_at, Some(scene.now()));
+    assert_eq!(kept.done_by, Some("a".into()));
     assert_eq!(kept.attempts, 0);
     assert_eq!(kept.lease, None);
     assert!(scene.find(&written[1]).await.is_none());

@@ -1,0 +1,10 @@
+-- What consumers have done already. A row is written in the transaction that does it.
+CREATE TABLE IF NOT EXISTS {inbox} (
+    consumer    varchar(128) NOT NULL,
+    event_id    varchar(255) NOT NULL,
+    received_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
+    -- Which call wrote it: MySQL does not say which rows of an INSERT were new.
+    batch       bigint,
+    PRIMARY KEY (consumer, event_id),
+    KEY {events_inbox_received} (received_at)
+) ENGINE = InnoDB {exact};

@@ -1,0 +1,92 @@
+//! The inbox: what a consumer has done already, noted in the transaction in which it does it.
+
+use crate::error::{Error, Result};
+use crate::event::check_text;
+use crate::outbox::Outbox;
+use crate::sql::Database;
+use crate::tx::Tx;
+
+/// The longest name of a consumer, in characters.
+const MAX_CONSUMER: usize = 128;
+/// The longest id, in characters. Longer than our own: ids may be somebody else's.
+const MAX_ID: usize = 255;
+
+fn check(consumer: &str, id: &str) -> Result<()> {
+    check_text("consumer", consumer, MAX_CONSUMER).map_err(Error::Inbox)?;
+    check_text("the event's id", id, MAX_ID).map_err(Error::Inbox)
+}
+
+impl<DB: Database> Outbox<DB> {
+    /// Whether a consumer sees an event for the first time: `true` once, `false` ever after.
+    ///
+    /// For consumers behind a broker, which delivers again after every crash and lost acknowledgement. The answer is
+    /// noted in the consumer's own transaction, beside what it does: both are committed, or neither.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// # sqlx::query("CREATE TABLE account (balance INTEGER)").execute(outbox.pool()).await?;
+    /// # let event_id = "01JD2MYZ3V6ZJ9CJ7W2YH4M0QK";
+    /// # for _ in 0..2 {
+    /// let mut tx = outbox.begin().await?;
+    /// if outbox.once(&mut tx, "billing", event_id).await? {
+    ///     sqlx::query("INSERT INTO account VALUES (995)").execute(&mut *tx).await?;
+    /// }
+    /// tx.commit().await?;                                     // then acknowledge to the broker
+    /// # }
+    /// # let booked: i64 = sqlx::query_scalar("SELECT count(*) FROM account").fetch_one(outbox.pool()).await?;
+    /// # assert_eq!(booked, 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Another transaction that asks for the same event meanwhile waits for the end of this one, and is told `false` if
+    /// it was committed and `true` if not. As with any two transactions, the database may end one of them with an error
+    /// instead (a deadlock, a serialization failure, a lock timeout): [`Error::is_transient`], try it again.
+    ///
+    /// Ids have 1 to 255 characters and consumers 1 to 128, without control characters; they are compared exactly. Entries
+    /// are forgotten when they are [purged](crate::PurgeSettings::inbox_retention), after 30 days if not set: a delivery
+    /// that comes later still would be new.
+    pub async fn once(&self, tx: &mut Tx<'_, DB>, consumer: &str, id: impl AsRef<str>) -> Result<bool> {
+        let id = id.as_ref();
+        check(consumer, id)?;
+        let first = self.sql_store().once(tx.connection(), consumer, id).await;
+        tx.received(first.is_ok());
+        first
+    }
+
+    /// [`once`](Outbox::once) for many events, in one statement for each thousand. The answers are in the order of the
+    /// ids; one that is named twice is new the first time only.
+    pub async fn once_each(
+        &self,
+        tx: &mut Tx<'_, DB>,
+        consumer: &str,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<bool>> {
+        let ids: Vec<String> = ids.into_iter().map(|id| id.as_ref().to_owned()).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        for id in &ids {
+            check(consumer, id)?;
+        }
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let first = self.sql_store().once_each(tx.connection(), consumer, &ids).await;
+        tx.received(first.is_ok());
+        first
+    }
+
+    /// [`once`](Outbox::once) in a transaction that stays yours.
+    ///
+    /// On PostgreSQL mind its errors: after one, a commit is a rollback, and no error.
+    pub async fn once_on(
+        &self,
+        tx: &mut sqlx::Transaction<'_, DB>,
+        consumer: &str,
+        id: impl AsRef<str>,
+    ) -> Result<bool> {
+        let id = id.as_ref();
+        check(consumer, id)?;
+        self.sql_store().once(tx, consumer, id).await
+    }
+}

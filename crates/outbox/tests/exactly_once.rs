@@ -1,0 +1,167 @@
+//! Effects that happen once, whatever happens to those who have them: a process is killed again and again in the middle
+//! of its work and started anew, and in the end the sum is exact.
+//!
+//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_AMOUNTS` say how often, and how many events there are:
+//! `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000 cargo xtask test -- -p outbox --test exactly_once -- --nocapture`
+
+mod bed;
+#[path = "exactly_once/crashing.rs"]
+mod crashing;
+
+use bed::{Base, Bed};
+use crashing::{Role, survive};
+use outbox::{Event, Outbox, OutboxBuilder};
+use rand::seq::SliceRandom as _;
+use sqlx::{MySql, Postgres, Sqlite};
+
+fn setting(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+fn kills() -> usize {
+    setting("OUTBOX_TEST_KILLS", 5)
+}
+
+fn amounts() -> usize {
+    setting("OUTBOX_TEST_AMOUNTS", 300)
+}
+
+/// The amount of an event.
+fn amount(event: usize) -> usize {
+    event * 7 % 1_000 + 1
+}
+
+fn event_id(event: usize) -> String {
+    format!("event-{event}")
+}
+
+/// Makes a test of a sentence on each database.
+macro_rules! on_every_database {
+    ($($sentence:ident)+) => {$(
+        mod $sentence {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                super::$sentence::<sqlx::Sqlite>().await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                super::$sentence::<sqlx::Postgres>().await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mariadb() {
+                super::$sentence::<sqlx::MySql>().await;
+            }
+        }
+    )+};
+}
+
+on_every_database! {
+    a_consumer_with_an_inbox_books_each_amount_once
+}
+
+/// What the processes that are killed do.
+async fn play<DB: Base>(mut role: Role) {
+    let builder = OutboxBuilder::new().table(&role.table).max_connections(2);
+    let outbox = DB::open(builder, &role.url).await.unwrap();
+    match role.name.as_str() {
+        "consumer" => consume(&outbox, &mut role).await,
+        other => panic!("no role {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_of_its_own_when_told_to_be_one() {
+    let Some(role) = Role::told() else { return };
+    match role.database.as_str() {
+        <Sqlite as sqlx::Database>::NAME => play::<Sqlite>(role).await,
+        <Postgres as sqlx::Database>::NAME => play::<Postgres>(role).await,
+        <MySql as sqlx::Database>::NAME => play::<MySql>(role).await,
+        other => panic!("no database {other:?}"),
+    }
+}
+
+/// A broker, played by a table, delivers every event twice, and again until it is told that it has arrived.
+async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Base>() {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    let deliveries = deliver_twice(&bed).await;
+    let survived = survive(&bed, "consumer", kills(), deliveries).await;
+
+    let number = async |sql: &str| usize::try_from(bed.number(sql).await).unwrap();
+    assert_eq!(number("SELECT count(*) FROM {t}_delivery WHERE consumed = 0").await, 0);
+    let handled = number("SELECT count(*) FROM {t}_handling").await;
+    let booked = number("SELECT count(*) FROM {t}_handling WHERE booked = 1").await;
+    let balance = number("SELECT balance FROM {t}_account").await;
+    eprintln!(
+        "{}: {} events delivered {deliveries} times, {} kills, {} redeliveries after kills, {:.1} s",
+        DB::NAME,
+        amounts(),
+        survived.kills,
+        handled - deliveries,
+        survived.time.as_secs_f64(),
+    );
+    assert_eq!(booked, amounts(), "each event was booked once");
+    assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
+    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+}
+
+/// Writes events, and has the broker deliver each of them twice, in any order. Returns how many deliveries there are.
+async fn deliver_twice<DB: Base>(bed: &Bed<DB>) -> usize {
+    let events = (0..amounts()).map(|n| Event::new("amount").id(event_id(n)).json(&amount(n)));
+    bed.outbox.send_all(events).await.unwrap();
+    for table in [
+        "CREATE TABLE {t}_delivery (id bigint PRIMARY KEY, event bigint NOT NULL, consumed bigint NOT NULL)",
+        "CREATE TABLE {t}_handling (booked bigint NOT NULL)",
+        "CREATE TABLE {t}_account (balance bigint NOT NULL)",
+        "INSERT INTO {t}_account VALUES (0)",
+    ] {
+        bed.run(table).await.unwrap();
+    }
+    let mut events: Vec<usize> = (0..amounts()).chain(0..amounts()).collect();
+    events.shuffle(&mut rand::rng());
+    let rows: Vec<String> =
+        events.iter().enumerate().map(|(id, event)| format!("({id}, {event}, 0)")).collect();
+    for rows in rows.chunks(500) {
+        bed.run(&format!("INSERT INTO {{t}}_delivery VALUES {}", rows.join(", "))).await.unwrap();
+    }
+    events.len()
+}
+
+/// Handles each delivery in a transaction of its own, and tells the broker some time after that.
+async fn consume<DB: Base>(outbox: &Outbox<DB>, role: &mut Role) {
+    let table = role.table.clone();
+    let pool = outbox.pool();
+    let mut last = -1;
+    let mut arrived: Vec<String> = Vec::new();
+    loop {
+        let next = format!(
+            "SELECT COALESCE((SELECT id FROM {table}_delivery WHERE consumed = 0 AND id > {last} \
+             ORDER BY id LIMIT 1), -1)"
+        );
+        last = DB::number(&mut *pool.acquire().await.unwrap(), &next).await;
+        if arrived.len() >= rand::random_range(1..20) || (last < 0 && !arrived.is_empty()) {
+            let ids = std::mem::take(&mut arrived).join(", ");
+            let acknowledge = format!("UPDATE {table}_delivery SET consumed = 1 WHERE id IN ({ids})");
+            DB::execute_sql(&mut *pool.acquire().await.unwrap(), &acknowledge).await.unwrap();
+        }
+        if last < 0 {
+            return;
+        }
+        let what = format!("SELECT event FROM {table}_delivery WHERE id = {last}");
+        let event = DB::number(&mut *pool.acquire().await.unwrap(), &what).await;
+        let event = usize::try_from(event).unwrap();
+
+        let mut tx = outbox.begin().await.unwrap();
+        let first = outbox.once(&mut tx, "booking", event_id(event)).await.unwrap();
+        if first {
+            let book = format!("UPDATE {table}_account SET balance = balance + {}", amount(event));
+            DB::execute_sql(&mut tx, &book).await.unwrap();
+        }
+        let note = format!("INSERT INTO {table}_handling VALUES ({})", u8::from(first));
+        DB::execute_sql(&mut tx, &note).await.unwrap();
+        tx.commit().await.unwrap();
+        arrived.push(last.to_string());
+        role.progress();
+    }
+}

@@ -1,0 +1,224 @@
+//! Two processes that work on one queue: a lease that runs out gives its item to the other, and what the first says after
+//! that counts for nothing; a lease that is renewed is its owner's alone.
+//!
+//! `OUTBOX_TEST_ITEMS` sets how many items there are.
+
+mod support;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use outbox::{Database, Event, NodeId, Outbox, OutboxBuilder, StoreOptions, WorkItem, WorkQueue, open_store};
+
+const WORKERS: usize = 2;
+/// How many handlers each worker runs at once.
+const AT_ONCE: usize = 3;
+const LEASE: Duration = Duration::from_secs(1);
+const SLOW: Duration = Duration::from_secs(3);
+
+fn item_count() -> usize {
+    std::env::var("OUTBOX_TEST_ITEMS").ok().and_then(|n| n.parse().ok()).unwrap_or(4)
+}
+
+macro_rules! on_every_server {
+    ($($sentence:ident)+) => {$(
+        mod $sentence {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                let folder = tempfile::tempdir().unwrap();
+                let url = format!("sqlite:{}", folder.path().join("outbox.db").display());
+                let outbox = OutboxBuilder::new().sqlite(&url).await.unwrap();
+                super::$sentence(&outbox, &url, "outbox_event").await;
+            }
+
+            #[cfg(feature = "postgres")]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                let Some(url) = support::postgres_url() else { return };
+                let table = support::unique_table();
+                let outbox = OutboxBuilder::new().table(&table).max_connections(2).postgres(&url).await.unwrap();
+                super::$sentence(&outbox, &url, &table).await;
+            }
+
+            #[cfg(feature = "mysql")]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mariadb() {
+                let Some(url) = support::mariadb_url() else { return };
+                let table = support::unique_table();
+                let outbox = OutboxBuilder::new().table(&table).max_connections(2).mysql(&url).await.unwrap();
+                super::$sentence(&outbox, &url, &table).await;
+            }
+        }
+    )+};
+}
+
+on_every_server! {
+    an_ack_under_a_lease_that_ran_out_counts_only_if_nobody_took_over
+    an_item_whose_lease_is_renewed_is_handled_once
+}
+
+async fn an_ack_under_a_lease_that_ran_out_counts_only_if_nobody_took_over<DB: Database>(
+    outbox: &Outbox<DB>,
+    url: &str,
+    table: &str,
+) {
+    let history = work_off(outbox, url, table, false).await;
+    let mut stale = 0;
+    for (item, acts) in &history {
+        let counted: Vec<_> = acts.iter().filter(|act| act.counted == Some(true)).collect();
+        assert_eq!(counted.len(), 1, "one ack of {item} counts: {acts:?}");
+        let claims: Vec<u32> = acts.iter().filter(|a| a.counted.is_none()).map(|act| act.claim).collect();
+        assert_eq!(claims.iter().max(), Some(&counted[0].claim), "it is that of the newest claim: {acts:?}");
+        let different: HashSet<&u32> = claims.iter().collect();
+        assert_eq!(different.len(), claims.len(), "no two claims are the same: {acts:?}");
+        stale += acts.iter().filter(|act| act.counted == Some(false)).count();
+    }
+    assert!(stale > 0, "nothing was taken over, so nothing was shown");
+}
+
+async fn an_item_whose_lease_is_renewed_is_handled_once<DB: Database>(
+    outbox: &Outbox<DB>,
+    url: &str,
+    table: &str,
+) {
+    for (item, acts) in work_off(outbox, url, table, true).await {
+        let counted: Vec<_> = acts.iter().map(|act| act.counted).collect();
+        assert_eq!(counted, [None, Some(true)], "{item} was claimed once and done: {acts:?}");
+    }
+}
+
+/// Something that happened to an item.
+#[derive(Debug)]
+struct Act {
+    at: u128,
+    claim: u32,
+    /// `None`: it was claimed. Otherwise it was acked, and this says whether that counted.
+    counted: Option<bool>,
+    #[expect(dead_code, reason = "for whoever reads a failure")]
+    worker: String,
+}
+
+/// Has two processes work off a queue. Returns what happened to each item, in the order of time.
+async fn work_off<DB: Database>(
+    outbox: &Outbox<DB>,
+    url: &str,
+    table: &str,
+    renew: bool,
+) -> BTreeMap<String, Vec<Act>> {
+    outbox.migrate().await.unwrap();
+    let items = item_count();
+    outbox.send_all((0..items).map(|n| Event::new("work").json(&n))).await.unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let workers: Vec<_> = (0..WORKERS).map(|_| Worker::start(url, table, log.path(), renew)).collect();
+    let drained = async {
+        while outbox.admin().backlog().await.unwrap().pending > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let limit = Duration::from_secs(30) + SLOW * u32::try_from(items).unwrap() * 2;
+    tokio::time::timeout(limit, drained).await.expect("the queue is worked off in time");
+    workers.into_iter().for_each(Worker::stop);
+    assert_eq!(outbox.admin().stats().await.unwrap().done, items as u64);
+
+    let mut history: BTreeMap<String, Vec<Act>> = BTreeMap::new();
+    for line in std::fs::read_to_string(log.path()).unwrap().lines() {
+        let field: Vec<&str> = line.split('\t').collect();
+        let claim = field[1].rsplit(':').nth(1).unwrap().parse().unwrap();
+        let counted = match field[3] {
+            "claimed" => None,
+            answer => Some(answer == "1"),
+        };
+        let act = Act { at: field[0].parse().unwrap(), claim, counted, worker: field[2].to_owned() };
+        let message = field[1].split(':').next().unwrap().to_owned();
+        history.entry(message).or_default().push(act);
+    }
+    assert_eq!(history.len(), items);
+    history.values_mut().for_each(|acts| acts.sort_by_key(|act| act.at));
+    history
+}
+
+/// A worker in a process of its own: this test binary, told by its environment to be one.
+struct Worker(Child);
+
+impl Worker {
+    fn start(url: &str, table: &str, log: &Path, renew: bool) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_worker_when_told_to_be_one", "--nocapture"])
+            .env("OUTBOX_WORKER_URL", url)
+            .env("OUTBOX_WORKER_TABLE", table)
+            .env("OUTBOX_WORKER_LOG", log)
+            .env("OUTBOX_WORKER_RENEWS", renew.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    /// Closes its standard input, which it takes as the word to stop.
+    fn stop(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success(), "a worker stops cleanly");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_when_told_to_be_one() {
+    let Ok(url) = std::env::var("OUTBOX_WORKER_URL") else { return };
+    let table = std::env::var("OUTBOX_WORKER_TABLE").unwrap();
+    let log = std::fs::OpenOptions::new().append(true).open(std::env::var("OUTBOX_WORKER_LOG").unwrap());
+    let log = Arc::new(Mutex::new(log.unwrap()));
+    let renew = std::env::var("OUTBOX_WORKER_RENEWS").unwrap() == "true";
+    let options = StoreOptions::default().table(table).max_connections(2);
+    let queue = WorkQueue::new(open_store(&url, &options).await.unwrap());
+    let told = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut hands = tokio::task::JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let (queue, log, stop) = (queue.clone(), log.clone(), stop.clone());
+        hands.spawn(async move {
+            let me = NodeId::generate();
+            while !stop.load(Ordering::SeqCst) {
+                let items = queue.claim(&me, LEASE, 1).await.unwrap();
+                let Some(item) = items.first() else {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                note(&log, &me, item, "claimed");
+                work(&queue, &me, item, renew).await;
+                let answer = queue.ack(&me, [item.id()]).await.unwrap();
+                note(&log, &me, item, &answer.to_string());
+            }
+        });
+    }
+    told.await.unwrap().unwrap();
+    stop.store(true, Ordering::SeqCst);
+    hands.join_all().await;
+}
+
+/// Takes far longer than the lease, the first two times at least: else two that take turns would never come to an end.
+async fn work(queue: &WorkQueue, me: &NodeId, item: &WorkItem, renew: bool) {
+    let claim: u32 = item.id().to_string().rsplit(':').nth(1).unwrap().parse().unwrap();
+    let end = Instant::now() + if claim <= 2 { SLOW } else { Duration::from_millis(100) };
+    while Instant::now() < end {
+        let left = end - Instant::now();
+        tokio::time::sleep(left.min(Duration::from_millis(300))).await;
+        if renew {
+            let held = queue.extend(me, LEASE, [item.id()]).await.unwrap();
+            assert_eq!(held.len(), 1, "a lease that is renewed is not lost");
+        }
+    }
+}
+
+fn note(log: &Mutex<std::fs::File>, me: &NodeId, item: &WorkItem, what: &str) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros();
+    let line = format!("{now}\t{}\t{me}\t{what}\n", item.id());
+    log.lock().unwrap().write_all(line.as_bytes()).unwrap();
+}
