@@ -252,10 +252,13 @@ impl Relay {
         let Some(taker) = &self.taker else { return Ok(()) };
         loop {
             let progress = self.engine.progress.notified();
-            // Before the pass: what is settled while it reads may set free what it could not take.
             let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
+            // Alone: what another pass takes meanwhile would be seen neither here nor in the table.
+            let mut taker = taker.lock().await;
+            // Before the pass: what is settled while it reads may set free what it could not take.
             let was_quiet = quiet();
-            let took = if self.is_active() { taker.lock().await.full_pass().await? } else { 1 };
+            let took = if self.is_active() { taker.full_pass().await? } else { 1 };
+            drop(taker);
             if was_quiet && took == 0 && quiet() {
                 return Ok(());
             }
