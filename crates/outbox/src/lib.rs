@@ -19,6 +19,7 @@
 //! | [`store`] | [`Store`](store::Store): what the relay asks of a database |
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
+//! | [`fleet`] | [`Fleet`]: many databases, one relay |
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | [`metrics`] | what is counted |
@@ -32,6 +33,7 @@
 mod admin;
 mod error;
 mod event;
+pub mod fleet;
 mod handler;
 mod hook;
 pub mod metrics;
@@ -50,10 +52,11 @@ pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
     Payload, PayloadError,
 };
+pub use fleet::Fleet;
 pub use handler::{Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, Unrouted};
 pub use hook::WriterHook;
 pub use outbox::{Outbox, OutboxBuilder};
-pub use relay::{PurgeSettings, Relay, RelayBuilder};
+pub use relay::{OneOutbox, PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{Clock, Database, DatabaseKind, SqlStore, StoreOptions, migration_sql, open_store};

@@ -168,24 +168,34 @@ impl PurgeSettings {
 
 /// Sets up a [`Relay`]. Made by [`Outbox::single_node`](crate::Outbox::single_node) and its siblings.
 #[must_use = "a relay does nothing until `start()`"]
-pub struct RelayBuilder {
-    store: SharedStore,
-    door: HotDoor,
-    settings: Settings,
-    routes: Routes,
+pub struct RelayBuilder<S = OneOutbox> {
+    /// What it delivers from.
+    pub(crate) source: S,
+    pub(crate) settings: Settings,
+    pub(crate) routes: Routes,
     /// The first mistake: reported by `start`, so that calls can be chained.
     mistake: Option<Error>,
 }
 
-impl fmt::Debug for RelayBuilder {
+/// One outbox, as the source of a relay.
+#[derive(Debug)]
+pub struct OneOutbox {
+    store: SharedStore,
+    door: HotDoor,
+}
+
+impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayBuilder").field("store", &self.store).field("settings", &self.settings).finish()
+        f.debug_struct("RelayBuilder")
+            .field("source", &self.source)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
 impl RelayBuilder {
     pub(crate) fn new(store: SharedStore, door: HotDoor, mode: Mode) -> Self {
-        Self { store, door, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+        Self::of(OneOutbox { store, door }, mode)
     }
 
     /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
@@ -201,6 +211,28 @@ impl RelayBuilder {
     /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
     pub fn ordered(store: SharedStore) -> Self {
         Self::new(store, HotDoor::default(), Mode::Ordered)
+    }
+
+    /// Checks the settings and the tables, then starts. After an error nothing runs.
+    pub async fn start(self) -> Result<Relay> {
+        let Self { source: OneOutbox { store, door }, settings, routes, .. } = self.checked()?;
+        store.check_schema().await?;
+        Relay::start(store, settings, Arc::new(routes), door, None).await
+    }
+}
+
+impl<S> RelayBuilder<S> {
+    pub(crate) fn of(source: S, mode: Mode) -> Self {
+        Self { source, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+    }
+
+    /// Without mistakes.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        if let Some(mistake) = self.mistake.take() {
+            return Err(mistake);
+        }
+        self.settings.check()?;
+        Ok(self)
     }
 
     /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
@@ -307,7 +339,7 @@ impl RelayBuilder {
         self
     }
 
-    /// How many handlers run at once; 4 if not set.
+    /// How many handlers run at once; 4 if not set. Of a fleet, over all databases together; 64 if not set.
     pub fn workers(mut self, workers: usize) -> Self {
         self.settings.workers = workers;
         self
@@ -409,16 +441,6 @@ impl RelayBuilder {
     pub fn metrics_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.metrics_prefix = prefix.into();
         self
-    }
-
-    /// Checks the settings and the tables, then starts. After an error nothing runs.
-    pub async fn start(self) -> Result<Relay> {
-        if let Some(mistake) = self.mistake {
-            return Err(mistake);
-        }
-        self.settings.check()?;
-        self.store.check_schema().await?;
-        Relay::start(self.store, self.settings, self.routes, self.door).await
     }
 }
 

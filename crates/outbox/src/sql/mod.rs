@@ -5,8 +5,11 @@
 //! what differs.
 
 mod begin;
+pub(crate) mod budget;
 pub(crate) mod dialect;
+pub(crate) mod line;
 mod names;
+pub(crate) mod source;
 mod statements;
 mod store;
 mod window;
