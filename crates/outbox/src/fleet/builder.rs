@@ -58,12 +58,12 @@ impl fmt::Debug for FleetBuilder {
 impl FleetBuilder {
     /// Adds a database under a name: text or a UUID. The name is its routing key, and stands in log lines and metrics.
     pub fn database(self, name: impl Into<RoutingKey>, url: impl Into<String>) -> Self {
-        self.add(FleetDatabase::new(name, url))
+        self.databases([FleetDatabase::new(name, url)])
     }
 
-    /// Adds a database with settings of its own.
-    pub fn add(mut self, database: FleetDatabase) -> Self {
-        self.databases.push(database);
+    /// Adds databases that have settings of their own.
+    pub fn databases(mut self, databases: impl IntoIterator<Item = FleetDatabase>) -> Self {
+        self.databases.extend(databases);
         self
     }
 

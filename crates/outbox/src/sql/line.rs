@@ -62,21 +62,31 @@ impl<DB: Dialect> Line<DB> {
             let mut borrowed = Borrowed::new(self, conn, ticket);
             // A server that hangs must be found out by this, not by a claim that it carries out when it wakes up, for
             // nobody to know of.
-            if borrowed.ping().await.is_ok() {
-                return Ok(borrowed);
+            match tokio::time::timeout(self.seat.patience, borrowed.ping()).await {
+                Ok(Ok(())) => return Ok(borrowed),
+                Ok(Err(_)) => {}
+                Err(_) => return Err(self.hangs()),
             }
         }
         let ticket = self.seat.budget.ticket().await;
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
-        match DB::connect_one(&self.options).await {
-            Ok(conn) => Ok(Borrowed::new(self, conn, ticket)),
-            Err(error) => {
+        match tokio::time::timeout(self.seat.patience, DB::connect_one(&self.options)).await {
+            Ok(Ok(conn)) => Ok(Borrowed::new(self, conn, ticket)),
+            Ok(Err(error)) => {
                 self.seat.is_in_trouble(&Told(&error).to_string());
                 Err(error)
             }
+            Err(_) => Err(self.hangs()),
         }
+    }
+
+    /// No answer, however long the operation may take that wanted one.
+    fn hangs(&self) -> sqlx::Error {
+        let reason = format!("no answer within {:?}", self.seat.patience);
+        self.seat.is_in_trouble(&reason);
+        std::io::Error::new(std::io::ErrorKind::TimedOut, reason).into()
     }
 
     /// A transaction that is going to write. Only for those who have a permit.
