@@ -25,6 +25,14 @@ impl Folder {
         format!("sqlite:{}", self.0.path().join(name).with_extension("db").display())
     }
 
+    pub fn path(&self) -> String {
+        self.0.path().display().to_string()
+    }
+
+    pub fn file(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
     pub fn database(&self, name: &str) -> FleetDatabase {
         FleetDatabase::new(name, self.url(name))
     }
