@@ -111,6 +111,45 @@ pub enum Error {
     #[error(transparent)]
     Database(#[from] DatabaseError),
 
+    /// A database of a fleet does not answer, or cannot be reached, or is left alone for a moment after that. Trying
+    /// again later may help.
+    #[error("the database {store:?} is not available: {reason}")]
+    Unavailable {
+        /// Its name in the fleet.
+        store: String,
+        /// What happened.
+        reason: String,
+    },
+
+    /// The fleet has no such database.
+    #[error("no database is registered under {key:?}: add it to the fleet, or have the discovery report it")]
+    UnknownRoute {
+        /// The routing key.
+        key: String,
+    },
+
+    /// The database is of another kind than the outbox that was asked for.
+    #[error("the database {key:?} is {found}, but an outbox on {wanted} was asked for")]
+    WrongKind {
+        /// The routing key.
+        key: String,
+        /// What it is.
+        found: &'static str,
+        /// What it was taken for.
+        wanted: &'static str,
+    },
+
+    /// Two databases of a fleet have one name.
+    #[error("two databases have the name {name:?}: names are routing keys, give each its own")]
+    DuplicateDatabase {
+        /// The name of both.
+        name: String,
+    },
+
+    /// The databases of a fleet could not be found out.
+    #[error("could not discover the databases: {0}")]
+    Discovery(String),
+
     /// Whatever a store that is not part of this crate has to say.
     #[error("{0}")]
     Store(String),
@@ -156,7 +195,16 @@ impl DatabaseError {
 
 impl fmt::Display for DatabaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
+        Told(&self.0).fmt(f)
+    }
+}
+
+/// What may be told of a driver's error.
+pub(crate) struct Told<'a>(pub(crate) &'a sqlx::Error);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
             sqlx::Error::Database(e) => {
                 write!(f, "database error")?;
                 if let Some(code) = e.code() {
@@ -200,6 +248,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Database(e) | Error::CommitUnknown(e) => e.is_transient(),
+            Error::Unavailable { .. } => true,
             _ => false,
         }
     }

@@ -19,6 +19,7 @@
 //! | [`store`] | [`Store`](store::Store): what the relay asks of a database |
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
+//! | [`fleet`] | [`Fleet`]: many databases, one relay |
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
 //! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and one that follows when all are settled |
 //! | `inbox` | [`Outbox::once`]: doing things once in a consumer |
@@ -35,6 +36,7 @@
 mod admin;
 mod error;
 mod event;
+pub mod fleet;
 mod handler;
 mod hook;
 mod inbox;
@@ -57,6 +59,7 @@ pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
     Payload, PayloadError,
 };
+pub use fleet::Fleet;
 pub use handler::{
     Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
 };
@@ -66,7 +69,7 @@ pub use join::{
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
-pub use relay::{PurgeSettings, Relay, RelayBuilder};
+pub use relay::{OneOutbox, PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{Clock, Database, DatabaseKind, SqlStore, StoreOptions, migration_sql, open_store};

@@ -10,11 +10,14 @@ use tracing::Instrument as _;
 use crate::admin::Admin;
 use crate::error::{EventError, Result};
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
+use crate::fleet::guarded::Guarded;
 use crate::hook::{Hooks, WriterHook};
 use crate::queue::WorkQueue;
 use crate::relay::hot::{HotDoor, Reserved};
-use crate::relay::{Mode, RelayBuilder};
+use crate::relay::in_tx::AnyOutbox;
+use crate::relay::{Mode, OneOutbox, RelayBuilder};
 use crate::sql::dialect::NewRow;
+use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
 use crate::store::{Acted, JoinAct, SharedStore, Store};
 use crate::tx::{Batch, Receipt, Tx};
@@ -56,11 +59,13 @@ pub struct Outbox<DB: Database> {
 
 struct Shared<DB: Database> {
     store: Arc<SqlStore<DB>>,
+    /// In a fleet: the same store, within its bounds.
+    guarded: Option<Arc<Guarded>>,
     hooks: Hooks,
     door: HotDoor,
     max_payload: usize,
     /// Whether events without a key get their aggregate as one.
-    by_aggregate: AtomicBool,
+    by_aggregate: Arc<AtomicBool>,
 }
 
 impl<DB: Database> Clone for Outbox<DB> {
@@ -88,7 +93,7 @@ impl<DB: Database> fmt::Debug for Outbox<DB> {
 /// # let _ = outbox;
 /// # Ok(()) }
 /// ```
-#[derive(Default)]
+#[derive(Clone, Default)]
 #[must_use = "an outbox is opened by its last call: sqlite, postgres, mysql or on_pool"]
 pub struct OutboxBuilder {
     options: StoreOptions,
@@ -191,23 +196,48 @@ impl OutboxBuilder {
     /// Lives beside the application's own pool. Transactions come from that pool; the relay opens a few connections of
     /// its own with the same options.
     pub fn on_pool<DB: Database>(self, pool: &Pool<DB>) -> Result<Outbox<DB>> {
-        let store = SqlStore::beside(pool, &self.options)?;
-        Ok(self.finish(store))
+        let store = SqlStore::beside(pool, &self.options)?.shared();
+        let by_aggregate = Arc::new(AtomicBool::new(self.by_aggregate));
+        Ok(self.finish(store, None, by_aggregate))
     }
 
     async fn open<DB: Database>(self, url: &str) -> Result<Outbox<DB>> {
-        let store = SqlStore::open(url, &self.options).await?;
-        Ok(self.finish(store))
+        let store = SqlStore::open(url, &self.options).await?.shared();
+        let by_aggregate = Arc::new(AtomicBool::new(self.by_aggregate));
+        Ok(self.finish(store, None, by_aggregate))
     }
 
-    fn finish<DB: Database>(self, store: SqlStore<DB>) -> Outbox<DB> {
+    pub(crate) fn options(mut self, options: StoreOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// In a fleet.
+    pub(crate) fn on_line<DB: Database>(
+        self,
+        line: Arc<Line<DB>>,
+        by_aggregate: Arc<AtomicBool>,
+        guard: impl FnOnce(SharedStore) -> Guarded,
+    ) -> Result<Outbox<DB>> {
+        let store = SqlStore::on_line(line, &self.options)?.shared();
+        let guarded = Arc::new(guard(store.clone()));
+        Ok(self.finish(store, Some(guarded), by_aggregate))
+    }
+
+    fn finish<DB: Database>(
+        self,
+        store: Arc<SqlStore<DB>>,
+        guarded: Option<Arc<Guarded>>,
+        by_aggregate: Arc<AtomicBool>,
+    ) -> Outbox<DB> {
         Outbox {
             shared: Arc::new(Shared {
-                store: store.shared(),
+                store,
+                guarded,
                 hooks: self.hooks,
                 door: HotDoor::default(),
                 max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
-                by_aggregate: AtomicBool::new(self.by_aggregate),
+                by_aggregate,
             }),
         }
     }
@@ -238,14 +268,22 @@ impl Outbox<sqlx::MySql> {
 }
 
 impl<DB: Database> Outbox<DB> {
-    /// The pool that [`begin`](Outbox::begin) takes connections from.
+    /// The pool that [`begin`](Outbox::begin) takes connections from. Beside an outbox of a [`Fleet`](crate::Fleet) it is
+    /// one of its own, small, and not counted in the fleet's connections: prefer `begin` there.
     pub fn pool(&self) -> &Pool<DB> {
         self.shared.store.pool()
     }
 
     /// The store, for those who need it without the types: relays, tools.
     pub fn store(&self) -> SharedStore {
-        self.shared.store.clone()
+        match &self.shared.guarded {
+            Some(guarded) => guarded.clone(),
+            None => self.shared.store.clone(),
+        }
+    }
+
+    pub(crate) fn door(&self) -> HotDoor {
+        self.shared.door.clone()
     }
 
     pub(crate) fn sql_store(&self) -> &SqlStore<DB> {
@@ -254,7 +292,7 @@ impl<DB: Database> Outbox<DB> {
 
     /// Creates or upgrades the tables. Safe to call at every start, from every node.
     pub async fn migrate(&self) -> Result<()> {
-        self.shared.store.migrate().await
+        self.store().migrate().await
     }
 
     /// The statements that [`migrate`](Outbox::migrate) runs, for those who run their own migrations.
@@ -264,7 +302,11 @@ impl<DB: Database> Outbox<DB> {
 
     /// Begins a transaction to do business and write events in. May be cancelled at any time.
     pub async fn begin(&self) -> Result<Tx<'static, DB>> {
-        Ok(self.adopt(self.shared.store.begin().await?))
+        if let Some(guarded) = &self.shared.guarded {
+            guarded.prepare().await?;
+        }
+        let tx = self.shared.store.begin().await?;
+        Ok(Tx::new(tx, self.shared.store.clone(), self.shared.hooks.clone()))
     }
 
     /// Goes on with a transaction that you began yourself.
@@ -467,7 +509,8 @@ impl<DB: Database> Outbox<DB> {
     }
 
     fn relay(&self, mode: Mode) -> RelayBuilder {
-        RelayBuilder::new(self.store(), self.shared.door.clone(), mode).of(Arc::new(self.clone()))
+        let outbox = Some(Arc::new(self.clone()) as AnyOutbox);
+        RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
     }
 
     /// The events as a work queue, for those who take work themselves instead of running a relay.

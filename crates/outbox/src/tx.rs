@@ -11,6 +11,7 @@ use crate::event::{Event, EventId};
 use crate::hook::{Hooks, guarded};
 use crate::relay::Engine;
 use crate::relay::hot::Reservation;
+use crate::sql::source::Work;
 use crate::sql::{Database, SqlStore};
 use crate::store::{Completion, Holder, Settled, Settlement};
 
@@ -35,7 +36,7 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 /// ```
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct Tx<'c, DB: Database> {
-    inner: Option<sqlx::Transaction<'c, DB>>,
+    inner: Option<Work<'c, DB>>,
     store: Arc<SqlStore<DB>>,
     hooks: Hooks,
     batches: Vec<Batch>,
@@ -74,7 +75,8 @@ pub(crate) struct Batch {
 }
 
 impl<'c, DB: Database> Tx<'c, DB> {
-    pub(crate) fn new(inner: sqlx::Transaction<'c, DB>, store: Arc<SqlStore<DB>>, hooks: Hooks) -> Self {
+    pub(crate) fn new(inner: impl Into<Work<'c, DB>>, store: Arc<SqlStore<DB>>, hooks: Hooks) -> Self {
+        let inner = inner.into();
         let savepoint = DB::TransactionManager::get_transaction_depth(&inner) > 1;
         Self {
             inner: Some(inner),
@@ -279,7 +281,8 @@ impl<DB: Database> DerefMut for Tx<'_, DB> {
 
 impl<DB: Database> Drop for Tx<'_, DB> {
     fn drop(&mut self) {
-        if self.inner.take().is_some() {
+        if let Some(inner) = self.inner.take() {
+            inner.abandon();
             self.end_rolled_back();
         }
     }

@@ -179,33 +179,36 @@ impl PurgeSettings {
 
 /// Sets up a [`Relay`]. Made by [`Outbox::single_node`](crate::Outbox::single_node) and its siblings.
 #[must_use = "a relay does nothing until `start()`"]
-pub struct RelayBuilder {
-    store: SharedStore,
-    /// The outbox that it is for, if there is one: handlers may want its transactions.
-    outbox: Option<AnyOutbox>,
-    door: HotDoor,
-    settings: Settings,
-    routes: Routes,
+pub struct RelayBuilder<S = OneOutbox> {
+    /// What it delivers from.
+    pub(crate) source: S,
+    pub(crate) settings: Settings,
+    pub(crate) routes: Routes,
     /// The first mistake: reported by `start`, so that calls can be chained.
     mistake: Option<Error>,
 }
 
-impl fmt::Debug for RelayBuilder {
+/// One outbox, as the source of a relay.
+#[derive(Debug)]
+pub struct OneOutbox {
+    pub(crate) store: SharedStore,
+    pub(crate) door: HotDoor,
+    /// The outbox itself, if there is one: handlers may want its transactions.
+    pub(crate) outbox: Option<AnyOutbox>,
+}
+
+impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayBuilder").field("store", &self.store).field("settings", &self.settings).finish()
+        f.debug_struct("RelayBuilder")
+            .field("source", &self.source)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
 impl RelayBuilder {
     pub(crate) fn new(store: SharedStore, door: HotDoor, mode: Mode) -> Self {
-        let (settings, routes) = (Settings::new(mode), Routes::default());
-        Self { store, outbox: None, door, settings, routes, mistake: None }
-    }
-
-    /// For this outbox, so that handlers get transactions of it.
-    pub(crate) fn of(mut self, outbox: AnyOutbox) -> Self {
-        self.outbox = Some(outbox);
-        self
+        Self::of(OneOutbox { store, door, outbox: None }, mode)
     }
 
     /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
@@ -221,6 +224,27 @@ impl RelayBuilder {
     /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
     pub fn ordered(store: SharedStore) -> Self {
         Self::new(store, HotDoor::default(), Mode::Ordered)
+    }
+
+    /// Checks the settings and the tables, then starts. After an error nothing runs.
+    pub async fn start(self) -> Result<Relay> {
+        let Self { source, settings, routes, .. } = self.checked()?;
+        Relay::start(source, settings, Arc::new(routes), None).await
+    }
+}
+
+impl<S> RelayBuilder<S> {
+    pub(crate) fn of(source: S, mode: Mode) -> Self {
+        Self { source, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+    }
+
+    /// Without mistakes.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        if let Some(mistake) = self.mistake.take() {
+            return Err(mistake);
+        }
+        self.settings.check()?;
+        Ok(self)
     }
 
     /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
@@ -379,7 +403,7 @@ impl RelayBuilder {
         self
     }
 
-    /// How many handlers run at once; 4 if not set.
+    /// How many handlers run at once; 4 if not set. Of a fleet, over all databases together; 64 if not set.
     pub fn workers(mut self, workers: usize) -> Self {
         self.settings.workers = workers;
         self
@@ -481,19 +505,6 @@ impl RelayBuilder {
     pub fn metrics_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.metrics_prefix = prefix.into();
         self
-    }
-
-    /// Checks the settings and the tables, then starts. After an error nothing runs.
-    pub async fn start(self) -> Result<Relay> {
-        if let Some(mistake) = self.mistake {
-            return Err(mistake);
-        }
-        self.settings.check()?;
-        if let Some(misfit) = self.routes.misfit(self.outbox.as_ref()) {
-            return Err(misfit);
-        }
-        self.store.check_schema().await?;
-        Relay::start(self.store, self.outbox, self.settings, self.routes, self.door).await
     }
 }
 

@@ -95,6 +95,10 @@ fn is_report(event: &Event) -> bool {
 /// A worker: one of as many as handlers may run at once.
 pub(crate) async fn work(engine: Arc<Engine>) {
     while let Some(strand) = engine.lanes.next().await {
+        let _handler = match &engine.place {
+            Some(place) => place.handler().await,
+            None => None,
+        };
         match strand {
             Strand::One(job) => {
                 if job.cold {
@@ -183,20 +187,25 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
         }
     };
     let policy = route.and_then(|route| route.retry.as_deref()).unwrap_or(&*engine.settings.retry);
-    let verdict = decide_safely(result, delivery.attempts, policy);
+    let verdict = decide_safely(engine.name(), result, delivery.attempts, policy);
     report(engine, job, &verdict);
     Some(Told { settlement: job.settlement(verdict), written: settled })
 }
 
 /// A retry policy is the user's code as well: one that panics must not end the worker.
-fn decide_safely(result: Result<Outcome, Failure>, attempts: u32, policy: &dyn RetryPolicy) -> Verdict {
+fn decide_safely(
+    store: &str,
+    result: Result<Outcome, Failure>,
+    attempts: u32,
+    policy: &dyn RetryPolicy,
+) -> Verdict {
     let random = rand::random();
     let decided = |policy| {
         std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)))
     };
     decided(policy).unwrap_or_else(|panic| {
         let Failure { message, .. } = panicked("the retry policy", &*panic);
-        tracing::error!(error = message, "retrying by the default policy instead");
+        tracing::error!(store, error = message, "retrying by the default policy instead");
         decide(result, attempts, &Backoff::default(), random)
     })
 }

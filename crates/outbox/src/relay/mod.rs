@@ -36,9 +36,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use builder::{Mode, Settings};
-pub use builder::{PurgeSettings, RelayBuilder};
+pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
+pub(crate) use dispatch::Routes;
 
-use self::dispatch::Routes;
 use self::held::Held;
 use self::hot::HotDoor;
 use self::in_tx::AnyOutbox;
@@ -49,7 +49,7 @@ use self::station::Station;
 use self::take::{Alarm, Taker};
 use self::upkeep::Hold;
 use crate::error::{Error, Result};
-use crate::join::Homes;
+use crate::fleet::share::Place;
 use crate::metrics::Metrics;
 use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
 
@@ -86,11 +86,11 @@ fn tag(epoch: i64, claim: Claim) -> held::Tag {
 pub(crate) struct Engine {
     pub(crate) store: SharedStore,
     pub(crate) settings: Settings,
-    pub(crate) routes: Routes,
+    pub(crate) routes: Arc<Routes>,
     /// Where handlers get their transactions from.
     pub(crate) outbox: Option<AnyOutbox>,
-    /// Where joins live that are in other databases.
-    pub(crate) homes: Option<Arc<dyn Homes>>,
+    /// Its place in a fleet, if it is part of one.
+    pub(crate) place: Option<Place>,
     pub(crate) metrics: Metrics,
     pub(crate) lanes: Lanes,
     pub(crate) held: Held,
@@ -144,10 +144,16 @@ impl Engine {
 /// ```
 #[must_use = "a relay that is dropped stops"]
 pub struct Relay {
-    engine: Arc<Engine>,
+    handle: Handle,
     door: HotDoor,
-    taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
     tasks: Tasks,
+}
+
+/// What can be asked of a relay while it runs.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    engine: Arc<Engine>,
+    taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
 }
 
 #[derive(Default)]
@@ -161,20 +167,25 @@ struct Tasks {
 
 impl std::fmt::Debug for Relay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Relay").field("store", &self.engine.name()).field("node", self.engine.node()).finish()
+        let engine = &self.handle.engine;
+        f.debug_struct("Relay").field("store", &engine.name()).field("node", engine.node()).finish()
     }
 }
 
 impl Relay {
     /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
     /// is done.
-    async fn start(
-        store: SharedStore,
-        outbox: Option<AnyOutbox>,
+    pub(crate) async fn start(
+        source: OneOutbox,
         settings: Settings,
-        routes: Routes,
-        door: HotDoor,
+        routes: Arc<Routes>,
+        place: Option<Place>,
     ) -> Result<Self> {
+        let OneOutbox { store, door, outbox } = source;
+        if let Some(misfit) = routes.misfit(outbox.as_ref()) {
+            return Err(misfit);
+        }
+        store.check_schema().await?;
         let claim = if settings.mode.delivers() {
             Some(door.claim().ok_or(Error::Lifecycle("a relay of this outbox runs already: stop it first"))?)
         } else {
@@ -195,9 +206,9 @@ impl Relay {
             over: CancellationToken::new(),
             store,
             outbox,
-            homes: None,
             settings,
             routes,
+            place,
             settler: Speaker::new(spoken),
         });
         let mut tasks = Tasks::default();
@@ -220,35 +231,63 @@ impl Relay {
             tasks.purge = Some(tokio::spawn(upkeep::purge(engine.clone())));
         }
         tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
-        Ok(Self { engine, door, taker, tasks })
+        Ok(Self { handle: Handle { engine, taker }, door, tasks })
     }
 
     /// The name under which this relay holds events.
     pub fn node(&self) -> &NodeId {
-        self.engine.node()
+        self.handle.engine.node()
     }
 
     /// Whether it delivers: false while another `single_node` relay holds the outbox and this one stands by.
     pub fn is_active(&self) -> bool {
-        self.engine.station.holder().is_some()
+        self.handle.is_active()
     }
 
     /// Looks for due events now instead of at the next interval.
     pub fn wake(&self) {
-        self.engine.wake.notify_one();
+        self.handle.wake();
     }
 
     /// Runs one poll cycle: takes due events until there are no more, or no room for more. Returns how many.
     pub async fn poll_once(&self) -> Result<usize> {
+        self.handle.poll_once().await
+    }
+
+    /// Waits until nothing is due and nothing is being handled. What waits for a later time does not count, nor what
+    /// an earlier event of its key holds back.
+    pub async fn idle(&self) -> Result<()> {
+        self.handle.idle().await
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
+    /// not finished is given back, and delivered later.
+    pub async fn stop(mut self) -> Result<()> {
+        shut_down(self.handle.engine.clone(), self.door.clone(), std::mem::take(&mut self.tasks)).await
+    }
+}
+
+impl Handle {
+    pub(crate) fn is_active(&self) -> bool {
+        self.engine.station.holder().is_some()
+    }
+
+    pub(crate) fn wake(&self) {
+        self.engine.wake.notify_one();
+    }
+
+    pub(crate) async fn poll_once(&self) -> Result<usize> {
         match &self.taker {
             Some(taker) => taker.lock().await.full_pass().await,
             None => Ok(0),
         }
     }
 
-    /// Waits until nothing is due and nothing is being handled. What waits for a later time does not count, nor what
-    /// an earlier event of its key holds back.
-    pub async fn idle(&self) -> Result<()> {
+    pub(crate) async fn idle(&self) -> Result<()> {
         let Some(taker) = &self.taker else { return Ok(()) };
         loop {
             let progress = self.engine.progress.notified();
@@ -266,12 +305,6 @@ impl Relay {
             let _ = tokio::time::timeout(Duration::from_millis(20), progress).await;
         }
     }
-
-    /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
-    /// not finished is given back, and delivered later.
-    pub async fn stop(mut self) -> Result<()> {
-        shut_down(self.engine.clone(), self.door.clone(), std::mem::take(&mut self.tasks)).await
-    }
 }
 
 impl Drop for Relay {
@@ -280,10 +313,11 @@ impl Drop for Relay {
         if tasks.settler.is_none() && tasks.purge.is_none() {
             return;
         }
-        self.door.close(&self.engine);
-        self.engine.stop.cancel();
+        let engine = &self.handle.engine;
+        self.door.close(engine);
+        engine.stop.cancel();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(shut_down(self.engine.clone(), self.door.clone(), tasks));
+            runtime.spawn(shut_down(engine.clone(), self.door.clone(), tasks));
         }
     }
 }

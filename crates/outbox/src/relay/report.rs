@@ -19,7 +19,8 @@ const LATER: Duration = Duration::from_secs(5);
 /// Tells the join.
 pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     let Report { home, join, step, became } = cx.payload()?;
-    let Some(store) = engine.homes.as_ref().and_then(|homes| homes.home(&home)) else {
+    let homes = engine.place.as_ref().map(|place| &*place.homes);
+    let Some(store) = homes.and_then(|homes| homes.home(&home)) else {
         let (store, event) = (engine.name(), cx.id());
         tracing::warn!(store, %event, home, join, "no database of this name here: the relay of a fleet that has it tells the join");
         return Ok(Outcome::RetryAfter(LATER));
@@ -27,7 +28,7 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     let act = JoinAct::Report { join: JoinId::from(join), step: EventId::from(step), became };
     match store.join(&act).await {
         Ok(acted) => {
-            if let Some(homes) = engine.homes.as_ref().filter(|_| acted.wrote) {
+            if let Some(homes) = homes.filter(|_| acted.wrote) {
                 homes.wake(&home);
             }
             Ok(Outcome::Done)

@@ -16,6 +16,7 @@ use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::error::Result;
 use crate::event::EventId;
+use crate::fleet::share::Turn;
 use crate::store::{Cursor, Holder, Origin, Settlement, Take, Taken, Verdict};
 
 /// After a full pass that took some time, the next one comes no sooner than this many times that time.
@@ -127,8 +128,10 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
         if engine.runs.has_free() && failures == 0 {
             continue;
         }
+        // The databases of a fleet do not all come at the same moment.
+        let sleep = if engine.place.is_some() { pause.mul_f64(rand::random_range(0.9..=1.1)) } else { pause };
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(sleep) => {}
             () = engine.wake.notified() => {}
             () = engine.alarm.ring() => {}
             () = engine.stop.cancelled() => {}
@@ -158,6 +161,7 @@ impl Taker {
         if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
             self.cursor = None;
         }
+        let mut turn = None;
         loop {
             if self.engine.stop.is_cancelled() {
                 return Ok((total, End::Empty));
@@ -166,10 +170,18 @@ impl Taker {
             if room == 0 {
                 return Ok((total, End::NoRoom));
             }
+            if let Some(place) = &self.engine.place {
+                tokio::select! {
+                    next = place.turn(turn.take()) => turn = next,
+                    () = self.engine.stop.cancelled() => return Ok((total, End::Empty)),
+                }
+            }
             if self.cursor.is_some() {
                 let free = self.engine.runs.take_free(KEYS_AT_ONCE.min(room));
                 if !free.is_empty() {
-                    total += self.continue_keys(free, room).await?;
+                    let taken = self.continue_keys(free, room).await?;
+                    Turn::gave(&mut turn, taken);
+                    total += taken;
                     continue;
                 }
             }
@@ -184,6 +196,7 @@ impl Taker {
             let Some((taken, scanned, cursor)) = self.read(from, limit, room).await? else {
                 return Ok((total, End::Empty));
             };
+            Turn::gave(&mut turn, taken);
             total += taken;
             if full {
                 self.full = Some((began, Duration::ZERO));

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use sqlx::Pool;
 
 use super::dialect::Dialect;
+use super::source::{Source, Work};
 
 /// A future that is finished in the background when it is dropped before its end.
 pub(super) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
@@ -38,7 +39,14 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
 }
 
 /// Begins a transaction that is going to write.
-pub(super) async fn begin_on<DB: Dialect>(
+pub(super) async fn begin_on<DB: Dialect>(source: &Source<DB>) -> Result<Work<'static, DB>, sqlx::Error> {
+    Ok(match source {
+        Source::Pool(pool) => Work::Sqlx(begin_on_pool(pool).await?),
+        Source::Line(line) => Work::Line(line.begin().await?),
+    })
+}
+
+pub(super) async fn begin_on_pool<DB: Dialect>(
     pool: &Pool<DB>,
 ) -> Result<sqlx::Transaction<'static, DB>, sqlx::Error> {
     match DB::BEGIN {

@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 
 use super::StoreOptions;
 use super::names::{Names, Statement, render};
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::store::{Completion, Holder, NodeId, OnDead};
@@ -181,6 +182,10 @@ impl Which {
     }
 }
 
+/// How to connect: what sqlx makes of a URL.
+#[doc(hidden)]
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as sqlx::Connection>::Options;
+
 /// What differs between databases. Not for use outside of this crate.
 #[doc(hidden)]
 pub trait Dialect: sqlx::Database + Sized {
@@ -250,6 +255,19 @@ pub trait Dialect: sqlx::Database + Sized {
         None
     }
 
+    /// How many connections one database of a fleet may use at a time.
+    const AT_ONCE: usize = 3;
+
+    /// How to connect to a database of a fleet, in which nothing should take longer than `patience`.
+    fn options(url: &str, patience: Duration) -> Result<Options<Self>>;
+
+    /// Opens one connection, for the application and the relay alike.
+    fn connect_one(
+        options: &Options<Self>,
+    ) -> impl Future<Output = Result<Self::Connection, sqlx::Error>> + Send {
+        <Self::Connection as sqlx::Connection>::connect_with(options)
+    }
+
     /// Opens a pool; `options` says how large.
     fn connect(url: &str, options: &StoreOptions) -> impl Future<Output = Result<Pools<Self>>> + Send;
 
@@ -313,12 +331,17 @@ pub trait Dialect: sqlx::Database + Sized {
 
 /// The connections of a store: one pool that the application's transactions come from, one that the
 /// relay's own statements use, so that neither starves the other.
-#[derive(Clone, Debug)]
-pub struct Pools<DB: sqlx::Database> {
-    pub(crate) write: sqlx::Pool<DB>,
-    pub(crate) relay: sqlx::Pool<DB>,
+pub struct Pools<DB: Dialect> {
+    pub(crate) write: Source<DB>,
+    pub(crate) relay: Source<DB>,
     /// For reads that must not wait behind a writer.
-    pub(crate) read: sqlx::Pool<DB>,
+    pub(crate) read: Source<DB>,
+}
+
+impl<DB: Dialect> Pools<DB> {
+    pub(crate) fn new(write: &sqlx::Pool<DB>, relay: sqlx::Pool<DB>, read: sqlx::Pool<DB>) -> Self {
+        Self { write: Source::Pool(write.clone()), relay: Source::Pool(relay), read: Source::Pool(read) }
+    }
 }
 
 /// Fills in names, fragments and the time. What dialects need of the store.

@@ -5,11 +5,14 @@
 //! what differs.
 
 mod begin;
+pub(crate) mod budget;
 pub(crate) mod dialect;
 mod inbox;
 mod joins;
+pub(crate) mod line;
 mod names;
 mod promise;
+pub(crate) mod source;
 mod statements;
 mod store;
 mod window;

@@ -4,10 +4,11 @@
 //! the application's inserts.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::query::Query;
 
 use super::StoreOptions;
@@ -197,11 +198,18 @@ impl Dialect for MySql {
         returned::<Self>(conn, new, values).await
     }
 
+    fn options(url: &str, _: Duration) -> Result<MySqlConnectOptions> {
+        connect_options(url)
+    }
+
+    async fn connect_one(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+        let mut conn = MySqlConnection::connect_with(options).await?;
+        read_committed(&mut conn).await?;
+        Ok(conn)
+    }
+
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
-        let url = url.replacen("mariadb:", "mysql:", 1);
-        let connect = url
-            .parse::<sqlx::mysql::MySqlConnectOptions>()
-            .map_err(|e| Error::Url { url: without_credentials(&url), reason: e.to_string() })?;
+        let connect = connect_options(url)?;
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
@@ -210,16 +218,9 @@ impl Dialect for MySql {
 
     fn beside(write: &MySqlPool, _: &StoreOptions) -> Pools<Self> {
         let relay = pool(3)
-            .after_connect(|conn, _| {
-                Box::pin(async move {
-                    sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                        .execute(conn)
-                        .await?;
-                    Ok(())
-                })
-            })
+            .after_connect(|conn, _| Box::pin(read_committed(conn)))
             .connect_lazy_with((*write.connect_options()).clone());
-        Pools { write: write.clone(), read: relay.clone(), relay }
+        Pools::new(write, relay.clone(), relay)
     }
 
     async fn insert(
@@ -314,6 +315,16 @@ fn fence(by: &Holder) -> &'static str {
             "EXISTS (SELECT 1 FROM {leases} l WHERE l.name = 'exclusive' AND l.holder = $1 AND l.epoch = $2)"
         }
     }
+}
+
+async fn read_committed(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(conn).await?;
+    Ok(())
+}
+
+fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
+    let url = url.replacen("mariadb:", "mysql:", 1);
+    url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(&url), reason: e.to_string() })
 }
 
 fn pool(max_connections: u32) -> MySqlPoolOptions {

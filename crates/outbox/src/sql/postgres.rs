@@ -1,8 +1,10 @@
 //! What PostgreSQL does its own way: arrays, one-statement claims, advisory locks.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, Postgres};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::query::Query;
 
 use super::StoreOptions;
@@ -187,10 +189,12 @@ impl Dialect for Postgres {
     const NEW_LEASE: &'static str =
         "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
 
+    fn options(url: &str, _: Duration) -> Result<PgConnectOptions> {
+        connect_options(url)
+    }
+
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
-        let connect = url
-            .parse::<sqlx::postgres::PgConnectOptions>()
-            .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?;
+        let connect = connect_options(url)?;
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         PgConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
@@ -199,7 +203,7 @@ impl Dialect for Postgres {
 
     fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
         let relay = pool(3).connect_lazy_with((*write.connect_options()).clone());
-        Pools { write: write.clone(), read: relay.clone(), relay }
+        Pools::new(write, relay.clone(), relay)
     }
 
     async fn insert(
@@ -253,6 +257,10 @@ fn fence(by: &Holder) -> (&'static str, &'static str) {
         Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, FALSE) AND $2::bigint IS NOT NULL"),
         Holder::Exclusive { .. } => (FENCE, "EXISTS (SELECT 1 FROM f)"),
     }
+}
+
+fn connect_options(url: &str) -> Result<PgConnectOptions> {
+    url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(url), reason: e.to_string() })
 }
 
 fn pool(max_connections: u32) -> PgPoolOptions {

@@ -172,14 +172,21 @@ impl Dialect for Sqlite {
         returned::<Self>(conn, insert, vec![Value::text(consumer), ids]).await
     }
 
+    // One connection writes: transactions queue up for it in order instead of colliding.
+    const AT_ONCE: usize = 1;
+
+    fn options(url: &str, patience: Duration) -> Result<SqliteConnectOptions> {
+        // Less than patience: better told that the file is locked than left with a thread that waits for it.
+        let options = connect_options(url)?.busy_timeout(patience.mul_f64(0.8));
+        if is_in_memory(&options) {
+            let reason = "a fleet closes connections that are idle, and this database with them: use a file";
+            return Err(Error::Url { url: url.to_owned(), reason: reason.to_owned() });
+        }
+        Ok(options)
+    }
+
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
-        let connect = SqliteConnectOptions::from_str(url)
-            .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(Duration::from_secs(30));
+        let connect = connect_options(url)?;
         // One connection writes: transactions queue up for it in order instead of colliding.
         let write = pool(1).connect_with(connect).await?;
         Ok(Self::beside(&write, options))
@@ -192,7 +199,7 @@ impl Dialect for Sqlite {
         } else {
             pool(options.max_connections).connect_lazy_with((*connect).clone())
         };
-        Pools { write: write.clone(), relay: write.clone(), read }
+        Pools::new(write, write.clone(), read)
     }
 
     async fn insert(
@@ -245,6 +252,16 @@ fn fence(by: &Holder) -> &'static str {
             "EXISTS (SELECT 1 FROM {leases} l WHERE l.name = 'exclusive' AND l.holder = $1 AND l.epoch = $2)"
         }
     }
+}
+
+fn connect_options(url: &str) -> Result<SqliteConnectOptions> {
+    Ok(SqliteConnectOptions::from_str(url)
+        .map_err(|e| Error::Url { url: without_credentials(url), reason: e.to_string() })?
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(Duration::from_secs(30)))
 }
 
 fn is_in_memory(connect: &SqliteConnectOptions) -> bool {

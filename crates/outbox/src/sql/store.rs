@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::Pool;
-use sqlx::pool::PoolConnection;
 
 use super::StoreOptions;
-use super::begin::{Finished, begin_on};
+use super::begin::begin_on;
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, Which, migration_script, names_of,
 };
+use super::line::Line;
 use super::names::{Names, Statement, render};
+use super::source::{Conn, Source, Work};
 use super::statements as sql;
 use super::window::{Window, WindowRow, decode};
 use crate::error::{DecodeError, Error, Result};
@@ -105,6 +106,15 @@ impl<DB: Database> SqlStore<DB> {
         Ok(Self::new(DB::beside(pool, options), names, options, name))
     }
 
+    /// A database of a fleet.
+    pub(crate) fn on_line(line: Arc<Line<DB>>, options: &StoreOptions) -> Result<Self> {
+        let names = Self::names(options)?;
+        let name = line.seat.name.clone();
+        let source = Source::Line(line);
+        let pools = Pools { write: source.clone(), relay: source.clone(), read: source };
+        Ok(Self::new(pools, names, options, name))
+    }
+
     fn new(pools: Pools<DB>, names: Names, options: &StoreOptions, name: String) -> Self {
         let sql = Sql {
             names,
@@ -126,16 +136,12 @@ impl<DB: Database> SqlStore<DB> {
 
     /// The pool that the application's transactions come from.
     pub fn pool(&self) -> &Pool<DB> {
-        &self.pools.write
+        self.pools.write.pool()
     }
 
-    /// Begins a transaction that is going to write.
-    ///
-    /// A `begin()` that is dropped half way would leave its connection inside a transaction that nobody knows of, for
-    /// the next one to use. So it is finished in the background then, and rolled back.
-    pub(crate) async fn begin(&self) -> Result<sqlx::Transaction<'static, DB>> {
-        let pool = self.pools.write.clone();
-        Ok(Finished::new(async move { begin_on(&pool).await }).await?)
+    /// Begins a transaction that is going to write. May be cancelled at any time.
+    pub(crate) async fn begin(&self) -> Result<Work<'static, DB>> {
+        self.pools.write.begin_for_user().await
     }
 
     /// Writes rows in the transaction of this connection. Returns the events that were stored.
@@ -184,7 +190,7 @@ impl<DB: Database> SqlStore<DB> {
         self.sql.render(template)
     }
 
-    async fn relay_connection(&self) -> Result<PoolConnection<DB>> {
+    async fn relay_connection(&self) -> Result<Conn<DB>> {
         Ok(self.pools.relay.acquire().await?)
     }
 
@@ -195,7 +201,11 @@ impl<DB: Database> SqlStore<DB> {
             let ran = DB::run(&mut conn, self.sql.render(template), values.clone()).await;
             match ran.map_err(|e| self.explain(e.into())) {
                 Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                done => return done,
+                Err(e) => return Err(e),
+                Ok(touched) => {
+                    conn.went_well();
+                    return Ok(touched);
+                }
             }
         }
     }
@@ -213,7 +223,10 @@ impl<DB: Database> SqlStore<DB> {
 
     pub(super) async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         let mut conn = self.pools.read.acquire().await?;
-        DB::fetch(&mut conn, self.sql.render(template), values).await.map_err(|e| self.explain(e.into()))
+        let rows = DB::fetch(&mut conn, self.sql.render(template), values).await;
+        let rows = rows.map_err(|e| self.explain(e.into()))?;
+        conn.went_well();
+        Ok(rows)
     }
 
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
@@ -259,7 +272,7 @@ impl<DB: Database> SqlStore<DB> {
             );
         let mut conn = self.relay_connection().await?;
         let rows = DB::fetch(&mut conn, self.sql.render(&text), values).await?;
-        drop(conn);
+        conn.went_well();
         self.window(&rows)
     }
 
@@ -268,6 +281,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut conn = self.pools.read.acquire().await?;
         let mut window = self.look(&mut conn, take, false).await?;
         self.block(&mut conn, &mut window, take).await?;
+        conn.went_well();
         Ok(window)
     }
 
@@ -408,9 +422,13 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn join_in_one(&self, act: &JoinAct) -> Result<Acted> {
         let mut tx = begin_on(&self.pools.relay).await?;
-        let acted = self.join_on(&mut tx, act).await?;
-        tx.commit().await?;
-        Ok(acted)
+        let acted = self.join_on(&mut tx, act).await;
+        match acted {
+            Ok(_) => tx.commit().await?,
+            // A join that says no is nothing unusual: the connection stays.
+            Err(_) => tx.rollback().await?,
+        }
+        acted
     }
 
     /// Deletes one batch of what may go.
@@ -645,7 +663,11 @@ impl<DB: Database> Store for SqlStore<DB> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let mut tx = self.begin().await?;
+        // In a fleet the permit for this operation is one for a connection, and not for two.
+        let mut tx = match &self.pools.write {
+            Source::Pool(_) => self.begin().await?,
+            source => begin_on(source).await?,
+        };
         let stored = self.write(&mut tx, &rows, None).await?;
         tx.commit().await?;
         Ok(stored.iter().map(|event| event.id().clone()).collect())

@@ -1,0 +1,206 @@
+//! A store of a fleet, with its share of the connections and bounds on the time that its operations may take.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
+
+use crate::error::{Error, Result, Told};
+use crate::event::{Event, EventId};
+use crate::join::{Join, JoinId, Step};
+use crate::sql::budget::Seat;
+use crate::store::{
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId, Purge,
+    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+};
+
+/// People's questions and migrations may take this many times longer than what the relay does.
+const FOR_PEOPLE: u32 = 12;
+
+/// Lets one operation through for each permit, and drops it when patience runs out: its connection is then closed.
+pub(crate) struct Guarded {
+    inner: SharedStore,
+    pub(crate) seat: Arc<Seat>,
+    /// Whether to make the tables before anything else.
+    migrate: bool,
+    migrated: OnceCell<()>,
+}
+
+impl fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl Guarded {
+    pub(crate) fn new(inner: SharedStore, seat: Arc<Seat>, migrate: bool) -> Self {
+        Self { inner, seat, migrate, migrated: OnceCell::new() }
+    }
+
+    /// Makes the tables, once, if that was asked for.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        if self.migrate {
+            self.migrated.get_or_try_init(|| self.within(FOR_PEOPLE, self.inner.migrate())).await?;
+        }
+        Ok(())
+    }
+
+    /// An operation of the relay.
+    async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+        self.prepare().await?;
+        self.within(1, operation).await
+    }
+
+    /// One that somebody waits for who knows that it takes long.
+    async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+        self.prepare().await?;
+        self.within(FOR_PEOPLE, operation).await
+    }
+
+    async fn within<T>(&self, times: u32, operation: impl Future<Output = Result<T>>) -> Result<T> {
+        let _permit = self.seat.enter().await?;
+        let limit: Duration = self.seat.patience * times;
+        let failures = self.seat.failures();
+        let Ok(result) = tokio::time::timeout(limit, operation).await else {
+            let reason = format!("no answer within {limit:?}");
+            self.seat.is_in_trouble(&reason);
+            return Err(self.seat.unavailable(reason));
+        };
+        match &result {
+            Ok(_) => self.seat.is_well(),
+            // What could not connect has been noted already.
+            Err(Error::Database(e)) if is_lost(e.inner()) && self.seat.failures() == failures => {
+                self.seat.is_in_trouble(&Told(e.inner()).to_string());
+            }
+            Err(_) => {}
+        }
+        result
+    }
+}
+
+/// Whether the way to the database is broken, rather than what was asked of it.
+fn is_lost(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Io, Protocol, Tls, WorkerCrashed};
+    matches!(error, Io(_) | Tls(_) | Protocol(_) | WorkerCrashed)
+}
+
+#[async_trait]
+impl Store for Guarded {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    async fn insert(&self, events: &[Event]) -> Result<Vec<EventId>> {
+        self.quick(self.inner.insert(events)).await
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken> {
+        self.quick(self.inner.take(take)).await
+    }
+
+    async fn settle(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        self.quick(self.inner.settle(by, completion, settlements)).await
+    }
+
+    async fn extend(
+        &self,
+        owner: &NodeId,
+        lease: Duration,
+        held: &[(EventId, Claim)],
+    ) -> Result<Vec<EventId>> {
+        self.quick(self.inner.extend(owner, lease, held)).await
+    }
+
+    async fn reap(&self) -> Result<u64> {
+        self.slow(self.inner.reap()).await
+    }
+
+    async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
+        self.quick(self.inner.count_start(by, id, claim)).await
+    }
+
+    async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        self.quick(self.inner.lead(name, holder, ttl)).await
+    }
+
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
+        self.quick(self.inner.resign(name, holder, epoch)).await
+    }
+
+    async fn leader(&self, name: &str) -> Result<Option<NodeId>> {
+        self.quick(self.inner.leader(name)).await
+    }
+
+    async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.slow(self.inner.purge_inbox(older_than, limit)).await
+    }
+
+    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+        self.quick(self.inner.join(act)).await
+    }
+
+    async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
+        self.slow(self.inner.joins(filter, limit)).await
+    }
+
+    async fn steps(
+        &self,
+        join: &JoinId,
+        after: Option<&EventId>,
+        limit: usize,
+    ) -> Result<Vec<(EventId, Option<Step>)>> {
+        self.slow(self.inner.steps(join, after, limit)).await
+    }
+
+    async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.slow(self.inner.purge_joins(older_than, limit)).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<u64> {
+        self.slow(self.inner.purge(purge)).await
+    }
+
+    async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.slow(self.inner.list(filter, limit)).await
+    }
+
+    async fn count(&self, filter: &Filter) -> Result<u64> {
+        self.slow(self.inner.count(filter)).await
+    }
+
+    async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>> {
+        self.slow(self.inner.find(id)).await
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+        self.slow(self.inner.replay(filter, limit)).await
+    }
+
+    async fn cancel(&self, id: &EventId) -> Result<bool> {
+        self.slow(self.inner.cancel(id)).await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        self.slow(self.inner.stats()).await
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        self.slow(self.inner.backlog()).await
+    }
+
+    async fn migrate(&self) -> Result<()> {
+        self.within(FOR_PEOPLE, self.inner.migrate()).await
+    }
+
+    async fn check_schema(&self) -> Result<()> {
+        self.quick(self.inner.check_schema()).await
+    }
+}

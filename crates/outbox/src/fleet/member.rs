@@ -1,0 +1,180 @@
+//! One database of a fleet while it belongs to it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use tokio_util::sync::CancellationToken;
+
+use super::Common;
+use super::database::FleetDatabase;
+use super::guarded::Guarded;
+use crate::error::{Error, Result, without_credentials};
+use crate::outbox::Outbox;
+use crate::relay::Handle;
+use crate::relay::hot::HotDoor;
+use crate::relay::in_tx::AnyOutbox;
+use crate::sql::Database;
+use crate::sql::budget::{Budget, Seat};
+use crate::sql::line::Line;
+use crate::store::SharedStore;
+
+/// A database, its outbox, and how it is served.
+pub(crate) struct Member {
+    pub(crate) database: FleetDatabase,
+    /// "PostgreSQL", "MySQL" or "SQLite".
+    pub(crate) kind: &'static str,
+    pub(crate) outbox: AnyOutbox,
+    pub(crate) store: SharedStore,
+    pub(crate) door: HotDoor,
+    pub(crate) seat: Arc<Seat>,
+    close: Box<dyn Fn() -> Closing + Send + Sync>,
+    /// Held by the relay while it serves this database.
+    pub(crate) serving: tokio::sync::Mutex<()>,
+    pub(crate) service: Mutex<Service>,
+    /// It does not belong to the fleet any more.
+    pub(crate) retired: CancellationToken,
+    /// It is not served any more, and its connections are closed.
+    pub(crate) gone: CancellationToken,
+    /// What this one comes in place of, to be waited for.
+    pub(crate) replaces: Option<CancellationToken>,
+}
+
+type Closing = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What the relay has to say about it.
+#[derive(Default)]
+pub(crate) enum Service {
+    /// No relay runs.
+    #[default]
+    Unserved,
+    /// The relay is about to start; why it could not so far.
+    Starting(Option<String>),
+    /// The relay runs.
+    Running(Handle),
+}
+
+/// How a database of a fleet is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DatabaseState {
+    /// It is there to be written to; no relay delivers from it.
+    Unserved,
+    /// The relay has not reached it yet.
+    Starting,
+    /// The relay delivers from it.
+    Active,
+    /// Another `single_node` relay holds it.
+    StandingBy,
+    /// It does not answer or cannot be used, and is tried again and again.
+    Failing {
+        /// Why. Holds no credentials.
+        reason: String,
+    },
+    /// It was removed, and finishes what is in hand.
+    Removing,
+}
+
+impl Member {
+    /// Connects to nothing yet. An error is a mistake in what was given.
+    pub(crate) fn new(
+        database: FleetDatabase,
+        common: &Common,
+        replaces: Option<CancellationToken>,
+    ) -> Result<Arc<Self>> {
+        database.check()?;
+        match database.url.split(':').next().unwrap_or_default() {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => Self::on::<sqlx::Sqlite>(database, common, replaces),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Self::on::<sqlx::Postgres>(database, common, replaces),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => Self::on::<sqlx::MySql>(database, common, replaces),
+            _ => Err(Error::Url {
+                url: without_credentials(&database.url),
+                reason: "it is none of sqlite:, postgres:// and mysql://, or this build lacks the cargo feature for it"
+                    .to_owned(),
+            }),
+        }
+    }
+
+    fn on<DB: Database>(
+        database: FleetDatabase,
+        common: &Common,
+        replaces: Option<CancellationToken>,
+    ) -> Result<Arc<Self>> {
+        let budget: Arc<Budget> = common.budget.clone();
+        let options = DB::options(&database.url, common.patience)?;
+        let seat = Arc::new(Seat::new(&database.name, budget, common.patience, DB::AT_ONCE));
+        let line: Arc<Line<DB>> = Line::new(seat.clone(), options);
+        let settings = common.outbox.clone().options(database.options().clock(common.clock.clone()));
+        let guard = |store| Guarded::new(store, seat.clone(), common.migrate);
+        let outbox = settings.on_line(line.clone(), common.by_aggregate.clone(), guard)?;
+        Ok(Arc::new(Self {
+            kind: DB::NAME,
+            store: outbox.store(),
+            door: outbox.door(),
+            outbox: Arc::new(outbox),
+            close: Box::new(move || {
+                let line = line.clone();
+                Box::pin(async move { line.close().await })
+            }),
+            database,
+            seat,
+            serving: tokio::sync::Mutex::default(),
+            service: Mutex::default(),
+            retired: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            replaces,
+        }))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.database.name
+    }
+
+    /// The outbox, if it is of this kind.
+    pub(crate) fn outbox<DB: Database>(&self) -> Result<Outbox<DB>> {
+        self.outbox.downcast_ref::<Outbox<DB>>().cloned().ok_or_else(|| Error::WrongKind {
+            key: self.name().to_owned(),
+            found: self.kind,
+            wanted: DB::NAME,
+        })
+    }
+
+    /// Waits until the relay is done with it, then closes its connections.
+    pub(crate) async fn retire(&self) {
+        self.retired.cancel();
+        let _served = self.serving.lock().await;
+        (self.close)().await;
+        self.gone.cancel();
+    }
+
+    pub(crate) fn say(&self, service: Service) {
+        *self.service.lock().expect("no one panics while holding this lock") = service;
+    }
+
+    pub(crate) fn handle(&self) -> Option<Handle> {
+        match &*self.service.lock().expect("no one panics while holding this lock") {
+            Service::Running(handle) => Some(handle.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn state(&self) -> DatabaseState {
+        if self.retired.is_cancelled() {
+            return DatabaseState::Removing;
+        }
+        let trouble = self.seat.trouble().map(|reason| DatabaseState::Failing { reason });
+        match &*self.service.lock().expect("no one panics while holding this lock") {
+            Service::Unserved => trouble.unwrap_or(DatabaseState::Unserved),
+            Service::Starting(Some(reason)) => DatabaseState::Failing { reason: reason.clone() },
+            Service::Starting(None) => trouble.unwrap_or(DatabaseState::Starting),
+            Service::Running(handle) => trouble.unwrap_or(if handle.is_active() {
+                DatabaseState::Active
+            } else {
+                DatabaseState::StandingBy
+            }),
+        }
+    }
+}

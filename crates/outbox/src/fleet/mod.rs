@@ -1,0 +1,352 @@
+//! Many databases, one relay: a database for each tenant, region or service.
+//!
+//! | room | what happens there |
+//! | --- | --- |
+//! | `builder`, `database` | what a fleet is told: its databases, or who discovers them |
+//! | `member` | one database while it belongs to the fleet |
+//! | `guarded` | its store, with a share of the connections and bounds on time |
+//! | `share`, `selection` | what the databases' relays share: handlers, and turns to poll |
+//! | `relay` | starts, watches and stops them |
+//!
+//! How connections are counted is in `sql/budget.rs` and `sql/line.rs`.
+
+mod builder;
+mod database;
+pub(crate) mod guarded;
+mod member;
+mod relay;
+mod selection;
+pub(crate) mod share;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use metrics::Gauge;
+use tokio::sync::watch;
+
+pub use self::builder::FleetBuilder;
+pub use self::database::{Discovery, FleetDatabase, RoutingKey};
+pub use self::member::DatabaseState;
+use self::member::Member;
+pub use self::relay::FleetRelay;
+pub use self::selection::{DrainFirst, Polled, RoundRobin, Selection};
+use crate::error::{Error, Result};
+use crate::join::Homes;
+use crate::outbox::{Outbox, OutboxBuilder};
+use crate::relay::{Mode, RelayBuilder};
+use crate::sql::budget::Budget;
+use crate::sql::{Clock, Database};
+use crate::store::SharedStore;
+
+/// How long a discovery may take.
+const DISCOVERING: Duration = Duration::from_secs(60);
+
+/// How many handlers run at once over all databases, if nobody says otherwise.
+const WORKERS: usize = 64;
+
+/// Many databases, each with an outbox, served by one relay. Cheap to clone; clones are the same fleet.
+///
+/// The databases may be of different kinds. They share one budget of connections: there are never more than
+/// [`max_connections`](FleetBuilder::max_connections) of them, however many databases there are.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let url = |name: &str| format!("sqlite:{}/{name}.db", folder.path().display());
+/// # let (acme_url, globex_url) = (url("acme"), url("globex"));
+/// use outbox::{Cx, Event, Fleet, Outbox};
+///
+/// let fleet = Fleet::builder()
+///     .database("acme", acme_url)                       // sqlite:…, postgres://…, mysql://…
+///     .database("globex", globex_url)
+///     .max_connections(20)                              // over all databases together
+///     .migrate(true)
+///     .open()
+///     .await?;
+///
+/// let relay = fleet.multi_node().on_type("greeting", async |cx: Cx| println!("{}", cx.id())).start().await?;
+///
+/// let outbox: Outbox<sqlx::Sqlite> = fleet.outbox("acme")?;
+/// outbox.send(Event::new("greeting").json(&"hello")).await?;
+/// relay.idle().await?;
+/// relay.stop().await?;
+/// fleet.close().await;
+/// # Ok(()) }
+/// ```
+///
+/// A database that is down, slow or not migrated does not disturb the others: it is tried again and again, less and
+/// less often, with a small part of the connections.
+#[derive(Clone)]
+pub struct Fleet(Arc<Inner>);
+
+/// What all databases of a fleet have in common.
+pub(crate) struct Common {
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) patience: Duration,
+    pub(crate) migrate: bool,
+    pub(crate) clock: Clock,
+    pub(crate) outbox: OutboxBuilder,
+    /// Whether events without a key get their aggregate as one.
+    pub(crate) by_aggregate: Arc<AtomicBool>,
+}
+
+struct Inner {
+    common: Common,
+    discovery: Option<Box<dyn Discovery>>,
+    absences: u32,
+    registry: RwLock<Registry>,
+    /// Told when databases come or go.
+    changed: watch::Sender<()>,
+    /// Held while databases are discovered: one at a time.
+    refreshing: tokio::sync::Mutex<()>,
+    /// Whether a relay runs.
+    served: AtomicBool,
+    databases_gauge: Gauge,
+}
+
+#[derive(Default)]
+struct Registry {
+    members: BTreeMap<String, Arc<Member>>,
+    /// Removed, but not yet done with what is in hand.
+    retiring: Vec<Arc<Member>>,
+    /// In how many discoveries in a row a database was missing.
+    absent: HashMap<String, u32>,
+}
+
+/// A database of a fleet, and how it is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatabaseStatus {
+    /// Its name.
+    pub name: String,
+    /// How it is doing.
+    pub state: DatabaseState,
+}
+
+impl fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let databases = self.0.registry().members.len();
+        f.debug_struct("Fleet").field("databases", &databases).finish_non_exhaustive()
+    }
+}
+
+impl Fleet {
+    /// Sets up a fleet.
+    pub fn builder() -> FleetBuilder {
+        FleetBuilder::default()
+    }
+
+    /// The outbox of a database: the same one each time. The key is the database's name, as text or as a UUID.
+    ///
+    /// An error if there is no such database, or if it is of another kind.
+    pub fn outbox<DB: Database>(&self, key: impl Into<RoutingKey>) -> Result<Outbox<DB>> {
+        let RoutingKey(key) = key.into();
+        let member = self.0.registry().members.get(&key).cloned();
+        member.ok_or(Error::UnknownRoute { key })?.outbox()
+    }
+
+    /// All databases by name, and how they are doing.
+    pub fn databases(&self) -> Vec<DatabaseStatus> {
+        let registry = self.0.registry();
+        let members = registry.members.values().chain(&registry.retiring);
+        members.map(|m| DatabaseStatus { name: m.name().to_owned(), state: m.state() }).collect()
+    }
+
+    /// How many connections are open at this moment, over all databases.
+    pub fn connections(&self) -> usize {
+        self.0.common.budget.open()
+    }
+
+    /// Asks the discovery now, instead of when the interval is over. Without one this does nothing.
+    ///
+    /// After an error the databases are as they were.
+    pub async fn refresh(&self) -> Result<()> {
+        let Some(discovery) = &self.0.discovery else { return Ok(()) };
+        let _alone = self.0.refreshing.lock().await;
+        // The call itself as well may panic, before there is a future.
+        let discover = AssertUnwindSafe(async { discovery.discover().await }).catch_unwind();
+        let found = match tokio::time::timeout(DISCOVERING, discover).await {
+            Ok(Ok(found)) => found.map_err(|e| Error::Discovery(e.to_string())),
+            Ok(Err(_)) => Err(Error::Discovery("it panicked".to_owned())),
+            Err(_) => Err(Error::Discovery(format!("no answer within {DISCOVERING:?}"))),
+        };
+        let applied = found.and_then(|found| self.0.apply(found));
+        if let Err(error) = &applied {
+            tracing::error!(%error, "the databases stay as they were");
+        }
+        applied
+    }
+
+    /// A relay for one node, for each database: see [`Outbox::single_node`].
+    pub fn single_node(&self) -> RelayBuilder<WholeFleet> {
+        self.relay(Mode::SingleNode)
+    }
+
+    /// A relay for several nodes that share the work: see [`Outbox::multi_node`].
+    pub fn multi_node(&self) -> RelayBuilder<WholeFleet> {
+        self.relay(Mode::MultiNode)
+    }
+
+    /// A relay for events whose order matters: see [`Outbox::ordered`].
+    pub fn ordered(&self) -> RelayBuilder<WholeFleet> {
+        self.0.common.by_aggregate.store(true, Ordering::Relaxed);
+        self.relay(Mode::Ordered)
+    }
+
+    fn relay(&self, mode: Mode) -> RelayBuilder<WholeFleet> {
+        let source = WholeFleet { fleet: self.clone(), workers_each: 4, selection: Box::new(RoundRobin) };
+        RelayBuilder::of(source, mode).workers(WORKERS)
+    }
+
+    /// Closes all connections, and forgets all databases. Stop the relay first.
+    pub async fn close(&self) {
+        let members = std::mem::take(&mut self.0.registry_mut().members);
+        self.0.registry_changed();
+        join_all(members.values().map(|member| member.retire())).await;
+    }
+}
+
+/// A fleet, as the source of a relay.
+#[derive(Debug)]
+pub struct WholeFleet {
+    fleet: Fleet,
+    workers_each: usize,
+    selection: Box<dyn Selection>,
+}
+
+/// The databases of a fleet, as the homes of joins whose steps are in others of them.
+struct Neighbours(Weak<Inner>);
+
+impl Neighbours {
+    fn member(&self, name: &str) -> Option<Arc<Member>> {
+        self.0.upgrade()?.registry().members.get(name).cloned()
+    }
+}
+
+impl Homes for Neighbours {
+    fn home(&self, name: &str) -> Option<SharedStore> {
+        Some(self.member(name)?.store.clone())
+    }
+
+    fn wake(&self, name: &str) {
+        if let Some(handle) = self.member(name).and_then(|member| member.handle()) {
+            handle.wake();
+        }
+    }
+}
+
+/// Asks the discovery again and again, for as long as the fleet is there.
+async fn refresh_now_and_then(fleet: Weak<Inner>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(inner) = fleet.upgrade() else { return };
+        // What goes wrong has been logged, and the next time comes.
+        let _ = Fleet(inner).refresh().await;
+    }
+}
+
+impl Inner {
+    fn registry(&self) -> std::sync::RwLockReadGuard<'_, Registry> {
+        self.registry.read().expect("no one panics while holding the registry")
+    }
+
+    fn registry_mut(&self) -> std::sync::RwLockWriteGuard<'_, Registry> {
+        self.registry.write().expect("no one panics while holding the registry")
+    }
+
+    fn registry_changed(&self) {
+        self.databases_gauge.set(self.registry().members.len() as f64);
+        self.changed.send_replace(());
+    }
+
+    fn members(&self) -> Vec<Arc<Member>> {
+        self.registry().members.values().cloned().collect()
+    }
+
+    /// Adds a database, or puts it in the place of one of the same name.
+    fn add(self: &Arc<Self>, database: FleetDatabase) -> Result<()> {
+        let name = database.name.clone();
+        let mut registry = self.registry_mut();
+        let before = registry.members.get(&name);
+        let before = before.or_else(|| registry.retiring.iter().rev().find(|old| old.name() == name));
+        let member = Member::new(database, &self.common, before.map(|old| old.gone.clone()))?;
+        let old = registry.members.insert(name, member);
+        drop(registry);
+        if let Some(old) = old {
+            self.retire(old);
+        }
+        Ok(())
+    }
+
+    /// Takes a database out, and lets it finish in the background.
+    fn retire(self: &Arc<Self>, member: Arc<Member>) {
+        // Before anything can look: it is not part of the fleet any more.
+        member.retired.cancel();
+        self.registry_mut().retiring.push(member.clone());
+        let fleet = self.clone();
+        tokio::spawn(async move {
+            member.retire().await;
+            fleet.registry_mut().retiring.retain(|other| !Arc::ptr_eq(other, &member));
+            tracing::info!(store = member.name(), "the database is not part of the fleet any more");
+        });
+    }
+
+    /// Makes the fleet what the discovery found.
+    fn apply(self: &Arc<Self>, found: Vec<FleetDatabase>) -> Result<()> {
+        let mut names = HashSet::new();
+        if let Some(twice) = found.iter().find(|database| !names.insert(database.name.clone())) {
+            return Err(Error::DuplicateDatabase { name: twice.name.clone() });
+        }
+        let known: BTreeMap<String, Arc<Member>> = self.registry().members.clone();
+        if found.is_empty() && !known.is_empty() {
+            return Err(Error::Discovery(format!(
+                "it found nothing, but {} databases are known",
+                known.len()
+            )));
+        }
+        for database in found {
+            let name = database.name.clone();
+            let news = match known.get(&name) {
+                Some(member) if member.database == database => continue,
+                Some(_) => "the database has changed",
+                None => "the database is new",
+            };
+            match self.add(database) {
+                Ok(()) => tracing::info!(store = name, "{news}"),
+                // The others should not suffer.
+                Err(error) => tracing::error!(store = name, %error, "cannot be part of the fleet"),
+            }
+        }
+        for name in known.keys() {
+            if self.is_gone(name, names.contains(name)) {
+                tracing::warn!(store = name, absences = self.absences, "the database is gone: removing it");
+                let member = self.registry_mut().members.remove(name);
+                member.into_iter().for_each(|member| self.retire(member));
+            }
+        }
+        self.registry_changed();
+        Ok(())
+    }
+
+    /// Counts in how many answers in a row a database was missing. True: in enough.
+    fn is_gone(&self, name: &str, found: bool) -> bool {
+        let absent = &mut self.registry_mut().absent;
+        if found {
+            absent.remove(name);
+            return false;
+        }
+        let times = absent.entry(name.to_owned()).or_default();
+        *times += 1;
+        let gone = *times >= self.absences;
+        if gone {
+            absent.remove(name);
+        }
+        gone
+    }
+}

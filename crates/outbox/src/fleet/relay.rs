@@ -1,0 +1,239 @@
+//! The relay of a fleet: one relay for each database, started, watched and stopped together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::member::{Member, Service};
+use super::selection::Selection;
+use super::share::{Place, Share};
+use super::{DatabaseState, DatabaseStatus, Fleet, Inner, Neighbours, WholeFleet};
+use crate::error::{Error, Result};
+use crate::join::Homes;
+use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, Routes, Settings};
+use crate::store::NodeId;
+
+/// The first pause before a database is tried again that could not be served, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// How often to look whether all databases are served, if nothing says that there is something to do.
+const LOOK: Duration = Duration::from_secs(5);
+
+impl RelayBuilder<WholeFleet> {
+    /// How many handlers run at once for one database; 4 if not set. [`workers`](RelayBuilder::workers) bounds them
+    /// over all databases.
+    pub fn workers_per_database(mut self, workers: usize) -> Self {
+        self.source.workers_each = workers;
+        self
+    }
+
+    /// Which database is polled next, when there are more than can be polled at once; [`RoundRobin`](super::RoundRobin)
+    /// if not set.
+    pub fn selection(mut self, selection: impl Selection) -> Self {
+        self.source.selection = Box::new(selection);
+        self
+    }
+
+    /// Checks the settings, then starts to serve every database. Does not wait for them: one that is down is tried
+    /// again until it is there.
+    pub async fn start(self) -> Result<FleetRelay> {
+        let Self { source: WholeFleet { fleet, workers_each, selection }, mut settings, routes, .. } =
+            self.checked()?;
+        if workers_each == 0 {
+            return Err(Error::Setting("workers_per_database must be greater than 0".to_owned()));
+        }
+        if fleet.0.served.swap(true, Ordering::AcqRel) {
+            return Err(Error::Lifecycle("a relay of this fleet runs already: stop it first"));
+        }
+        let handlers = settings.workers;
+        settings.workers = workers_each.min(handlers);
+        // Half of the connections for polling, so that verdicts and writers have the other half.
+        let turns = (fleet.0.common.budget.limit() / 2).max(1);
+        let node = settings.node.clone();
+        let plan = Arc::new(Plan {
+            settings,
+            routes: Arc::new(routes),
+            share: Arc::new(Share::new(handlers, turns, selection)),
+            homes: Arc::new(Neighbours(Arc::downgrade(&fleet.0))),
+        });
+        let stop = CancellationToken::new();
+        let supervisor = tokio::spawn(supervise(fleet.0.clone(), plan, stop.clone()));
+        tracing::info!(%node, databases = fleet.0.members().len(), "fleet relay started");
+        Ok(FleetRelay { fleet, node, stop, supervisor: Some(supervisor) })
+    }
+}
+
+/// What each relay is made from.
+struct Plan {
+    settings: Settings,
+    routes: Arc<Routes>,
+    share: Arc<Share>,
+    homes: Arc<dyn Homes>,
+}
+
+/// The running relay of a [`Fleet`]. Dropping it stops it in the background; [`stop`](FleetRelay::stop) waits for that.
+#[must_use = "a relay that is dropped stops"]
+pub struct FleetRelay {
+    fleet: Fleet,
+    node: NodeId,
+    stop: CancellationToken,
+    supervisor: Option<JoinHandle<Result<()>>>,
+}
+
+impl fmt::Debug for FleetRelay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetRelay").field("fleet", &self.fleet).field("node", &self.node).finish()
+    }
+}
+
+impl FleetRelay {
+    /// The name under which this relay holds events, in every database.
+    pub fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    /// All databases, and how they are doing.
+    pub fn databases(&self) -> Vec<DatabaseStatus> {
+        self.fleet.databases()
+    }
+
+    /// Looks for due events now instead of at the next interval, in every database.
+    pub fn wake(&self) {
+        self.handles().iter().for_each(Handle::wake);
+    }
+
+    /// Runs one poll cycle on every database that can be reached. Returns how many events were taken.
+    pub async fn poll_once(&self) -> Result<usize> {
+        let handles = self.handles();
+        let polls = join_all(handles.iter().map(Handle::poll_once)).await;
+        polls.into_iter().filter(|poll| !is_unavailable(poll)).sum()
+    }
+
+    /// Waits until nothing is due and nothing is being handled, in any database that can be reached.
+    pub async fn idle(&self) -> Result<()> {
+        while self.databases().iter().any(|database| database.state == DatabaseState::Starting) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let handles = self.handles();
+        let idle = join_all(handles.iter().filter(|handle| handle.is_active()).map(Handle::idle)).await;
+        idle.into_iter().filter(|idle| !is_unavailable(idle)).collect()
+    }
+
+    fn handles(&self) -> Vec<Handle> {
+        self.fleet.0.members().iter().filter_map(|member| member.handle()).collect()
+    }
+
+    /// Stops all at once: taking first, then handling, which gets the drain time to finish what is queued. What was not
+    /// finished is given back, and delivered later. The fleet stays open for writing.
+    pub async fn stop(mut self) -> Result<()> {
+        self.stop.cancel();
+        match self.supervisor.take() {
+            Some(supervisor) => supervisor.await.unwrap_or(Ok(())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for FleetRelay {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn is_unavailable<T>(result: &Result<T>) -> bool {
+    result.as_ref().is_err_and(Error::is_transient)
+}
+
+/// Serves every database for as long as it is part of the fleet.
+async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) -> Result<()> {
+    let mut changed = fleet.changed.subscribe();
+    let mut tasks: Vec<(Arc<Member>, JoinHandle<Result<()>>)> = Vec::new();
+    while !stop.is_cancelled() {
+        tasks.retain(|(_, task)| !task.is_finished());
+        for member in fleet.members() {
+            if !tasks.iter().any(|(served, _)| Arc::ptr_eq(served, &member)) {
+                let task = tokio::spawn(serve(member.clone(), plan.clone(), stop.clone()));
+                tasks.push((member, task));
+            }
+        }
+        tokio::select! {
+            _ = changed.changed() => {}
+            () = tokio::time::sleep(LOOK) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    let mut result = Ok(());
+    for (member, task) in tasks {
+        let stopped = task.await.unwrap_or(Ok(()));
+        if let Err(error) = &stopped {
+            tracing::error!(store = member.name(), %error, "could not give everything back: leases have to run out");
+        }
+        result = result.and(stopped);
+    }
+    fleet.served.store(false, Ordering::Release);
+    result
+}
+
+/// Serves one database until the relay stops, or the database leaves the fleet.
+async fn serve(member: Arc<Member>, plan: Arc<Plan>, stop: CancellationToken) -> Result<()> {
+    let _serving = member.serving.lock().await;
+    let over = async || {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = member.retired.cancelled() => {}
+        }
+    };
+    if let Some(before) = &member.replaces {
+        tokio::select! {
+            () = before.cancelled() => {}
+            () = over() => return Ok(()),
+        }
+    }
+    member.say(Service::Starting(None));
+    let started = tokio::select! {
+        biased;
+        () = over() => None,
+        relay = start(&member, &plan) => Some(relay),
+    };
+    let result = match started {
+        Some(relay) => {
+            member.say(Service::Running(relay.handle()));
+            over().await;
+            relay.stop().await
+        }
+        None => Ok(()),
+    };
+    member.say(Service::Unserved);
+    result
+}
+
+/// Starts the relay of one database, however long it takes.
+async fn start(member: &Arc<Member>, plan: &Plan) -> Relay {
+    let mut pause = PAUSE.0;
+    loop {
+        let error = match start_once(member, plan).await {
+            Ok(relay) => return relay,
+            Err(error) => error,
+        };
+        let spread = pause.mul_f64(rand::random_range(0.75..=1.25));
+        tracing::error!(store = member.name(), %error, retry_in = ?spread, "cannot serve the database yet");
+        member.say(Service::Starting(Some(error.to_string())));
+        tokio::time::sleep(spread).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+async fn start_once(member: &Arc<Member>, plan: &Plan) -> Result<Relay> {
+    let place = Place { share: plan.share.clone(), seat: member.seat.clone(), homes: plan.homes.clone() };
+    let source = OneOutbox {
+        store: member.store.clone(),
+        door: member.door.clone(),
+        outbox: Some(member.outbox.clone()),
+    };
+    Relay::start(source, plan.settings.clone(), plan.routes.clone(), Some(place)).await
+}

@@ -1,0 +1,212 @@
+//! What the relays of a fleet's databases share: how many handlers run, and whose turn it is to poll.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::selection::{Polled, Selection};
+use crate::join::Homes;
+use crate::sql::budget::Seat;
+
+/// Shared by all relays of a fleet.
+pub(crate) struct Share {
+    handlers: Arc<Semaphore>,
+    turns: Arc<Turns>,
+}
+
+impl Share {
+    pub(crate) fn new(handlers: usize, turns: usize, selection: Box<dyn Selection>) -> Self {
+        Self { handlers: Arc::new(Semaphore::new(handlers)), turns: Turns::new(turns, selection) }
+    }
+}
+
+/// The place of one relay in the fleet.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) share: Arc<Share>,
+    pub(crate) seat: Arc<Seat>,
+    /// Where joins live that are in other databases.
+    pub(crate) homes: Arc<dyn Homes>,
+}
+
+impl Place {
+    /// Waits until a handler may run.
+    pub(crate) async fn handler(&self) -> Option<OwnedSemaphorePermit> {
+        self.share.handlers.clone().acquire_owned().await.ok()
+    }
+
+    /// Waits for the next turn to poll, after one that is over. `None`: no turn is needed. Databases in trouble have
+    /// bounds of their own, and must not keep the turns of others while they wait.
+    pub(crate) async fn turn(&self, over: Option<Turn>) -> Option<Turn> {
+        if self.seat.is_troubled() {
+            return None;
+        }
+        self.share.turns.next(&self.seat.name, over).await
+    }
+}
+
+/// Gives out turns.
+struct Turns(Mutex<State>);
+
+struct State {
+    free: usize,
+    /// In the order of asking.
+    waiting: Vec<(String, oneshot::Sender<Turn>)>,
+    selection: Box<dyn Selection>,
+    last: Option<(String, usize)>,
+}
+
+/// The right to poll once. Over when it is dropped.
+pub(crate) struct Turn {
+    name: String,
+    /// How many events the poll gave.
+    events: usize,
+    /// `None`: nobody waits for its end.
+    turns: Option<Arc<Turns>>,
+}
+
+impl Turn {
+    /// Notes what the poll gave.
+    pub(crate) fn gave(turn: &mut Option<Turn>, events: usize) {
+        if let Some(turn) = turn {
+            turn.events = events;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(turns) = self.turns.take() {
+            let mut state = turns.state();
+            state.end(std::mem::take(&mut self.name), self.events);
+            turns.give_out(&mut state);
+        }
+    }
+}
+
+impl State {
+    fn end(&mut self, name: String, events: usize) {
+        self.free += 1;
+        self.last = Some((name, events));
+    }
+}
+
+impl Turns {
+    fn new(turns: usize, selection: Box<dyn Selection>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { free: turns, waiting: Vec::new(), selection, last: None })))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().expect("no one panics while holding this lock")
+    }
+
+    /// Ends a turn and asks for another, in one step: a selection that wants to stay with this database must find it
+    /// waiting.
+    async fn next(self: &Arc<Self>, name: &str, over: Option<Turn>) -> Option<Turn> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut state = self.state();
+            state.waiting.push((name.to_owned(), sender));
+            if let Some(mut over) = over {
+                over.turns = None;
+                state.end(std::mem::take(&mut over.name), over.events);
+            }
+            self.give_out(&mut state);
+        }
+        receiver.await.ok()
+    }
+
+    fn give_out(self: &Arc<Self>, state: &mut State) {
+        loop {
+            state.waiting.retain(|(_, sender)| !sender.is_closed());
+            if state.free == 0 || state.waiting.is_empty() {
+                return;
+            }
+            let names: Vec<&str> = state.waiting.iter().map(|(name, _)| name.as_str()).collect();
+            let last = state.last.as_ref().map(|(name, events)| Polled { name, events: *events });
+            // Somebody else's code: if it panics, the one that has waited for longest goes next.
+            let selection = &mut state.selection;
+            let chosen = catch_unwind(AssertUnwindSafe(|| selection.next(&names, last)));
+            let chosen = chosen.ok().filter(|chosen| *chosen < names.len()).unwrap_or(0);
+            let (name, sender) = state.waiting.remove(chosen);
+            state.free -= 1;
+            let turn = Turn { name, events: 0, turns: Some(self.clone()) };
+            if let Err(mut turn) = sender.send(turn) {
+                // Gone in this very moment.
+                turn.turns = None;
+                state.free += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::selection::{DrainFirst, RoundRobin};
+    use super::*;
+
+    /// The order in which three databases with three batches each are polled, one at a time.
+    async fn order(selection: impl Selection) -> String {
+        let turns = Turns::new(1, Box::new(selection));
+        let polled: Arc<Mutex<String>> = Arc::default();
+        // Holds the others up until all three wait.
+        let gate = turns.next("", None).await;
+        let mut tasks = Vec::new();
+        for name in ["C", "A", "B"] {
+            let (turns, polled) = (turns.clone(), polled.clone());
+            tasks.push(tokio::spawn(async move {
+                let mut turn = None;
+                for _ in 0..3 {
+                    turn = turns.next(name, turn.take()).await;
+                    polled.lock().unwrap().push_str(name);
+                    Turn::gave(&mut turn, 50);
+                    tokio::task::yield_now().await;
+                }
+            }));
+        }
+        while turns.state().waiting.len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        drop(gate);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let polled = polled.lock().unwrap().clone();
+        assert_eq!(turns.state().free, 1);
+        polled
+    }
+
+    #[tokio::test]
+    async fn round_robin_takes_one_batch_of_each() {
+        assert_eq!(order(RoundRobin).await, "ABCABCABC");
+    }
+
+    #[tokio::test]
+    async fn drain_first_stays_until_there_is_no_more() {
+        assert_eq!(order(DrainFirst).await, "AAABBBCCC");
+    }
+
+    #[tokio::test]
+    async fn one_who_stops_waiting_does_not_keep_a_turn() {
+        let turns = Turns::new(1, Box::new(RoundRobin));
+        let first = turns.next("a", None).await;
+        let mut gone = Box::pin(turns.next("b", None));
+        assert!(futures_util::FutureExt::now_or_never(gone.as_mut()).is_none());
+        drop(gone);
+        drop(first);
+        assert!(turns.next("c", None).await.is_some());
+    }
+
+    /// Whatever a selection says, somebody goes next.
+    #[tokio::test]
+    async fn a_selection_that_points_nowhere_means_the_first() {
+        struct Nowhere;
+        impl Selection for Nowhere {
+            fn next(&mut self, _: &[&str], _: Option<Polled<'_>>) -> usize {
+                usize::MAX
+            }
+        }
+        assert!(Turns::new(1, Box::new(Nowhere)).next("a", None).await.is_some());
+    }
+}

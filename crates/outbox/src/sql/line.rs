@@ -1,0 +1,217 @@
+//! The connections of one database of a fleet: few, opened when they are needed, closed when others need them more.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use sqlx::{Connection as _, Pool};
+use sqlx_core::transaction::TransactionManager as _;
+
+use super::budget::{Idles, Permit, Seat, Ticket};
+use super::dialect::{Dialect, Options};
+use crate::error::Told;
+
+/// How long closing a connection may take before it is just dropped.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// The line to one database.
+pub(crate) struct Line<DB: Dialect> {
+    pub(crate) seat: Arc<Seat>,
+    options: Options<DB>,
+    idle: Mutex<Vec<Idle<DB>>>,
+    closed: AtomicBool,
+    /// For those who ask for a pool of sqlx's own.
+    pool: OnceLock<Pool<DB>>,
+}
+
+struct Idle<DB: Dialect> {
+    conn: DB::Connection,
+    ticket: Ticket,
+    since: Instant,
+}
+
+impl<DB: Dialect> Line<DB> {
+    pub(crate) fn new(seat: Arc<Seat>, options: Options<DB>) -> Arc<Self> {
+        let line = Arc::new(Self {
+            seat,
+            options,
+            idle: Mutex::default(),
+            closed: AtomicBool::new(false),
+            pool: OnceLock::new(),
+        });
+        let idles: Arc<dyn Idles> = line.clone();
+        line.seat.budget.enlist(Arc::downgrade(&idles));
+        line
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Idle<DB>>> {
+        self.idle.lock().expect("no one panics while holding this lock")
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// A connection that answers: one that is idle, or a new one. Only for those who have a permit.
+    pub(crate) async fn borrow(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
+        loop {
+            // The one used last: the others grow old, and can be closed for other databases.
+            let Some(Idle { conn, ticket, .. }) = self.idle().pop() else { break };
+            let mut borrowed = Borrowed::new(self, conn, ticket);
+            // A server that hangs must be found out by this, not by a claim that it carries out when it wakes up, for
+            // nobody to know of.
+            match tokio::time::timeout(self.seat.patience, borrowed.ping()).await {
+                Ok(Ok(())) => return Ok(borrowed),
+                Ok(Err(_)) => {}
+                Err(_) => return Err(self.hangs()),
+            }
+        }
+        let ticket = self.seat.budget.ticket().await;
+        if self.is_closed() {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        match tokio::time::timeout(self.seat.patience, DB::connect_one(&self.options)).await {
+            Ok(Ok(conn)) => Ok(Borrowed::new(self, conn, ticket)),
+            Ok(Err(error)) => {
+                self.seat.is_in_trouble(&Told(&error).to_string());
+                Err(error)
+            }
+            Err(_) => Err(self.hangs()),
+        }
+    }
+
+    /// No answer, however long the operation may take that wanted one.
+    fn hangs(&self) -> sqlx::Error {
+        let reason = format!("no answer within {:?}", self.seat.patience);
+        self.seat.is_in_trouble(&reason);
+        std::io::Error::new(std::io::ErrorKind::TimedOut, reason).into()
+    }
+
+    /// A transaction that is going to write. Only for those who have a permit.
+    pub(crate) async fn begin(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
+        let mut borrowed = self.borrow().await?;
+        let statement = DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str);
+        DB::TransactionManager::begin(&mut borrowed, statement).await?;
+        Ok(borrowed)
+    }
+
+    /// A pool of sqlx's own to the same database, which the budget does not know of.
+    pub(crate) fn pool(&self) -> &Pool<DB> {
+        self.pool.get_or_init(|| {
+            sqlx::pool::PoolOptions::new()
+                .max_connections(u32::try_from(DB::AT_ONCE).unwrap_or(1))
+                .connect_lazy_with(self.options.clone())
+        })
+    }
+
+    /// Closes everything. What is still borrowed is closed when it comes back.
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.seat.leave().await;
+        loop {
+            let Some(Idle { conn, ticket, .. }) = self.idle().pop() else { break };
+            close::<DB>(conn, ticket).await;
+        }
+        if let Some(pool) = self.pool.get() {
+            pool.close().await;
+        }
+    }
+}
+
+impl<DB: Dialect> Idles for Line<DB> {
+    fn idle_since(&self) -> Option<Instant> {
+        self.idle().first().map(|idle| idle.since)
+    }
+
+    fn give_up(&self) -> Option<BoxFuture<'static, Ticket>> {
+        let mut idle = self.idle();
+        if idle.is_empty() {
+            return None;
+        }
+        let Idle { conn, ticket, .. } = idle.remove(0);
+        Some(Box::pin(close::<DB>(conn, ticket)))
+    }
+}
+
+/// Closes a connection, then gives its ticket.
+async fn close<DB: Dialect>(conn: DB::Connection, ticket: Ticket) -> Ticket {
+    let _ = tokio::time::timeout(CLOSING, conn.close()).await;
+    ticket
+}
+
+/// A connection in use. It goes back only if it is said that [all went well](Borrowed::went_well): dropped in the
+/// middle of something, nobody knows what state it is in, and it is closed.
+pub(crate) struct Borrowed<DB: Dialect> {
+    line: Arc<Line<DB>>,
+    inner: Option<(DB::Connection, Ticket)>,
+    permit: Option<Permit>,
+    well: bool,
+}
+
+impl<DB: Dialect> Borrowed<DB> {
+    fn new(line: &Arc<Line<DB>>, conn: DB::Connection, ticket: Ticket) -> Self {
+        Self { line: line.clone(), inner: Some((conn, ticket)), permit: None, well: false }
+    }
+
+    /// Keeps a permit for as long as the connection is in use.
+    pub(crate) fn with(mut self, permit: Permit) -> Self {
+        self.permit = Some(permit);
+        self
+    }
+
+    /// Whatever was done with it is done.
+    pub(crate) fn went_well(mut self) {
+        self.well = true;
+    }
+
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::commit(&mut self).await?;
+        self.went_well();
+        Ok(())
+    }
+
+    pub(crate) async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::rollback(&mut self).await?;
+        self.went_well();
+        Ok(())
+    }
+
+    /// Rolls back in the background: for those who cannot wait. Takes as long as patience allows, or is closed.
+    pub(crate) fn rollback_later(self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let patience = self.line.seat.patience;
+        runtime.spawn(async move { tokio::time::timeout(patience, self.rollback()).await });
+    }
+}
+
+const INNER: &str = "only drop takes it";
+
+impl<DB: Dialect> Deref for Borrowed<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.inner.as_ref().expect(INNER).0
+    }
+}
+
+impl<DB: Dialect> DerefMut for Borrowed<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.inner.as_mut().expect(INNER).0
+    }
+}
+
+impl<DB: Dialect> Drop for Borrowed<DB> {
+    fn drop(&mut self) {
+        let Some((conn, ticket)) = self.inner.take() else { return };
+        // A transaction that is still open would be the next one's.
+        let clean = self.well && DB::TransactionManager::get_transaction_depth(&conn) == 0;
+        if clean && !self.line.is_closed() {
+            self.line.idle().push(Idle { conn, ticket, since: Instant::now() });
+            self.line.seat.budget.has_idle();
+        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(close::<DB>(conn, ticket));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Where a store's connections come from: pools of its own, or the line of a fleet.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use sqlx::Pool;
+use sqlx::pool::PoolConnection;
+
+use super::begin::{Finished, begin_on_pool};
+use super::dialect::Dialect;
+use super::line::{Borrowed, Line};
+use crate::error::Result;
+
+/// Gives out connections.
+#[doc(hidden)]
+pub enum Source<DB: Dialect> {
+    /// A pool that belongs to this store, or to the application.
+    Pool(Pool<DB>),
+    /// The line of a database in a fleet. Whoever uses it has a permit.
+    Line(Arc<Line<DB>>),
+}
+
+impl<DB: Dialect> Clone for Source<DB> {
+    fn clone(&self) -> Self {
+        match self {
+            Source::Pool(pool) => Source::Pool(pool.clone()),
+            Source::Line(line) => Source::Line(line.clone()),
+        }
+    }
+}
+
+impl<DB: Dialect> Source<DB> {
+    pub(crate) async fn acquire(&self) -> Result<Conn<DB>, sqlx::Error> {
+        Ok(match self {
+            Source::Pool(pool) => Conn::Pool(pool.acquire().await?),
+            Source::Line(line) => Conn::Line(line.borrow().await?),
+        })
+    }
+
+    /// Begins a transaction for somebody else's code, in a way that may be cancelled at any time.
+    ///
+    /// A `begin()` of sqlx's that is dropped half way would leave its connection inside a transaction that nobody knows
+    /// of, for the next one to use. So it is finished in the background then, and rolled back.
+    pub(crate) async fn begin_for_user(&self) -> Result<Work<'static, DB>> {
+        match self {
+            Source::Pool(pool) => {
+                let pool = pool.clone();
+                Ok(Work::Sqlx(Finished::new(async move { begin_on_pool(&pool).await }).await?))
+            }
+            Source::Line(line) => {
+                let seat = &line.seat;
+                let permit = seat.stand_in_line().await?;
+                match tokio::time::timeout(seat.patience, line.begin()).await {
+                    Ok(begun) => {
+                        let begun = begun?;
+                        seat.is_well();
+                        Ok(Work::Line(begun.with(permit)))
+                    }
+                    Err(_) => {
+                        let reason = format!("no answer within {:?}", seat.patience);
+                        seat.is_in_trouble(&reason);
+                        Err(seat.unavailable(reason))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The pool itself; beside a line one that the fleet does not count.
+    pub(crate) fn pool(&self) -> &Pool<DB> {
+        match self {
+            Source::Pool(pool) => pool,
+            Source::Line(line) => line.pool(),
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Source::Pool(pool) => pool.close().await,
+            Source::Line(line) => line.close().await,
+        }
+    }
+}
+
+/// A connection in use.
+pub(crate) enum Conn<DB: Dialect> {
+    Pool(PoolConnection<DB>),
+    Line(Borrowed<DB>),
+}
+
+impl<DB: Dialect> Conn<DB> {
+    /// Whatever was done with it is done. Without this word a fleet closes it: it may be in the middle of something.
+    pub(crate) fn went_well(self) {
+        if let Conn::Line(borrowed) = self {
+            borrowed.went_well();
+        }
+    }
+}
+
+impl<DB: Dialect> Deref for Conn<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        match self {
+            Conn::Pool(conn) => conn,
+            Conn::Line(conn) => conn,
+        }
+    }
+}
+
+impl<DB: Dialect> DerefMut for Conn<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        match self {
+            Conn::Pool(conn) => conn,
+            Conn::Line(conn) => conn,
+        }
+    }
+}
+
+/// A transaction. Dropped, it is rolled back.
+pub(crate) enum Work<'c, DB: Dialect> {
+    Sqlx(sqlx::Transaction<'c, DB>),
+    Line(Borrowed<DB>),
+}
+
+impl<DB: Dialect> Work<'_, DB> {
+    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
+        match self {
+            Work::Sqlx(tx) => tx.commit().await,
+            Work::Line(borrowed) => borrowed.commit().await,
+        }
+    }
+
+    pub(crate) async fn rollback(self) -> Result<(), sqlx::Error> {
+        match self {
+            Work::Sqlx(tx) => tx.rollback().await,
+            Work::Line(borrowed) => borrowed.rollback().await,
+        }
+    }
+
+    /// Rolls back without waiting for it.
+    pub(crate) fn abandon(self) {
+        if let Work::Line(borrowed) = self {
+            borrowed.rollback_later();
+        }
+    }
+}
+
+impl<'c, DB: Dialect> From<sqlx::Transaction<'c, DB>> for Work<'c, DB> {
+    fn from(tx: sqlx::Transaction<'c, DB>) -> Self {
+        Work::Sqlx(tx)
+    }
+}
+
+impl<DB: Dialect> Deref for Work<'_, DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        match self {
+            Work::Sqlx(tx) => tx,
+            Work::Line(conn) => conn,
+        }
+    }
+}
+
+impl<DB: Dialect> DerefMut for Work<'_, DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        match self {
+            Work::Sqlx(tx) => tx,
+            Work::Line(conn) => conn,
+        }
+    }
+}

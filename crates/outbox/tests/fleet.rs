@@ -1,0 +1,530 @@
+//! Many databases, one relay.
+
+mod bed;
+mod fleets;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bed::{Gate, Seen, in_time, numbered};
+use fleets::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
+use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
+use outbox::store::Status;
+use outbox::{Cx, Error, Event, Fleet, Outbox};
+use sqlx::{MySql, Postgres, Sqlite};
+
+type Result<T = ()> = outbox::Result<T>;
+
+/// Soon enough for a test: databases are polled several times a second.
+const POLL: Duration = Duration::from_millis(200);
+
+#[tokio::test]
+async fn the_router_finds_a_database_by_text_and_by_uuid() -> Result {
+    let folder = Folder::new();
+    let id = uuid::Uuid::from_u128(0xA11CE);
+    let fleet =
+        Fleet::builder().database("acme", folder.url("acme")).database(id, folder.url("b")).open().await?;
+    let acme: Outbox<Sqlite> = fleet.outbox("acme")?;
+    let by_id: Outbox<Sqlite> = fleet.outbox(id)?;
+    let by_text: Outbox<Sqlite> = fleet.outbox(&id.to_string())?;
+    assert!(std::ptr::eq(by_id.pool(), by_text.pool()), "one and the same");
+    assert!(!std::ptr::eq(acme.pool(), by_id.pool()));
+    assert!(std::ptr::eq(acme.pool(), fleet.outbox::<Sqlite>("acme".to_owned())?.pool()), "cached");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_router_cannot_find_it_names() -> Result {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("acme", folder.url("acme")).open().await?;
+    let unknown = fleet.outbox::<Sqlite>("globex").unwrap_err();
+    assert!(matches!(&unknown, Error::UnknownRoute { key } if key == "globex"), "{unknown:?}");
+    assert!(unknown.to_string().starts_with("no database is registered under \"globex\""), "{unknown}");
+    let wrong = fleet.outbox::<Postgres>("acme").unwrap_err();
+    assert!(matches!(&wrong, Error::WrongKind { found: "SQLite", wanted: "PostgreSQL", .. }), "{wrong:?}");
+    assert_eq!(
+        wrong.to_string(),
+        "the database \"acme\" is SQLite, but an outbox on PostgreSQL was asked for"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn mistakes_are_told_before_anything_runs() {
+    let folder = Folder::new();
+    let open = async |builder: outbox::fleet::FleetBuilder| builder.open().await.unwrap_err();
+    let none = open(Fleet::builder()).await;
+    assert!(matches!(&none, Error::Setting(text) if text.contains("without databases")), "{none}");
+    let twice = open(Fleet::builder().database("a", folder.url("a")).database("a", folder.url("b"))).await;
+    assert!(matches!(&twice, Error::DuplicateDatabase { name } if name == "a"), "{twice}");
+    for url in ["sqlite::memory:", "oracle://ada:s3cret@db/x", "postgres://ada:s3cret@db:nowhere/x"] {
+        let bad = open(Fleet::builder().database("a", url)).await;
+        assert!(matches!(bad, Error::Url { .. }), "{bad:?}");
+        assert!(!format!("{bad} {bad:?}").contains("s3cret"), "{bad}");
+    }
+    let unnamed = open(Fleet::builder().database("", folder.url("a"))).await;
+    assert!(matches!(unnamed, Error::Setting(_)), "{unnamed}");
+    let zero = open(Fleet::builder().database("a", folder.url("a")).max_connections(0)).await;
+    assert!(matches!(zero, Error::Setting(_)), "{zero}");
+    let both = Script::of([Answer::Found(vec![folder.database("a")])]);
+    let both = open(Fleet::builder().database("a", folder.url("a")).discovery(both)).await;
+    assert!(matches!(both, Error::Setting(_)), "{both}");
+}
+
+/// Whatever the modes and kinds of databases: what the router writes, and what others write, is delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
+    for mode in [Fleet::single_node, Fleet::multi_node, Fleet::ordered] {
+        let folder = Folder::new();
+        let mut builder =
+            Fleet::builder().database("lite", folder.url("lite")).migrate(true).max_connections(4);
+        let table = fleets::table();
+        let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
+        let mariadb = std::env::var("OUTBOX_TEST_MARIADB").ok();
+        for (name, url) in [("pg", &postgres), ("maria", &mariadb)] {
+            builder =
+                builder.databases(url.iter().map(|url| FleetDatabase::new(name, url.as_str()).table(&table)));
+        }
+        let fleet = builder.open().await?;
+        let seen = Seen::default();
+        let relay = mode(&fleet).poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+        in_time(async {
+            let mut sent = 0;
+            fleet.outbox::<Sqlite>("lite")?.send_all((0..5).map(|n| numbered("n", n))).await?;
+            sent += 5;
+            if let Some(url) = &postgres {
+                fleet.outbox::<Postgres>("pg")?.send_all((5..10).map(|n| numbered("n", n))).await?;
+                let other = outbox::OutboxBuilder::new().table(&table).postgres(url).await?;
+                other.send(numbered("n", 15)).await?;
+                sent += 6;
+            }
+            if mariadb.is_some() {
+                fleet.outbox::<MySql>("maria")?.send_all((10..15).map(|n| numbered("n", n))).await?;
+                sent += 5;
+            }
+            seen.reach(sent).await;
+            relay.idle().await?;
+            assert_eq!(seen.count(), sent, "each once");
+            relay.stop().await?;
+            fleet.close().await;
+            assert_eq!(fleet.connections(), 0);
+            Ok::<_, Error>(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fleet_lives_with_a_single_connection() -> Result {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..8).map(|n| format!("db-{n}")).collect();
+    let databases = names.iter().map(|name| folder.database(name));
+    let fleet = Fleet::builder().databases(databases).migrate(true).max_connections(1).open().await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    in_time(async {
+        for (n, name) in names.iter().enumerate() {
+            fleet.outbox::<Sqlite>(name)?.send(numbered("n", n as u64)).await?;
+            assert!(fleet.connections() <= 1);
+        }
+        seen.reach(8).await;
+        relay.stop().await?;
+        seen.assert_each_once(0..8);
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_transaction_of_a_fleet_is_rolled_back_when_it_is_dropped() -> Result {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await?;
+    let outbox: Outbox<Sqlite> = fleet.outbox("a")?;
+    let mut tx = outbox.begin().await?;
+    outbox.write(&mut tx, numbered("n", 1)).await?;
+    drop(tx);
+    // A begin that is dropped half way leaves nothing behind either.
+    for _ in 0..50 {
+        let mut begin = Box::pin(outbox.begin());
+        let _ = futures_util::FutureExt::now_or_never(begin.as_mut());
+        tokio::task::yield_now().await;
+        let _ = futures_util::FutureExt::now_or_never(begin.as_mut());
+    }
+    outbox.send(numbered("n", 2)).await?;
+    assert_eq!(outbox.admin().stats().await?.new, 1);
+    assert!(fleet.connections() <= 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn discovery_adds_and_removes_after_two_absences() -> Result {
+    let folder = Folder::new();
+    let (a, b) = (folder.database("a"), folder.database("b"));
+    let script = Script::of([
+        Answer::Found(vec![a.clone()]),
+        Answer::Found(vec![a.clone(), b.clone()]),
+        Answer::Found(vec![a.clone()]),
+        Answer::Found(vec![a.clone(), b.clone()]),
+        Answer::Found(vec![a.clone()]),
+        Answer::Found(vec![a.clone()]),
+    ]);
+    let fleet = Fleet::builder().discovery(script).migrate(true).open().await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    let outbox_a: Outbox<Sqlite> = fleet.outbox("a")?;
+    assert!(matches!(fleet.outbox::<Sqlite>("b"), Err(Error::UnknownRoute { .. })));
+
+    fleet.refresh().await?;
+    let outbox_b: Outbox<Sqlite> = fleet.outbox("b")?;
+    outbox_b.send(numbered("n", 1)).await?;
+    in_time(seen.reach(1)).await;
+
+    fleet.refresh().await?;
+    fleet.outbox::<Sqlite>("b")?;
+    fleet.refresh().await?;
+    fleet.refresh().await?;
+    assert!(
+        std::ptr::eq(outbox_b.pool(), fleet.outbox::<Sqlite>("b")?.pool()),
+        "missing once, twice, not in a row"
+    );
+    fleet.refresh().await?;
+    assert!(matches!(fleet.outbox::<Sqlite>("b"), Err(Error::UnknownRoute { .. })));
+    assert!(std::ptr::eq(outbox_a.pool(), fleet.outbox::<Sqlite>("a")?.pool()), "a was never recreated");
+    eventually("b is gone", || state_of(&fleet, "b").is_none()).await;
+    let late = outbox_b.send(numbered("n", 2)).await.unwrap_err();
+    assert!(matches!(late, Error::Unavailable { .. }), "{late:?}");
+    relay.stop().await
+}
+
+#[tokio::test]
+async fn a_failed_discovery_removes_nothing() -> Result {
+    let folder = Folder::new();
+    let a = folder.database("a");
+    let script = Script::of([
+        Answer::Found(vec![a.clone()]),
+        Answer::Error,
+        Answer::Panic,
+        Answer::Found(vec![]),
+        Answer::Found(vec![folder.database("x"), folder.database("x")]),
+        Answer::Error,
+        Answer::Found(vec![a.clone(), folder.database("b")]),
+    ]);
+    let fleet = Fleet::builder().discovery(script).absences(1).open().await?;
+    let outbox: Outbox<Sqlite> = fleet.outbox("a")?;
+    for _ in 0..3 {
+        assert!(matches!(fleet.refresh().await, Err(Error::Discovery(_))));
+    }
+    assert!(matches!(fleet.refresh().await, Err(Error::DuplicateDatabase { .. })));
+    assert!(fleet.refresh().await.is_err());
+    assert_eq!(fleet.databases().len(), 1);
+    fleet.refresh().await?;
+    assert!(std::ptr::eq(outbox.pool(), fleet.outbox::<Sqlite>("a")?.pool()));
+    fleet.outbox::<Sqlite>("b")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_first_discovery_must_succeed_and_the_next_come_by_themselves() -> Result {
+    let failed = Fleet::builder().discovery(Script::of([Answer::Error])).open().await;
+    assert!(matches!(failed, Err(Error::Discovery(_))));
+    let folder = Folder::new();
+    let script =
+        Script::of([Answer::Found(vec![]), Answer::Error, Answer::Found(vec![folder.database("a")])]);
+    let fleet = Fleet::builder().discovery(script).refresh(Duration::from_millis(20)).open().await?;
+    eventually("a is discovered", || fleet.outbox::<Sqlite>("a").is_ok()).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_bad_database_in_a_discovery_does_not_keep_the_others_out() -> Result {
+    let folder = Folder::new();
+    let bad = FleetDatabase::new("bad", "nonsense");
+    let script = Script::of([Answer::Found(vec![bad, folder.database("a")])]);
+    let fleet = Fleet::builder().discovery(script).open().await?;
+    fleet.outbox::<Sqlite>("a")?;
+    assert!(matches!(fleet.outbox::<Sqlite>("bad"), Err(Error::UnknownRoute { .. })));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_database_is_replaced() -> Result {
+    let folder = Folder::new();
+    let (before, after) = (folder.url("before"), folder.url("after"));
+    let script = Script::of([
+        Answer::Found(vec![FleetDatabase::new("a", &before)]),
+        Answer::Found(vec![FleetDatabase::new("a", &after)]),
+        Answer::Found(vec![FleetDatabase::new("a", &before)]),
+        Answer::Found(vec![FleetDatabase::new("a", &before).table("other")]),
+    ]);
+    let fleet = Fleet::builder().discovery(script).migrate(true).open().await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    in_time(async {
+        for n in 0..4 {
+            fleet.outbox::<Sqlite>("a")?.send(numbered("n", n)).await?;
+            seen.reach(n as usize + 1).await;
+            fleet.refresh().await?;
+        }
+        let outbox: Outbox<Sqlite> = fleet.outbox("a")?;
+        eventually("it is served", || state_of(&fleet, "a") == Some(DatabaseState::Active)).await;
+        relay.stop().await?;
+        assert_eq!(outbox.admin().stats().await?.done, 1, "the table has its own events");
+        seen.assert_each_once(0..4);
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_database_finishes_what_is_in_hand_and_gives_back_the_rest() -> Result {
+    let folder = Folder::new();
+    let (a, b) = (folder.database("a"), folder.database("b"));
+    let script = Script::of([Answer::Found(vec![a.clone(), b]), Answer::Found(vec![a])]);
+    let fleet = Fleet::builder().discovery(script).absences(1).migrate(true).open().await?;
+    let (seen, gate) = (Seen::default(), Gate::closed());
+    let relay = fleet
+        .multi_node()
+        .workers_per_database(1)
+        .poll_interval(POLL)
+        .drain(Duration::from_millis(500))
+        .on_type("n", seen.behind(&gate))
+        .start()
+        .await?;
+    let outbox: Outbox<Sqlite> = fleet.outbox("b")?;
+    outbox.send_all((0..10).map(|n| numbered("n", n))).await?;
+    in_time(seen.reach(1)).await;
+
+    fleet.refresh().await?;
+    assert_eq!(state_of(&fleet, "b"), Some(DatabaseState::Removing));
+    gate.admit(1);
+    eventually("b is gone", || state_of(&fleet, "b").is_none()).await;
+    gate.open();
+
+    let there = Outbox::sqlite(&folder.url("b")).await?;
+    let all = there.admin().list(&Default::default(), 100).await?;
+    assert!(all.iter().any(|event| event.status == Status::Done), "what was in hand is done");
+    assert!(all.iter().filter(|event| event.status == Status::New).count() >= 8);
+    assert!(all.iter().all(|event| event.lease.is_none()), "all is free: {all:?}");
+    relay.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handlers_are_bounded_over_all_databases() -> Result {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..6).map(|n| format!("db-{n}")).collect();
+    let databases = names.iter().map(|name| folder.database(name));
+    let fleet = Fleet::builder().databases(databases).migrate(true).open().await?;
+    let running = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let seen = Seen::default();
+    let (now, peak, note) = (running.clone(), most.clone(), seen.clone());
+    let relay = fleet
+        .multi_node()
+        .workers(5)
+        .workers_per_database(3)
+        .poll_interval(POLL)
+        .on_type("n", move |cx: Cx| {
+            let (now, peak, note) = (now.clone(), peak.clone(), note.clone());
+            async move {
+                peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                note.note(&cx);
+            }
+        })
+        .start()
+        .await?;
+    for (n, name) in names.iter().enumerate() {
+        let n = n as u64 * 20;
+        fleet.outbox::<Sqlite>(name)?.send_all((n..n + 20).map(|n| numbered("n", n))).await?;
+    }
+    in_time(seen.reach(120)).await;
+    relay.stop().await?;
+    seen.assert_each_once(0..120);
+    let most = most.load(Ordering::SeqCst);
+    assert!((2..=5).contains(&most), "{most} at once");
+    Ok(())
+}
+
+/// Notes who was polled and gave something.
+#[derive(Clone)]
+struct Noting<S>(S, Arc<std::sync::Mutex<Vec<(String, usize)>>>);
+
+impl<S: Selection> Selection for Noting<S> {
+    fn next(&mut self, waiting: &[&str], last: Option<Polled<'_>>) -> usize {
+        if let Some(last) = last {
+            let mut polled = self.1.lock().unwrap();
+            let note = (last.name.to_owned(), last.events);
+            if last.events > 0 && polled.last() != Some(&note) {
+                polled.push(note);
+            }
+        }
+        self.0.next(waiting, last)
+    }
+}
+
+/// The exact order is a test of `fleet/share.rs`; this is about the relay's asking.
+async fn polls_with(selection: impl Selection) -> Result<Vec<(String, usize)>> {
+    let folder = Folder::new();
+    let names = ["a", "b", "c"];
+    let databases = names.map(|name| folder.database(name));
+    let fleet = Fleet::builder().databases(databases).migrate(true).max_connections(2).open().await?;
+    for name in names {
+        fleet.outbox::<Sqlite>(name)?.send_all((0..30).map(|n| numbered("n", n))).await?;
+    }
+    let polled: Arc<std::sync::Mutex<Vec<_>>> = Arc::default();
+    let seen = Seen::default();
+    let relay = fleet
+        .multi_node()
+        .batch(8)
+        .cold_capacity(16)
+        .selection(Noting(selection, polled.clone()))
+        .on_type("n", seen.handler())
+        .start()
+        .await?;
+    in_time(seen.reach(90)).await;
+    relay.stop().await?;
+    let polled = polled.lock().unwrap().clone();
+    Ok(polled)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn round_robin_goes_from_one_database_to_the_next() -> Result {
+    let polled = polls_with(RoundRobin).await?;
+    let changes = polled.windows(2).filter(|two| two[0].0 != two[1].0).count();
+    assert!(changes >= 5, "goes back and forth: {polled:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_first_delivers_everything_too() -> Result {
+    let polled = polls_with(DrainFirst).await?;
+    let names: BTreeSet<&str> = polled.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.len() >= 2, "{polled:?}");
+    Ok(())
+}
+
+/// A server that never answers, and a port where nobody is: the others do not notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn databases_that_hang_or_refuse_do_not_delay_the_others() -> Result {
+    let folder = Folder::new();
+    let silent = silent_server().await;
+    let good: Vec<String> = (0..5).map(|n| format!("good-{n}")).collect();
+    let mut builder = Fleet::builder()
+        .databases(good.iter().map(|name| folder.database(name)))
+        .database("silent-pg", format!("postgres://ada:s3cret@127.0.0.1:{silent}/x"))
+        .database("silent-maria", format!("mysql://ada:s3cret@127.0.0.1:{silent}/x"))
+        .database("refusing-pg", "postgres://ada:s3cret@127.0.0.1:1/x")
+        .database("refusing-maria", "mysql://ada:s3cret@127.0.0.1:1/x")
+        .patience(Duration::from_millis(500))
+        .max_connections(4)
+        .migrate(true);
+    for n in 0..10 {
+        builder = builder.database(format!("also-silent-{n}"), format!("postgres://x@127.0.0.1:{silent}/x"));
+    }
+    let fleet = builder.open().await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    let failing = |name: &str| matches!(state_of(&fleet, name), Some(DatabaseState::Failing { .. }));
+    eventually("the bad ones are known", || failing("silent-pg") && failing("refusing-maria")).await;
+
+    let mut worst = Duration::ZERO;
+    for round in 0..5 {
+        let began = Instant::now();
+        for name in &good {
+            // Somebody else writes: no hot path.
+            let other = Outbox::sqlite(&folder.url(name)).await?;
+            other.migrate().await?;
+            other.send(numbered("n", round)).await?;
+            other.close().await;
+        }
+        in_time(seen.reach((round as usize + 1) * 5)).await;
+        worst = worst.max(began.elapsed());
+        assert!(fleet.connections() <= 4);
+    }
+    assert!(worst < Duration::from_secs(5), "{worst:?}");
+
+    let error = fleet.outbox::<Postgres>("silent-pg")?.send(numbered("n", 1)).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let told = format!("{error} {error:?} {:?}", fleet.databases());
+    assert!(!told.contains("s3cret"), "{told}");
+    in_time(relay.stop()).await
+}
+
+/// A database that comes and goes is served whenever it is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_comes_and_goes_is_served_when_it_is_there() -> Result {
+    let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
+    let proxy = Proxy::to(&url).await;
+    let table = fleets::table();
+    let direct = outbox::OutboxBuilder::new().table(&table).max_connections(2).postgres(&url).await?;
+    direct.migrate().await?;
+    proxy.shut();
+    let fleet = Fleet::builder()
+        .databases([FleetDatabase::new("flapping", &proxy.url).table(&table)])
+        .patience(Duration::from_millis(500))
+        .open()
+        .await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    for round in 0..3 {
+        direct.send(numbered("n", round)).await?;
+        eventually("it fails", || {
+            matches!(state_of(&fleet, "flapping"), Some(DatabaseState::Failing { .. }))
+        })
+        .await;
+        proxy.open();
+        in_time(seen.reach(round as usize + 1)).await;
+        eventually("it is active", || state_of(&fleet, "flapping") == Some(DatabaseState::Active)).await;
+        proxy.shut();
+    }
+    proxy.open();
+    eventually("it is active", || state_of(&fleet, "flapping") == Some(DatabaseState::Active)).await;
+    in_time(relay.idle()).await?;
+    relay.stop().await?;
+    assert!(seen.count() >= 3);
+    let numbers: BTreeSet<u64> = seen.numbers().into_iter().collect();
+    assert_eq!(numbers, BTreeSet::from([0, 1, 2]));
+    Ok(())
+}
+
+/// A database that is not migrated is served as soon as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_without_tables_is_served_once_it_has_them() -> Result {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).open().await?;
+    let seen = Seen::default();
+    let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+    eventually("it is known", || matches!(state_of(&fleet, "a"), Some(DatabaseState::Failing { .. }))).await;
+    let outbox: Outbox<Sqlite> = fleet.outbox("a")?;
+    assert!(matches!(outbox.send(numbered("n", 1)).await, Err(Error::NotMigrated { .. })));
+    outbox.migrate().await?;
+    outbox.send(numbered("n", 2)).await?;
+    in_time(seen.reach(1)).await;
+    relay.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_relay_waits_for_the_first_to_stop() -> Result {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await?;
+    let first = fleet.single_node().on_any(async |_: Cx| ()).start().await?;
+    let second = fleet.single_node().on_any(async |_: Cx| ()).start().await;
+    assert!(matches!(second, Err(Error::Lifecycle(_))));
+    first.stop().await?;
+    // Another fleet is another process.
+    let other = Fleet::builder().database("a", folder.url("a")).open().await?;
+    let seen = Seen::default();
+    let first = fleet.single_node().on_type("n", seen.handler()).start().await?;
+    eventually("it leads", || state_of(&fleet, "a") == Some(DatabaseState::Active)).await;
+    let second = other.single_node().on_type("n", seen.handler()).start().await?;
+    eventually("it stands by", || state_of(&other, "a") == Some(DatabaseState::StandingBy)).await;
+    first.stop().await?;
+    eventually("it takes over", || state_of(&other, "a") == Some(DatabaseState::Active)).await;
+    other.outbox::<Sqlite>("a")?.send(Event::new("n").json(&1)).await?;
+    in_time(seen.reach(1)).await;
+    second.stop().await
+}

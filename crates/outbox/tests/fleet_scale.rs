@@ -1,0 +1,394 @@
+//! How many connections a fleet really has, and how soon it delivers when it is large.
+//!
+//! A test binary of its own, and one test at a time: the connections of the whole process are counted.
+
+mod bed;
+mod fleets;
+
+use std::collections::HashSet;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use bed::{Seen, in_time, numbered};
+use fleets::{Folder, eventually, state_of};
+use outbox::fleet::{DatabaseState, FleetDatabase};
+use outbox::{Cx, Event, Fleet, StoreOptions, open_store};
+use rand::Rng as _;
+use sqlx::{Connection as _, PgConnection, Postgres};
+
+type Result<T = ()> = outbox::Result<T>;
+
+/// The connections that this process has: sockets to these ports, and database files.
+fn connections(ports: &[u16], folder: Option<&str>) -> usize {
+    let mut inodes = HashSet::new();
+    let mut files = 0;
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        if let Some(inode) = target.strip_prefix("socket:[") {
+            inodes.insert(inode.trim_end_matches(']').to_owned());
+        }
+        files +=
+            usize::from(folder.is_some_and(|folder| target.starts_with(folder) && target.ends_with(".db")));
+    }
+    let tcp = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let sockets = tcp.lines().skip(1).filter(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let port = fields[2].rsplit(':').next().and_then(|port| u16::from_str_radix(port, 16).ok());
+        // Established, or on the way to it.
+        matches!(fields[3], "01" | "02")
+            && port.is_some_and(|p| ports.contains(&p))
+            && inodes.contains(fields[9])
+    });
+    files + sockets.count()
+}
+
+/// Looks again and again how many connections there are.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    most: Arc<AtomicUsize>,
+    looks: Arc<AtomicUsize>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(ports: Vec<u16>, folder: Option<String>) -> Self {
+        let (stop, most, looks) = (Arc::default(), Arc::default(), Arc::default());
+        let mut watch = Self { stop, most, looks, thread: None };
+        let (stop, most, looks) = (watch.stop.clone(), watch.most.clone(), watch.looks.clone());
+        watch.thread = Some(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                most.fetch_max(connections(&ports, folder.as_deref()), Ordering::Relaxed);
+                looks.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }));
+        watch
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn port_of(url: &str) -> u16 {
+    url[url.rfind(':').unwrap() + 1..].split('/').next().unwrap().parse().unwrap()
+}
+
+/// One test at a time: they count the connections of the process.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_databases_are_served_with_ten_connections() -> Result {
+    let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
+    let _alone = ALONE.lock().await;
+    let names: Vec<String> = (0..60).map(|n| format!("pg-{n}")).collect();
+    let table = fleets::table();
+    let database = |name: &String| {
+        let table = format!("{table}_{}", name.trim_start_matches("pg-"));
+        FleetDatabase::new(name, &url).table(table)
+    };
+    let fleet = Fleet::builder().databases(names.iter().map(database)).migrate(true).max_connections(10);
+    let fleet = fleet.open().await?;
+    let watch = Watch::start(vec![port_of(&url)], None);
+    let seen = Seen::default();
+    let poll = Duration::from_millis(200);
+    let relay =
+        fleet.multi_node().no_hot_path().poll_interval(poll).on_type("n", seen.handler()).start().await?;
+    in_time(async {
+        let mut writers = tokio::task::JoinSet::new();
+        for (n, name) in names.iter().enumerate() {
+            let outbox: outbox::Outbox<Postgres> = fleet.outbox(name)?;
+            let n = n as u64 * 5;
+            writers.spawn(async move {
+                for n in n..n + 5 {
+                    outbox.send(numbered("n", n)).await?;
+                }
+                Ok::<_, outbox::Error>(())
+            });
+        }
+        for written in writers.join_all().await {
+            written?;
+        }
+        seen.reach(300).await;
+        relay.stop().await
+    })
+    .await?;
+    seen.assert_each_once(0..300);
+    assert!(fleet.connections() > 0, "connections stay open while there is room for them");
+    fleet.close().await;
+    eventually("all are closed", || connections(&[port_of(&url)], None) == 0).await;
+    assert_eq!(fleet.connections(), 0);
+    let most = watch.most();
+    assert!((2..=10).contains(&most), "{most} connections");
+    Ok(())
+}
+
+/// A PostgreSQL server of the test's own, which can be made to hang.
+struct Server {
+    folder: tempfile::TempDir,
+    postmaster: Child,
+    port: u16,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let data = folder.path().join("data");
+        run(Command::new("chmod").arg("755").arg(folder.path()));
+        std::fs::create_dir(&data).unwrap();
+        if is_root() {
+            run(Command::new("chown").arg("postgres").arg(&data));
+        }
+        let mut initdb = as_postgres("initdb");
+        run(initdb
+            .args(["--username=postgres", "--auth=trust", "--no-locale", "--no-sync", "-D"])
+            .arg(&data));
+        let mut postgres = as_postgres("postgres");
+        postgres.arg("-D").arg(&data).args(["-c", &format!("port={port}"), "-c", "unix_socket_directories="]);
+        postgres.args(["-c", "listen_addresses=127.0.0.1"]).stdout(Stdio::null()).stderr(Stdio::null());
+        let server = Self { folder, postmaster: postgres.spawn().unwrap(), port };
+        let began = Instant::now();
+        while PgConnection::connect(&server.url()).await.is_err() {
+            assert!(began.elapsed() < bed::FOREVER, "the server does not start");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        server
+    }
+
+    fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The server's main process: the first line of its own file.
+    fn main_process(&self) -> Option<u32> {
+        let file = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;
+        file.lines().next()?.parse().ok()
+    }
+
+    /// Sends a signal to the server and all its children.
+    fn signal(&self, signal: &str) {
+        let Some(main) = self.main_process() else { return };
+        let mut kill = Command::new("kill");
+        kill.arg(signal).arg(main.to_string());
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+            let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+            if parent == Some(main.to_string().as_str()) {
+                kill.arg(name);
+            }
+        }
+        let _ = kill.status();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal("-CONT");
+        if let Some(main) = self.main_process() {
+            let _ = Command::new("kill").arg("-QUIT").arg(main.to_string()).status();
+        }
+        let _ = self.postmaster.wait();
+    }
+}
+
+fn is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout.starts_with(b"0\n"))
+}
+
+/// PostgreSQL refuses to run as root.
+fn as_postgres(program: &str) -> Command {
+    let folders = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = folders.map(|folder| folder.path().join("bin")).max();
+    let program = newest.map_or_else(|| program.into(), |bin| bin.join(program));
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("runuser");
+    command.args(["-u", "postgres", "--"]).arg(program).current_dir("/");
+    command
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Databases on the test server, dropped with this.
+struct Databases {
+    server: String,
+    names: Vec<String>,
+}
+
+impl Databases {
+    async fn create(server: &str, count: usize) -> Self {
+        let mut conn = PgConnection::connect(server).await.unwrap();
+        let mut names = Vec::new();
+        for n in 0..count {
+            let name = format!("fleet_{}_{n}", std::process::id());
+            let create = format!("CREATE DATABASE {name}");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut conn).await.unwrap();
+            names.push(name);
+        }
+        Self { server: server.to_owned(), names }
+    }
+
+    fn urls(&self) -> Vec<String> {
+        let server = &self.server[..self.server.rfind('/').unwrap()];
+        self.names.iter().map(|name| format!("{server}/{name}")).collect()
+    }
+
+    async fn drop(self) {
+        let mut conn = PgConnection::connect(&self.server).await.unwrap();
+        for name in &self.names {
+            let drop = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+            let _ = sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut conn).await;
+        }
+    }
+}
+
+/// What the process that writes is told: the databases, one a line.
+const WRITE_TO: &str = "OUTBOX_TEST_FLEET_FILE";
+
+fn now_micros() -> u64 {
+    u64::try_from(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
+}
+
+/// Not a test: the process that writes, as another service would. Ends when it is killed.
+#[tokio::test]
+#[ignore = "started by fleet_of_250"]
+async fn writer_process() {
+    let Ok(file) = std::env::var(WRITE_TO) else { return };
+    let urls: Vec<String> = std::fs::read_to_string(file).unwrap().lines().map(str::to_owned).collect();
+    let options = StoreOptions::default().max_connections(1);
+    loop {
+        let url = &urls[rand::rng().random_range(0..urls.len())];
+        let store = open_store(url, &options).await.unwrap();
+        // The time is from before the write: what is measured is a little too long, never too short.
+        let event = Event::new("timed").json(&now_micros()).build().unwrap();
+        store.insert(&[event]).await.unwrap();
+        drop(store);
+        tokio::time::sleep(Duration::from_millis(rand::rng().random_range(20..80))).await;
+    }
+}
+
+struct Writer(Child);
+
+impl Writer {
+    fn start(file: &std::path::Path) -> Self {
+        let mut writer = Command::new(std::env::current_exe().unwrap());
+        writer.args(["--ignored", "--exact", "writer_process"]).env(WRITE_TO, file).stdout(Stdio::null());
+        Self(writer.spawn().unwrap())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The delays of what was delivered since this was last asked.
+fn tell(phase: &str, delays: &Mutex<Vec<Duration>>) -> Duration {
+    let mut delays = std::mem::take(&mut *delays.lock().unwrap());
+    delays.sort_unstable();
+    let at = |share: f64| delays[((delays.len() - 1) as f64 * share) as usize];
+    let most = at(1.0);
+    println!("{phase}: {} events, p50 {:?}, p99 {:?}, max {most:?}", delays.len(), at(0.5), at(0.99));
+    most
+}
+
+fn phase_length() -> Duration {
+    let seconds = std::env::var("OUTBOX_TEST_FLEET_SECONDS").ok().and_then(|n| n.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(30))
+}
+
+/// 200 SQLite files and 50 PostgreSQL databases, one of them on a server that is stopped for half a minute; 20
+/// connections; another process writes.
+///
+/// `cargo xtask test -- -p outbox --all-features --test fleet_scale -- --ignored fleet_of_250 --nocapture`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes, and a PostgreSQL server of its own"]
+async fn fleet_of_250() -> Result {
+    let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
+    let _alone = ALONE.lock().await;
+    let folder = Folder::new();
+    let server = Server::start().await;
+    let databases = Databases::create(&url, 49).await;
+    let lite = (0..200).map(|n| folder.database(&format!("lite-{n:03}")));
+    let pg = databases.urls();
+    let pg = pg.iter().enumerate().map(|(n, url)| FleetDatabase::new(format!("pg-{n:02}"), url));
+    let fleet = Fleet::builder()
+        .databases(lite)
+        .databases(pg)
+        .database("stoppable", server.url())
+        .migrate(true)
+        .max_connections(20)
+        .open()
+        .await?;
+    let delays: Arc<Mutex<Vec<Duration>>> = Arc::default();
+    let (note, seen) = (delays.clone(), Seen::default());
+    let watch = Watch::start(vec![port_of(&url), server.port], Some(folder.path()));
+    let began = Instant::now();
+    let relay = fleet
+        .multi_node()
+        .poll_interval(Duration::from_secs(1))
+        .lease(Duration::from_secs(20))
+        .on_type("n", seen.handler())
+        .on_type("timed", move |cx: Cx| {
+            let written: u64 = cx.payload().unwrap();
+            note.lock().unwrap().push(Duration::from_micros(now_micros().saturating_sub(written)));
+            async {}
+        })
+        .start()
+        .await?;
+    let active = || fleet.databases().iter().filter(|d| d.state == DatabaseState::Active).count();
+    eventually("all are served", || active() == 250).await;
+    println!("250 databases migrated and served after {:?}", began.elapsed());
+
+    let urls = (0..200).map(|n| folder.url(&format!("lite-{n:03}"))).chain(databases.urls());
+    let file = folder.file("urls");
+    std::fs::write(&file, urls.collect::<Vec<_>>().join("\n")).unwrap();
+    let writer = Writer::start(&file);
+    tokio::time::sleep(phase_length()).await;
+    let idle = tell("all is well", &delays);
+
+    let stoppable = open_store(&server.url(), &StoreOptions::default().max_connections(1)).await?;
+    let three = |from| (from..from + 3).map(|n| numbered("n", n).build().unwrap()).collect::<Vec<_>>();
+    stoppable.insert(&three(0)).await?;
+    server.signal("-STOP");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let stopped = tell("one server is stopped", &delays);
+    println!("meanwhile it is {:?}", state_of(&fleet, "stoppable"));
+    assert!(matches!(state_of(&fleet, "stoppable"), Some(DatabaseState::Failing { .. })));
+
+    server.signal("-CONT");
+    let resumed = Instant::now();
+    stoppable.insert(&three(3)).await?;
+    in_time(seen.reach(6)).await;
+    println!("its events arrived {:?} after it went on", resumed.elapsed());
+    tell("after that", &delays);
+
+    drop(writer);
+    let (most, looks) = (watch.most(), watch.looks.load(Ordering::Relaxed));
+    println!("at most {most} connections, in {looks} looks");
+    relay.stop().await?;
+    fleet.close().await;
+    databases.drop().await;
+    assert!(most <= 20, "{most} connections");
+    assert!(idle < Duration::from_secs(2), "{idle:?}");
+    assert!(stopped < Duration::from_secs(2), "{stopped:?}");
+    Ok(())
+}
