@@ -8,9 +8,11 @@ mod bed;
 #[path = "exactly_once/crashing.rs"]
 mod crashing;
 
+use std::time::Duration;
+
 use bed::{Base, Bed};
 use crashing::{Role, survive};
-use outbox::{Event, Outbox, OutboxBuilder};
+use outbox::{Cx, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
 use rand::seq::SliceRandom as _;
 use sqlx::{MySql, Postgres, Sqlite};
 
@@ -59,6 +61,7 @@ macro_rules! on_every_database {
 
 on_every_database! {
     a_consumer_with_an_inbox_books_each_amount_once
+    a_handler_in_a_transaction_books_each_amount_once
 }
 
 /// What the processes that are killed do.
@@ -67,6 +70,7 @@ async fn play<DB: Base>(mut role: Role) {
     let outbox = DB::open(builder, &role.url).await.unwrap();
     match role.name.as_str() {
         "consumer" => consume(&outbox, &mut role).await,
+        "relay" => relay(&outbox, role).await,
         other => panic!("no role {other:?}"),
     }
 }
@@ -106,18 +110,83 @@ async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Base>() {
     assert_eq!(survived.kills, kills(), "it was killed while it worked");
 }
 
-/// Writes events, and has the broker deliver each of them twice, in any order. Returns how many deliveries there are.
-async fn deliver_twice<DB: Base>(bed: &Bed<DB>) -> usize {
+/// A relay hands events to a handler that books them in the transaction that settles them.
+async fn a_handler_in_a_transaction_books_each_amount_once<DB: Base>() {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    make_tables(&bed).await;
+    let survived = survive(&bed, "relay", kills(), amounts()).await;
+
+    let number = async |sql: &str| usize::try_from(bed.number(sql).await).unwrap();
+    let booked = number("SELECT count(*) FROM {t}_handling").await;
+    let balance = number("SELECT balance FROM {t}_account").await;
+    let started = number("SELECT count(*) FROM {t} WHERE crashes > 0").await;
+    eprintln!(
+        "{}: {} events, {} kills, {started} handled again after a kill, {:.1} s",
+        DB::NAME,
+        amounts(),
+        survived.kills,
+        survived.time.as_secs_f64(),
+    );
+    assert_eq!(booked, amounts(), "each event was booked once");
+    assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
+    assert_eq!(bed.tally().await, (0, 0, amounts() as u64, 0));
+    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+}
+
+/// Books in the transaction that it is given.
+struct Book {
+    table: String,
+    role: std::sync::Mutex<Role>,
+}
+
+#[async_trait::async_trait]
+impl<DB: Base> TxHandler<DB> for Book {
+    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+        let (table, amount): (_, usize) = (&self.table, cx.payload()?);
+        DB::execute_sql(tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
+        self.role.lock().unwrap().progress();
+        DB::execute_sql(tx, &format!("INSERT INTO {table}_handling VALUES (1)")).await?;
+        Ok(Outcome::Done)
+    }
+}
+
+/// Relays until there is nothing left. With short leases, so that what a killed process held is soon free again.
+async fn relay<DB: Base>(outbox: &Outbox<DB>, role: Role) {
+    let book = Book { table: role.table.clone(), role: std::sync::Mutex::new(role) };
+    let relay = outbox
+        .multi_node()
+        .tx_handler::<DB>("__GLOBAL__", "amount", book)
+        .lease(Duration::from_millis(500))
+        .cold_capacity(100)
+        .poll_interval(Duration::from_millis(50))
+        .start()
+        .await
+        .unwrap();
+    while outbox.admin().backlog().await.unwrap().pending > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    relay.stop().await.unwrap();
+}
+
+/// Writes the events, and makes the tables that they are booked in.
+async fn make_tables<DB: Base>(bed: &Bed<DB>) {
     let events = (0..amounts()).map(|n| Event::new("amount").id(event_id(n)).json(&amount(n)));
     bed.outbox.send_all(events).await.unwrap();
     for table in [
-        "CREATE TABLE {t}_delivery (id bigint PRIMARY KEY, event bigint NOT NULL, consumed bigint NOT NULL)",
         "CREATE TABLE {t}_handling (booked bigint NOT NULL)",
         "CREATE TABLE {t}_account (balance bigint NOT NULL)",
         "INSERT INTO {t}_account VALUES (0)",
     ] {
         bed.run(table).await.unwrap();
     }
+}
+
+/// Writes events, and has the broker deliver each of them twice, in any order. Returns how many deliveries there are.
+async fn deliver_twice<DB: Base>(bed: &Bed<DB>) -> usize {
+    make_tables(bed).await;
+    let table =
+        "CREATE TABLE {t}_delivery (id bigint PRIMARY KEY, event bigint NOT NULL, consumed bigint NOT NULL)";
+    bed.run(table).await.unwrap();
     let mut events: Vec<usize> = (0..amounts()).chain(0..amounts()).collect();
     events.shuffle(&mut rand::rng());
     let rows: Vec<String> =
