@@ -1,12 +1,16 @@
 //! Effects that happen once, whatever happens to those who have them: a process is killed again and again in the middle
 //! of its work and started anew, and in the end the sum is exact.
 //!
-//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_AMOUNTS` say how often, and how many events there are:
-//! `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000 cargo xtask test -- -p outbox --test exactly_once -- --nocapture`
+//! `OUTBOX_TEST_KILLS`, `OUTBOX_TEST_AMOUNTS` and `OUTBOX_TEST_MEMBERS` say how often, how many events there are, and how
+//! many steps of joins:
+//! `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000 OUTBOX_TEST_MEMBERS=100000 cargo xtask test -- -p outbox --test
+//! exactly_once -- --nocapture`
 
 mod bed;
 #[path = "exactly_once/crashing.rs"]
 mod crashing;
+#[path = "exactly_once/steps.rs"]
+mod steps;
 
 use std::time::Duration;
 
@@ -28,6 +32,10 @@ fn amounts() -> usize {
     setting("OUTBOX_TEST_AMOUNTS", 300)
 }
 
+fn members() -> usize {
+    setting("OUTBOX_TEST_MEMBERS", 400)
+}
+
 /// The amount of an event.
 fn amount(event: usize) -> usize {
     event * 7 % 1_000 + 1
@@ -35,6 +43,20 @@ fn amount(event: usize) -> usize {
 
 fn event_id(event: usize) -> String {
     format!("event-{event}")
+}
+
+/// Eight processes take work, acknowledge it twice, attach steps before and after that, and are killed all the while: what
+/// joins have counted is what became of their steps, and what follows each was written once.
+async fn eight_workers_count_each_step_once<DB: Base>() {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    steps::fan_out(&bed, members()).await;
+    let each = |_| survive(&bed, "worker", kills().div_ceil(8), members() / 16);
+    let survived = futures_util::future::join_all((0..8).map(each)).await;
+    let kills: usize = survived.iter().map(|survived| survived.kills).sum();
+    steps::check(&bed, members()).await;
+    let time = survived.iter().map(|survived| survived.time).max().unwrap_or_default();
+    assert!(kills > 0, "some were killed while they worked");
+    eprintln!("{}: {} steps by 8 workers, {kills} kills, {:.1} s", DB::NAME, members(), time.as_secs_f64());
 }
 
 /// Makes a test of a sentence on each database.
@@ -62,6 +84,7 @@ macro_rules! on_every_database {
 on_every_database! {
     a_consumer_with_an_inbox_books_each_amount_once
     a_handler_in_a_transaction_books_each_amount_once
+    eight_workers_count_each_step_once
 }
 
 /// What the processes that are killed do.
@@ -71,6 +94,7 @@ async fn play<DB: Base>(mut role: Role) {
     match role.name.as_str() {
         "consumer" => consume(&outbox, &mut role).await,
         "relay" => relay(&outbox, role).await,
+        "worker" => steps::work(&outbox, role).await,
         other => panic!("no role {other:?}"),
     }
 }

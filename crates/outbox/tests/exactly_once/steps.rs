@@ -1,0 +1,166 @@
+//! Many joins, and workers that settle their steps.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use outbox::store::JoinFilter;
+use outbox::{Event, EventId, JoinId, JoinWait, NewJoin, NodeId, Outbox};
+
+use crate::bed::{Base, Bed};
+use crate::crashing::Role;
+
+/// How many steps a join has, about.
+const STEPS: usize = 100;
+
+fn joins(members: usize) -> usize {
+    (members / STEPS).max(3)
+}
+
+fn step(n: usize) -> EventId {
+    EventId::from(format!("step-{n}"))
+}
+
+/// The joins that an event is a step of: some are in two.
+fn joins_of(n: usize, joins: usize) -> Vec<usize> {
+    if n.is_multiple_of(5) { vec![n % joins, (n + 1) % joins] } else { vec![n % joins] }
+}
+
+/// Whether it is attached by whoever works on it, and not before.
+fn is_late(n: usize) -> bool {
+    n % 3 == 1
+}
+
+/// Whether it dies.
+fn is_doomed(n: usize) -> bool {
+    n % 20 == 7
+}
+
+/// Writes the steps, starts the joins, says what follows, and attaches what is not late.
+pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
+    let joins = joins(members);
+    let mut steps: Vec<Vec<usize>> = vec![Vec::new(); joins];
+    for n in 0..members {
+        joins_of(n, joins).into_iter().for_each(|join| steps[join].push(n));
+    }
+    for some in (0..members).collect::<Vec<_>>().chunks(1_000) {
+        let events = some.iter().map(|n| Event::new("step").id(step(*n)).json(n));
+        bed.outbox.send_all(events).await.unwrap();
+    }
+    for (number, steps) in steps.iter().enumerate() {
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut joins = bed.outbox.joins_in(&mut tx);
+        let expected = u32::try_from(steps.len()).unwrap();
+        let join = joins.start(NewJoin::of(expected).group(format!("join-{number}"))).await.unwrap();
+        let early: Vec<EventId> = steps.iter().filter(|n| !is_late(**n)).map(|n| step(*n)).collect();
+        joins.attach_all(&join.id, &early).await.unwrap();
+        let follows = |event_type: &str| Event::new(event_type).json(&number);
+        let wait = JoinWait::new().then(follows("then")).if_failed(follows("sorry"));
+        joins.wait(&join.id, wait).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+}
+
+/// The joins by their numbers.
+async fn ids<DB: Base>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
+    let mut ids = HashMap::new();
+    let mut filter = JoinFilter::default();
+    loop {
+        let page = outbox.admin().joins(&filter, 1_000).await.unwrap();
+        let Some(last) = page.last() else { return ids };
+        filter.after = Some(last.id.clone());
+        for join in page {
+            let number = join.grouping_key.as_deref().and_then(|key| key.strip_prefix("join-")?.parse().ok());
+            ids.insert(number.unwrap(), join.id);
+        }
+    }
+}
+
+async fn attach<DB: Base>(outbox: &Outbox<DB>, ids: &HashMap<usize, JoinId>, n: usize) {
+    for join in joins_of(n, ids.len()) {
+        outbox.joins().attach(&ids[&join], &step(n)).await.unwrap();
+    }
+}
+
+/// Works until there is nothing left, and does not do it well: everything is said twice, and some of it by a stranger.
+pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
+    let ids = ids(outbox).await;
+    let queue = outbox.queue();
+    let (me, stranger) = (NodeId::generate(), NodeId::generate());
+    loop {
+        let items = queue.claim(&me, Duration::from_secs(1), 25).await.unwrap();
+        if items.is_empty() {
+            if outbox.admin().backlog().await.unwrap().pending == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        }
+        let (mut done, mut dead, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        for item in &items {
+            let n: usize = item.payload().unwrap();
+            let is_step = *item.event_type() == "step";
+            role.progress();
+            if is_step && is_late(n) {
+                if rand::random() { attach(outbox, &ids, n).await } else { late.push(n) }
+            }
+            if is_step && is_doomed(n) { dead.push(item.id()) } else { done.push(item.id()) }
+        }
+        assert_eq!(queue.ack(&stranger, done.iter().copied()).await.unwrap(), 0);
+        for _ in 0..2 {
+            queue.ack(&me, done.iter().copied()).await.unwrap();
+            queue.fail(&me, dead.iter().copied(), "doomed").await.unwrap();
+        }
+        for n in late {
+            role.progress();
+            attach(outbox, &ids, n).await;
+        }
+    }
+}
+
+/// Attaches what a killed worker had not come to, as whoever starts it again would, and compares.
+pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
+    let ids = ids(&bed.outbox).await;
+    for n in (0..members).filter(|n| is_late(*n)) {
+        attach(&bed.outbox, &ids, n).await;
+    }
+    let members_of = |status: &str| {
+        format!(
+            "(SELECT count(*) FROM {{t}}_join_member m WHERE m.join_id = j.join_id AND m.status = {status})"
+        )
+    };
+    let (completed, failed) = (members_of("1"), members_of("2"));
+    for (what, sql) in [
+        (
+            "counters differ from steps",
+            format!(
+                "SELECT count(*) FROM {{t}}_join j WHERE j.completed_steps <> {completed} OR j.failed_steps <> {failed} \
+                 OR j.attached_steps <> j.expected_steps"
+            ),
+        ),
+        (
+            "steps differ from events",
+            "SELECT count(*) FROM {t}_join_member m JOIN {t} e ON e.event_id = m.event_id \
+             WHERE m.status <> CASE e.status WHEN 1 THEN 1 WHEN 3 THEN 2 ELSE 0 END"
+                .to_owned(),
+        ),
+        (
+            "joins are not closed as they should be",
+            "SELECT count(*) FROM {t}_join WHERE status <> CASE WHEN failed_steps > 0 THEN 2 ELSE 1 END"
+                .to_owned(),
+        ),
+        (
+            "steps are not what they should be",
+            "SELECT count(*) FROM {t} WHERE event_type = 'step' AND status NOT IN (1, 3)".to_owned(),
+        ),
+    ] {
+        assert_eq!(bed.number(&sql).await, 0, "{what}");
+    }
+    let doomed = i64::try_from((0..members).filter(|n| is_doomed(*n)).count()).unwrap();
+    assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE status = 3").await, doomed);
+    let joins = i64::try_from(joins(members)).unwrap();
+    let follows = "FROM {t} WHERE event_type IN ('then', 'sorry')";
+    assert_eq!(bed.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
+    let sorry = "SELECT count(*) FROM {t} WHERE event_type = 'sorry'";
+    let failed = "SELECT count(*) FROM {t}_join WHERE status = 2";
+    assert_eq!(bed.number(sorry).await, bed.number(failed).await);
+}
