@@ -1,0 +1,214 @@
+//! Joins and transactions in a fleet: steps in one database, the join in another.
+
+mod bed;
+mod fleets;
+
+use std::time::Duration;
+
+use bed::{Seen, numbered};
+use fleets::Folder;
+use outbox::fleet::FleetRelay;
+use outbox::store::JoinFilter;
+use outbox::{
+    Cx, Database, Error, Event, Failure, Fleet, Handled, Join, JoinId, JoinStatus, JoinWait, Message,
+    NewJoin, Outbox, Tx,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{MySql, Postgres, Sqlite};
+
+/// A fleet with the join's database, `home`, and others: of every kind that there is here.
+struct Scene {
+    _folder: Folder,
+    fleet: Fleet,
+    kinds: Vec<&'static str>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let folder = Folder::new();
+        let mut builder = Fleet::builder().migrate(true).max_connections(8);
+        builder = builder.database("home", folder.url("home")).database("sqlite", folder.url("away"));
+        let mut kinds = vec!["sqlite"];
+        for (kind, variable) in [("postgres", "OUTBOX_TEST_POSTGRES"), ("mariadb", "OUTBOX_TEST_MARIADB")] {
+            if let Ok(url) = std::env::var(variable) {
+                let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleets::table());
+                builder = builder.databases([database]);
+                kinds.push(kind);
+            }
+        }
+        Self { fleet: builder.open().await.unwrap(), kinds, _folder: folder }
+    }
+
+    fn home(&self) -> Outbox<Sqlite> {
+        self.fleet.outbox("home").unwrap()
+    }
+
+    async fn relay(&self, steps: &Seen, follows: &Seen) -> FleetRelay {
+        let handler = steps.says(|cx| match cx.payload::<u64>()? {
+            13 if cx.attempt() == 1 => Err(Failure::dead("thirteen")),
+            _ => Ok(outbox::Outcome::Done),
+        });
+        self.fleet
+            .multi_node()
+            .on_type("step", handler)
+            .on_type("then", follows.handler())
+            .on_type("sorry", follows.handler())
+            .poll_interval(Duration::from_millis(100))
+            .start()
+            .await
+            .unwrap()
+    }
+
+    /// Writes steps to every database but `home`, with the join that is there.
+    async fn write_steps(&self, join: &JoinId, numbers: std::ops::Range<u64>) {
+        for kind in &self.kinds {
+            match *kind {
+                "sqlite" => away::<Sqlite>(&self.fleet, kind, join, numbers.clone()).await,
+                "postgres" => away::<Postgres>(&self.fleet, kind, join, numbers.clone()).await,
+                _ => away::<MySql>(&self.fleet, kind, join, numbers.clone()).await,
+            }
+        }
+    }
+
+    async fn join(&self, id: &JoinId) -> Join {
+        self.home().admin().join(id).await.unwrap().unwrap()
+    }
+}
+
+async fn away<DB: Database>(fleet: &Fleet, name: &str, join: &JoinId, numbers: std::ops::Range<u64>) {
+    let outbox: Outbox<DB> = fleet.outbox(name).unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    let steps = outbox.write_all(&mut tx, numbers.map(|n| numbered("step", n))).await.unwrap();
+    outbox.joins_in(&mut tx).attach_all(join.at("home"), &steps).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_in_other_databases_are_counted_in_the_joins_own() {
+    let scene = Scene::new().await;
+    let (steps, follows) = (Seen::default(), Seen::default());
+    let all = scene.kinds.len() as u32 * 10;
+    let mut tx = scene.home().begin().await.unwrap();
+    let home = scene.home();
+    let mut joins = home.joins_in(&mut tx);
+    let join = joins.start(NewJoin::of(all + 1).group("run")).await.unwrap().id;
+    joins.wait(&join, JoinWait::new().then(Event::new("then").json(&7))).await.unwrap();
+    tx.commit().await.unwrap();
+    let relay = scene.relay(&steps, &follows).await;
+    scene.write_steps(&join, 0..10).await;
+    // One step is at home.
+    let here = home.send(numbered("step", 99)).await.unwrap().unwrap();
+    home.joins().attach(&join, &here).await.unwrap();
+    follows.reach(1).await;
+    relay.idle().await.unwrap();
+    let joined = scene.join(&join).await;
+    assert_eq!((joined.completed, joined.failed, joined.status), (all + 1, 0, JoinStatus::Completed));
+    assert_eq!(follows.numbers(), [7]);
+    relay.stop().await.unwrap();
+    scene.fleet.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_step_elsewhere_fails_the_join_and_its_replay_is_counted() {
+    let scene = Scene::new().await;
+    let (steps, follows) = (Seen::default(), Seen::default());
+    let home = scene.home();
+    let databases = scene.kinds.len() as u32;
+    let join = home.joins().start(NewJoin::of(databases)).await.unwrap().id;
+    home.joins().wait(&join, JoinWait::new().if_failed(Event::new("sorry").json(&1))).await.unwrap();
+    let relay = scene.relay(&steps, &follows).await;
+    scene.write_steps(&join, 13..14).await;
+    follows.reach(1).await;
+    assert_eq!(scene.join(&join).await.failed, databases);
+    let away: Outbox<Sqlite> = scene.fleet.outbox("sqlite").unwrap();
+    let handled = steps.count();
+    // Its second life is its first attempt again: another handler lets it pass.
+    relay.stop().await.unwrap();
+    let (again, none) = (Seen::default(), Seen::default());
+    let relay = scene.fleet.multi_node().on_type("step", again.handler()).on_any(none.handler());
+    let relay = relay.poll_interval(Duration::from_millis(100)).start().await.unwrap();
+    assert_eq!(away.admin().replay_all(&Default::default(), 10).await.unwrap(), 1);
+    again.reach(1).await;
+    while scene.join(&join).await.completed == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let joined = scene.join(&join).await;
+    assert_eq!((joined.completed, joined.failed, joined.status), (1, databases - 1, JoinStatus::Failed));
+    assert_eq!((steps.count(), none.count()), (handled, 0), "reports are the relay's own");
+    relay.stop().await.unwrap();
+    scene.fleet.close().await;
+}
+
+/// A relay that does not know the join's database keeps the report until one comes that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_waits_for_a_relay_that_knows_the_home() {
+    let scene = Scene::new().await;
+    let home = scene.home();
+    let join = home.joins().start(NewJoin::of(1)).await.unwrap().id;
+    home.joins().wait(&join, JoinWait::new()).await.unwrap();
+    let alone: Outbox<Sqlite> = scene.fleet.outbox("sqlite").unwrap();
+    away::<Sqlite>(&scene.fleet, "sqlite", &join, 0..1).await;
+    let seen = Seen::default();
+    let relay = alone.multi_node().on_any(seen.handler()).start().await.unwrap();
+    seen.reach(1).await;
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+    let waiting = alone.admin().stats().await.unwrap();
+    assert_eq!((waiting.new, waiting.done, waiting.dead), (1, 1, 0));
+    assert_eq!(scene.join(&join).await.completed, 0);
+    assert_eq!(seen.count(), 1);
+
+    let relay = scene.relay(&Seen::default(), &Seen::default()).await;
+    while scene.join(&join).await.status != JoinStatus::Completed {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    relay.stop().await.unwrap();
+    scene.fleet.close().await;
+}
+
+#[derive(Serialize, Deserialize)]
+struct Booked(i64);
+impl Message for Booked {
+    const TYPE: &'static str = "booked";
+}
+
+async fn book(Booked(amount): Booked, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+    sqlx::query("INSERT INTO account VALUES ($1)").bind(amount).execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// Each handler gets a transaction of the database that its event is in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handlers_get_transactions_of_their_events_own_database() {
+    let folder = Folder::new();
+    let fleet = Fleet::builder()
+        .database("a", folder.url("a"))
+        .database("b", folder.url("b"))
+        .migrate(true)
+        .max_connections(2)
+        .open()
+        .await
+        .unwrap();
+    for (name, amounts) in [("a", 0..10), ("b", 100..130)] {
+        let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
+        let mut tx = outbox.begin().await.unwrap();
+        sqlx::query("CREATE TABLE account (amount INTEGER)").execute(&mut *tx).await.unwrap();
+        outbox.write_all(&mut tx, amounts.map(Booked)).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    let relay = fleet.multi_node().on_tx(book).start().await.unwrap();
+    relay.idle().await.unwrap();
+    for (name, sum) in [("a", (0..10).sum::<i64>()), ("b", (100..130).sum())] {
+        let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
+        let mut tx = outbox.begin().await.unwrap();
+        let found: i64 =
+            sqlx::query_scalar("SELECT sum(amount) FROM account").fetch_one(&mut *tx).await.unwrap();
+        tx.rollback().await.unwrap();
+        assert_eq!(found, sum, "{name}");
+        assert!(outbox.admin().joins(&JoinFilter::default(), 1).await.unwrap().is_empty());
+    }
+    relay.stop().await.unwrap();
+    let error = fleet.outbox::<Postgres>("a").unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error:?}");
+    fleet.close().await;
+}
