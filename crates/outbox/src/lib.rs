@@ -70,4 +70,6 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../../docs/guide/writing.md")]
     struct Writing;
+    #[doc = include_str!("../../../docs/guide/fleet.md")]
+    struct Fleet;
 }
