@@ -87,4 +87,6 @@ mod pages {
     struct Queue;
     #[doc = include_str!("../../../docs/guide/inbox.md")]
     struct Inbox;
+    #[doc = include_str!("../../../docs/guide/fleet.md")]
+    struct Fleet;
 }

@@ -15,7 +15,15 @@
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
 //! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited |
 //!
-//! Each carries the label `store`. No event's id, key or tenant is ever a label.
+//! Each carries the label `store`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
+//!
+//! | name | kind | counts |
+//! | --- | --- | --- |
+//! | `outbox.fleet.databases` | gauge | databases that are part of it |
+//! | `outbox.fleet.connections` | gauge | connections that are open, over all databases |
+//! | `outbox.fleet.troubled` | gauge | databases that do not answer, or cannot be reached |
+//!
+//! No event's id, key or tenant is ever a label.
 
 use metrics::{Counter, Gauge, counter, gauge};
 

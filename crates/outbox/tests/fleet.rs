@@ -28,7 +28,7 @@ async fn the_router_finds_a_database_by_text_and_by_uuid() -> Result {
         Fleet::builder().database("acme", folder.url("acme")).database(id, folder.url("b")).open().await?;
     let acme: Outbox<Sqlite> = fleet.outbox("acme")?;
     let by_id: Outbox<Sqlite> = fleet.outbox(id)?;
-    let by_text: Outbox<Sqlite> = fleet.outbox(&id.to_string())?;
+    let by_text: Outbox<Sqlite> = fleet.outbox(id.to_string())?;
     assert!(std::ptr::eq(by_id.pool(), by_text.pool()), "one and the same");
     assert!(!std::ptr::eq(acme.pool(), by_id.pool()));
     assert!(std::ptr::eq(acme.pool(), fleet.outbox::<Sqlite>("acme".to_owned())?.pool()), "cached");

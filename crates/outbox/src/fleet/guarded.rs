@@ -62,7 +62,9 @@ impl Guarded {
 
     async fn within<T>(&self, times: u32, operation: impl Future<Output = Result<T>>) -> Result<T> {
         let _permit = self.seat.enter().await?;
-        let limit: Duration = self.seat.patience * times;
+        // Once more for connecting, which has a limit of its own: a claim must not be given up a moment after it was sent,
+        // because it took long to get a connection.
+        let limit: Duration = self.seat.patience * (times + 1);
         let failures = self.seat.failures();
         let Ok(result) = tokio::time::timeout(limit, operation).await else {
             let reason = format!("no answer within {limit:?}");

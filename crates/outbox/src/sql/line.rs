@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use sqlx::{Connection as _, Pool};
 use sqlx_core::transaction::TransactionManager as _;
+use tokio::sync::RwLock;
 
 use super::budget::{Idles, Permit, Seat, Ticket};
 use super::dialect::{Dialect, Options};
@@ -22,6 +23,8 @@ pub(crate) struct Line<DB: Dialect> {
     options: Options<DB>,
     idle: Mutex<Vec<Idle<DB>>>,
     closed: AtomicBool,
+    /// Read while a connection is being closed.
+    closing: Arc<RwLock<()>>,
     /// For those who ask for a pool of sqlx's own.
     pool: OnceLock<Pool<DB>>,
 }
@@ -39,6 +42,7 @@ impl<DB: Dialect> Line<DB> {
             options,
             idle: Mutex::default(),
             closed: AtomicBool::new(false),
+            closing: Arc::default(),
             pool: OnceLock::new(),
         });
         let idles: Arc<dyn Idles> = line.clone();
@@ -68,6 +72,8 @@ impl<DB: Dialect> Line<DB> {
                 Err(_) => return Err(self.hangs()),
             }
         }
+        // SQLite keeps the file of a connection that is closed open while the process has another one on the same file.
+        drop(self.closing.write().await);
         let ticket = self.seat.budget.ticket().await;
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
@@ -106,13 +112,23 @@ impl<DB: Dialect> Line<DB> {
         })
     }
 
+    /// Closes a connection, then gives its ticket.
+    fn shut(&self, conn: DB::Connection, ticket: Ticket) -> impl Future<Output = Ticket> + Send + 'static {
+        let closing = self.closing.clone().try_read_owned();
+        async move {
+            let _ = tokio::time::timeout(CLOSING, conn.close()).await;
+            drop(closing);
+            ticket
+        }
+    }
+
     /// Closes everything. What is still borrowed is closed when it comes back.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.seat.leave().await;
         loop {
             let Some(Idle { conn, ticket, .. }) = self.idle().pop() else { break };
-            close::<DB>(conn, ticket).await;
+            self.shut(conn, ticket).await;
         }
         if let Some(pool) = self.pool.get() {
             pool.close().await;
@@ -131,14 +147,8 @@ impl<DB: Dialect> Idles for Line<DB> {
             return None;
         }
         let Idle { conn, ticket, .. } = idle.remove(0);
-        Some(Box::pin(close::<DB>(conn, ticket)))
+        Some(Box::pin(self.shut(conn, ticket)))
     }
-}
-
-/// Closes a connection, then gives its ticket.
-async fn close<DB: Dialect>(conn: DB::Connection, ticket: Ticket) -> Ticket {
-    let _ = tokio::time::timeout(CLOSING, conn.close()).await;
-    ticket
 }
 
 /// A connection in use. It goes back only if it is said that [all went well](Borrowed::went_well): dropped in the
@@ -211,7 +221,7 @@ impl<DB: Dialect> Drop for Borrowed<DB> {
             self.line.idle().push(Idle { conn, ticket, since: Instant::now() });
             self.line.seat.budget.has_idle();
         } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(close::<DB>(conn, ticket));
+            runtime.spawn(self.line.shut(conn, ticket));
         }
     }
 }

@@ -25,10 +25,6 @@ impl Folder {
         format!("sqlite:{}", self.0.path().join(name).with_extension("db").display())
     }
 
-    pub fn path(&self) -> String {
-        self.0.path().display().to_string()
-    }
-
     pub fn file(&self, name: &str) -> std::path::PathBuf {
         self.0.path().join(name)
     }

@@ -1,0 +1,123 @@
+//! Every log line and every metric of a fleet says which database it is about, and none shows a password.
+//!
+//! A test binary of its own: the subscriber is one for the whole process.
+
+mod bed;
+mod fleets;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bed::{Seen, in_time, numbered};
+use fleets::{Answer, Folder, Script, eventually, state_of};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use outbox::fleet::{DatabaseState, FleetDatabase};
+use outbox::{Failure, Fleet, Result};
+use sqlx::Sqlite;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Keeps every log line.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One thread, so that the recorder of this test sees everything.
+#[tokio::test(flavor = "current_thread")]
+async fn log_lines_and_metrics_name_the_database() -> Result<()> {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::DEBUG)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .init();
+
+    let folder = Folder::new();
+    let down = FleetDatabase::new("down", "postgres://ada:s3cret@127.0.0.1:1/x");
+    let script = Script::of([
+        Answer::Found(vec![folder.database("acme"), folder.database("globex"), down.clone()]),
+        Answer::Found(vec![folder.database("acme"), down]),
+        Answer::Error,
+    ]);
+    let fleet =
+        Fleet::builder().discovery(script).absences(1).migrate(true).max_connections(3).open().await?;
+    let seen = Seen::default();
+    let relay = fleet
+        .multi_node()
+        .on_type("good", seen.handler())
+        .on_type("bad", seen.says(|_| Err(Failure::retry_after(Duration::from_secs(3_600), "no luck"))))
+        .start()
+        .await?;
+    for name in ["acme", "globex"] {
+        let outbox = fleet.outbox::<Sqlite>(name)?;
+        outbox.send(numbered("good", 1)).await?;
+        outbox.send(numbered("bad", 2)).await?;
+        outbox.send(numbered("nobody's", 3)).await?;
+    }
+    in_time(seen.reach(4)).await;
+    in_time(relay.idle()).await?;
+    let failing = || matches!(state_of(&fleet, "down"), Some(DatabaseState::Failing { .. }));
+    eventually("one is down", failing).await;
+    fleet.refresh().await?;
+    assert!(fleet.refresh().await.is_err());
+    eventually("globex is gone", || state_of(&fleet, "globex").is_none()).await;
+    relay.stop().await?;
+    fleet.close().await;
+
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("s3cret"), "{text}");
+    let ours: Vec<&str> = text.lines().filter(|line| line.contains(" outbox::")).collect();
+    // About the whole fleet, or about the answer of its discovery.
+    let of_all = ["fleet relay started", "the databases stay as they were"];
+    for line in &ours {
+        let of_one =
+            ["acme", "globex", "down"].iter().any(|name| line.contains(&format!("store=\"{name}\"")));
+        assert!(of_one || of_all.iter().any(|what| line.contains(what)), "{line}");
+    }
+    let says = |what: &str, name: &str| {
+        assert!(
+            ours.iter().any(|l| l.contains(what) && l.contains(&format!("store=\"{name}\""))),
+            "{what}: {text}"
+        );
+    };
+    for name in ["acme", "globex"] {
+        says("handled", name);
+        says("handler failed", name);
+        says("event is dead", name);
+        says("relay stopped", name);
+    }
+    says("the database is in trouble", "down");
+    says("the database is gone", "globex");
+
+    let mut stores = BTreeSet::new();
+    let mut fleets = Vec::new();
+    for (key, _, _, value) in snapshots.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let labels: Vec<_> = key.labels().map(|label| (label.key(), label.value())).collect();
+        match (labels.as_slice(), value) {
+            ([("store", store)], _) => drop(stores.insert((*store).to_owned())),
+            ([], DebugValue::Gauge(n)) => fleets.push((key.name().to_owned(), n.into_inner())),
+            other => panic!("{}: {other:?}", key.name()),
+        }
+    }
+    fleets.sort_by(|a, b| a.0.cmp(&b.0));
+    let names: Vec<&str> = fleets.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["outbox.fleet.connections", "outbox.fleet.databases", "outbox.fleet.troubled"]);
+    assert!(fleets.iter().all(|(_, n)| *n == 0.0), "all is closed: {fleets:?}");
+    assert!(stores.is_superset(&BTreeSet::from(["acme".to_owned(), "globex".to_owned()])), "{stores:?}");
+    Ok(())
+}
