@@ -233,8 +233,11 @@ impl Relay {
             let progress = self.engine.progress.notified();
             // Before the pass: what is settled while it reads may set free what it could not take.
             let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
+            // And alone: a pass under way may hold what it has not noted yet.
+            let mut taker = taker.lock().await;
             let was_quiet = quiet();
-            let took = if self.is_active() { taker.lock().await.full_pass().await? } else { 1 };
+            let took = if self.is_active() { taker.full_pass().await? } else { 1 };
+            drop(taker);
             if was_quiet && took == 0 && quiet() {
                 return Ok(());
             }
