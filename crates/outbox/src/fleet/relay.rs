@@ -116,7 +116,10 @@ impl FleetRelay {
 
     /// Waits until nothing is due and nothing is being handled, in any database that can be reached.
     pub async fn idle(&self) -> Result<()> {
-        while self.databases().iter().any(|database| database.state == DatabaseState::Starting) {
+        let is_coming = |database: &DatabaseStatus| {
+            matches!(database.state, DatabaseState::Unserved | DatabaseState::Starting)
+        };
+        while self.databases().iter().any(is_coming) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let handles = self.handles();
