@@ -87,7 +87,7 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
     let queue = outbox.queue();
     let (me, stranger) = (NodeId::generate(), NodeId::generate());
     loop {
-        let items = queue.claim(&me, Duration::from_secs(1), 25).await.unwrap();
+        let items = queue.claim(&me, Duration::from_secs(3), 25).await.unwrap();
         if items.is_empty() {
             if outbox.admin().backlog().await.unwrap().pending == 0 {
                 return;
@@ -119,9 +119,10 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
 
 /// Attaches what a killed worker had not come to, as whoever starts it again would, and compares.
 pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
-    let ids = ids(&bed.outbox).await;
-    for n in (0..members).filter(|n| is_late(*n)) {
-        attach(&bed.outbox, &ids, n).await;
+    for (number, id) in ids(&bed.outbox).await {
+        let is_of = |n: &usize| is_late(*n) && joins_of(*n, joins(members)).contains(&number);
+        let late: Vec<EventId> = (0..members).filter(is_of).map(step).collect();
+        bed.outbox.joins().attach_all(&id, &late).await.unwrap();
     }
     let members_of = |status: &str| {
         format!(
@@ -156,7 +157,14 @@ pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
         assert_eq!(bed.number(&sql).await, 0, "{what}");
     }
     let doomed = i64::try_from((0..members).filter(|n| is_doomed(*n)).count()).unwrap();
-    assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE status = 3").await, doomed);
+    // Beside those, one that was in the hands of three who were killed is taken for what killed them.
+    let buried = bed.number("SELECT count(*) FROM {t} WHERE last_error LIKE '%never came back'").await;
+    let dead = bed.number("SELECT count(*) FROM {t} WHERE status = 3").await;
+    assert!(
+        (doomed..=doomed + buried).contains(&dead),
+        "{dead} are dead, of {doomed} doomed and {buried} buried"
+    );
+    assert!(buried <= i64::try_from(members / 1_000 + 1).unwrap(), "{buried} were taken for killers");
     let joins = i64::try_from(joins(members)).unwrap();
     let follows = "FROM {t} WHERE event_type IN ('then', 'sorry')";
     assert_eq!(bed.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
