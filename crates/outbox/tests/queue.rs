@@ -558,14 +558,18 @@ on_every_database! {
 
     /// What is claimed is not lost because more could not be.
     async fn a_claim_that_cannot_go_on_gives_what_it_has(|bed|) {
-        bed.outbox.send_all((0..4).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
-        let queue = bed.outbox.queue();
-        claim_one(&queue, "a").await;
+        let keyed = |n| numbered("e", n).ordering_key("k");
+        bed.outbox.send(keyed(0)).await.unwrap();
+        claim_one(&bed.outbox.queue(), "a").await;
         bed.write("e", 7..8).await;
-        let store = Failing::take(bed.outbox.store(), 1, || Error::Store("away".to_owned()));
-        let failing = WorkQueue::new(store);
-        failing.claim(&node("b"), LEASE, 1).await.unwrap_err();
-        assert_eq!(numbers(&[claim_one(&failing, "b").await]), [7]);
+        bed.outbox.send_all((1..4).map(keyed)).await.unwrap();
+        let store = Failing::take(bed.outbox.store(), 2, || Error::Store("away".to_owned()));
+        store.after(1);
+        let queue = WorkQueue::new(store.clone());
+        let items = queue.claim(&node("b"), LEASE, 2).await.unwrap();
+        assert_eq!((numbers(&items), store.failed()), (vec![7], 1));
+        queue.claim(&node("b"), LEASE, 2).await.unwrap_err();
+        assert_eq!(queue.ack(&node("b"), ids(&items)).await.unwrap(), 1);
     }
 
     /// OBX-098, 099, 100, 101: eight workers that do everything to one table at once.

@@ -23,6 +23,8 @@ enum Where {
 pub struct Failing {
     inner: SharedStore,
     at: Where,
+    /// How many calls of that kind go well first.
+    before: AtomicUsize,
     left: AtomicUsize,
     failed: AtomicUsize,
     calls: AtomicUsize,
@@ -42,6 +44,7 @@ impl Failing {
         Arc::new(Self {
             inner,
             at: Where::Settle,
+            before: 0.into(),
             left: times.into(),
             failed: 0.into(),
             calls: 0.into(),
@@ -55,12 +58,18 @@ impl Failing {
         Arc::new(Self {
             inner,
             at: Where::Take,
+            before: 0.into(),
             left: times.into(),
             failed: 0.into(),
             calls: 0.into(),
             scanned: 0.into(),
             error,
         })
+    }
+
+    /// Lets this many calls of its kind through before it fails any.
+    pub fn after(&self, calls: usize) {
+        self.before.store(calls, Ordering::SeqCst);
     }
 
     /// Fails nothing, and only counts.
@@ -84,8 +93,10 @@ impl Failing {
     }
 
     fn fail(&self, at: Where) -> Result<()> {
-        let fails = at == self.at
-            && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+        let count_down = |count: &AtomicUsize| {
+            count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+        };
+        let fails = at == self.at && !count_down(&self.before) && count_down(&self.left);
         if fails {
             self.failed.fetch_add(1, Ordering::SeqCst);
             return Err((self.error)());
