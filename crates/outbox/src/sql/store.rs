@@ -210,6 +210,17 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
+    /// Does it again when it collided with somebody else's transaction.
+    async fn retried<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            match attempt().await.map_err(|e| self.explain(e)) {
+                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
     /// Runs statements in one transaction.
     async fn run_all(&self, statements: &[(String, Vec<Value>)]) -> Result<u64> {
         let mut tx = begin_on(&self.pools.relay).await?;
@@ -429,6 +440,13 @@ impl<DB: Database> SqlStore<DB> {
             Err(_) => tx.rollback().await?,
         }
         acted
+    }
+
+    async fn purge_joins_in_one(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let purged = self.purge_closed(&mut tx, older_than, limit).await?;
+        tx.commit().await?;
+        Ok(purged)
     }
 
     /// Deletes one batch of what may go.
@@ -674,17 +692,11 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn take(&self, take: &Take) -> Result<Taken> {
-        let mut tries = 0;
-        loop {
-            let window = match &take.by {
-                Holder::Lease { owner, lease } => self.claim(take, owner, *lease).await,
-                Holder::Exclusive { .. } => self.read(take).await,
-            };
-            match window.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                window => return Ok(window?.into_taken(!DB::CHECKS_JSON)),
-            }
-        }
+        let window = match &take.by {
+            Holder::Lease { owner, lease } => self.retried(|| self.claim(take, owner, *lease)).await?,
+            Holder::Exclusive { .. } => self.retried(|| self.read(take)).await?,
+        };
+        Ok(window.into_taken(!DB::CHECKS_JSON))
     }
 
     async fn settle(
@@ -698,28 +710,14 @@ impl<DB: Database> Store for SqlStore<DB> {
             [] => 0,
             // A statement is a transaction.
             [(template, values)] => self.run(template, std::mem::take(values)).await?,
-            several => {
-                let mut tries = 0;
-                loop {
-                    match self.run_all(several).await.map_err(|e| self.explain(e)) {
-                        Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                        done => break done?,
-                    }
-                }
-            }
+            several => self.retried(|| self.run_all(several)).await?,
         };
         if moved == settlements.len() as u64 {
             return Ok(Settled { moved, wrote: false });
         }
         // The others are stale, or steps of joins.
-        let mut tries = 0;
-        loop {
-            match self.settle_steps(by, completion, settlements).await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                Err(e) => return Err(e),
-                Ok(settled) => return Ok(Settled { moved: moved + settled.moved, ..settled }),
-            }
-        }
+        let settled = self.retried(|| self.settle_steps(by, completion, settlements)).await?;
+        Ok(Settled { moved: moved + settled.moved, ..settled })
     }
 
     async fn extend(
@@ -778,13 +776,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let name = Value::text(name);
         self.run(DB::NEW_LEASE, vec![name.clone()]).await?;
-        let mut tries = 0;
-        loop {
-            match self.lead_by_row(&name, holder, ttl).await {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                answer => return answer,
-            }
-        }
+        self.retried(|| self.lead_by_row(&name, holder, ttl)).await
     }
 
     async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
@@ -799,13 +791,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {
-        let mut tries = 0;
-        loop {
-            match self.purge_batch(purge).await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                done => return done,
-            }
-        }
+        self.retried(|| self.purge_batch(purge)).await
     }
 
     async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64> {
@@ -840,23 +826,11 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn cancel(&self, id: &EventId) -> Result<bool> {
-        let mut tries = 0;
-        loop {
-            match self.cancel_in_one(id).await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                done => return done,
-            }
-        }
+        self.retried(|| self.cancel_in_one(id)).await
     }
 
     async fn join(&self, act: &JoinAct) -> Result<Acted> {
-        let mut tries = 0;
-        loop {
-            match self.join_in_one(act).await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
-                done => return done,
-            }
-        }
+        self.retried(|| self.join_in_one(act)).await
     }
 
     async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
@@ -873,10 +847,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
-        let mut tx = begin_on(&self.pools.relay).await?;
-        let purged = self.purge_closed(&mut tx, older_than, limit).await?;
-        tx.commit().await?;
-        Ok(purged)
+        self.retried(|| self.purge_joins_in_one(older_than, limit)).await
     }
 
     async fn stats(&self) -> Result<Stats> {
