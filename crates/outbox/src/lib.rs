@@ -87,6 +87,10 @@ mod pages {
     struct Queue;
     #[doc = include_str!("../../../docs/guide/inbox.md")]
     struct Inbox;
+    #[doc = include_str!("../../../docs/guide/exactly-once.md")]
+    struct ExactlyOnce;
+    #[doc = include_str!("../../../docs/guide/joins.md")]
+    struct Joins;
     #[doc = include_str!("../../../docs/guide/fleet.md")]
     struct Fleet;
 }

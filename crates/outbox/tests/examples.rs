@@ -1,0 +1,97 @@
+//! The examples run to their end, and show what they are there to show.
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// An example that hangs is ended by then.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The program of an example. A whole `cargo test` builds it beside this one; a single `--test` does not.
+fn program(name: &str) -> Option<PathBuf> {
+    let this = std::env::current_exe().expect("a test knows its own file");
+    let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
+    let program = this.parent()?.parent()?.join("examples").join(file);
+    program.is_file().then_some(program)
+}
+
+/// Runs an example. Returns what it printed; `None` if it was not built.
+#[track_caller]
+fn run(name: &str) -> Option<String> {
+    let Some(program) = program(name) else {
+        // Not println!: the test runner keeps that to itself when a test passes.
+        let _ = writeln!(std::io::stderr(), "left out: example {name}, because it is not built");
+        return None;
+    };
+    let mut child = Command::new(program)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("an example can be started");
+    let began = Instant::now();
+    // What they print fits into a pipe.
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            break status;
+        }
+        if began.elapsed() > LIMIT {
+            child.kill().expect("it can be ended");
+            break child.wait().expect("it can be waited for");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().expect("a pipe").read_to_string(&mut out).expect("text");
+    child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
+    assert!(status.success(), "{name}: {status} after {:?}\n{out}\n{err}", began.elapsed());
+    assert_eq!(err, "", "{name} has something to complain about");
+    Some(out)
+}
+
+/// These lines are there, in this order.
+#[track_caller]
+fn assert_shows(out: &str, lines: &[&str]) {
+    let mut rest = out.lines();
+    for line in lines {
+        assert!(rest.any(|shown| shown.trim() == *line), "no {line:?}, or not where it belongs, in:\n{out}");
+    }
+}
+
+#[test]
+fn orders_are_billed_at_the_second_attempt() {
+    let Some(out) = run("orders") else { return };
+    assert_shows(&out, &["billed 995 for order 42, at attempt 2"]);
+}
+
+#[test]
+fn etl_fans_out_and_in_and_a_replay_repairs_a_failed_run() {
+    let Some(out) = run("etl") else { return };
+    assert_shows(
+        &out,
+        &[
+            "run 1",
+            "extract   COMPLETED   3 of 3 completed, 0 failed",
+            "load      COMPLETED   2 of 2 completed, 0 failed",
+            "run 2",
+            "extract   FAILED      2 of 3 completed, 1 failed",
+            "run 2, told to go on",
+            "extract   FAILED      3 of 3 completed, 0 failed",
+            "load      COMPLETED   2 of 2 completed, 0 failed",
+            "rows extracted, whatever failed on the way: [(1, 30), (2, 30)]",
+        ],
+    );
+    assert_eq!(out.matches("alert:").count(), 1, "{out}");
+    assert_eq!(out.matches("report: 30 items in").count(), 4, "{out}");
+}
+
+#[test]
+fn tenants_have_their_orders_confirmed_and_everything_is_closed() {
+    let Some(out) = run("tenants") else { return };
+    assert_shows(
+        &out,
+        &["orders of an unknown tenant: 404", "tenant-12         4         4", "stopped, with 0 connections"],
+    );
+    assert!(out.contains("all 30 orders of 12 tenants are confirmed"), "{out}");
+}
