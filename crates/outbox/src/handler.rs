@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -156,15 +157,17 @@ pub struct Cx {
     pub(crate) attempt: u32,
     pub(crate) seq: Option<i64>,
     pub(crate) node: NodeId,
+    pub(crate) store: Arc<str>,
 }
 
 impl Cx {
-    pub(crate) fn new(delivery: &Delivery, node: &NodeId) -> Self {
+    pub(crate) fn new(delivery: &Delivery, node: &NodeId, store: &Arc<str>) -> Self {
         Self {
             event: delivery.event.clone(),
             attempt: delivery.attempts + 1,
             seq: delivery.seq,
             node: node.clone(),
+            store: store.clone(),
         }
     }
 
@@ -187,6 +190,11 @@ impl Cx {
     /// The node that handles it.
     pub fn node(&self) -> &NodeId {
         &self.node
+    }
+
+    /// The name of the store that it is in: in a [`Fleet`](crate::Fleet) the database's, to find its outbox by.
+    pub fn store(&self) -> &str {
+        &self.store
     }
 }
 

@@ -306,7 +306,7 @@ impl<DB: Database> Outbox<DB> {
             guarded.prepare().await?;
         }
         let tx = self.shared.store.begin().await?;
-        Ok(Tx::new(tx, self.shared.store.clone(), self.shared.hooks.clone()))
+        Ok(Tx::new(tx, self.clone()))
     }
 
     /// Goes on with a transaction that you began yourself.
@@ -314,7 +314,7 @@ impl<DB: Database> Outbox<DB> {
     /// It may be a savepoint, sqlx's transaction in a transaction. Its commit decides nothing yet, so then no hook or
     /// callback is told of it, and the events wait for the poller to see the outer commit.
     pub fn adopt<'c>(&self, tx: sqlx::Transaction<'c, DB>) -> Tx<'c, DB> {
-        Tx::new(tx, self.shared.store.clone(), self.shared.hooks.clone())
+        Tx::new(tx, self.clone())
     }
 
     /// Starts an event with this outbox's limits, for [`write`](Outbox::write) and its like.
@@ -396,6 +396,10 @@ impl<DB: Database> Outbox<DB> {
         let ids = self.write_prepared(&mut tx, events).await?;
         tx.commit().await?;
         Ok(ids)
+    }
+
+    pub(crate) fn hooks(&self) -> &Hooks {
+        &self.shared.hooks
     }
 
     /// How large a payload may be.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::error::{Error, Result};
-use crate::event::{Event, EventId};
+use crate::event::{Event, EventId, IntoEvent};
 use crate::hook::{Hooks, guarded};
+use crate::outbox::Outbox;
 use crate::relay::Engine;
 use crate::relay::hot::Reservation;
+use crate::sql::Database;
 use crate::sql::source::Work;
-use crate::sql::{Database, SqlStore};
 use crate::store::{Completion, Holder, Settled, Settlement};
 
 /// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection. Dropping it rolls
@@ -37,8 +38,7 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct Tx<'c, DB: Database> {
     inner: Option<Work<'c, DB>>,
-    store: Arc<SqlStore<DB>>,
-    hooks: Hooks,
+    outbox: Outbox<DB>,
     batches: Vec<Batch>,
     callbacks: Vec<(When, Callback)>,
     /// Whether this is a transaction in a transaction: then its commit is not the end of anything.
@@ -75,13 +75,12 @@ pub(crate) struct Batch {
 }
 
 impl<'c, DB: Database> Tx<'c, DB> {
-    pub(crate) fn new(inner: impl Into<Work<'c, DB>>, store: Arc<SqlStore<DB>>, hooks: Hooks) -> Self {
+    pub(crate) fn new(inner: impl Into<Work<'c, DB>>, outbox: Outbox<DB>) -> Self {
         let inner = inner.into();
         let savepoint = DB::TransactionManager::get_transaction_depth(&inner) > 1;
         Self {
             inner: Some(inner),
-            store,
-            hooks,
+            outbox,
             batches: Vec::new(),
             callbacks: Vec::new(),
             savepoint,
@@ -89,6 +88,24 @@ impl<'c, DB: Database> Tx<'c, DB> {
             touched: false,
             receiving: false,
         }
+    }
+
+    /// The outbox that it writes to.
+    pub fn outbox(&self) -> &Outbox<DB> {
+        &self.outbox
+    }
+
+    /// Writes an event: the same as [`Outbox::write`], for handlers that have no outbox at hand.
+    pub async fn write(&mut self, event: impl IntoEvent) -> Result<Option<EventId>> {
+        self.outbox.clone().write(self, event).await
+    }
+
+    /// Writes many events: the same as [`Outbox::write_all`].
+    pub async fn write_all<E: IntoEvent>(
+        &mut self,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Vec<EventId>> {
+        self.outbox.clone().write_all(self, events).await
     }
 
     /// Runs after the commit, and only then.
@@ -120,11 +137,11 @@ impl<'c, DB: Database> Tx<'c, DB> {
             // Released, not committed: what becomes of it is for the outer transaction to say.
             Ok(()) if self.savepoint => Ok(()),
             Ok(()) => {
-                ended.committed(&self.hooks);
+                ended.committed(self.outbox.hooks());
                 Ok(())
             }
             Err(sqlx::Error::Database(e)) => {
-                ended.rolled_back(&self.hooks);
+                ended.rolled_back(self.outbox.hooks());
                 Err(sqlx::Error::Database(e).into())
             }
             Err(lost) => Err(Error::CommitUnknown(lost.into())),
@@ -146,7 +163,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
             self.batches.iter().flat_map(|b| b.events.iter().map(|e| e.id().clone())).collect();
         let Some(inner) = self.inner.as_mut() else { return Ok(()) };
         // An error here means that the transaction is lost: the drop rolls it back.
-        let kept = self.store.kept(inner, &ids).await?;
+        let kept = self.outbox.sql_store().kept(inner, &ids).await?;
         for batch in &mut self.batches {
             batch.events.retain(|event| kept.contains(event.id().as_str()));
             batch.hinted.retain(|event| kept.contains(event.id().as_str()));
@@ -160,7 +177,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
-        ended.rolled_back(&self.hooks);
+        ended.rolled_back(self.outbox.hooks());
     }
 
     /// Settles events in this transaction.
@@ -171,7 +188,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
         settlements: &[Settlement],
     ) -> Result<Settled> {
         let Some(inner) = self.inner.as_mut() else { return Ok(Settled::default()) };
-        self.store.settle_on(inner, by, completion, settlements).await
+        self.outbox.sql_store().settle_on(inner, by, completion, settlements).await
     }
 
     /// The connection, for writing events on it.

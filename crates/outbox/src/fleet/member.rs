@@ -1,5 +1,6 @@
 //! One database of a fleet while it belongs to it.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -73,6 +74,19 @@ pub enum DatabaseState {
     },
     /// It was removed, and finishes what is in hand.
     Removing,
+}
+
+impl fmt::Display for DatabaseState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Unserved => "unserved",
+            Self::Starting => "starting",
+            Self::Active => "active",
+            Self::StandingBy => "standing by",
+            Self::Failing { .. } => "failing",
+            Self::Removing => "removing",
+        })
+    }
 }
 
 impl Member {

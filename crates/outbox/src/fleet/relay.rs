@@ -47,6 +47,10 @@ impl RelayBuilder<WholeFleet> {
         if workers_each == 0 {
             return Err(Error::Setting("workers_per_database must be greater than 0".to_owned()));
         }
+        if let Some(misfit) = fleet.0.members().iter().find_map(|member| routes.misfit(Some(&member.outbox)))
+        {
+            return Err(misfit);
+        }
         if fleet.0.served.swap(true, Ordering::AcqRel) {
             return Err(Error::Lifecycle("a relay of this fleet runs already: stop it first"));
         }

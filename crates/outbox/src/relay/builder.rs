@@ -327,7 +327,8 @@ impl<S> RelayBuilder<S> {
     /// ```
     ///
     /// The transaction is open while the handler runs: keep it short, above all on SQLite, which has one writer. Further
-    /// events are written into it with [`Outbox::write`](crate::Outbox::write).
+    /// events are written into it with [`Tx::write`](crate::Tx::write): `outbox.send` would wait for another connection,
+    /// on SQLite for ever.
     pub fn on_tx<DB, M, F>(self, handler: F) -> Self
     where
         DB: Database,

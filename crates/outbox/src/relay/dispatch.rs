@@ -218,7 +218,7 @@ async fn count_start(engine: &Engine, job: &Job) -> Start {
 
 /// Runs interceptors and the handler.
 async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
-    let cx = Cx::new(&job.delivery, engine.node());
+    let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
     let interceptors = &engine.routes.interceptors;
     let mut entered = 0;
     let mut refused = None;

@@ -85,6 +85,8 @@ fn tag(epoch: i64, claim: Claim) -> held::Tag {
 /// What all tasks of a relay share.
 pub(crate) struct Engine {
     pub(crate) store: SharedStore,
+    /// What it is called, for everybody who handles its events.
+    pub(crate) store_name: Arc<str>,
     pub(crate) settings: Settings,
     pub(crate) routes: Arc<Routes>,
     /// Where handlers get their transactions from.
@@ -204,6 +206,7 @@ impl Relay {
             suspects: tokio::sync::Mutex::new(()),
             stop: CancellationToken::new(),
             over: CancellationToken::new(),
+            store_name: store.name().into(),
             store,
             outbox,
             settings,

@@ -261,6 +261,11 @@ pub trait Dialect: sqlx::Database + Sized {
     /// How to connect to a database of a fleet, in which nothing should take longer than `patience`.
     fn options(url: &str, patience: Duration) -> Result<Options<Self>>;
 
+    /// Whether a database that is not there is made by connecting to it, where that is possible.
+    fn creating(options: Options<Self>, _create: bool) -> Options<Self> {
+        options
+    }
+
     /// Opens one connection, for the application and the relay alike.
     fn connect_one(
         options: &Options<Self>,

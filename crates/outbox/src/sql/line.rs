@@ -23,6 +23,8 @@ pub(crate) struct Line<DB: Dialect> {
     options: Options<DB>,
     idle: Mutex<Vec<Idle<DB>>>,
     closed: AtomicBool,
+    /// Whether the database was there: then it is not made anew if it is gone.
+    was_there: AtomicBool,
     /// Read while a connection is being closed.
     closing: Arc<RwLock<()>>,
     /// For those who ask for a pool of sqlx's own.
@@ -42,6 +44,7 @@ impl<DB: Dialect> Line<DB> {
             options,
             idle: Mutex::default(),
             closed: AtomicBool::new(false),
+            was_there: AtomicBool::new(false),
             closing: Arc::default(),
             pool: OnceLock::new(),
         });
@@ -78,8 +81,13 @@ impl<DB: Dialect> Line<DB> {
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
-        match tokio::time::timeout(self.seat.patience, DB::connect_one(&self.options)).await {
-            Ok(Ok(conn)) => Ok(Borrowed::new(self, conn, ticket)),
+        let create = !self.was_there.load(Ordering::Acquire);
+        let options = DB::creating(self.options.clone(), create);
+        match tokio::time::timeout(self.seat.patience, DB::connect_one(&options)).await {
+            Ok(Ok(conn)) => {
+                self.was_there.store(true, Ordering::Release);
+                Ok(Borrowed::new(self, conn, ticket))
+            }
             Ok(Err(error)) => {
                 self.seat.is_in_trouble(&Told(&error).to_string());
                 Err(error)

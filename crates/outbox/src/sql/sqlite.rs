@@ -185,6 +185,10 @@ impl Dialect for Sqlite {
         Ok(options)
     }
 
+    fn creating(options: SqliteConnectOptions, create: bool) -> SqliteConnectOptions {
+        options.create_if_missing(create)
+    }
+
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect_options(url)?;
         // One connection writes: transactions queue up for it in order instead of colliding.

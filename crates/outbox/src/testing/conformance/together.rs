@@ -75,7 +75,7 @@ pub async fn concurrent_takers_keep_the_order_of_keys(harness: &impl Harness) {
                     log.entry(key).or_default().push(delivery.event.payload().unwrap());
                 }
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-                store.settle(&holder(&owner), Completion::Delete, &done).await.unwrap().moved;
+                store.settle(&holder(&owner), Completion::Delete, &done).await.unwrap();
             }
         });
     }
@@ -186,7 +186,7 @@ pub async fn purging_beside_takers_does_not_fail_either(harness: &impl Harness) 
             while store.backlog().await.unwrap().pending > 0 {
                 let taken = store.take(&Take { limit: 20, ..leasing(&owner) }).await.unwrap().deliveries;
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
-                store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap().moved;
+                store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap();
             }
         });
     }
