@@ -7,11 +7,8 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use outbox::store::JoinFilter;
-use outbox::{
-    Backoff, Cx, DeadFilter, Failure, GLOBAL, Handled, Join, Message, Outbox, Outcome, Tx, TxHandler,
-};
+use outbox::{Backoff, Cx, DeadFilter, Failure, Handled, Join, Message, Outbox, Tx};
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
 
@@ -91,25 +88,18 @@ async fn extract(Extract { run, source }: Extract, cx: Cx, tx: &mut Tx<'_, Sqlit
     Ok(())
 }
 
-/// Cleans what was extracted, and fans out again. It is more than a function, since it needs the outbox.
-struct Transforming(Outbox<Sqlite>);
-
-#[async_trait]
-impl TxHandler<Sqlite> for Transforming {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, Sqlite>) -> Result<Outcome, Failure> {
-        let Transform { run } = cx.payload()?;
-        let clean = "INSERT INTO clean SELECT run, source || '-' || item FROM raw WHERE run = $1";
-        sqlx::query(clean).bind(run).execute(&mut **tx).await?;
-        self.0
-            .fan_out(TARGETS.map(|target| Load { run, target: target.to_owned() }))
-            .then(Report { run })
-            .if_failed(Alert { run })
-            .group(group(run))
-            .metadata("load")
-            .write(tx) // the loads exist if, and only if, the transformation is committed
-            .await?;
-        Ok(Outcome::Done)
-    }
+/// Cleans what was extracted, and fans out again.
+async fn transform(Transform { run }: Transform, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+    let clean = "INSERT INTO clean SELECT run, source || '-' || item FROM raw WHERE run = $1";
+    sqlx::query(clean).bind(run).execute(&mut **tx).await?;
+    tx.fan_out(TARGETS.map(|target| Load { run, target: target.to_owned() }))
+        .then(Report { run })
+        .if_failed(Alert { run })
+        .group(group(run))
+        .metadata("load")
+        .write(tx) // the loads exist if, and only if, the transformation is committed
+        .await?;
+    Ok(())
 }
 
 async fn load(Load { run, target }: Load, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
@@ -185,7 +175,7 @@ async fn main() -> outbox::Result<()> {
         .single_node()
         .retry(Backoff::default().base(Duration::from_millis(200)))
         .on_tx(extract)
-        .tx_handler(GLOBAL, Transform::TYPE, Transforming(outbox.clone()))
+        .on_tx(transform)
         .on_tx(load)
         .on_tx(report)
         .on(alert)

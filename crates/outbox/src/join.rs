@@ -475,6 +475,13 @@ impl<DB: Database> Outbox<DB> {
     }
 }
 
+impl<DB: Database> Tx<'_, DB> {
+    /// As [`Outbox::fan_out`], to be written in this transaction: `tx.fan_out(steps).then(event).write(tx).await?`.
+    pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<DB> {
+        self.outbox().fan_out(steps)
+    }
+}
+
 impl<DB: Database> Joins<'_, '_, DB> {
     /// Starts a join.
     pub async fn start(&mut self, join: NewJoin) -> Result<Join> {

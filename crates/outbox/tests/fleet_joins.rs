@@ -208,7 +208,73 @@ async fn handlers_get_transactions_of_their_events_own_database() {
         assert!(outbox.admin().joins(&JoinFilter::default(), 1).await.unwrap().is_empty());
     }
     relay.stop().await.unwrap();
-    let error = fleet.outbox::<Postgres>("a").unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error:?}");
+    fleet.close().await;
+}
+
+/// Before anything is served, and by the name of what it wants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_wants_another_kind_of_transaction_is_refused_at_start() {
+    async fn elsewhere(_: Booked, _: Cx, _: &mut Tx<'_, Postgres>) -> Handled {
+        Ok(())
+    }
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
+    let error = fleet.multi_node().on_tx(elsewhere).start().await.unwrap_err();
+    assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error:?}");
+    let relay = fleet.multi_node().on_tx(book).start().await.unwrap();
+    relay.stop().await.unwrap();
+    fleet.close().await;
+}
+
+/// A handler of a fleet finds the outbox of its event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_is_told_which_database_its_event_is_in() {
+    let folder = Folder::new();
+    let names = ["a", "b", "c"];
+    let mut builder = Fleet::builder().migrate(true);
+    for name in names {
+        builder = builder.database(name, folder.url(name));
+    }
+    let fleet = builder.open().await.unwrap();
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let relay = fleet.multi_node().on_type("n", move |cx: Cx| {
+        let told = told.clone();
+        async move { told.send((cx.store().to_owned(), cx.payload::<String>().unwrap())).unwrap() }
+    });
+    let relay = relay.start().await.unwrap();
+    for name in names {
+        let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
+        outbox.send(Event::new("n").json(name)).await.unwrap();
+        let (store, said) = heard.recv().await.unwrap();
+        assert_eq!((store.as_str(), said.as_str()), (name, name));
+    }
+    relay.stop().await.unwrap();
+    fleet.close().await;
+}
+
+/// A tenant whose file was deleted stays deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_gone_is_not_made_anew() {
+    let folder = Folder::new();
+    let fleet = Fleet::builder()
+        .database("a", folder.url("a"))
+        .database("b", folder.url("b"))
+        .migrate(true)
+        // One connection: whoever is served closes the other's.
+        .max_connections(1)
+        .open()
+        .await
+        .unwrap();
+    let relay = fleet.multi_node().poll_interval(Duration::from_millis(20)).start().await.unwrap();
+    relay.idle().await.unwrap();
+    for end in ["db", "db-wal", "db-shm"] {
+        let _ = std::fs::remove_file(folder.file("a").with_extension(end));
+    }
+    fleets::eventually("it is found out", || {
+        matches!(fleets::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
+    })
+    .await;
+    assert!(!folder.file("a").with_extension("db").exists());
+    relay.stop().await.unwrap();
     fleet.close().await;
 }

@@ -54,7 +54,7 @@ impl<DB: Base> TxHandler<DB> for Book<DB> {
             DB::execute_sql(tx, &sql.replace("{t}", table)).await?;
         }
         if self.tells {
-            self.bed.outbox.write(tx, numbered("told", number)).await?;
+            tx.write(numbered("told", number)).await?;
         }
         (self.say)(&cx)
     }
