@@ -212,6 +212,16 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
+    /// Each look is twice as far from the last one, up to the poll interval.
+    async fn an_idle_relay_looks_less_and_less_often(|bed|) {
+        let store = failing::Failing::never(bed.outbox.store());
+        let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).start().await.unwrap();
+        tokio::time::sleep(1_600 * MS).await;
+        let looks = store.calls();
+        assert!((3..=12).contains(&looks), "{looks} looks");
+        relay.stop().await.unwrap();
+    }
+
     /// Case 10: the old system read and sorted all that was pending, at every poll.
     async fn a_poll_costs_the_same_however_much_is_pending(|bed|) {
         bed.write("e", 0..200).await;

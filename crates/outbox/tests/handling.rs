@@ -154,6 +154,19 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
+    /// Read back from the database, whatever that thinks of capitals.
+    async fn types_that_differ_by_case_have_handlers_of_their_own(|bed|) {
+        let (upper, lower) = (Seen::default(), Seen::default());
+        let relay = bed.outbox.multi_node().no_hot_path().on_type("Order.Created", upper.handler())
+            .on_type("order.created", lower.handler()).start().await.unwrap();
+        bed.outbox.send_all([numbered("Order.Created", 1), numbered("order.created", 2)]).await.unwrap();
+        let stranger = bed.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!((upper.numbers(), lower.numbers()), (vec![1], vec![2]));
+        assert_eq!(bed.status(&stranger).await, Status::Dead, "nobody's");
+    }
+
     async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |bed|) {
         let relay = bed.outbox.single_node().start().await.unwrap();
         let id = bed.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().unwrap();

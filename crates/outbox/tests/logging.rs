@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result};
+use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
@@ -65,6 +65,10 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     }
     let dead = outbox.admin().dead(&Default::default(), 100).await?;
     relay.stop().await?;
+    let relay = outbox.single_node().unrouted(Unrouted::Retry).start().await?;
+    outbox.send(Event::new("stranger").json(CANARY)).await?;
+    relay.idle().await?;
+    relay.stop().await?;
     outbox.send_all((0..3).map(|_| Event::new("work").json(CANARY))).await?;
     let items = queue.claim(&me, std::time::Duration::from_millis(1), 10).await?;
     assert_eq!(items.len(), 3);
@@ -91,6 +95,8 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         assert!(lines > 0, "no line with {words:?} in {text}");
         lines
     };
+    line(&["WARN", "handler failed", "no handler for event type", "event_type=stranger", "store="]);
+    line(&["DEBUG", "handled", "event_type=good", "event=", "store="]);
     line(&["DEBUG", "event written", "event_type=later", "correlation_id=\"story-7\"", "store="]);
     line(&["DEBUG", "claimed work items", "count=3", "owner=worker", "store="]);
     line(&["ERROR", "event is dead", "no such address", "store="]);

@@ -274,7 +274,7 @@ on_every_database! {
         let stored = bed.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
         assert_eq!(stored.last_error.as_deref(), Some("no such address"));
-        assert_eq!(stored.done_by, None);
+        assert_eq!(stored.done_by, Some(node("a")));
         assert!(bed.outbox.admin().replay(&id).await.unwrap());
         assert_eq!(queue.ack(&node("a"), [item.id()]).await.unwrap(), 0, "a claim from before the replay");
         assert_eq!(claim_one(&queue, "a").await.attempt(), 1);

@@ -5,7 +5,7 @@ mod bed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bed::{Bed, Seen, numbered};
+use bed::{Base as _, Bed, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
     AggregateType, Cx, Error, Event, EventBuilder, EventError, EventId, EventType, Message, OutboxBuilder,
@@ -239,6 +239,18 @@ on_every_database! {
         assert_eq!((stored.tenant_id(), stored.ordering_key()), (event.tenant_id(), event.ordering_key()));
     }
 
+    /// The limit is a setting: the databases themselves take far more than its default.
+    async fn a_payload_may_be_as_large_as_the_outbox_allows(|bed|) {
+        let large = bed.another_with(|builder| builder.max_payload(8 << 20)).await;
+        let (bytes, text) = (vec![0xfe; 6 << 20], "ü".repeat(3 << 20));
+        large.outbox.send(Event::new("e").bytes("a/b", bytes.clone())).await.unwrap();
+        large.outbox.send(Event::new("e").json(&text)).await.unwrap();
+        let items = bed.outbox.queue().claim(&"a".into(), Duration::from_secs(30), 10).await.unwrap();
+        assert_eq!(items.len(), 2);
+        assert!(items[0].payload_bytes() == bytes, "the bytes changed");
+        assert!(items[1].payload::<String>().unwrap() == text, "the text changed");
+    }
+
     /// With no relay, nothing happens after the commit: a poller elsewhere or CDC delivers.
     async fn without_a_relay_an_event_waits(|bed|) {
         let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
@@ -459,6 +471,21 @@ async fn hooks_run_in_the_order_they_were_added() {
     let bed = Bed::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
     let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
     assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "e.a.b");
+}
+
+/// MySQL and MariaDB let a connection have a time of its own, which tells the database's clock from the process's.
+#[tokio::test]
+async fn an_event_is_stored_by_the_databases_clock() {
+    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
+    let mut tx = bed.outbox.begin().await.unwrap();
+    sqlx::MySql::execute_sql(&mut tx, "SET timestamp = 1000000000").await.unwrap();
+    let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
+    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    sqlx::MySql::execute_sql(&mut tx, "SET timestamp = DEFAULT").await.unwrap();
+    tx.commit().await.unwrap();
+    let stored = bed.find(&id).await;
+    assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
+    assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
 
 #[test]

@@ -196,3 +196,16 @@ impl FleetBuilder {
         Ok(fleet)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_as_documented() {
+        let builder = FleetBuilder::default();
+        assert_eq!((builder.refresh, builder.absences), (Duration::from_secs(5 * 60), 2));
+        assert_eq!((builder.max_connections, builder.patience), (50, Duration::from_secs(5)));
+        assert!(!builder.migrate, "nobody's tables are touched unasked");
+    }
+}

@@ -1,0 +1,97 @@
+//! How many statements a call of the work queue is, as sqlx logs them.
+//!
+//! A test binary of its own: the subscriber is one for the whole process.
+
+mod bed;
+
+use std::io;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use bed::{Base, Bed, numbered};
+use outbox::{NodeId, WorkItem, WorkItemId};
+use tracing_subscriber::filter::LevelFilter;
+
+/// Every log line of the process, whole: a statement is written in several lines of text.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+static LINES: LazyLock<Lines> = LazyLock::new(|| {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(LevelFilter::DEBUG).with_ansi(false);
+    subscriber.with_writer(move || writer.clone()).init();
+    lines
+});
+
+/// Runs a call. Returns what it gave, and how many statements on the tables of this bed it was.
+async fn counted<DB: Base, T>(bed: &Bed<DB>, call: impl Future<Output = outbox::Result<T>>) -> (T, usize) {
+    let statements = || {
+        let lines = LINES.0.lock().unwrap();
+        let of_bed = |line: &&String| line.contains("sqlx::query") && line.contains(bed.table.as_str());
+        lines.iter().filter(of_bed).count()
+    };
+    let before = statements();
+    let given = call.await.unwrap();
+    (given, statements() - before)
+}
+
+fn ids(items: &[WorkItem]) -> Vec<WorkItemId> {
+    items.iter().map(|item| item.id().clone()).collect()
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+
+on_every_database! {
+    /// OBX-112, 120. PostgreSQL claims in one statement, the others in a transaction that reads and then writes.
+    async fn a_claim_is_one_statement_or_a_short_transaction(|bed|) {
+        let (queue, me) = (bed.outbox.queue(), NodeId::from("a"));
+        let at_once = bed.url().starts_with("postgres");
+        bed.write("e", 0..300).await;
+        let (items, statements) = counted(&bed, queue.claim(&me, LEASE, 300)).await;
+        assert_eq!((items.len(), statements), (300, if at_once { 1 } else { 2 }));
+        bed.outbox.send_all((0..300).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
+        let (items, statements) = counted(&bed, queue.claim(&me, LEASE, 300)).await;
+        assert_eq!((items.len(), statements), (300, if at_once { 1 } else { 3 }));
+    }
+
+    /// OBX-112, 120. However many items it is about.
+    async fn what_is_said_of_items_is_one_statement(|bed|) {
+        let (queue, me) = (bed.outbox.queue(), NodeId::from("a"));
+        bed.write("e", 0..300).await;
+        let items = queue.claim(&me, LEASE, 300).await.unwrap();
+        assert_eq!(counted(&bed, queue.extend(&me, LEASE, ids(&items))).await, (ids(&items), 1));
+        assert_eq!(counted(&bed, queue.ack(&me, ids(&items[..100]))).await, (100, 1));
+        assert_eq!(counted(&bed, queue.abandon(&me, ids(&items[100..150]), "no")).await, (50, 1));
+        assert_eq!(counted(&bed, queue.fail(&me, ids(&items[150..200]), "no")).await, (50, 1));
+        assert_eq!(counted(&bed, queue.release(&me, ids(&items[200..]))).await, (100, 1));
+        assert_eq!(counted(&bed, queue.reap_expired()).await, (0, 1));
+    }
+
+    /// Their joins are locked, counted and closed in the same transaction.
+    async fn steps_of_joins_take_some_more_however_many_they_are(|bed|) {
+        let (queue, me) = (bed.outbox.queue(), NodeId::from("a"));
+        let mut all = Vec::new();
+        for count in [2, 200] {
+            bed.outbox.fan_out((0..count).map(|n| numbered("e", n))).then(numbered("then", 0)).send().await.unwrap();
+            let items = queue.claim(&me, LEASE, 300).await.unwrap();
+            let steps: Vec<WorkItem> = items.into_iter().filter(|item| *item.event_type() == "e").collect();
+            let (acked, statements) = counted(&bed, queue.ack(&me, ids(&steps))).await;
+            assert_eq!(acked, count);
+            all.push(statements);
+        }
+        assert_eq!(all[0], all[1]);
+        assert!((3..=10).contains(&all[0]), "{all:?}");
+    }
+}
