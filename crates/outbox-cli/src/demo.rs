@@ -63,7 +63,7 @@ Examples:
   outbox demo --events 10000 --rate 0           as fast as it goes
   outbox demo --events 1000 --fail 50           every second attempt fails
   outbox demo --database postgres://ada@db/test --events 5000
-  outbox demo --log warn                        with what the relay logs about failing handlers
+  outbox demo --log error                       with what the relay logs about failing handlers
 
 The exit code is 1 if an event was lost, or came out of order, too early, or out of a
 transaction that was rolled back.";

@@ -100,8 +100,8 @@ fn with_nothing_but_failures_every_event_is_still_settled() {
 
 #[test]
 fn the_demo_logs_what_fails_to_those_who_ask() {
-    let ran = run(["demo", "--events", "40", "--fail", "50", "--log", "warn"]).expect(0);
-    assert!(ran.err.contains("WARN"), "{}", ran.err);
+    let ran = run(["demo", "--events", "40", "--fail", "50", "--log", "error"]).expect(0);
+    assert!(ran.err.contains("ERROR"), "{}", ran.err);
 }
 
 /// Starts a demo that does not end by itself, and waits until it has begun to deliver.

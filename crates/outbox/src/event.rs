@@ -350,7 +350,7 @@ impl Event {
         self.0.ordering_key.as_deref()
     }
 
-    /// Ties together the events of one story.
+    /// Ties together the events of one story. An empty one is none.
     pub fn correlation_id(&self) -> Option<&str> {
         self.0.correlation_id.as_deref()
     }
@@ -523,9 +523,9 @@ impl EventBuilder {
         self
     }
 
-    /// Ties together the events of one story.
+    /// Ties together the events of one story. An empty one is none.
     pub fn correlation(mut self, id: impl Into<String>) -> Self {
-        self.parts.correlation_id = Some(id.into());
+        self.parts.correlation_id = Some(id.into()).filter(|id: &String| !id.is_empty());
         self
     }
 

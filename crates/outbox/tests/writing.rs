@@ -512,7 +512,6 @@ fn a_builder_says_what_is_wrong() {
         (good().ordering_key(""), empty("ordering key")),
         (good().ordering_key(long(255)), too_long("ordering key", 255)),
         (good().ordering_key("a\nb"), control("ordering key", '\n')),
-        (good().correlation(""), empty("correlation id")),
         (good().correlation(long(255)), too_long("correlation id", 255)),
         (good().dedup_key(""), empty("dedup key")),
         (good().dedup_key(long(255)), too_long("dedup key", 255)),
@@ -581,6 +580,12 @@ fn defaults_are_as_documented() {
     assert!(event.occurred_at() >= before && event.occurred_at() <= chrono::Utc::now());
     let ids: Vec<EventId> = (0..10_000).map(|_| EventId::generate()).collect();
     assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+#[test]
+fn an_empty_correlation_id_is_none() {
+    let event = Event::new("e").correlation("").json(&1).build().unwrap();
+    assert_eq!(event.correlation_id(), None);
 }
 
 #[derive(Serialize, Deserialize)]

@@ -188,7 +188,7 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     };
     let policy = route.and_then(|route| route.retry.as_deref()).unwrap_or(&*engine.settings.retry);
     let verdict = decide_safely(engine.name(), result, delivery.attempts, policy);
-    report(engine, job, &verdict);
+    report(engine, job, &verdict, route.is_some() || is_report(event));
     Some(Told { settlement: job.settlement(verdict), written: settled })
 }
 
@@ -304,7 +304,7 @@ fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
 }
 
 /// Log lines name the event, never its payload.
-fn report(engine: &Engine, job: &Job, verdict: &Verdict) {
+fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;
@@ -312,8 +312,11 @@ fn report(engine: &Engine, job: &Job, verdict: &Verdict) {
         Verdict::Dead { reason, .. } => {
             tracing::error!(store, event = %id, %event_type, attempt, reason, "event is dead");
         }
+        Verdict::Again { after, counted: true, error } if has_handler => {
+            tracing::error!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "handler failed");
+        }
         Verdict::Again { after, counted: true, error } => {
-            tracing::warn!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "handler failed");
+            tracing::warn!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "no handler yet");
         }
         _ => tracing::debug!(store, event = %id, %event_type, attempt, "handled"),
     }

@@ -147,7 +147,7 @@ pub(super) const CANCELLABLE: &str = "SELECT {int joined} FROM {events} WHERE ev
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
 pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
-     available_at = {now}, expires_at = NULL, done_at = NULL, locked_by = NULL, locked_until = NULL \
+     available_at = {now}, expires_at = NULL, done_at = NULL, done_by = NULL, locked_by = NULL, locked_until = NULL \
      {where listed events seq ints $1} AND status = 3";
 
 pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";

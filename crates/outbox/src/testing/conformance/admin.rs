@@ -85,7 +85,7 @@ pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
     let stored = scene.see(&id).await;
     assert_eq!((stored.status, stored.attempts), (Status::New, 0));
     assert_eq!(stored.available_at, scene.now());
-    assert_eq!((stored.done_at, stored.lease), (None, None));
+    assert_eq!((stored.done_at, stored.done_by, stored.lease), (None, None, None));
     assert_eq!(scene.see(&done).await.status, Status::Done);
     let taken = scene.lease_one("a").await;
     assert_eq!(*taken.event.id(), id);
