@@ -275,7 +275,9 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
                 settlement: job.settlement(Verdict::Done),
                 completion: engine.settings.completion,
                 limit,
-                holder: &|| engine.station.holder().filter(|_| engine.station.covers(job.epoch)),
+                // Not asked of this node's clock: SQLite's one writer, which this handler is, keeps leadership from
+                // being renewed, and nobody can have taken over meanwhile.
+                by: engine.station.holder_in(job.epoch),
             };
             handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
         }

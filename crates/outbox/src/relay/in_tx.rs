@@ -21,6 +21,9 @@ use crate::tx::Tx;
 /// When to come again if it is the database that is in trouble, and not the handler.
 const TROUBLE: Duration = Duration::from_secs(1);
 
+/// How long to wait for a rollback.
+const ROLLBACK: Duration = Duration::from_secs(5);
+
 /// An outbox whose database is not known.
 pub(crate) type AnyOutbox = Arc<dyn Any + Send + Sync>;
 
@@ -43,7 +46,7 @@ pub(crate) struct End<'a> {
     /// How long the handler may take.
     pub(crate) limit: Duration,
     /// In whose name to settle, when it comes to that.
-    pub(crate) holder: &'a (dyn Fn() -> Option<Holder> + Sync),
+    pub(crate) by: Holder,
 }
 
 /// How handling in a transaction ended.
@@ -66,8 +69,7 @@ impl<DB: Database> Transactional<DB> {
 
     /// Settles in the handler's transaction. `None`: the event is not ours any more.
     async fn settle(tx: &mut Tx<'static, DB>, end: &End<'_>) -> Result<Option<Settled>, Error> {
-        let Some(by) = (end.holder)() else { return Ok(None) };
-        let settled = tx.settle(&by, end.completion, std::slice::from_ref(&end.settlement)).await?;
+        let settled = tx.settle(&end.by, end.completion, std::slice::from_ref(&end.settlement)).await?;
         Ok(Some(settled).filter(|settled| settled.moved > 0))
     }
 }
@@ -96,8 +98,7 @@ impl<DB: Database> InTx for Transactional<DB> {
         };
         let result = guarded(end.limit, async { self.0.handle(cx, &mut tx).await }).await;
         if result != Ok(Outcome::Done) {
-            // A rollback that fails is one as well: the connection is lost.
-            let _ = tx.rollback().await;
+            roll_back(tx).await;
             return Ended::Said(result);
         }
         match Self::settle(&mut tx, end).await {
@@ -106,15 +107,21 @@ impl<DB: Database> InTx for Transactional<DB> {
                 Err(error) => trouble(end, "commit", &error),
             },
             Ok(None) => {
-                let _ = tx.rollback().await;
+                roll_back(tx).await;
                 Ended::Stale
             }
             Err(error) => {
-                let _ = tx.rollback().await;
+                roll_back(tx).await;
                 trouble(end, "settle in its transaction", &error)
             }
         }
     }
+}
+
+/// A rollback that fails is one as well: the connection is lost. One that takes long, because a statement of a handler that
+/// ran out of time still waits for a lock, goes on without us.
+async fn roll_back<DB: Database>(tx: Tx<'static, DB>) {
+    let _ = tokio::time::timeout(ROLLBACK, tx.rollback()).await;
 }
 
 /// What the database refuses may be the handler's fault: then it counts. A lost connection or a deadlock is not.

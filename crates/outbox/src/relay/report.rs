@@ -16,6 +16,9 @@ use crate::store::JoinAct;
 /// database is away for a day.
 const LATER: Duration = Duration::from_secs(5);
 
+/// How long to wait for a join that is not there.
+const PATIENCE: chrono::Duration = chrono::Duration::days(1);
+
 /// Tells the join.
 pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     let Report { home, join, step, became } = cx.payload()?;
@@ -35,11 +38,14 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
         }
         // It was given up, or needs no more: nothing is left to tell.
         Err(Error::Join(JoinError::Closed { .. })) => Ok(Outcome::Done),
-        Err(error) if error.is_transient() => {
+        Err(error @ Error::Join(JoinError::Full { .. })) => Err(Failure::dead(error)),
+        // A join that is not known may be one whose transaction is still open, but not for ever.
+        Err(error @ Error::Join(_)) if chrono::Utc::now() - cx.occurred_at() > PATIENCE => {
+            Err(Failure::dead(error))
+        }
+        Err(error) => {
             tracing::warn!(store = engine.name(), event = %cx.id(), home, %error, "could not tell a join");
             Ok(Outcome::RetryAfter(LATER))
         }
-        // A join that is not known may be one whose transaction is still open.
-        Err(error) => Err(Failure::retry(error)),
     }
 }

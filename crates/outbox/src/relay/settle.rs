@@ -172,11 +172,15 @@ impl Settler {
         }
         for (epoch, (mut settlements, written)) in by_epoch {
             if !engine.station.covers(epoch) {
-                // Taken when this node still led: it does not speak for these any more.
+                // Taken when this node still led: it does not speak for these any more. If it leads again in the same
+                // epoch, they are read again.
                 engine.metrics.stale.increment(settlements.len() as u64);
+                let all = settlements.iter().chain(&written);
+                engine.held.settled(all.map(|s| (&s.id, tag(epoch, s.claim))), false);
+                self.count(&written);
                 continue;
             }
-            let Some(by) = engine.station.holder() else { continue };
+            let by = engine.station.holder_in(epoch);
             self.write(&by, &settlements).await;
             settlements.extend(written);
             let exclusive = engine.station.is_exclusive();

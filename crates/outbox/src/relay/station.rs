@@ -56,6 +56,16 @@ impl Station {
             .then(|| Holder::Exclusive { owner: self.owner.clone(), epoch: leading.epoch })
     }
 
+    /// In whose name to settle what was taken in this epoch. Whether it is over is for the database to say.
+    pub(crate) fn holder_in(&self, epoch: i64) -> Holder {
+        let owner = self.owner.clone();
+        if self.exclusive {
+            Holder::Exclusive { owner, epoch }
+        } else {
+            Holder::Lease { owner, lease: self.lease }
+        }
+    }
+
     /// The epoch that jobs taken now belong to; 0 with leases.
     pub(crate) fn epoch(&self) -> Option<i64> {
         match self.holder()? {

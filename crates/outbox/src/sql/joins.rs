@@ -1,6 +1,6 @@
 //! Joins in SQL.
 //!
-//! Locks are taken in one order: the events, then the joins by id. A step is attached, counted or given up only by
+//! Locks are taken in one order: the events, then their steps, then the joins by id. A step is attached, counted or given up only by
 //! whoever holds its event's row (if the event is in this database) and its join's row (if the join is), so counters
 //! and steps always agree, and a step that is attached while its event is being settled is seen by one of the two.
 
@@ -13,7 +13,7 @@ use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Change, Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, Report, Step};
-use crate::store::{Acted, JoinAct, JoinFilter};
+use crate::store::{Acted, JoinAct, JoinFilter, Store};
 
 const JOIN: &str = "join_id, grouping_key, {int expected_steps}, {int attached_steps}, {int completed_steps}, \
     {int failed_steps}, {int status}, metadata, {int strict}, created_at, updated_at, on_complete, on_fail";
@@ -33,7 +33,7 @@ const MARK_ONE: &str = "UPDATE {events} SET joined = 1 WHERE event_id = $1";
 
 /// Which of these events are steps of a join already. Locked, to see what is committed, whatever the isolation.
 const ATTACHED: &str =
-    "SELECT event_id, {int status} FROM {members} WHERE join_id = $1 AND event_id {in texts $2} {lock}";
+    "SELECT event_id, {int status}, home FROM {members} WHERE join_id = $1 AND event_id {in texts $2} {lock}";
 
 /// Steps inherit what has become of their events.
 const ATTACH: &str = "INSERT INTO {members} (join_id, event_id, home, status, created_at, updated_at) \
@@ -50,16 +50,16 @@ const COMPLETE: &str = "UPDATE {listed members event_id texts $1} SET status = 1
 const FAIL: &str = "UPDATE {listed members event_id texts $1} SET status = 2, updated_at = {now} \
     {where listed members event_id texts $1} AND status = 0";
 const REPORT: &str =
-    "UPDATE {members} SET status = $3, updated_at = {now} WHERE join_id = $1 AND event_id = $2";
+    "UPDATE {members} SET status = $3, home = '', updated_at = {now} WHERE join_id = $1 AND event_id = $2";
 
 const CLOSED: &str = "SELECT join_id FROM {joins} WHERE status <> 0 AND updated_at < {earlier $1} \
     ORDER BY updated_at LIMIT ";
 const PURGE_STEPS: &str =
     "DELETE {from listed members join_id texts $1} {where listed members join_id texts $1}";
 const PURGE: &str = "DELETE {from listed joins join_id texts $1} {where listed joins join_id texts $1}";
-/// Steps of joins in other databases that were settled long ago.
-const AWAY: &str = "SELECT event_id FROM {members} WHERE home <> '' AND status <> 0 AND updated_at < {earlier $1} \
-    ORDER BY updated_at LIMIT ";
+/// Steps of joins in other databases that were settled long ago. Not those that failed and may yet be replayed.
+const AWAY: &str = "SELECT event_id FROM {members} m WHERE home <> '' AND status <> 0 AND updated_at < {earlier $1} \
+    AND (status = 1 OR NOT EXISTS (SELECT 1 FROM {events} e WHERE e.event_id = m.event_id)) ORDER BY updated_at LIMIT ";
 const PURGE_AWAY: &str = "DELETE {from listed members event_id texts $1} {where listed members event_id texts $1} \
     AND home <> '' AND status <> 0";
 
@@ -73,14 +73,19 @@ struct Row {
 
 impl Row {
     /// Closes the join if it is time to. Returns what follows.
-    fn close(&mut self) -> Result<Option<Event>> {
-        let Some(status) = self.join.closing(self.strict) else { return Ok(None) };
+    fn close(&mut self) -> Option<Event> {
+        let status = self.join.closing(self.strict)?;
         self.join.status = status;
         let follows = match status {
             JoinStatus::Failed => &self.on_fail,
             _ => &self.on_complete,
         };
-        follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose()
+        let event = follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose();
+        event.unwrap_or_else(|error| {
+            // Refusing to close would keep the last step from ever being settled.
+            tracing::error!(join = %self.join.id, %error, "what follows a join is lost");
+            None
+        })
     }
 
     /// Whether the same was decided before.
@@ -103,7 +108,9 @@ impl<DB: Database> SqlStore<DB> {
     pub(crate) async fn join_on(&self, conn: &mut DB::Connection, act: &JoinAct) -> Result<Acted> {
         let acted = match act {
             JoinAct::Start { id, join } => self.start(conn, id, join).await,
-            JoinAct::Attach { join, home, steps } if home.is_empty() => self.attach(conn, join, steps).await,
+            JoinAct::Attach { join, home, steps } if home.is_empty() || home == Store::name(self) => {
+                self.attach(conn, join, steps).await
+            }
             JoinAct::Attach { join, home, steps } => self.attach_away(conn, join, home, steps).await,
             JoinAct::Report { join, step, became } => self.report(conn, join, step, *became).await,
             JoinAct::Wait { join, decision } => self.decide(conn, join, decision).await,
@@ -178,18 +185,23 @@ impl<DB: Database> SqlStore<DB> {
         let key = vec![Value::text(id.as_str()), Value::texts([step.as_str()])];
         let before = DB::fetch(conn, self.render(ATTACHED), key).await?;
         let values = vec![Value::text(id.as_str()), Value::text(step.as_str()), Value::Int(became.code())];
-        let change = match before.first() {
-            Some(member) => {
-                let before = Step::from_code(DB::int(member, 1)?.unwrap_or_default());
-                let change = Change::of(before, became);
+        let member = match before.first() {
+            Some(row) => Some((Step::from_code(DB::int(row, 1)?.unwrap_or_default()), DB::text(row, 2)?)),
+            None => None,
+        };
+        let change = match &member {
+            Some((before, home)) if home.as_ref().is_none_or(String::is_empty) => {
+                let change = Change::of(*before, became);
                 if change.is_some() {
                     DB::run(conn, self.render(REPORT), values).await?;
                 }
                 change
             }
-            None => {
+            found => {
                 room(&row.join, 1)?;
-                DB::run(conn, self.render(ATTACH_ONE), values).await?;
+                // Attached here as a step of a join elsewhere: this database goes by two names, and is both.
+                let statement = if found.is_some() { REPORT } else { ATTACH_ONE };
+                DB::run(conn, self.render(statement), values).await?;
                 row.join.attached += 1;
                 Change::of(None, became)
             }
@@ -283,7 +295,7 @@ impl<DB: Database> SqlStore<DB> {
     async fn write_joins(&self, conn: &mut DB::Connection, mut rows: Vec<Row>) -> Result<Acted> {
         let mut follow_ups = Vec::new();
         for row in &mut rows {
-            follow_ups.extend(row.close()?);
+            follow_ups.extend(row.close());
         }
         let numbers = |number: fn(&Join) -> i64| Value::ints(rows.iter().map(|row| number(&row.join)));
         let values = if DB::ARRAYS {
@@ -305,6 +317,12 @@ impl<DB: Database> SqlStore<DB> {
         };
         if !rows.is_empty() {
             DB::run(conn, self.render(DB::count_joins()), values).await?;
+        }
+        if !follow_ups.is_empty() {
+            // Whoever gave it an id of its own may have written it before: that must not keep a step from being settled.
+            let ids: Vec<EventId> = follow_ups.iter().map(|event| event.id().clone()).collect();
+            let there = self.kept(conn, &ids).await?;
+            follow_ups.retain(|event| !there.contains(event.id().as_str()));
         }
         let wrote = self.insert_all(conn, follow_ups).await?;
         Ok(Acted { join: rows.pop().map(|row| row.join), wrote })
@@ -449,22 +467,34 @@ impl<DB: Database> SqlStore<DB> {
         rows.iter().map(step).collect()
     }
 
-    /// Deletes one batch of joins that were closed long ago, with their steps.
+    /// Deletes one batch of joins that were closed long ago, with their steps. Returns how many joins.
     pub(super) async fn purge_closed(
         &self,
         conn: &mut DB::Connection,
         older_than: Duration,
         limit: usize,
     ) -> Result<u64> {
+        let (steps_too, away) = (&[PURGE_STEPS, PURGE][..], &[PURGE_AWAY][..]);
+        let joins = self.purge_listed(conn, CLOSED, steps_too, older_than, limit).await?;
+        self.purge_listed(conn, AWAY, away, older_than, limit).await?;
+        Ok(joins)
+    }
+
+    /// Selects ids, and deletes what they stand for. Returns how many rows the last statement deleted.
+    async fn purge_listed(
+        &self,
+        conn: &mut DB::Connection,
+        select: &str,
+        deletes: &[&str],
+        older_than: Duration,
+        limit: usize,
+    ) -> Result<u64> {
+        let text = format!("{select}{limit} {{skip locked}}");
+        let rows = DB::fetch(conn, self.render(&text), vec![Value::micros(older_than)]).await?;
+        let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
         let mut purged = 0;
-        for (select, deletes) in [(CLOSED, &[PURGE_STEPS, PURGE][..]), (AWAY, &[PURGE_AWAY])] {
-            let text = format!("{select}{limit} {{skip locked}}");
-            let rows = DB::fetch(conn, self.render(&text), vec![Value::micros(older_than)]).await?;
-            let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
-            for delete in deletes.iter().filter(|_| !ids.is_empty()) {
-                purged =
-                    DB::run(conn, self.render(delete), vec![Value::Texts(ids.clone())]).await?.max(purged);
-            }
+        for delete in deletes.iter().filter(|_| !ids.is_empty()) {
+            purged = DB::run(conn, self.render(delete), vec![Value::Texts(ids.clone())]).await?;
         }
         Ok(purged)
     }

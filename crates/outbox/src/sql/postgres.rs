@@ -38,7 +38,7 @@ const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type
      available_at, expires_at, locked_by, locked_until, claims)";
 
 const FENCE: &str = "WITH f AS MATERIALIZED (\
-    SELECT 1 FROM {leases} WHERE name = 'exclusive' AND holder = $1 AND epoch = $2 FOR SHARE) ";
+    SELECT 1 FROM {leases} WHERE name = 'exclusive' AND holder = $1 AND epoch = $2 FOR KEY SHARE) ";
 
 impl Dialect for Postgres {
     const QUOTE: char = '"';

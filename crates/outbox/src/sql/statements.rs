@@ -135,6 +135,11 @@ pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event
 
 pub(super) const SEE_LEASE: &str =
     "SELECT holder, epoch, held_until, {now} FROM {leases} WHERE name = $1 {lock}";
+/// Goes on holding. A statement of its own, without the lock that taking over needs: settlements share the row, one after
+/// another without a gap, and would keep it from being renewed.
+pub(super) const KEEP_LEASE: &str =
+    "UPDATE {leases} SET held_until = {later $3} WHERE name = $1 AND holder = $2";
+pub(super) const EPOCH: &str = "SELECT epoch FROM {leases} WHERE name = $1 AND holder = $2";
 pub(super) const PUT_LEASE: &str =
     "UPDATE {leases} SET holder = $2, epoch = $3, held_until = {later $4} WHERE name = $1";
 pub(super) const LEADER: &str = "SELECT holder FROM {leases} WHERE name = $1 AND held_until > {now}";
@@ -214,8 +219,8 @@ pub(super) fn numbers(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 /// somebody else is at.
 pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
     // A step of a join that is still open may be replayed, and says why the join waits.
-    const FREE: &str = "(e.joined = 0 OR NOT EXISTS (SELECT 1 FROM {members} m JOIN {joins} j ON j.join_id = m.join_id \
-        WHERE m.event_id = e.event_id AND j.status = 0))";
+    const FREE: &str = "(e.joined = 0 OR NOT EXISTS (SELECT 1 FROM {members} m LEFT JOIN {joins} j ON j.join_id = m.join_id \
+        WHERE m.event_id = e.event_id AND (j.status = 0 OR (m.home <> '' AND m.status = 0))))";
     let condition = match what {
         Purgeable::Done => "e.status = 1 AND e.done_at < {earlier $1} ORDER BY e.done_at",
         Purgeable::Finished => "e.done_at < {earlier $1} ORDER BY e.done_at",

@@ -373,11 +373,16 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<Settled> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let settled = self.settle_on(&mut tx, by, completion, settlements).await?;
-        tx.commit().await?;
+        if settled.moved > 0 {
+            tx.commit().await?
+        } else {
+            tx.rollback().await?
+        }
         Ok(settled)
     }
 
-    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins.
+    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins. If nothing moved, the
+    /// transaction is to be rolled back.
     ///
     /// The rows are locked first: whoever attaches one to a join comes before this and is seen, or after it and sees
     /// what became of the event.
@@ -401,6 +406,10 @@ impl<DB: Database> SqlStore<DB> {
         let mut moved = 0;
         for (template, values) in batches::<DB>(by, completion, &ours, Which::All) {
             moved += DB::run(conn, self.render(&template), values).await?;
+        }
+        if moved < ours.len() as u64 {
+            // Somebody has taken over the whole table since the rows were locked: none of this is ours to say.
+            return Ok(Settled::default());
         }
         let became = |s: &Settlement| match s.verdict {
             Verdict::Done => Some(Step::Completed),
@@ -774,7 +783,13 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
-        let name = Value::text(name);
+        let (name, us) = (Value::text(name), Value::text(holder.as_str()));
+        if self.run(sql::KEEP_LEASE, vec![name.clone(), us.clone(), Value::micros(ttl)]).await? > 0 {
+            let rows = self.fetch(sql::EPOCH, vec![name.clone(), us]).await?;
+            if let Some(epoch) = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten() {
+                return Ok(Leadership::Held { epoch, clean: true });
+            }
+        }
         self.run(DB::NEW_LEASE, vec![name.clone()]).await?;
         self.retried(|| self.lead_by_row(&name, holder, ttl)).await
     }

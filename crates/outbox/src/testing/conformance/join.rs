@@ -525,6 +525,53 @@ pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
     assert_eq!(told, expected);
 }
 
+/// It is at home where the step is.
+pub async fn a_join_at_this_database_by_its_own_name_is_here(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let join = scene.start_join(1).await;
+    scene.wait(&join, true).await;
+    let step = scene.write_one(event("step")).await;
+    let home = scene.store.name().to_owned();
+    scene.act(JoinAct::Attach { join: join.clone(), home, steps: vec![step] }).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(scene.counters(&join).await, (1, 1, 0));
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// Then it is told by an event, and is the one to be told.
+pub async fn a_database_that_goes_by_two_names_counts_its_steps(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let join = scene.start_join(1).await;
+    scene.wait(&join, true).await;
+    let step = scene.write_one(event("step")).await;
+    let home = "another name of it".to_owned();
+    scene.act(JoinAct::Attach { join: join.clone(), home, steps: vec![step.clone()] }).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(scene.counters(&join).await, (0, 0, 0));
+    for _ in 0..2 {
+        scene.report(&join, &step, Step::Completed).await;
+        assert_eq!(scene.counters(&join).await, (1, 1, 0));
+    }
+    assert_eq!(scene.followed().await, (1, 0));
+}
+
+/// Whoever gives it an id of their own may promise it twice.
+pub async fn what_follows_under_a_taken_id_is_not_written_again(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let follows = event("then").id("then-7").build().unwrap();
+    for _ in 0..2 {
+        let (join, taken) = scene.steps(1).await;
+        let decision = Decision { strict: true, on_complete: Some(follows.clone()), on_fail: None };
+        scene.act(JoinAct::Wait { join: join.clone(), decision }).await;
+        let step = taken.iter().find(|d| *d.event.event_type() == "step").expect("the step is due");
+        assert_eq!(scene.settle("a", step, Verdict::Done).await, 1);
+        assert_eq!(scene.join(&join).await.status, JoinStatus::Completed);
+        assert_eq!(scene.followed().await, (1, 0));
+    }
+}
+
 /// Steps of open joins stay; closed joins go with their steps.
 pub async fn purging_spares_open_joins(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

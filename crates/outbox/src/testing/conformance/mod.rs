@@ -202,6 +202,9 @@ macro_rules! conformance_tests {
                 a_cancelled_event_fails_its_step
                 what_is_unknown_closed_or_full_is_refused
                 a_join_elsewhere_is_told_by_an_event
+                a_join_at_this_database_by_its_own_name_is_here
+                a_database_that_goes_by_two_names_counts_its_steps
+                what_follows_under_a_taken_id_is_not_written_again
                 purging_spares_open_joins
                 concurrent_steps_are_counted_exactly
             }
