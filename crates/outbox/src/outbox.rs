@@ -309,6 +309,15 @@ impl<DB: Database> Outbox<DB> {
         Ok(Tx::new(tx, self.clone()))
     }
 
+    /// Begins a transaction for a handler, which ends with its event's settlement.
+    pub(crate) async fn begin_for_handler(&self) -> Result<Tx<'static, DB>> {
+        if let Some(guarded) = &self.shared.guarded {
+            guarded.prepare().await?;
+        }
+        let tx = self.shared.store.begin_for_handler().await?;
+        Ok(Tx::new(tx, self.clone()))
+    }
+
     /// Goes on with a transaction that you began yourself.
     ///
     /// It may be a savepoint, sqlx's transaction in a transaction. Its commit decides nothing yet, so then no hook or

@@ -23,6 +23,8 @@ struct Book<DB: Base> {
     also: Option<&'static str>,
     /// Whether to write an event as well.
     tells: bool,
+    /// How long to wait after that.
+    time: Duration,
 }
 
 impl<DB: Base> Book<DB> {
@@ -34,6 +36,7 @@ impl<DB: Base> Book<DB> {
             say: Arc::new(|_| Ok(Outcome::Done)),
             also: None,
             tells: false,
+            time: Duration::ZERO,
         }
     }
 
@@ -56,6 +59,7 @@ impl<DB: Base> TxHandler<DB> for Book<DB> {
         if self.tells {
             tx.write(numbered("told", number)).await?;
         }
+        tokio::time::sleep(self.time).await;
         (self.say)(&cx)
     }
 }
@@ -169,6 +173,23 @@ on_every_database! {
         relay.idle().await.unwrap();
         assert_eq!(then.numbers(), [7]);
         relay.stop().await.unwrap();
+    }
+
+    /// Its lease is renewed meanwhile, beside its transaction.
+    async fn a_handler_may_take_longer_than_its_lease(|bed|) {
+        let mut book = Book::new(&bed).await;
+        // A first read, from when on some isolation levels look at the past.
+        book.also = Some("UPDATE {t}_booked SET number = (SELECT count(*) FROM {t})");
+        book.time = Duration::from_millis(900);
+        let seen = book.seen.clone();
+        let relay = bed.outbox.multi_node().lease(Duration::from_millis(600)).no_hot_path();
+        let relay = relay.tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        bed.write("n", 0..1).await;
+        bed.drained().await;
+        relay.stop().await.unwrap();
+        assert_eq!(booked(&bed).await, 1);
+        assert_eq!(bed.tally().await, (0, 0, 1, 0));
+        assert_eq!(seen.count(), 1);
     }
 
     async fn a_key_stays_in_order(|bed|) {

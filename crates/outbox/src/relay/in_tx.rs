@@ -92,7 +92,7 @@ impl<DB: Database> InTx for Transactional<DB> {
                 format!("the handler wants a transaction of {}, and this is another database", DB::NAME);
             return Ended::Said(Err(Failure::dead(wanted)));
         };
-        let mut tx = match outbox.begin().await {
+        let mut tx = match outbox.begin_for_handler().await {
             Ok(tx) => tx,
             Err(error) => return trouble(end, "begin its transaction", &error),
         };

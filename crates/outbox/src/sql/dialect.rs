@@ -193,6 +193,8 @@ pub trait Dialect: sqlx::Database + Sized {
     const QUOTE: char;
     /// Starts a transaction that is going to write; the driver's own way if `None`.
     const BEGIN: Option<&'static str>;
+    /// What to say before the transaction of a handler begins, if its isolation is not what it should be.
+    const BEFORE_HANDLER: Option<&'static str> = None;
     /// The scripts that make the tables, oldest first.
     const MIGRATIONS: &'static [&'static str];
     /// Whether the tables can live in a schema of their own.

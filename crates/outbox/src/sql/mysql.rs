@@ -42,6 +42,9 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0002_joins.sql"),
         include_str!("../../migrations/mysql/0003_inbox.sql"),
     ];
+    // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
+    // read, where snapshots are strict (MariaDB 11.6 and later).
+    const BEFORE_HANDLER: Option<&'static str> = Some("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;

@@ -66,6 +66,23 @@ impl<DB: Dialect> Source<DB> {
         }
     }
 
+    /// Begins the transaction of a handler, which ends with its event's settlement.
+    pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
+        match (self, DB::BEFORE_HANDLER) {
+            (Source::Pool(pool), Some(statement)) => {
+                let pool = pool.clone();
+                let begin = async move {
+                    let mut conn = pool.acquire().await?;
+                    DB::script(&mut conn, statement.to_owned()).await?;
+                    let begin = DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str);
+                    Ok(sqlx::Transaction::begin(conn, begin).await?)
+                };
+                Finished::new(begin).await.map(Work::Sqlx)
+            }
+            _ => self.begin_for_user().await,
+        }
+    }
+
     /// The pool itself; beside a line one that the fleet does not count.
     pub(crate) fn pool(&self) -> &Pool<DB> {
         match self {

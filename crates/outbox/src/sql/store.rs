@@ -144,6 +144,11 @@ impl<DB: Database> SqlStore<DB> {
         self.pools.write.begin_for_user().await
     }
 
+    /// The same for a handler.
+    pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
+        self.pools.write.begin_for_handler().await
+    }
+
     /// Writes rows in the transaction of this connection. Returns the events that were stored.
     pub(crate) async fn write(
         &self,
