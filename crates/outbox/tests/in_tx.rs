@@ -226,3 +226,21 @@ async fn a_handler_for_another_database_is_refused_at_start() {
     let store = RelayBuilder::multi_node(bed.outbox.store()).tx_handler("__GLOBAL__", "n", Nothing);
     assert!(matches!(store.start().await, Err(Error::Setting(_))));
 }
+
+/// SQLite has one writer, and while the handler is that one leadership cannot be renewed: nobody can have taken over either.
+#[ignore = "takes 20 s: cargo test -p outbox --test in_tx -- --ignored"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_may_take_longer_than_leadership_lasts() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let mut book = Book::new(&bed).await;
+    book.time = Duration::from_secs(17);
+    let seen = book.seen.clone();
+    let relay = bed.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+    bed.write("n", 0..1).await;
+    bed::in_time(bed.drained()).await;
+    assert_eq!(booked(&bed).await, 1);
+    // Lost verdicts, if there were any, would keep the relay from ever being idle.
+    bed::in_time(relay.idle()).await.unwrap();
+    assert_eq!(seen.count(), 1);
+    relay.stop().await.unwrap();
+}

@@ -278,6 +278,8 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
                 // Not asked of this node's clock: SQLite's one writer, which this handler is, keeps leadership from
                 // being renewed, and nobody can have taken over meanwhile.
                 by: engine.station.holder_in(job.epoch),
+                // Twice what any operation may take: there are several.
+                patience: engine.place.as_ref().map(|place| place.seat.patience * 2),
             };
             handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
         }

@@ -47,6 +47,8 @@ pub(crate) struct End<'a> {
     pub(crate) limit: Duration,
     /// In whose name to settle, when it comes to that.
     pub(crate) by: Holder,
+    /// How long settling and committing may take, where a database that hangs must not keep what others wait for.
+    pub(crate) patience: Option<Duration>,
 }
 
 /// How handling in a transaction ended.
@@ -71,6 +73,24 @@ impl<DB: Database> Transactional<DB> {
     async fn settle(tx: &mut Tx<'static, DB>, end: &End<'_>) -> Result<Option<Settled>, Error> {
         let settled = tx.settle(&end.by, end.completion, std::slice::from_ref(&end.settlement)).await?;
         Ok(Some(settled).filter(|settled| settled.moved > 0))
+    }
+
+    /// The handler is done: settles and commits.
+    async fn finish(mut tx: Tx<'static, DB>, end: &End<'_>) -> Ended {
+        match Self::settle(&mut tx, end).await {
+            Ok(Some(Settled { wrote, .. })) => match tx.commit().await {
+                Ok(()) => Ended::Settled { wrote },
+                Err(error) => trouble(end, "commit", &error),
+            },
+            Ok(None) => {
+                roll_back(tx).await;
+                Ended::Stale
+            }
+            Err(error) => {
+                roll_back(tx).await;
+                trouble(end, "settle in its transaction", &error)
+            }
+        }
     }
 }
 
@@ -101,19 +121,14 @@ impl<DB: Database> InTx for Transactional<DB> {
             roll_back(tx).await;
             return Ended::Said(result);
         }
-        match Self::settle(&mut tx, end).await {
-            Ok(Some(Settled { wrote, .. })) => match tx.commit().await {
-                Ok(()) => Ended::Settled { wrote },
-                Err(error) => trouble(end, "commit", &error),
-            },
-            Ok(None) => {
-                roll_back(tx).await;
-                Ended::Stale
-            }
-            Err(error) => {
-                roll_back(tx).await;
-                trouble(end, "settle in its transaction", &error)
-            }
+        let finished = Self::finish(tx, end);
+        match end.patience {
+            None => finished.await,
+            Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {
+                let (store, event) = (end.store, &end.settlement.id);
+                tracing::warn!(store, %event, "no answer to a commit within {limit:?}: the event comes again if there was none");
+                Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)))
+            }),
         }
     }
 }

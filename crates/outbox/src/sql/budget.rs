@@ -150,6 +150,7 @@ pub(crate) struct Permit {
     _own: OwnedSemaphorePermit,
     _troubled: Option<OwnedSemaphorePermit>,
     _one: OwnedSemaphorePermit,
+    _handling: Option<OwnedSemaphorePermit>,
 }
 
 /// The place of one database in the budget, and how it is doing.
@@ -159,6 +160,8 @@ pub(crate) struct Seat {
     /// How long one operation may take.
     pub(crate) patience: Duration,
     own: Arc<Semaphore>,
+    /// One fewer than all, if there are several: handlers that take long must not keep leases from being renewed.
+    handling: Arc<Semaphore>,
     share: u32,
     health: Mutex<Health>,
 }
@@ -185,6 +188,7 @@ impl Seat {
         Self {
             name: name.to_owned(),
             own: Arc::new(Semaphore::new(share)),
+            handling: Arc::new(Semaphore::new(share.saturating_sub(1).max(1))),
             share: u32::try_from(share).unwrap_or(u32::MAX),
             budget,
             patience,
@@ -254,6 +258,12 @@ impl Seat {
         Ok(permit)
     }
 
+    /// The same for the transaction of a handler.
+    pub(crate) async fn enter_to_handle(&self) -> Result<Permit> {
+        let handling = self.handling.clone().acquire_owned().await.ok();
+        Ok(Permit { _handling: handling, ..self.enter().await? })
+    }
+
     fn may_be_tried(&self) -> Result<()> {
         let health = self.health();
         match (&health.trouble, health.not_before) {
@@ -273,7 +283,12 @@ impl Seat {
                 false => None,
             };
             let one = self.budget.permits.clone().acquire_owned().await?;
-            Ok::<_, tokio::sync::AcquireError>(Permit { _own: own, _troubled: troubled, _one: one })
+            Ok::<_, tokio::sync::AcquireError>(Permit {
+                _own: own,
+                _troubled: troubled,
+                _one: one,
+                _handling: None,
+            })
         };
         match tokio::time::timeout(IN_LINE, acquire).await {
             Ok(Ok(permit)) => Ok(permit),

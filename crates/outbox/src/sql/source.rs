@@ -7,6 +7,7 @@ use sqlx::Pool;
 use sqlx::pool::PoolConnection;
 
 use super::begin::{Finished, begin_on_pool};
+use super::budget::Permit;
 use super::dialect::Dialect;
 use super::line::{Borrowed, Line};
 use crate::error::Result;
@@ -47,22 +48,7 @@ impl<DB: Dialect> Source<DB> {
                 let pool = pool.clone();
                 Ok(Work::Sqlx(Finished::new(async move { begin_on_pool(&pool).await }).await?))
             }
-            Source::Line(line) => {
-                let seat = &line.seat;
-                let permit = seat.stand_in_line().await?;
-                match tokio::time::timeout(seat.patience, line.begin()).await {
-                    Ok(begun) => {
-                        let begun = begun?;
-                        seat.is_well();
-                        Ok(Work::Line(begun.with(permit)))
-                    }
-                    Err(_) => {
-                        let reason = format!("no answer within {:?}", seat.patience);
-                        seat.is_in_trouble(&reason);
-                        Err(seat.unavailable(reason))
-                    }
-                }
-            }
+            Source::Line(line) => begin_on_line(line, line.seat.stand_in_line().await?).await,
         }
     }
 
@@ -79,7 +65,8 @@ impl<DB: Dialect> Source<DB> {
                 };
                 Finished::new(begin).await.map(Work::Sqlx)
             }
-            _ => self.begin_for_user().await,
+            (Source::Pool(_), None) => self.begin_for_user().await,
+            (Source::Line(line), _) => begin_on_line(line, line.seat.enter_to_handle().await?).await,
         }
     }
 
@@ -97,6 +84,19 @@ impl<DB: Dialect> Source<DB> {
             Source::Line(line) => line.close().await,
         }
     }
+}
+
+/// Begins a transaction of a fleet's database, which keeps the permit until its end.
+async fn begin_on_line<DB: Dialect>(line: &Arc<Line<DB>>, permit: Permit) -> Result<Work<'static, DB>> {
+    let seat = &line.seat;
+    let Ok(begun) = tokio::time::timeout(seat.patience, line.begin()).await else {
+        let reason = format!("no answer within {:?}", seat.patience);
+        seat.is_in_trouble(&reason);
+        return Err(seat.unavailable(reason));
+    };
+    let begun = begun?;
+    seat.is_well();
+    Ok(Work::Line(begun.with(permit)))
 }
 
 /// A connection in use.
