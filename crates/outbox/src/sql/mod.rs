@@ -1,7 +1,7 @@
 //! The store on SQL databases.
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`, joins in `joins.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
+//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
 //! what differs.
 
 mod begin;
@@ -12,6 +12,7 @@ mod joins;
 pub(crate) mod line;
 mod names;
 mod promise;
+mod settle;
 pub(crate) mod source;
 mod statements;
 mod store;

@@ -11,10 +11,11 @@ use sqlx::Pool;
 use super::StoreOptions;
 use super::begin::begin_on;
 use super::dialect::{
-    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, Which, migration_script, names_of,
+    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
 };
 use super::line::Line;
 use super::names::{Names, Statement, render};
+use super::settle::batch_values;
 use super::source::{Conn, Source, Work};
 use super::statements as sql;
 use super::window::{Window, WindowRow, decode};
@@ -24,7 +25,7 @@ use crate::join::{Join, JoinId, Step};
 use crate::store::{
     Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId,
     OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take, Taken,
-    Verdict, short_error,
+    Verdict,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -32,7 +33,7 @@ const TRIES: u32 = 8;
 
 /// The events of one outbox in a SQL database.
 pub struct SqlStore<DB: Database> {
-    pools: Pools<DB>,
+    pub(super) pools: Pools<DB>,
     sql: Sql<DB>,
     name: String,
 }
@@ -199,7 +200,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.pools.relay.acquire().await?)
     }
 
-    async fn run(&self, template: &str, values: Vec<Value>) -> Result<u64> {
+    pub(super) async fn run(&self, template: &str, values: Vec<Value>) -> Result<u64> {
         let mut conn = self.relay_connection().await?;
         let mut tries = 0;
         loop {
@@ -216,7 +217,10 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Does it again when it collided with somebody else's transaction.
-    async fn retried<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T> {
+    pub(super) async fn retried<T, F: Future<Output = Result<T>>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> Result<T> {
         let mut tries = 0;
         loop {
             match attempt().await.map_err(|e| self.explain(e)) {
@@ -227,7 +231,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Runs statements in one transaction.
-    async fn run_all(&self, statements: &[(String, Vec<Value>)]) -> Result<u64> {
+    pub(super) async fn run_all(&self, statements: &[(String, Vec<Value>)]) -> Result<u64> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let mut touched = 0;
         for (template, values) in statements {
@@ -368,66 +372,6 @@ impl<DB: Database> SqlStore<DB> {
         }
         tx.commit().await?;
         Ok(answer)
-    }
-
-    async fn settle_steps(
-        &self,
-        by: &Holder,
-        completion: Completion,
-        settlements: &[Settlement],
-    ) -> Result<Settled> {
-        let mut tx = begin_on(&self.pools.relay).await?;
-        let settled = self.settle_on(&mut tx, by, completion, settlements).await?;
-        if settled.moved > 0 {
-            tx.commit().await?
-        } else {
-            tx.rollback().await?
-        }
-        Ok(settled)
-    }
-
-    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins. If nothing moved, the
-    /// transaction is to be rolled back.
-    ///
-    /// The rows are locked first: whoever attaches one to a join comes before this and is seen, or after it and sees
-    /// what became of the event.
-    pub(crate) async fn settle_on(
-        &self,
-        conn: &mut DB::Connection,
-        by: &Holder,
-        completion: Completion,
-        settlements: &[Settlement],
-    ) -> Result<Settled> {
-        let mut values = Vec::from(holder_values(by));
-        values.extend(batch_values::<DB>(&settlements.iter().collect::<Vec<_>>(), false));
-        let mut held = HashMap::new();
-        for row in DB::fetch(conn, self.render(&DB::hold_batch(by)), values).await? {
-            if let Some(id) = DB::text(&row, 0)? {
-                held.insert(id, DB::int(&row, 1)? == Some(1));
-            }
-        }
-        let ours: Vec<Settlement> =
-            settlements.iter().filter(|s| held.contains_key(s.id.as_str())).cloned().collect();
-        let mut moved = 0;
-        for (template, values) in batches::<DB>(by, completion, &ours, Which::All) {
-            moved += DB::run(conn, self.render(&template), values).await?;
-        }
-        if moved < ours.len() as u64 {
-            // Somebody has taken over the whole table since the rows were locked: none of this is ours to say.
-            return Ok(Settled::default());
-        }
-        let became = |s: &Settlement| match s.verdict {
-            Verdict::Done => Some(Step::Completed),
-            Verdict::Dead { .. } => Some(Step::Failed),
-            Verdict::Again { .. } | Verdict::Released => None,
-        };
-        let steps: HashMap<&str, Step> = ours
-            .iter()
-            .filter(|s| held[s.id.as_str()])
-            .filter_map(|s| Some((s.id.as_str(), became(s)?)))
-            .collect();
-        let wrote = if steps.is_empty() { false } else { self.count_steps(conn, &steps).await? };
-        Ok(Settled { moved, wrote })
     }
 
     /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
@@ -616,73 +560,6 @@ fn ids_value(ids: &[EventId]) -> Value {
     Value::texts(ids.iter().map(EventId::as_str))
 }
 
-/// The holder as the first two values of a settlement: who, and in which epoch.
-fn holder_values(by: &Holder) -> [Value; 2] {
-    let epoch = match by {
-        Holder::Lease { .. } => 0,
-        Holder::Exclusive { epoch, .. } => *epoch,
-    };
-    [Value::text(by.owner().as_str()), Value::Int(epoch)]
-}
-
-/// The statements that settle, with their values: one for what is done, one for everything else.
-fn batches<DB: Dialect>(
-    by: &Holder,
-    completion: Completion,
-    settlements: &[Settlement],
-    which: Which,
-) -> Vec<(String, Vec<Value>)> {
-    let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
-    let mut batches = Vec::with_capacity(2);
-    if !done.is_empty() {
-        let mut values = Vec::from(holder_values(by));
-        values.extend(batch_values::<DB>(&done, false));
-        batches.push((DB::settle_done(completion, by, which), values));
-    }
-    if !rest.is_empty() {
-        let mut values = Vec::from(holder_values(by));
-        values.extend(batch_values::<DB>(&rest, true));
-        batches.push((DB::settle_rest(by, which), values));
-    }
-    batches
-}
-
-/// A settlement as a row: status, counted, after, error. No status: the event stays what it was.
-fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<String>) {
-    match verdict {
-        Verdict::Done => (Some(1), 0, None, None),
-        Verdict::Again { after, counted, error } => (
-            Some(if *counted { 2 } else { 0 }),
-            i64::from(*counted),
-            Some(super::dialect::micros(*after)),
-            error.as_deref().map(short_error),
-        ),
-        Verdict::Dead { counted, reason } => (Some(3), i64::from(*counted), None, Some(short_error(reason))),
-        Verdict::Released => (None, 0, None, None),
-    }
-}
-
-/// A batch of (id, claim) and what else a settlement says, as the database wants it.
-fn batch_values<DB: Dialect>(settlements: &[&Settlement], with_verdict: bool) -> Vec<Value> {
-    let rows = || settlements.iter().map(|s| (s, verdict_row(&s.verdict)));
-    if DB::ARRAYS {
-        let mut values = vec![
-            Value::texts(settlements.iter().map(|s| s.id.as_str())),
-            Value::ints(settlements.iter().map(|s| i64::from(s.claim))),
-        ];
-        if with_verdict {
-            values.push(Value::Ints(rows().map(|(_, v)| v.0).collect()));
-            values.push(Value::ints(rows().map(|(_, v)| v.1)));
-            values.push(Value::Ints(rows().map(|(_, v)| v.2).collect()));
-            values.push(Value::Texts(rows().map(|(_, v)| v.3).collect()));
-        }
-        values
-    } else {
-        let rows: Vec<_> = rows().map(|(s, v)| (s.id.as_str(), s.claim, v.0, v.1, v.2, v.3)).collect();
-        vec![Value::Text(serde_json::to_string(&rows).ok())]
-    }
-}
-
 #[async_trait]
 impl<DB: Database> Store for SqlStore<DB> {
     fn name(&self) -> &str {
@@ -719,19 +596,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         completion: Completion,
         settlements: &[Settlement],
     ) -> Result<Settled> {
-        let mut batches = batches::<DB>(by, completion, settlements, Which::Plain);
-        let moved = match &mut *batches {
-            [] => 0,
-            // A statement is a transaction.
-            [(template, values)] => self.run(template, std::mem::take(values)).await?,
-            several => self.retried(|| self.run_all(several)).await?,
-        };
-        if moved == settlements.len() as u64 {
-            return Ok(Settled { moved, wrote: false });
-        }
-        // The others are stale, or steps of joins.
-        let settled = self.retried(|| self.settle_steps(by, completion, settlements)).await?;
-        Ok(Settled { moved: moved + settled.moved, ..settled })
+        self.settle_batch(by, completion, settlements).await
     }
 
     async fn extend(

@@ -1,0 +1,161 @@
+//! Writing verdicts: what became of events, and with them of the joins that they are steps of.
+
+use std::collections::HashMap;
+
+use super::begin::begin_on;
+use super::dialect::{Database, Dialect, Value, Which};
+use super::store::SqlStore;
+use crate::error::Result;
+use crate::join::Step;
+use crate::store::{Completion, Holder, Settled, Settlement, Verdict, short_error};
+
+impl<DB: Database> SqlStore<DB> {
+    /// Writes verdicts: the plain ones in one statement or two, then those that are steps of joins.
+    pub(super) async fn settle_batch(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut batches = batches::<DB>(by, completion, settlements, Which::Plain);
+        let moved = match &mut *batches {
+            [] => 0,
+            // A statement is a transaction.
+            [(template, values)] => self.run(template, std::mem::take(values)).await?,
+            several => self.retried(|| self.run_all(several)).await?,
+        };
+        if moved == settlements.len() as u64 {
+            return Ok(Settled { moved, wrote: false });
+        }
+        // The others are stale, or steps of joins.
+        let settled = self.retried(|| self.settle_steps(by, completion, settlements)).await?;
+        Ok(Settled { moved: moved + settled.moved, ..settled })
+    }
+
+    async fn settle_steps(
+        &self,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let settled = self.settle_on(&mut tx, by, completion, settlements).await?;
+        if settled.moved > 0 {
+            tx.commit().await?
+        } else {
+            tx.rollback().await?
+        }
+        Ok(settled)
+    }
+
+    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins. If nothing moved, the
+    /// transaction is to be rolled back.
+    ///
+    /// The rows are locked first: whoever attaches one to a join comes before this and is seen, or after it and sees
+    /// what became of the event.
+    pub(crate) async fn settle_on(
+        &self,
+        conn: &mut DB::Connection,
+        by: &Holder,
+        completion: Completion,
+        settlements: &[Settlement],
+    ) -> Result<Settled> {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&settlements.iter().collect::<Vec<_>>(), false));
+        let mut held = HashMap::new();
+        for row in DB::fetch(conn, self.render(&DB::hold_batch(by)), values).await? {
+            if let Some(id) = DB::text(&row, 0)? {
+                held.insert(id, DB::int(&row, 1)? == Some(1));
+            }
+        }
+        let ours: Vec<Settlement> =
+            settlements.iter().filter(|s| held.contains_key(s.id.as_str())).cloned().collect();
+        let mut moved = 0;
+        for (template, values) in batches::<DB>(by, completion, &ours, Which::All) {
+            moved += DB::run(conn, self.render(&template), values).await?;
+        }
+        if moved < ours.len() as u64 {
+            // Somebody has taken over the whole table since the rows were locked: none of this is ours to say.
+            return Ok(Settled::default());
+        }
+        let became = |s: &Settlement| match s.verdict {
+            Verdict::Done => Some(Step::Completed),
+            Verdict::Dead { .. } => Some(Step::Failed),
+            Verdict::Again { .. } | Verdict::Released => None,
+        };
+        let steps: HashMap<&str, Step> = ours
+            .iter()
+            .filter(|s| held[s.id.as_str()])
+            .filter_map(|s| Some((s.id.as_str(), became(s)?)))
+            .collect();
+        let wrote = if steps.is_empty() { false } else { self.count_steps(conn, &steps).await? };
+        Ok(Settled { moved, wrote })
+    }
+}
+
+/// The holder as the first two values of a settlement: who, and in which epoch.
+fn holder_values(by: &Holder) -> [Value; 2] {
+    let epoch = match by {
+        Holder::Lease { .. } => 0,
+        Holder::Exclusive { epoch, .. } => *epoch,
+    };
+    [Value::text(by.owner().as_str()), Value::Int(epoch)]
+}
+
+/// The statements that settle, with their values: one for what is done, one for everything else.
+fn batches<DB: Dialect>(
+    by: &Holder,
+    completion: Completion,
+    settlements: &[Settlement],
+    which: Which,
+) -> Vec<(String, Vec<Value>)> {
+    let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
+    let mut batches = Vec::with_capacity(2);
+    if !done.is_empty() {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&done, false));
+        batches.push((DB::settle_done(completion, by, which), values));
+    }
+    if !rest.is_empty() {
+        let mut values = Vec::from(holder_values(by));
+        values.extend(batch_values::<DB>(&rest, true));
+        batches.push((DB::settle_rest(by, which), values));
+    }
+    batches
+}
+
+/// A settlement as a row: status, counted, after, error. No status: the event stays what it was.
+fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<String>) {
+    match verdict {
+        Verdict::Done => (Some(1), 0, None, None),
+        Verdict::Again { after, counted, error } => (
+            Some(if *counted { 2 } else { 0 }),
+            i64::from(*counted),
+            Some(super::dialect::micros(*after)),
+            error.as_deref().map(short_error),
+        ),
+        Verdict::Dead { counted, reason } => (Some(3), i64::from(*counted), None, Some(short_error(reason))),
+        Verdict::Released => (None, 0, None, None),
+    }
+}
+
+/// A batch of (id, claim) and what else a settlement says, as the database wants it.
+pub(super) fn batch_values<DB: Dialect>(settlements: &[&Settlement], with_verdict: bool) -> Vec<Value> {
+    let rows = || settlements.iter().map(|s| (s, verdict_row(&s.verdict)));
+    if DB::ARRAYS {
+        let mut values = vec![
+            Value::texts(settlements.iter().map(|s| s.id.as_str())),
+            Value::ints(settlements.iter().map(|s| i64::from(s.claim))),
+        ];
+        if with_verdict {
+            values.push(Value::Ints(rows().map(|(_, v)| v.0).collect()));
+            values.push(Value::ints(rows().map(|(_, v)| v.1)));
+            values.push(Value::Ints(rows().map(|(_, v)| v.2).collect()));
+            values.push(Value::Texts(rows().map(|(_, v)| v.3).collect()));
+        }
+        values
+    } else {
+        let rows: Vec<_> = rows().map(|(s, v)| (s.id.as_str(), s.claim, v.0, v.1, v.2, v.3)).collect();
+        vec![Value::Text(serde_json::to_string(&rows).ok())]
+    }
+}
