@@ -41,9 +41,9 @@ impl<DB: Database> SqlStore<DB> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let settled = self.settle_on(&mut tx, by, completion, settlements).await?;
         if settled.moved > 0 {
-            tx.commit().await?
+            tx.commit().await?;
         } else {
-            tx.rollback().await?
+            tx.rollback().await?;
         }
         Ok(settled)
     }
