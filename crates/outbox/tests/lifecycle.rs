@@ -1,6 +1,8 @@
 //! Starting, standing by, stopping: what a relay holds, and how it lets go.
 
 mod bed;
+#[path = "bed/failing.rs"]
+mod failing;
 
 use std::time::{Duration, Instant};
 
@@ -345,4 +347,31 @@ async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
     relay.stop().await.unwrap();
     assert!(bed.find(&id).await.lease.is_some());
     drop(open);
+}
+
+/// What was handled while leadership had lapsed could not be settled. Led again, in the same epoch, it is read again.
+#[ignore = "takes 20 s: cargo test -p outbox --test lifecycle -- --ignored"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapse_of_leadership_keeps_no_event() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    // Asked for every 5 s, then five times a second: away from before its end at 15 s to some time after.
+    let store = failing::Failing::lead(bed.outbox.store(), 65, || Error::Store("away".to_owned()));
+    store.after(1);
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let relay = RelayBuilder::single_node(store).poll_interval(100 * MS).on_type("e", move |cx: Cx| {
+        let seen = noted.clone();
+        async move {
+            seen.note(&cx);
+            if seen.count() == 1 {
+                tokio::time::sleep(16 * SEC).await;
+            }
+        }
+    });
+    let relay = relay.start().await.unwrap();
+    bed.write("e", 0..1).await;
+    seen.reach(2).await;
+    bed::in_time(relay.idle()).await.unwrap();
+    assert_eq!(bed.tally().await, (0, 0, 1, 0));
+    relay.stop().await.unwrap();
 }

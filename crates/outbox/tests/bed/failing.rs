@@ -17,6 +17,7 @@ use outbox::{Error, Event, EventId, Join, JoinId, Result, Step};
 enum Where {
     Settle,
     Take,
+    Lead,
 }
 
 /// Fails the first calls of one kind.
@@ -41,23 +42,23 @@ impl std::fmt::Debug for Failing {
 impl Failing {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self {
-            inner,
-            at: Where::Settle,
-            before: 0.into(),
-            left: times.into(),
-            failed: 0.into(),
-            calls: 0.into(),
-            scanned: 0.into(),
-            error,
-        })
+        Self::new(inner, Where::Settle, times, error)
     }
 
     /// Fails this many takes.
     pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
+        Self::new(inner, Where::Take, times, error)
+    }
+
+    /// Fails this many times to lead.
+    pub fn lead(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
+        Self::new(inner, Where::Lead, times, error)
+    }
+
+    fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
         Arc::new(Self {
             inner,
-            at: Where::Take,
+            at,
             before: 0.into(),
             left: times.into(),
             failed: 0.into(),
@@ -153,6 +154,7 @@ impl Store for Failing {
     }
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        self.fail(Where::Lead)?;
         self.inner.lead(name, holder, ttl).await
     }
 
