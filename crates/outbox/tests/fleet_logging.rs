@@ -4,33 +4,19 @@
 
 mod bed;
 mod fleets;
+mod lines;
 
 use std::collections::BTreeSet;
-use std::io;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bed::{Seen, in_time, numbered};
 use fleets::{Answer, Folder, Script, eventually, state_of};
+use lines::Lines;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Failure, Fleet, Result};
 use sqlx::Sqlite;
 use tracing_subscriber::filter::LevelFilter;
-
-/// Keeps every log line.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(line)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// One thread, so that the recorder of this test sees everything.
 #[tokio::test(flavor = "current_thread")]
@@ -38,13 +24,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let lines = Lines::default();
-    let writer = lines.clone();
-    tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::DEBUG)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .init();
+    let lines = Lines::keep(LevelFilter::DEBUG);
 
     let folder = Folder::new();
     let down = FleetDatabase::new("down", "postgres://ada:s3cret@127.0.0.1:1/x");
@@ -78,7 +58,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     relay.stop().await?;
     fleet.close().await;
 
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = lines.text();
     assert!(!text.contains("s3cret"), "{text}");
     let ours: Vec<&str> = text.lines().filter(|line| line.contains(" outbox::")).collect();
     // About the whole fleet, or about the answer of its discovery.

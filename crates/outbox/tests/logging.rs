@@ -2,9 +2,9 @@
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
-use std::io;
-use std::sync::{Arc, Mutex};
+mod lines;
 
+use lines::Lines;
 use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -12,29 +12,9 @@ const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
 const LEASE: std::time::Duration = std::time::Duration::from_secs(30);
 const CANARY: &str = "canary-4111111111111111";
 
-/// Keeps every log line.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(line)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .init();
+    let lines = Lines::keep(LevelFilter::TRACE);
 
     let outbox = OutboxBuilder::new().sqlite(":memory:").await?;
     outbox.migrate().await?;
@@ -79,7 +59,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     }
     assert!(!format!("{items:?}").contains(CANARY));
 
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = lines.text();
     assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("event is dead")), "{text}");
     assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("handler failed")), "{text}");
     assert!(

@@ -6,7 +6,6 @@ mod support;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +13,7 @@ use outbox::store::SharedStore;
 use outbox::{
     Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
 };
+use support::Player;
 
 const WRITERS: usize = 16;
 const RELAYS: usize = 3;
@@ -55,8 +55,7 @@ async fn three_relay_processes_on_one_sqlite_file_deliver_everything_once_at_a_t
 async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table: &str) {
     outbox.migrate().await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
-    let relays: Vec<RelayProcess> =
-        (0..RELAYS).map(|_| RelayProcess::start(url, table, log.path())).collect();
+    let relays: Vec<Player> = (0..RELAYS).map(|_| relay_process(url, table, log.path())).collect();
 
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -70,7 +69,7 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
         }
     };
     tokio::time::timeout(Duration::from_secs(120), settled).await.expect("everything is settled in time");
-    relays.into_iter().for_each(RelayProcess::stop);
+    relays.into_iter().for_each(Player::stop);
 
     let runs = read(log.path());
     let done: HashSet<String> = runs.iter().filter(|run| run.done).map(|run| run.id.clone()).collect();
@@ -178,28 +177,14 @@ fn assert_order(runs: &[Run]) {
     }
 }
 
-/// A relay in a process of its own: this test binary, told by its environment to be one.
-struct RelayProcess(Child);
-
-impl RelayProcess {
-    fn start(url: &str, table: &str, log: &Path) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_relay_when_told_to_be_one", "--nocapture"])
-            .env("OUTBOX_RELAY_URL", url)
-            .env("OUTBOX_RELAY_TABLE", table)
-            .env("OUTBOX_RELAY_LOG", log)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    /// Closes its standard input, which it takes as the word to stop.
-    fn stop(mut self) {
-        drop(self.0.stdin.take());
-        assert!(self.0.wait().unwrap().success(), "a relay stops cleanly");
-    }
+/// A relay in a process of its own.
+fn relay_process(url: &str, table: &str, log: &Path) -> Player {
+    let variables = [
+        ("OUTBOX_RELAY_URL", url.as_ref()),
+        ("OUTBOX_RELAY_TABLE", table.as_ref()),
+        ("OUTBOX_RELAY_LOG", log.as_os_str()),
+    ];
+    Player::start("a_relay_when_told_to_be_one", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

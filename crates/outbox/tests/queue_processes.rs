@@ -8,12 +8,12 @@ mod support;
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use outbox::{Database, Event, NodeId, Outbox, OutboxBuilder, StoreOptions, WorkItem, WorkQueue, open_store};
+use support::Player;
 
 const WORKERS: usize = 2;
 /// How many handlers each worker runs at once.
@@ -116,7 +116,7 @@ async fn work_off<DB: Database>(
     let items = item_count();
     outbox.send_all((0..items).map(|n| Event::new("work").json(&n))).await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
-    let workers: Vec<_> = (0..WORKERS).map(|_| Worker::start(url, table, log.path(), renew)).collect();
+    let workers: Vec<_> = (0..WORKERS).map(|_| worker(url, table, log.path(), renew)).collect();
     let drained = async {
         while outbox.admin().backlog().await.unwrap().pending > 0 {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -124,7 +124,7 @@ async fn work_off<DB: Database>(
     };
     let limit = Duration::from_secs(30) + SLOW * u32::try_from(items).unwrap() * 2;
     tokio::time::timeout(limit, drained).await.expect("the queue is worked off in time");
-    workers.into_iter().for_each(Worker::stop);
+    workers.into_iter().for_each(Player::stop);
     assert_eq!(outbox.admin().stats().await.unwrap().done, items as u64);
 
     let mut history: BTreeMap<String, Vec<Act>> = BTreeMap::new();
@@ -144,29 +144,15 @@ async fn work_off<DB: Database>(
     history
 }
 
-/// A worker in a process of its own: this test binary, told by its environment to be one.
-struct Worker(Child);
-
-impl Worker {
-    fn start(url: &str, table: &str, log: &Path, renew: bool) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_worker_when_told_to_be_one", "--nocapture"])
-            .env("OUTBOX_WORKER_URL", url)
-            .env("OUTBOX_WORKER_TABLE", table)
-            .env("OUTBOX_WORKER_LOG", log)
-            .env("OUTBOX_WORKER_RENEWS", renew.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    /// Closes its standard input, which it takes as the word to stop.
-    fn stop(mut self) {
-        drop(self.0.stdin.take());
-        assert!(self.0.wait().unwrap().success(), "a worker stops cleanly");
-    }
+/// A worker in a process of its own.
+fn worker(url: &str, table: &str, log: &Path, renew: bool) -> Player {
+    let variables = [
+        ("OUTBOX_WORKER_URL", url.as_ref()),
+        ("OUTBOX_WORKER_TABLE", table.as_ref()),
+        ("OUTBOX_WORKER_LOG", log.as_os_str()),
+        ("OUTBOX_WORKER_RENEWS", if renew { "true".as_ref() } else { "false".as_ref() }),
+    ];
+    Player::start("a_worker_when_told_to_be_one", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

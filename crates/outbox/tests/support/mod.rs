@@ -53,6 +53,29 @@ pub fn unique_table() -> String {
     format!("t{started:08x}_{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// This test binary as another process, which plays a part until it is told to stop.
+pub struct Player(std::process::Child);
+
+impl Player {
+    /// `test` is the test that plays the part when it finds these variables.
+    pub fn start(test: &str, variables: &[(&str, &std::ffi::OsStr)]) -> Self {
+        use std::process::{Command, Stdio};
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// Closes its standard input, which it takes as the word to stop.
+    pub fn stop(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success(), "it stops cleanly");
+    }
+}
+
 /// An outbox of its own in some database. Its tables are not made yet, and stay after the test: the servers are
 /// thrown away.
 pub struct Place {

@@ -1,0 +1,39 @@
+//! Log lines, kept to be looked at.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tracing_subscriber::filter::LevelFilter;
+
+/// Keeps every log line.
+#[derive(Clone, Default)]
+pub struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    /// From now on, in the whole process.
+    pub fn keep(level: LevelFilter) -> Self {
+        let lines = Self::default();
+        let writer = lines.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .init();
+        lines
+    }
+
+    /// All of them.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
