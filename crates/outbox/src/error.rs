@@ -98,6 +98,53 @@ pub enum Error {
     #[error(transparent)]
     Join(#[from] crate::join::JoinError),
 
+    /// Something happened that the decision to append did not know of; nothing was appended. Decide again, and try again.
+    #[error(
+        "conflict: an event that matches the condition was appended after position {after}; nothing was appended"
+    )]
+    Conflict {
+        /// The position the decision was based on.
+        after: crate::log::Position,
+    },
+
+    /// A position that the log has not reached.
+    #[error("position {position} is beyond the end of the log, which is at {head}")]
+    BeyondHead {
+        /// The position as given.
+        position: crate::log::Position,
+        /// The greatest position there is.
+        head: crate::log::Position,
+    },
+
+    /// The transaction sees the log as it was when it began, so it cannot be told whether a condition holds.
+    #[error(
+        "a condition cannot be checked in a {isolation} transaction, which does not see what others commit: use READ COMMITTED"
+    )]
+    Isolation {
+        /// How isolated the transaction is.
+        isolation: String,
+    },
+
+    /// There is no such topic and publisher.
+    #[error("there is no publisher {publisher:?}{}", .topic.as_ref().map(|t| format!(" of topic {t:?}")).unwrap_or_default())]
+    UnknownPair {
+        /// The publisher's name.
+        publisher: String,
+        /// The topic's name, if one was given.
+        topic: Option<String>,
+    },
+
+    /// Two publishers of one topic have the same name.
+    #[error(
+        "topic {topic:?} has two publishers named {publisher:?}: positions are kept by name, give each its own"
+    )]
+    DuplicatePublisher {
+        /// The topic.
+        topic: String,
+        /// The name of both.
+        publisher: String,
+    },
+
     /// A writer hook refused the write; nothing was written.
     #[error("a writer hook refused the write: {0}")]
     Hook(String),
@@ -307,6 +354,28 @@ pub enum EventError {
     NotJson {
         /// What the JSON parser or serializer said.
         reason: String,
+    },
+    /// The name of a tag holds what separates it from the value.
+    #[error("the tag name {name:?} contains `=`, which stands between a tag's name and its value")]
+    TagName {
+        /// The name as given.
+        name: String,
+    },
+    /// More of something than is sensible.
+    #[error("{count} {what}, at most {limit} are allowed")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there were.
+        count: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The log keeps events in their order and for good: it does not delay, expire or deduplicate.
+    #[error("{field} is set, which the log has no use for: leave it out, or write the event to the queue")]
+    NotForTheLog {
+        /// Which field.
+        field: &'static str,
     },
     /// Both an absolute time and a delay.
     #[error("available_at and deliver_after are both set: choose one")]

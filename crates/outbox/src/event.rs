@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::error::EventError;
+use crate::log::{MAX_TAGS, Tag};
 
 /// The aggregate type of events that name none.
 pub const GLOBAL: &str = "__GLOBAL__";
@@ -281,6 +282,7 @@ pub(crate) struct Parts {
     pub(crate) occurred_at: DateTime<Utc>,
     pub(crate) due: Due,
     pub(crate) expires_at: Option<DateTime<Utc>>,
+    pub(crate) tags: Vec<Tag>,
 }
 
 /// When an event may first be delivered.
@@ -368,6 +370,24 @@ impl Event {
     /// One header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.0.headers.get(name).map(String::as_str)
+    }
+
+    /// What it is about; only events of the [log](crate::Log) have tags.
+    pub fn tags(&self) -> &[Tag] {
+        &self.0.tags
+    }
+
+    /// The value of the first tag of this name.
+    pub fn tag(&self, name: &str) -> Option<&str> {
+        self.0.tags.iter().find(|tag| tag.name() == name).map(Tag::value)
+    }
+
+    /// The same event for the queue, which keeps no tags.
+    pub(crate) fn without_tags(self) -> Self {
+        if self.0.tags.is_empty() {
+            return self;
+        }
+        Self::from_parts(Parts { tags: Vec::new(), ..(*self.0).clone() })
     }
 
     /// Its payload, JSON or bytes.
@@ -458,6 +478,7 @@ pub struct EventBuilder {
     at: Option<DateTime<Utc>>,
     after: Option<Duration>,
     limit: usize,
+    tag_mistake: Option<EventError>,
 }
 
 #[derive(Clone, Debug)]
@@ -484,8 +505,10 @@ impl EventBuilder {
                 occurred_at: Utc::now(),
                 due: Due::Now,
                 expires_at: None,
+                tags: Vec::new(),
             },
             payload: Given::Nothing,
+            tag_mistake: None,
             at: None,
             after: None,
             limit: MAX_PAYLOAD,
@@ -547,6 +570,16 @@ impl EventBuilder {
         headers: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
         self.parts.headers.extend(headers.into_iter().map(|(n, v)| (n.into(), v.into())));
+        self
+    }
+
+    /// Adds a tag, for the [log](crate::Log): what the event is about. The queue does not keep tags.
+    pub fn tag(mut self, name: impl AsRef<str>, value: impl fmt::Display) -> Self {
+        match Tag::new(name, value) {
+            Ok(tag) if self.parts.tags.contains(&tag) => {}
+            Ok(tag) => self.parts.tags.push(tag),
+            Err(mistake) => _ = self.tag_mistake.get_or_insert(mistake),
+        }
         self
     }
 
@@ -627,6 +660,12 @@ impl EventBuilder {
         let size = parts.payload.as_bytes().len();
         if size > self.limit {
             return Err(EventError::PayloadTooLarge { size, limit: self.limit });
+        }
+        if let Some(mistake) = self.tag_mistake {
+            return Err(mistake);
+        }
+        if parts.tags.len() > MAX_TAGS {
+            return Err(EventError::TooMany { what: "tags", count: parts.tags.len(), limit: MAX_TAGS });
         }
         check_text("content type", parts.payload.content_type(), 255)?;
         check_text("event id", parts.id.as_str(), 36)?;

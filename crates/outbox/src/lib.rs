@@ -41,6 +41,7 @@ mod handler;
 mod hook;
 mod inbox;
 mod join;
+mod log;
 pub mod metrics;
 mod outbox;
 mod queue;
@@ -66,6 +67,10 @@ pub use handler::{
 pub use hook::WriterHook;
 pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
+};
+pub use log::{
+    Appended, Condition, LogEvent, MAX_TAG, MAX_TAGS, Outgoing, Pair, PairId, PairState, PairStatus,
+    Position, PublishError, Publisher, Query, Tag, Topic,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};

@@ -442,7 +442,7 @@ impl<DB: Database> Outbox<DB> {
         let limit = self.shared.max_payload;
         let events = events
             .into_iter()
-            .map(|event| event.into_event(limit))
+            .map(|event| event.into_event(limit).map(Event::without_tags))
             .collect::<Result<Vec<_>, EventError>>()?;
         if events.is_empty() {
             return Ok(events);

@@ -20,6 +20,7 @@ use chrono::{DateTime, Utc};
 use crate::error::Result;
 use crate::event::{Event, EventId};
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
+pub use crate::log::{Frontier, LogStore, Move, Roll, Stored};
 
 /// Where the events of one outbox live.
 #[async_trait]
@@ -111,6 +112,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
+
+    /// The log beside the events, if the store has one.
+    fn log(&self) -> Option<&dyn LogStore> {
+        None
+    }
 
     /// Creates or upgrades the tables. Safe to call at every start, from every node.
     async fn migrate(&self) -> Result<()>;

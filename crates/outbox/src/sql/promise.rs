@@ -102,6 +102,7 @@ impl Promise {
             occurred_at: self.occurred_at,
             due,
             expires_at: self.expires_at,
+            tags: Vec::new(),
         }))
     }
 

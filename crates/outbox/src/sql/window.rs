@@ -100,5 +100,6 @@ pub(super) fn decode(
         occurred_at: c.occurred_at,
         due: Due::At(available_at),
         expires_at: c.expires_at,
+        tags: Vec::new(),
     }))
 }

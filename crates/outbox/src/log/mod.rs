@@ -1,0 +1,77 @@
+//! The event log: events that stay, in one order, with tags; conditional appends; and publishers that read at their own
+//! position.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and what must not have happened |
+//! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: what is published where |
+//! | `store` | [`LogStore`]: what the log asks of a database |
+
+mod pair;
+mod publisher;
+mod query;
+mod store;
+mod tag;
+mod topic;
+
+use std::ops::Deref;
+
+pub(crate) use pair::Pace;
+pub use pair::{Pair, PairId, PairState, PairStatus};
+pub(crate) use publisher::Forward;
+pub use publisher::{Outgoing, PublishError, Publisher};
+pub(crate) use query::Item;
+pub use query::{Condition, Position, Query};
+pub(crate) use store::Barrier;
+pub use store::{Frontier, LogStore, Move, Roll, Stored};
+pub use tag::{MAX_TAG, MAX_TAGS, Tag};
+pub use topic::Topic;
+
+use crate::event::Event;
+
+/// An event of the log. Reads like the [`Event`] itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogEvent {
+    pub(crate) position: Position,
+    pub(crate) event: Event,
+}
+
+impl LogEvent {
+    /// Its place in the log.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The event.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+}
+
+impl Deref for LogEvent {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.event
+    }
+}
+
+/// What became of an append.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "nothing may have been appended: it was done before"]
+pub enum Appended {
+    /// The events are in the log, at these positions.
+    New(Vec<Position>),
+    /// An event matched what should happen [only once](Condition::only_once): nothing was appended.
+    Already,
+}
+
+impl Appended {
+    /// The positions of what was appended; empty if it was done before.
+    pub fn positions(&self) -> &[Position] {
+        match self {
+            Appended::New(positions) => positions,
+            Appended::Already => &[],
+        }
+    }
+}

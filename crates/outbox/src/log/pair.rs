@@ -1,0 +1,238 @@
+//! A topic and a publisher: what is published where, and how.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use super::publisher::Publisher;
+use super::query::Position;
+use super::topic::{MAX_NAME, Topic};
+use crate::error::{Error, Result};
+use crate::event::check_text;
+use crate::store::NodeId;
+
+/// The name of a pair: a topic and a publisher. Each has its own position in the log.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PairId {
+    topic: Arc<str>,
+    publisher: Arc<str>,
+}
+
+impl PairId {
+    /// Of these names.
+    pub fn new(topic: impl Into<Arc<str>>, publisher: impl Into<Arc<str>>) -> Self {
+        Self { topic: topic.into(), publisher: publisher.into() }
+    }
+
+    /// The topic's name.
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// The publisher's name.
+    pub fn publisher(&self) -> &str {
+        &self.publisher
+    }
+}
+
+impl fmt::Display for PairId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}/{}", self.topic, self.publisher))
+    }
+}
+
+/// A topic, a publisher, and how the one is sent to the other. Made by [`Topic::to`], started by
+/// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
+#[derive(Clone)]
+#[must_use = "a pair does nothing until a relay has it: `relay.publish(pair)`"]
+pub struct Pair {
+    pub(crate) id: PairId,
+    pub(crate) topic: Topic,
+    pub(crate) publisher: Arc<dyn Publisher>,
+    pub(crate) pace: Pace,
+    pub(crate) from_now: bool,
+}
+
+/// How fast a pair goes, and how it waits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pace {
+    pub(crate) batch: usize,
+    pub(crate) every: Duration,
+    pub(crate) idle_after: u32,
+    pub(crate) idle_max: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) fails_after: u32,
+    pub(crate) retry_base: Duration,
+    pub(crate) retry_max: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            batch: 100,
+            every: Duration::from_secs(1),
+            idle_after: 3,
+            idle_max: Duration::from_secs(60),
+            timeout: Duration::from_secs(30),
+            fails_after: 5,
+            retry_base: Duration::from_millis(500),
+            retry_max: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Pair {
+    pub(crate) fn new(topic: Topic, publisher: Arc<dyn Publisher>) -> Self {
+        let id = PairId { topic: topic.shared_name(), publisher: publisher.name().into() };
+        Self { id, topic, publisher, pace: Pace::default(), from_now: false }
+    }
+
+    /// How many events a batch has at most; 100 if not set.
+    pub fn batch(mut self, events: usize) -> Self {
+        self.pace.batch = events;
+        self
+    }
+
+    /// How often to look when nothing says that there is something new; every second if not set. After an append in the same
+    /// process it looks at once.
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.pace.every = interval;
+        self
+    }
+
+    /// After so many looks that found nothing each wait is twice as long, up to `longest`; 3 and a minute if not set. Any
+    /// event, and any hint that there is one, brings the interval back.
+    pub fn idle(mut self, looks: u32, longest: Duration) -> Self {
+        (self.pace.idle_after, self.pace.idle_max) = (looks, longest);
+        self
+    }
+
+    /// How long a batch may take before it counts as failed; 30 seconds if not set.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.pace.timeout = limit;
+        self
+    }
+
+    /// After so many errors in a row the pair is FAILED: from then on one event at a time is tried, and with the first that goes
+    /// through it is ACTIVE again; 5 if not set.
+    pub fn fails_after(mut self, errors: u32) -> Self {
+        self.pace.fails_after = errors;
+        self
+    }
+
+    /// How long to wait after an error, and at most, doubling from one to the other; half a second and a minute if not set.
+    pub fn retry(mut self, first: Duration, longest: Duration) -> Self {
+        (self.pace.retry_base, self.pace.retry_max) = (first, longest);
+        self
+    }
+
+    /// Starts with what is appended from now on, instead of with the first event of the log. Only the first start of a pair
+    /// asks: from then on it has a position.
+    pub fn from_now(mut self) -> Self {
+        self.from_now = true;
+        self
+    }
+
+    /// The names of topic and publisher.
+    pub fn id(&self) -> &PairId {
+        &self.id
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.topic.check()?;
+        let wrong = |what: String| Err(Error::Setting(format!("pair {}: {what}", self.id)));
+        if let Err(e) = check_text("publisher name", self.id.publisher(), MAX_NAME) {
+            return wrong(e.to_string());
+        }
+        let pace = &self.pace;
+        let year = Duration::from_secs(365 * 86_400);
+        for (name, ok) in [
+            ("batch must be 1 to 100,000", (1..=100_000).contains(&pace.batch)),
+            ("every must be 1 ms to a year", pace.every >= Duration::from_millis(1) && pace.every <= year),
+            ("idle must be at most a year", pace.idle_max <= year),
+            (
+                "timeout must be more than 0 and at most a year",
+                !pace.timeout.is_zero() && pace.timeout <= year,
+            ),
+            ("fails_after must be greater than 0", pace.fails_after > 0),
+            (
+                "retry must be more than 0 and at most a year",
+                !pace.retry_base.is_zero() && pace.retry_max <= year,
+            ),
+        ] {
+            if !ok {
+                return wrong(name.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair").field("id", &self.id).field("pace", &self.pace).finish_non_exhaustive()
+    }
+}
+
+/// Whether a pair publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PairStatus {
+    /// It does.
+    #[default]
+    Active,
+    /// A person said that it should not.
+    Paused,
+    /// It fails again and again. It is still tried, one event at a time, and becomes active by itself.
+    Failed,
+}
+
+impl PairStatus {
+    /// As it stands in the table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PairStatus::Active => "ACTIVE",
+            PairStatus::Paused => "PAUSED",
+            PairStatus::Failed => "FAILED",
+        }
+    }
+
+    /// From what stands in the table. What nobody knows is taken as paused: somebody meant something by it.
+    pub(crate) fn from_stored(text: &str) -> Self {
+        match text {
+            "ACTIVE" => PairStatus::Active,
+            "FAILED" => PairStatus::Failed,
+            _ => PairStatus::Paused,
+        }
+    }
+}
+
+impl fmt::Display for PairStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Where a pair stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairState {
+    /// Which pair.
+    pub id: PairId,
+    /// Whether it publishes.
+    pub status: PairStatus,
+    /// Everything up to here was published, or is not for it.
+    pub position: Position,
+    /// How many errors in a row.
+    pub error_count: u32,
+    /// The last of them.
+    pub last_error: Option<String>,
+    /// Who publishes it now.
+    pub leader: Option<NodeId>,
+    /// Rises with every change of leader.
+    pub epoch: i64,
+    /// How much longer the leader may, unless it says so again.
+    pub remaining: Duration,
+    /// When its position last moved.
+    pub updated_at: DateTime<Utc>,
+}

@@ -1,0 +1,127 @@
+//! What the log asks of a database.
+//!
+//! Two rules hold everywhere:
+//! - **Positions are decided from the left.** What [`advance`](LogStore::advance) calls safe is decided: every event up to there
+//!   is committed and can be read, and no other will ever appear there. Publishers read no further.
+//! - **Every move of a pair is fenced.** It names leader, epoch and the position it moves from; a stale leader moves nothing.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::pair::{PairId, PairState, PairStatus};
+use super::query::{Condition, Position, Query};
+use super::{Appended, LogEvent};
+use crate::error::Result;
+use crate::event::Event;
+use crate::store::NodeId;
+
+/// The log of one outbox, and where its pairs stand.
+#[async_trait]
+pub trait LogStore: Send + Sync {
+    /// Appends events in a transaction of their own, if the condition holds.
+    async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended>;
+
+    /// Events that match, by position, after this one and not beyond `upto`.
+    async fn read(
+        &self,
+        query: &Query,
+        after: Position,
+        upto: Option<Position>,
+        limit: usize,
+    ) -> Result<Vec<Stored>>;
+
+    /// A position up to which the answer to a query is decided: whoever might still commit an event that matches has been
+    /// waited for, and what is appended from now on stands behind it.
+    async fn settled(&self, query: &Query) -> Result<Position>;
+
+    /// Finds out how far the log is decided, for all queries at once and without waiting for anybody. What is learned is kept
+    /// in the frontier, which goes from call to call.
+    async fn advance(&self, frontier: &mut Frontier) -> Result<()>;
+
+    /// The greatest position there is, decided or not.
+    async fn head(&self) -> Result<Position>;
+
+    /// The last position that was stored before this time.
+    async fn position_at(&self, time: DateTime<Utc>) -> Result<Position>;
+
+    /// Makes rows for pairs that have none. `true`: at the head of the log instead of its start.
+    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()>;
+
+    /// Says that this node is alive, renews what it leads, and looks around.
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll>;
+
+    /// Where all pairs stand, by name.
+    async fn pairs(&self) -> Result<Vec<PairState>>;
+
+    /// Takes these pairs, as far as nobody leads them. Returns those taken, as they now stand.
+    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>>;
+
+    /// Moves pairs, and notes errors. Returns those that moved: the others have another leader, or somebody has set them
+    /// elsewhere.
+    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>>;
+
+    /// Gives pairs back for others to take at once.
+    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()>;
+
+    /// Gives everything back and is gone.
+    async fn leave(&self, node: &NodeId) -> Result<()>;
+
+    /// Sets the status of pairs: those of a publisher, of one topic if that is given. Active also forgets errors. Returns how
+    /// many there are.
+    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64>;
+
+    /// Sets a pair to a position, forwards or back, whoever leads it. Returns whether there is such a pair.
+    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool>;
+}
+
+/// A row of the log: an event, or its position and why it is not one.
+pub type Stored = Result<LogEvent, (Position, String)>;
+
+/// How far a log is decided, and what has to be known to find out more.
+#[derive(Clone, Debug, Default)]
+pub struct Frontier {
+    /// Everything up to here is decided.
+    pub safe: Position,
+    /// Positions that are decided once all of these transactions are over, the nearest first. PostgreSQL only.
+    pub(crate) barriers: VecDeque<Barrier>,
+    /// Which run of the server that was: names of transactions mean nothing in another.
+    pub(crate) server: String,
+}
+
+/// A position, and the transactions that may have drawn one up to there.
+#[derive(Clone, Debug)]
+pub(crate) struct Barrier {
+    pub(crate) position: Position,
+    pub(crate) holders: HashSet<String>,
+}
+
+/// Who is there, and where everything stands.
+#[derive(Clone, Debug, Default)]
+pub struct Roll {
+    /// The nodes that are alive, this one included.
+    pub nodes: Vec<NodeId>,
+    /// All pairs, by name.
+    pub pairs: Vec<PairState>,
+}
+
+/// What a leader has to say about its pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Which pair.
+    pub pair: PairId,
+    /// In which epoch.
+    pub epoch: i64,
+    /// Where it stands in the table.
+    pub from: Position,
+    /// Where it stands now.
+    pub to: Position,
+    /// What became of its status: active with no errors, or failed. A pause that somebody set meanwhile stays.
+    pub status: PairStatus,
+    /// How many errors in a row.
+    pub error_count: u32,
+    /// The last of them.
+    pub last_error: Option<String>,
+}

@@ -1,0 +1,110 @@
+//! Tags: what an event of the log is about, and what queries and topics look for.
+
+use std::fmt;
+
+use crate::error::EventError;
+use crate::event::check_text;
+
+/// How many tags an event may have.
+pub const MAX_TAGS: usize = 64;
+
+/// The longest tag, written as `name=value`, in characters.
+pub const MAX_TAG: usize = 255;
+
+/// A name and a value, such as `wallet_id=w1`.
+///
+/// The name may not be empty and holds no `=`; the value may be anything that fits, also nothing.
+///
+/// ```
+/// use outbox::Tag;
+///
+/// let tag = Tag::new("wallet_id", "w1")?;
+/// assert_eq!((tag.name(), tag.value()), ("wallet_id", "w1"));
+/// assert_eq!(tag.as_str(), "wallet_id=w1");
+/// assert!(Tag::new("a=b", "c").is_err());
+/// assert!(Tag::new("", "c").is_err());
+/// # Ok::<(), outbox::EventError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag {
+    text: Box<str>,
+    name: usize,
+}
+
+impl Tag {
+    /// Checks both.
+    pub fn new(name: impl AsRef<str>, value: impl fmt::Display) -> Result<Self, EventError> {
+        let name = check_name(name.as_ref())?;
+        let text = format!("{name}={value}");
+        check_text("tag", &text, MAX_TAG)?;
+        Ok(Self { name: name.len(), text: text.into() })
+    }
+
+    /// As it stands in a table: what has no `=` is a name without a value.
+    pub(crate) fn from_stored(text: String) -> Self {
+        match text.find('=') {
+            Some(name) => Self { name, text: text.into() },
+            None => Self { name: text.len(), text: format!("{text}=").into() },
+        }
+    }
+
+    /// What stands before the `=`.
+    pub fn name(&self) -> &str {
+        &self.text[..self.name]
+    }
+
+    /// What stands after it.
+    pub fn value(&self) -> &str {
+        &self.text[self.name + 1..]
+    }
+
+    /// Both, as they are stored: `name=value`.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Checks the name of a tag.
+pub(crate) fn check_name(name: &str) -> Result<&str, EventError> {
+    check_text("tag name", name, MAX_TAG - 1)?;
+    if name.contains('=') {
+        return Err(EventError::TagName { name: name.to_owned() });
+    }
+    Ok(name)
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.text)
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.text, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_has_a_name_without_an_equals_sign_and_any_value() {
+        let tag = Tag::new("expr", "a=b").unwrap();
+        assert_eq!((tag.name(), tag.value()), ("expr", "a=b"));
+        assert_eq!(Tag::new("vip", "").unwrap().as_str(), "vip=");
+        assert!(matches!(Tag::new("a=b", "c"), Err(EventError::TagName { .. })));
+        assert!(matches!(Tag::new("", "c"), Err(EventError::Empty { .. })));
+        assert!(matches!(Tag::new("n", "v".repeat(254)), Err(EventError::TooLong { .. })));
+        assert!(matches!(Tag::new("n", "a\0b"), Err(EventError::Control { .. })));
+    }
+
+    #[test]
+    fn what_others_stored_is_read_as_it_is() {
+        let tag = Tag::from_stored("a=b=c".to_owned());
+        assert_eq!((tag.name(), tag.value()), ("a", "b=c"));
+        let bare = Tag::from_stored("bare".to_owned());
+        assert_eq!((bare.name(), bare.value()), ("bare", ""));
+    }
+}
