@@ -20,7 +20,7 @@ use chrono::{DateTime, Utc};
 use crate::error::Result;
 use crate::event::{Event, EventId};
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
-pub use crate::log::{Frontier, LogStore, Move, Roll, Stored};
+pub use crate::log::{Frontier, LogStore, Move, PairStore, Roll, Stored};
 
 /// Where the events of one outbox live.
 #[async_trait]

@@ -23,7 +23,7 @@ pub use publisher::{Outgoing, PublishError, Publisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::Barrier;
-pub use store::{Frontier, LogStore, Move, Roll, Stored};
+pub use store::{Frontier, LogStore, Move, PairStore, Roll, Stored};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 

@@ -18,9 +18,9 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::store::NodeId;
 
-/// The log of one outbox, and where its pairs stand.
+/// The log of one outbox.
 #[async_trait]
-pub trait LogStore: Send + Sync {
+pub trait LogStore: PairStore {
     /// Appends events in a transaction of their own, if the condition holds.
     async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended>;
 
@@ -46,7 +46,11 @@ pub trait LogStore: Send + Sync {
 
     /// The last position that was stored before this time.
     async fn position_at(&self, time: DateTime<Utc>) -> Result<Position>;
+}
 
+/// Where the pairs of a log stand, and who leads them.
+#[async_trait]
+pub trait PairStore: Send + Sync {
     /// Makes rows for pairs that have none. `true`: at the head of the log instead of its start.
     async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()>;
 
