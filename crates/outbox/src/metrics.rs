@@ -15,7 +15,12 @@
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
 //! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited |
 //!
-//! Each carries the label `store`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
+//! | `outbox.log.published` | counter | events of the log that a publisher took |
+//! | `outbox.log.errors` | counter | batches that a publisher failed to take |
+//! | `outbox.log.leading` | gauge | 1 while this node leads the pair of topic and publisher |
+//! | `outbox.log.lag` | gauge | how many positions the pair is behind the end of the log |
+//!
+//! Each carries the label `store`, those of the log also `topic` and `publisher`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
 //!
 //! | name | kind | counts |
 //! | --- | --- | --- |
@@ -26,6 +31,8 @@
 //! No event's id, key or tenant is ever a label.
 
 use metrics::{Counter, Gauge, counter, gauge};
+
+use crate::log::PairId;
 
 /// Handles to all of the relay's metrics, looked up once.
 #[derive(Clone)]
@@ -62,5 +69,34 @@ impl Metrics {
             cold_depth: gauge("queue.cold.depth"),
             oldest_lag_ms: gauge("lag.oldest.ms"),
         }
+    }
+}
+
+/// Makes the metrics of pairs.
+pub(crate) struct PairMetrics<'a> {
+    prefix: &'a str,
+    store: &'a str,
+}
+
+impl<'a> PairMetrics<'a> {
+    pub(crate) fn new(prefix: &'a str, store: &'a str) -> Self {
+        Self { prefix, store }
+    }
+
+    fn labels(&self, pair: &PairId) -> [(&'static str, String); 3] {
+        let PairMetrics { store, .. } = self;
+        [
+            ("store", (*store).to_owned()),
+            ("topic", pair.topic().to_owned()),
+            ("publisher", pair.publisher().to_owned()),
+        ]
+    }
+
+    pub(crate) fn counter(&self, name: &str, pair: &PairId) -> Counter {
+        counter!(format!("{}.{name}", self.prefix), &self.labels(pair))
+    }
+
+    pub(crate) fn gauge(&self, name: &str, pair: &PairId) -> Gauge {
+        gauge!(format!("{}.{name}", self.prefix), &self.labels(pair))
     }
 }

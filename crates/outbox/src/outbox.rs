@@ -559,6 +559,12 @@ impl<DB: Database> Outbox<DB> {
         self.relay(Mode::WriterOnly)
     }
 
+    /// A relay that publishes the log and leaves the queue to others: see [`publish`](RelayBuilder::publish). Every other relay
+    /// publishes as well, if it is given something to.
+    pub fn log_only(&self) -> RelayBuilder {
+        self.relay(Mode::LogOnly)
+    }
+
     /// Closes the connections. What is used after that gives an error.
     pub async fn close(&self) {
         self.shared.store.close().await;

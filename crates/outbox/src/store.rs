@@ -114,7 +114,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
     /// The log beside the events, if the store has one.
-    fn log(&self) -> Option<&dyn LogStore> {
+    fn log(&self) -> Option<&(dyn LogStore + 'static)> {
         None
     }
 

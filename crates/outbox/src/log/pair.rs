@@ -236,3 +236,10 @@ pub struct PairState {
     /// When its position last moved.
     pub updated_at: DateTime<Utc>,
 }
+
+impl PairState {
+    /// Whether nobody leads it: its leader gave it back, or has not been heard of for too long.
+    pub fn is_free(&self) -> bool {
+        self.leader.is_none() || self.remaining.is_zero()
+    }
+}

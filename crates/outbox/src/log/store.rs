@@ -89,6 +89,8 @@ pub type Stored = Result<LogEvent, (Position, String)>;
 pub struct Frontier {
     /// Everything up to here is decided.
     pub safe: Position,
+    /// The greatest position that has been drawn, decided or not.
+    pub seen: Position,
     /// Positions that are decided once all of these transactions are over, the nearest first. PostgreSQL only.
     pub(crate) barriers: VecDeque<Barrier>,
     /// Which run of the server that was: names of transactions mean nothing in another.

@@ -15,17 +15,19 @@ use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
+use crate::log::Pair;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::sql::Database;
 use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
 
-/// Which of the four modes a relay runs in.
+/// Which of the modes a relay runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     SingleNode,
     MultiNode,
     Ordered,
     WriterOnly,
+    LogOnly,
 }
 
 impl Mode {
@@ -35,7 +37,7 @@ impl Mode {
     }
 
     pub(crate) fn delivers(self) -> bool {
-        !matches!(self, Mode::WriterOnly)
+        !matches!(self, Mode::WriterOnly | Mode::LogOnly)
     }
 }
 
@@ -60,6 +62,9 @@ pub(crate) struct Settings {
     pub(crate) retry: Arc<dyn RetryPolicy>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
+    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pair_lease: Duration,
+    pub(crate) log_watch: Duration,
 }
 
 impl Settings {
@@ -81,8 +86,11 @@ impl Settings {
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
             retry: Arc::new(Backoff::default()),
-            purge: (mode != Mode::WriterOnly).then(PurgeSettings::default),
+            purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
+            pairs: Vec::new(),
+            pair_lease: Duration::from_secs(4),
+            log_watch: Duration::from_millis(250),
         }
     }
 
@@ -108,7 +116,14 @@ impl Settings {
         at_most("lease", self.lease <= year, "a year")?;
         at_most("drain", self.drain <= year, "a year")?;
         at_most("settle_linger", self.linger <= year, "a year")?;
-        if self.lease < Duration::from_millis(100) {
+        let shortest = Duration::from_millis(100);
+        at_most("pair_lease", self.pair_lease <= year, "a year")?;
+        if self.pair_lease < shortest {
+            return Err(Error::Setting(format!("pair_lease is {:?}: use at least 100 ms", self.pair_lease)));
+        }
+        positive("log_watch", !self.log_watch.is_zero())?;
+        at_most("log_watch", self.log_watch <= year, "a year")?;
+        if self.lease < shortest {
             return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
         }
         if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 100 {
@@ -499,6 +514,47 @@ impl<S> RelayBuilder<S> {
     /// Purges nothing: another node, or a person, does.
     pub fn no_purge(mut self) -> Self {
         self.settings.purge = None;
+        self
+    }
+
+    /// Publishes the events of the [log](crate::Log) that a topic selects, to a publisher, at a position of its own:
+    /// `relay.publish(topic.to(publisher))`. Any number of pairs; several nodes that run the same ones share them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use std::time::Duration;
+    /// use outbox::{Event, LatchPublisher, LogPublisher, Outbox, Topic};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// outbox.migrate().await?;
+    /// let wallets = Topic::new("wallets").required_tags(["wallet_id"]);
+    /// let latch = LatchPublisher::new("latch").expecting(1);
+    /// let relay = outbox.log_only()
+    ///     .publish(wallets.to(LogPublisher::default()))
+    ///     .publish(wallets.to(latch.clone()).batch(500).every(Duration::from_secs(5)))
+    ///     .start().await?;
+    ///
+    /// outbox.log().append([Event::new("WalletOpened").tag("wallet_id", "w1").json(&())]).await?;
+    /// let published = latch.wait(Duration::from_secs(5)).await.unwrap();
+    /// assert_eq!(published[0].tag("wallet_id"), Some("w1"));
+    /// relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn publish(mut self, pair: Pair) -> Self {
+        self.settings.pairs.push(pair);
+        self
+    }
+
+    /// How long a node leads a pair without being heard of; 4 s if not set. This is how long a crash delays publishing.
+    pub fn pair_lease(mut self, lease: Duration) -> Self {
+        self.settings.pair_lease = lease;
+        self
+    }
+
+    /// How often to ask the database for the newest position, by one small query for all pairs; every 250 ms if not set. An append
+    /// in the same process is seen at once, one elsewhere by this.
+    pub fn log_watch(mut self, interval: Duration) -> Self {
+        self.settings.log_watch = interval;
         self
     }
 

@@ -267,7 +267,7 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
         Call::Plain(handler) => {
             // Made inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
-            Ended::Said(guarded(limit, handled).await)
+            Ended::Said(guarded(HANDLER, limit, handled).await)
         }
         Call::InTx(handler) => {
             let end = End {
@@ -286,15 +286,19 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
     }
 }
 
-/// Runs a handler. A panic and a timeout are failures like any other.
-pub(super) async fn guarded(
+/// What a handler is called when it goes wrong.
+pub(super) const HANDLER: &str = "the handler";
+
+/// Runs somebody else's code. A panic and a timeout are failures like any other.
+pub(super) async fn guarded<T>(
+    who: &str,
     limit: Duration,
-    handling: impl Future<Output = Result<Outcome, Failure>>,
-) -> Result<Outcome, Failure> {
-    match tokio::time::timeout(limit, AssertUnwindSafe(handling).catch_unwind()).await {
+    doing: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(limit, AssertUnwindSafe(doing).catch_unwind()).await {
         Ok(Ok(result)) => result,
-        Ok(Err(panic)) => Err(panicked("the handler", &*panic)),
-        Err(_) => Err(Failure::retry(format!("the handler did not finish within {limit:?}"))),
+        Ok(Err(panic)) => Err(panicked(who, &*panic)),
+        Err(_) => Err(Failure::retry(format!("{who} did not finish within {limit:?}"))),
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::{Engine, Job, tag};
 use crate::event::{Due, Event, EventId};
@@ -18,7 +18,11 @@ use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
 
 /// Open while a relay runs.
 #[derive(Clone, Default)]
-pub(crate) struct HotDoor(Arc<RwLock<Behind>>);
+pub(crate) struct HotDoor {
+    behind: Arc<RwLock<Behind>>,
+    /// Rung when something was appended to the log.
+    pub(crate) bell: Arc<Notify>,
+}
 
 /// What is behind the door.
 #[derive(Default)]
@@ -38,14 +42,14 @@ impl fmt::Debug for HotDoor {
 
 impl HotDoor {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.0.read().expect("no one panics while holding this lock") {
+        match &*self.behind.read().expect("no one panics while holding this lock") {
             Behind::Relay(engine) => Some(engine.clone()),
             Behind::Nothing | Behind::Starting => None,
         }
     }
 
     fn behind(&self) -> RwLockWriteGuard<'_, Behind> {
-        self.0.write().expect("no one panics while holding this lock")
+        self.behind.write().expect("no one panics while holding this lock")
     }
 
     /// Takes the door for a relay that is about to start. Dropped, it is free again. `None`: another relay has it.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::dispatch::guarded;
+use super::dispatch::{HANDLER, guarded};
 use crate::error::Error;
 use crate::handler::{Cx, Failure, Outcome, TxHandler};
 use crate::outbox::Outbox;
@@ -116,7 +116,7 @@ impl<DB: Database> InTx for Transactional<DB> {
             Ok(tx) => tx,
             Err(error) => return trouble(end, "begin its transaction", &error),
         };
-        let result = guarded(end.limit, async { self.0.handle(cx, &mut tx).await }).await;
+        let result = guarded(HANDLER, end.limit, async { self.0.handle(cx, &mut tx).await }).await;
         if result != Ok(Outcome::Done) {
             roll_back(tx).await;
             return Ended::Said(result);

@@ -14,6 +14,7 @@
 //! | `dispatch` | workers call handlers |
 //! | `settle` | one task writes verdicts in batches |
 //! | `upkeep` | leases, leadership, purge |
+//! | `publish` | the log: one task for all pairs of topic and publisher |
 
 mod builder;
 mod dispatch;
@@ -21,6 +22,7 @@ mod held;
 pub(crate) mod hot;
 pub(crate) mod in_tx;
 mod lanes;
+mod publish;
 mod report;
 mod runs;
 mod settle;
@@ -43,6 +45,7 @@ use self::held::Held;
 use self::hot::HotDoor;
 use self::in_tx::AnyOutbox;
 use self::lanes::Lanes;
+use self::publish::{Bench, Desk};
 use self::runs::Runs;
 use self::settle::{Settler, Speaker, Spoken};
 use self::station::Station;
@@ -156,11 +159,13 @@ pub struct Relay {
 pub(crate) struct Handle {
     engine: Arc<Engine>,
     taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
+    bench: Option<Bench>,
 }
 
 #[derive(Default)]
 struct Tasks {
     purge: Option<JoinHandle<()>>,
+    desk: Option<JoinHandle<()>>,
     hold: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
@@ -216,6 +221,12 @@ impl Relay {
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
+        let desk = if engine.settings.pairs.is_empty() {
+            None
+        } else {
+            let (bell, stop) = (door.bell.clone(), engine.stop.clone());
+            Some(Desk::new(engine.store.clone(), &engine.settings, bell, stop).await?)
+        };
         if engine.settings.mode.delivers() {
             let hold = Hold::new(engine.clone()).await?;
             tasks.settler = Some(tokio::spawn(Settler::new(engine.clone(), heard).run()));
@@ -230,11 +241,13 @@ impl Relay {
                 claim.open(engine.clone());
             }
         }
+        let bench = desk.as_ref().map(Desk::bench);
+        tasks.desk = desk.map(|desk| tokio::spawn(desk.run()));
         if engine.settings.purge.is_some() {
             tasks.purge = Some(tokio::spawn(upkeep::purge(engine.clone())));
         }
         tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
-        Ok(Self { handle: Handle { engine, taker }, door, tasks })
+        Ok(Self { handle: Handle { engine, taker, bench }, door, tasks })
     }
 
     /// The name under which this relay holds events.
@@ -257,7 +270,8 @@ impl Relay {
         self.handle.poll_once().await
     }
 
-    /// Waits until nothing is due and nothing is being handled. What waits for a later time does not count, nor what
+    /// Waits until nothing is due and nothing is being handled, and every publisher that this node leads has published the
+    /// whole log; one that is paused or fails does not count. What waits for a later time does not count, nor what
     /// an earlier event of its key holds back.
     pub async fn idle(&self) -> Result<()> {
         self.handle.idle().await
@@ -291,6 +305,14 @@ impl Handle {
     }
 
     pub(crate) async fn idle(&self) -> Result<()> {
+        self.queue_idle().await?;
+        if let Some(bench) = &self.bench {
+            bench.quiet().await;
+        }
+        Ok(())
+    }
+
+    async fn queue_idle(&self) -> Result<()> {
         let Some(taker) = &self.taker else { return Ok(()) };
         loop {
             let progress = self.engine.progress.notified();
@@ -313,7 +335,7 @@ impl Handle {
 impl Drop for Relay {
     fn drop(&mut self) {
         let tasks = std::mem::take(&mut self.tasks);
-        if tasks.settler.is_none() && tasks.purge.is_none() {
+        if tasks.settler.is_none() && tasks.purge.is_none() && tasks.desk.is_none() {
             return;
         }
         let engine = &self.handle.engine;
@@ -356,8 +378,8 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         let _ = settler.await;
     }
     engine.over.cancel();
-    if let Some(hold) = tasks.hold {
-        let _ = hold.await;
+    for task in [tasks.hold, tasks.desk].into_iter().flatten() {
+        let _ = task.await;
     }
     let result = give_back(&engine, all_ended).await;
     tracing::info!(store = engine.name(), node = %engine.node(), "relay stopped");

@@ -1,0 +1,32 @@
+//! The log of a store that is known to have one.
+
+use std::ops::Deref;
+
+use crate::error::{Error, Result};
+use crate::log::LogStore;
+use crate::store::SharedStore;
+
+/// Reads like the log itself.
+#[derive(Clone)]
+pub(super) struct Book(SharedStore);
+
+impl Book {
+    pub(super) fn new(store: SharedStore) -> Result<Self> {
+        if store.log().is_none() {
+            return Err(Error::Setting(format!("the store {:?} has no log to publish", store.name())));
+        }
+        Ok(Self(store))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+impl Deref for Book {
+    type Target = dyn LogStore;
+
+    fn deref(&self) -> &(dyn LogStore + 'static) {
+        self.0.log().expect("a store that had a log when the desk was made has it still")
+    }
+}

@@ -1,0 +1,256 @@
+//! What has been read of the log, shared by all pairs of this node: read once, published to many.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::log::{Outgoing, Position, Stored, Topic};
+
+/// How many bytes of events are kept for pairs that come by later.
+const KEPT: usize = 24 << 20;
+/// How many bytes one read should bring.
+const READ: usize = 2 << 20;
+/// How many positions one read covers at first, and at least and most.
+const SPAN: (i64, i64, i64) = (100, 16, 1_000);
+/// What an event costs beside its payload.
+const OVERHEAD: usize = 400;
+
+/// A stretch of the log, without gaps: everything after one position and up to another.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) from: Position,
+    pub(super) upto: Position,
+    pub(super) rows: Vec<Stored>,
+}
+
+impl Chunk {
+    fn bytes(&self) -> usize {
+        let size = |row: &Stored| row.as_ref().map_or(0, |event| event.payload_bytes().len());
+        self.rows.iter().map(|row| size(row) + OVERHEAD).sum::<usize>() + OVERHEAD
+    }
+}
+
+/// Stretches that do not overlap, and may have gaps between them.
+#[derive(Debug, Default)]
+pub(super) struct Chunks {
+    held: BTreeMap<Position, Held>,
+    bytes: usize,
+    clock: u64,
+    /// The average size of an event, once some were seen.
+    size: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Held {
+    chunk: Arc<Chunk>,
+    bytes: usize,
+    used: u64,
+}
+
+impl Chunks {
+    /// The stretch that says what comes after this position.
+    pub(super) fn after(&mut self, position: Position) -> Option<Arc<Chunk>> {
+        self.clock += 1;
+        let (_, held) = self.held.range_mut(..=position).next_back()?;
+        if held.chunk.upto <= position {
+            return None;
+        }
+        held.used = self.clock;
+        Some(held.chunk.clone())
+    }
+
+    /// Whether it is known what comes after this position.
+    pub(super) fn covers(&self, position: Position) -> bool {
+        self.held.range(..=position).next_back().is_some_and(|(_, held)| held.chunk.upto > position)
+    }
+
+    /// Forgets the stretch that this position is in.
+    pub(super) fn forget(&mut self, position: Position) {
+        let from = self.held.range(..position).next_back().map(|(from, _)| *from);
+        if let Some(held) = from.and_then(|from| self.held.remove(&from)) {
+            self.bytes -= held.bytes;
+        }
+    }
+
+    /// How far to read from here: as much as fits into memory, and not into what is known already.
+    pub(super) fn reach(&self, from: Position, safe: Position) -> Position {
+        let (first, least, most) = SPAN;
+        let span = self.size.map_or(first, |size| i64::try_from(READ / size.max(1)).unwrap_or(most));
+        let upto = Position::new(from.get().saturating_add(span.clamp(least, most))).min(safe);
+        match self.held.range(from..).find(|(start, _)| **start > from) {
+            Some((start, _)) => upto.min(*start),
+            None => upto,
+        }
+    }
+
+    /// Adds what was read, and forgets what has not been used for longest.
+    pub(super) fn add(&mut self, chunk: Chunk) -> Arc<Chunk> {
+        let bytes = chunk.bytes();
+        if !chunk.rows.is_empty() {
+            let size = bytes / chunk.rows.len();
+            self.size = Some(self.size.map_or(size, |before| (before * 3 + size) / 4));
+        }
+        let chunk = Arc::new(chunk);
+        self.clock += 1;
+        let held = Held { chunk: chunk.clone(), bytes, used: self.clock };
+        self.bytes += bytes;
+        if let Some(replaced) = self.held.insert(chunk.from, held) {
+            self.bytes -= replaced.bytes;
+        }
+        while self.bytes > KEPT && self.held.len() > 2 {
+            let oldest = self.held.iter().min_by_key(|(_, held)| held.used).map(|(from, _)| *from);
+            let Some(held) = oldest.and_then(|from| self.held.remove(&from)) else { break };
+            self.bytes -= held.bytes;
+        }
+        chunk
+    }
+
+    /// What a pair at `cursor` has to publish next: at most `width` events, and nothing beyond `safe`.
+    pub(super) fn gather(
+        &mut self,
+        topic: &Topic,
+        cursor: Position,
+        safe: Position,
+        width: usize,
+        attempt: u32,
+    ) -> Gathered {
+        let mut gathered = Gathered { events: Vec::new(), upto: cursor, missing: false, unreadable: None };
+        while gathered.upto < safe && gathered.events.len() < width {
+            let Some(chunk) = self.after(gathered.upto) else {
+                gathered.missing = true;
+                break;
+            };
+            let start = chunk.rows.partition_point(|row| position(row) <= gathered.upto);
+            for row in &chunk.rows[start..] {
+                match row {
+                    _ if position(row) > safe => break,
+                    Ok(event) => {
+                        gathered.upto = event.position;
+                        if topic.selects(&event.event) {
+                            let position = Some(event.position);
+                            gathered.events.push(Outgoing { event: event.event.clone(), position, attempt });
+                            if gathered.events.len() == width {
+                                return gathered;
+                            }
+                        }
+                    }
+                    // Nobody can say whether it is for this topic: what is before it goes first.
+                    Err((at, reason)) => {
+                        gathered.upto = Position::new(at.get() - 1);
+                        if gathered.events.is_empty() {
+                            gathered.unreadable = Some((*at, reason.clone()));
+                        }
+                        return gathered;
+                    }
+                }
+            }
+            gathered.upto = chunk.upto.min(safe);
+        }
+        gathered
+    }
+}
+
+fn position(row: &Stored) -> Position {
+    match row {
+        Ok(event) => event.position,
+        Err((position, _)) => *position,
+    }
+}
+
+/// What there is to publish.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// In order; they may be none.
+    pub(super) events: Vec<Outgoing>,
+    /// Once these are published, everything up to here is done with.
+    pub(super) upto: Position,
+    /// What comes after that has to be read first.
+    pub(super) missing: bool,
+    /// An event that cannot be read stands in the way.
+    pub(super) unreadable: Option<(Position, String)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::log::LogEvent;
+
+    fn at(n: i64) -> Position {
+        Position::new(n)
+    }
+
+    fn event(n: i64, event_type: &str) -> Stored {
+        Ok(LogEvent { position: at(n), event: Event::new(event_type).json(&n).build().unwrap() })
+    }
+
+    fn chunk(from: i64, upto: i64, rows: Vec<Stored>) -> Chunk {
+        Chunk { from: at(from), upto: at(upto), rows }
+    }
+
+    fn positions(gathered: &Gathered) -> Vec<i64> {
+        gathered.events.iter().map(|event| event.position.unwrap().get()).collect()
+    }
+
+    #[test]
+    fn a_pair_gets_what_its_topic_selects_and_moves_on_over_the_rest() {
+        let mut chunks = Chunks::default();
+        chunks.add(chunk(0, 3, vec![event(1, "A"), event(2, "B"), event(3, "A")]));
+        chunks.add(chunk(3, 9, vec![event(5, "B"), event(9, "B")]));
+        let a = Topic::new("a").types(["A"]);
+
+        let gathered = chunks.gather(&a, at(0), at(9), 10, 1);
+        assert_eq!((positions(&gathered), gathered.upto, gathered.missing), (vec![1, 3], at(9), false));
+
+        let gathered = chunks.gather(&a, at(0), at(9), 1, 1);
+        assert_eq!((positions(&gathered), gathered.upto), (vec![1], at(1)), "no more than asked for");
+
+        let gathered = chunks.gather(&a, at(3), at(9), 10, 1);
+        assert_eq!((positions(&gathered), gathered.upto), (vec![], at(9)), "nothing for it, and it moves on");
+
+        let b = Topic::new("b").types(["B"]);
+        let gathered = chunks.gather(&b, at(2), at(5), 10, 1);
+        assert_eq!((positions(&gathered), gathered.upto), (vec![5], at(5)), "nothing beyond what is decided");
+    }
+
+    #[test]
+    fn what_is_not_known_is_missing() {
+        let mut chunks = Chunks::default();
+        chunks.add(chunk(10, 12, vec![event(11, "A")]));
+        let all = Topic::new("all");
+        assert!(chunks.gather(&all, at(0), at(12), 5, 1).missing);
+        let gathered = chunks.gather(&all, at(10), at(20), 5, 1);
+        assert_eq!((positions(&gathered), gathered.upto, gathered.missing), (vec![11], at(12), true));
+        assert_eq!(chunks.reach(at(5), at(20)), at(10), "not into what is known");
+        assert_eq!(chunks.reach(at(12), at(20)), at(20));
+    }
+
+    #[test]
+    fn an_event_that_cannot_be_read_holds_the_pair_before_it() {
+        let mut chunks = Chunks::default();
+        chunks.add(chunk(0, 3, vec![event(1, "A"), Err((at(2), "odd".to_owned())), event(3, "A")]));
+        let all = Topic::new("all");
+        let gathered = chunks.gather(&all, at(0), at(3), 5, 1);
+        assert_eq!((positions(&gathered), gathered.upto), (vec![1], at(1)));
+        let gathered = chunks.gather(&all, at(1), at(3), 5, 1);
+        assert!(gathered.events.is_empty());
+        assert_eq!(gathered.unreadable.map(|(at, _)| at), Some(at(2)));
+        chunks.forget(at(2));
+        assert!(
+            chunks.gather(&all, at(1), at(3), 5, 1).missing,
+            "it is read again: somebody may have mended it"
+        );
+    }
+
+    #[test]
+    fn memory_is_bounded_and_large_events_are_read_in_small_steps() {
+        let mut chunks = Chunks::default();
+        for n in 0..100 {
+            let big = Event::new("big").bytes("x/y", vec![0; 1_000_000]).build().unwrap();
+            let row = Ok(LogEvent { position: at(n + 1), event: big });
+            chunks.add(chunk(n, n + 1, vec![row]));
+        }
+        assert!(chunks.bytes <= KEPT + 1_001_000);
+        assert!(!chunks.covers(at(0)) && chunks.covers(at(99)));
+        assert_eq!(chunks.reach(at(100), at(1_000)), at(116));
+    }
+}

@@ -1,0 +1,224 @@
+//! What the desk asks: the database, and publishers. Each question is a task of its own, which lives until it is answered.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use tracing::Instrument as _;
+
+use super::Desk;
+use super::book::Book;
+use super::chunks::{Chunk, Gathered};
+use super::news::News;
+use super::strand::{Lead, Outcome};
+use crate::error::Result;
+use crate::handler::Failure;
+use crate::log::{Move, Outgoing, PairId, Position, Publisher, Query};
+use crate::relay::dispatch::guarded;
+
+/// How many reads may be under way.
+const READS: usize = 2;
+
+impl Desk {
+    /// Asks how far the log is decided, and whether there is more of it, when it is time to.
+    pub(super) fn look(&mut self, now: Instant) {
+        if now >= self.next_advance()
+            && let Some(mut frontier) = self.frontier.take()
+        {
+            let looked = !self.hinted && now >= self.earliest_look();
+            self.hinted = false;
+            self.errand(async move |log| {
+                let result = log.advance(&mut frontier).await;
+                News::Advanced { frontier, result, looked }
+            });
+        }
+        if now >= self.watch_at && !self.watching {
+            self.watching = true;
+            self.errand(async move |log| News::Head(log.head().await));
+        }
+    }
+
+    /// Sends what a pair has to publish to its publisher.
+    pub(super) fn feed(&mut self, pair: usize, now: Instant) {
+        let strand = &mut self.strands[pair];
+        let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_ready(now)) else { return };
+        if lead.cursor >= self.safe {
+            return;
+        }
+        let (width, attempt) = (lead.rhythm.width(), lead.rhythm.errors + 1);
+        let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, attempt);
+        let Gathered { events, upto, missing, unreadable } = gathered;
+        // The next stretch too, before it is needed: reading goes on while publishers work.
+        let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
+        if events.is_empty() {
+            lead.cursor = lead.cursor.max(upto);
+            if let Some((at, reason)) = unreadable {
+                // Somebody may mend it.
+                self.chunks.forget(at);
+                let failure = Failure::retry(format!("the event at position {at} cannot be read: {reason}"));
+                lead.rhythm.failed(now, 1, &failure, rand::random());
+                tracing::error!(store = self.log.name(), pair = %strand.pair.id, error = %failure, "cannot publish");
+            }
+            return self.want(ahead);
+        }
+        let batch = events.len();
+        let span =
+            tracing::debug_span!("outbox.publish", store = self.log.name(), pair = %strand.pair.id, batch);
+        let (publisher, limit) = (strand.pair.publisher.clone(), strand.pair.pace.timeout);
+        let (news, epoch) = (self.news.clone(), lead.epoch);
+        let positions: Vec<Position> = events.iter().filter_map(|event| event.position).collect();
+        let task = tokio::spawn(
+            async move {
+                let outcome = publish(&*publisher, &events, limit).await;
+                let _ = news.send(News::Published { pair, epoch, outcome });
+            }
+            .instrument(span),
+        );
+        lead.sent(positions, upto, task.abort_handle());
+        self.want(ahead);
+    }
+
+    /// Notes that a pair needs to know what comes after a position.
+    fn want(&mut self, from: Position) {
+        if !self.wanted.contains(&from) {
+            self.wanted.push(from);
+        }
+    }
+
+    /// Fetches what pairs are waiting for, whoever asked first.
+    pub(super) fn read(&mut self) {
+        let (reading, chunks, safe) = (&self.reading, &self.chunks, self.safe);
+        self.wanted.retain(|from| !reading.contains(from) && !chunks.covers(*from) && *from < safe);
+        let free = READS.saturating_sub(self.reading.len()).min(self.wanted.len());
+        for from in self.wanted.drain(..free).collect::<Vec<_>>() {
+            let upto = self.chunks.reach(from, safe);
+            self.reading.push(from);
+            self.errand(async move |log| News::Read {
+                from,
+                result: read_chunk(&log, from, upto, safe).await,
+            });
+        }
+    }
+
+    /// Tells the table where pairs stand, all in one statement.
+    pub(super) fn save(&mut self, now: Instant) {
+        if self.saving {
+            return;
+        }
+        let loud = now >= self.save_at && self.leads().any(Lead::has_news);
+        let quiet = now >= self.quiet_save_at && self.leads().any(Lead::is_behind);
+        if !loud && !quiet && self.stopping.is_none() {
+            return;
+        }
+        let moves: Vec<Move> = self
+            .strands
+            .iter_mut()
+            .filter_map(|strand| {
+                let lead = strand.lead.as_mut().filter(|lead| lead.is_behind())?;
+                lead.published = false;
+                Some(lead.to_save(&strand.pair.id))
+            })
+            .collect();
+        if moves.is_empty() {
+            return;
+        }
+        self.saving = true;
+        self.saves += 1;
+        let node = self.node.clone();
+        self.errand(async move |log| {
+            let result = log.save(&node, &moves).await;
+            News::Saved { moves, result }
+        });
+    }
+
+    /// Says that this node is alive, and looks who leads what.
+    pub(super) fn tend(&mut self, now: Instant) {
+        if self.tending || now < self.tend_at {
+            return;
+        }
+        self.tending = true;
+        let (node, ttl, saves) = (self.node.clone(), self.ttl, (!self.saving).then_some(self.saves));
+        self.errand(async move |log| {
+            let asked = Instant::now();
+            let result = log.tend(&node, ttl).await;
+            News::Tended { asked, saves, result }
+        });
+    }
+
+    /// Hands over what is more than this node's share, once it is at rest.
+    pub(super) fn give_up(&mut self) {
+        if self.saving {
+            return;
+        }
+        let mut released = Vec::new();
+        for strand in &mut self.strands {
+            let at_rest =
+                strand.lead.as_ref().filter(|l| l.giving_up && l.in_flight.is_none() && !l.is_behind());
+            if let Some(lead) = at_rest {
+                released.push((strand.pair.id.clone(), lead.epoch));
+                strand.lose();
+            }
+        }
+        self.release(released);
+    }
+
+    pub(super) fn release(&mut self, pairs: Vec<(PairId, i64)>) {
+        if pairs.is_empty() {
+            return;
+        }
+        let node = self.node.clone();
+        self.errand(async move |log| {
+            let result = log.release(&node, &pairs).await;
+            News::Released { result }
+        });
+    }
+
+    pub(super) fn claim(&mut self, pairs: Vec<PairId>, now: Instant) {
+        if pairs.is_empty() {
+            self.tending = false;
+            self.tend_at = now + self.ttl / 4;
+            return;
+        }
+        let (node, ttl) = (self.node.clone(), self.ttl);
+        self.errand(async move |log| {
+            let asked = Instant::now();
+            let result = log.claim(&node, ttl, &pairs).await;
+            News::Claimed { asked, result }
+        });
+    }
+
+    /// Has a question asked in a task of its own, which lives until it is answered.
+    pub(super) fn errand<F: Future<Output = News> + Send + 'static>(&self, ask: impl FnOnce(Book) -> F) {
+        let (news, asking) = (self.news.clone(), ask(self.log.clone()));
+        tokio::spawn(async move { news.send(asking.await) });
+    }
+}
+
+/// Asks whether the publisher is well, and has it publish. A panic and a timeout are failures like any other.
+async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> Outcome {
+    let published = async {
+        if !publisher.is_healthy().await {
+            return Ok(Outcome::Unhealthy);
+        }
+        Ok(match publisher.publish_batch(events).await {
+            Ok(()) => Outcome::Published,
+            Err(error) => Outcome::Failed(error.published, error.failure),
+        })
+    };
+    guarded("the publisher", limit, published).await.unwrap_or_else(|failure| Outcome::Failed(0, failure))
+}
+
+async fn read_chunk(log: &Book, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
+    let limit = usize::try_from(upto.get() - from.get()).unwrap_or(1);
+    let rows = log.read(&Query::all(), from, Some(upto), limit).await?;
+    if !rows.is_empty() || upto >= safe {
+        return Ok(Chunk { from, upto, rows });
+    }
+    // Nothing here: a purge may have left a wide gap.
+    let next = log.read(&Query::all(), upto, Some(safe), 1).await?;
+    let upto = match next.first() {
+        Some(Ok(event)) => Position::new(event.position.get() - 1),
+        Some(Err((position, _))) => Position::new(position.get() - 1),
+        None => safe,
+    };
+    Ok(Chunk { from, upto, rows: Vec::new() })
+}

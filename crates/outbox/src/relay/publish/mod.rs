@@ -1,0 +1,341 @@
+//! Publishing the log: one task for all pairs of a node.
+//!
+//! ```text
+//!   advance ──► safe position ─┐
+//!   read ─────► chunks ────────┼─► a strand for each pair this node leads ──► publisher
+//!   tend ─────► who leads what ┘                    └──► save: positions of all pairs in one statement
+//! ```
+//!
+//! The desk decides and never waits: everything that talks to the database or to a publisher is an errand, a task that lives
+//! as long as that one question, and brings the answer back. A pair that has nothing to do costs no task and no connection.
+//!
+//! | file | what it knows |
+//! | --- | --- |
+//! | `rhythm` | when a pair looks and tries, and how much |
+//! | `chunks` | what has been read, shared by all pairs |
+//! | `share` | which pairs this node should lead |
+//! | `strand` | one pair: where it stands, what is under way |
+//! | `errands`, `news` | what the desk asks, and what it makes of the answers |
+
+mod book;
+mod chunks;
+mod errands;
+mod news;
+mod rhythm;
+mod share;
+mod strand;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use self::book::Book;
+use self::chunks::Chunks;
+use self::news::News;
+use self::share::Share;
+use self::strand::{Lead, Meters, Strand};
+use super::Settings;
+use crate::error::{Error, Result};
+use crate::event::EventId;
+use crate::log::{Frontier, Pair, PairId, Position, Topic};
+use crate::metrics::PairMetrics;
+use crate::store::{NodeId, SharedStore};
+
+/// How long to wait for a position that is not decided yet, at first and at most.
+const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
+/// How long the database has to answer, after the drain time.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What can be asked of the desk while it runs.
+#[derive(Clone)]
+pub(crate) struct Bench(mpsc::UnboundedSender<News>);
+
+impl Bench {
+    /// Waits until every pair that this node leads, and that is neither paused nor failing, has published everything.
+    pub(crate) async fn quiet(&self) {
+        let (told, hear) = oneshot::channel();
+        if self.0.send(News::Quiet(told)).is_ok() {
+            let _ = hear.await;
+        }
+    }
+}
+
+/// Runs the pairs of a node.
+pub(crate) struct Desk {
+    log: Book,
+    node: NodeId,
+    ttl: Duration,
+    watch: Duration,
+    drain: Duration,
+    strands: Vec<Strand>,
+    index: HashMap<PairId, usize>,
+    share: Share,
+
+    /// `None` while somebody is out to advance it.
+    frontier: Option<Frontier>,
+    safe: Position,
+    /// The greatest position that anybody has seen.
+    head: Position,
+    chunks: Chunks,
+    wanted: Vec<Position>,
+    reading: Vec<Position>,
+
+    /// Something may be new.
+    hinted: bool,
+    advance_at: Instant,
+    undecided: Duration,
+    watch_at: Instant,
+    watching: bool,
+    save_at: Instant,
+    quiet_save_at: Instant,
+    saving: bool,
+    /// How many saves have been sent or answered: what was asked before the last one does not know it.
+    saves: u64,
+    tend_at: Instant,
+    tending: bool,
+    stopping: Option<Instant>,
+    waiting: Vec<oneshot::Sender<()>>,
+
+    bell: Arc<Notify>,
+    stop: CancellationToken,
+    news: mpsc::UnboundedSender<News>,
+    heard: mpsc::UnboundedReceiver<News>,
+}
+
+impl Desk {
+    /// Makes the rows of the pairs, and takes the node's share of them. Errors are those of the first contact.
+    pub(crate) async fn new(
+        store: SharedStore,
+        settings: &Settings,
+        bell: Arc<Notify>,
+        stop: CancellationToken,
+    ) -> Result<Self> {
+        check(&settings.pairs)?;
+        let log = Book::new(store)?;
+        // A node that was given a name and restarted must not pass for the process it was before, which may still run.
+        let life = EventId::generate();
+        let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
+        let metrics = PairMetrics::new(&settings.metrics_prefix, log.name());
+        let strands: Vec<Strand> = settings
+            .pairs
+            .iter()
+            .map(|pair| Strand { pair: pair.clone(), lead: None, meters: Meters::new(&metrics, pair.id()) })
+            .collect();
+        let index = strands.iter().enumerate().map(|(n, strand)| (strand.id().clone(), n)).collect();
+        let (news, heard) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        let mut desk = Self {
+            node,
+            ttl: settings.pair_lease,
+            watch: settings.log_watch,
+            drain: settings.drain,
+            strands,
+            index,
+            share: Share::default(),
+            frontier: Some(Frontier::default()),
+            safe: Position::START,
+            head: Position::START,
+            chunks: Chunks::default(),
+            wanted: Vec::new(),
+            reading: Vec::new(),
+            hinted: true,
+            advance_at: now,
+            undecided: UNDECIDED.0,
+            watch_at: now + settings.log_watch,
+            watching: false,
+            save_at: now,
+            quiet_save_at: now,
+            saving: false,
+            saves: 0,
+            tend_at: now,
+            tending: false,
+            stopping: None,
+            waiting: Vec::new(),
+            bell,
+            stop,
+            news,
+            heard,
+            log,
+        };
+        desk.begin().await?;
+        Ok(desk)
+    }
+
+    async fn begin(&mut self) -> Result<()> {
+        let log = self.log.clone();
+        let rows: Vec<(PairId, bool)> =
+            self.strands.iter().map(|strand| (strand.id().clone(), strand.pair.from_now)).collect();
+        log.register(&rows).await?;
+        let asked = Instant::now();
+        let roll = log.tend(&self.node, self.ttl).await?;
+        let claims = self.meet(asked, &roll, Some(self.saves));
+        if !claims.is_empty() {
+            let asked = Instant::now();
+            let claimed = log.claim(&self.node, self.ttl, &claims).await?;
+            self.claimed(asked, &claimed);
+        }
+        self.tend_at = Instant::now() + self.ttl / 4;
+        Ok(())
+    }
+
+    pub(crate) fn bench(&self) -> Bench {
+        Bench(self.news.clone())
+    }
+
+    /// Works until the relay stops, then hands everything over.
+    pub(crate) async fn run(mut self) {
+        let (bell, stop) = (self.bell.clone(), self.stop.clone());
+        loop {
+            let next = self.turn(Instant::now());
+            if self.is_over(Instant::now()) {
+                break;
+            }
+            tokio::select! {
+                news = self.heard.recv() => {
+                    if let Some(news) = news {
+                        self.hear(news);
+                    }
+                    while let Ok(news) = self.heard.try_recv() {
+                        self.hear(news);
+                    }
+                }
+                () = bell.notified() => self.hint(),
+                () = tokio::time::sleep_until(next.into()) => {}
+                () = stop.cancelled(), if self.stopping.is_none() => {
+                    self.stopping = Some(Instant::now() + self.drain);
+                }
+            }
+        }
+        self.hand_over().await;
+    }
+
+    /// Does everything that can be done now. Returns when there will be more, if nothing happens before.
+    fn turn(&mut self, now: Instant) -> Instant {
+        if self.stopping.is_none() {
+            self.look(now);
+            for pair in 0..self.strands.len() {
+                self.feed(pair, now);
+            }
+            self.read();
+        } else if self.stopping.is_some_and(|deadline| now >= deadline) {
+            self.abandon();
+        }
+        self.save(now);
+        self.tend(now);
+        self.give_up();
+        self.say_if_quiet(now);
+        self.next(now)
+    }
+
+    fn next(&self, now: Instant) -> Instant {
+        let mut next = now + Duration::from_secs(1);
+        let mut at = |when: Instant| next = next.min(when.max(now + Duration::from_micros(200)));
+        if !self.tending {
+            at(self.tend_at);
+        }
+        if let Some(deadline) = self.stopping {
+            at(if now < deadline { deadline } else { deadline + GRACE });
+        } else {
+            if self.frontier.is_some() {
+                at(self.next_advance());
+            }
+            if !self.watching {
+                at(self.watch_at);
+            }
+        }
+        for lead in self.strands.iter().filter_map(|strand| strand.lead.as_ref()) {
+            if lead.rhythm.try_at > now && lead.in_flight.is_none() {
+                at(lead.rhythm.try_at);
+            }
+            if !self.saving && lead.is_behind() {
+                at(if lead.has_news() { self.save_at } else { self.quiet_save_at });
+            }
+        }
+        next
+    }
+
+    /// When to ask how far the log is decided.
+    fn next_advance(&self) -> Instant {
+        if self.hinted {
+            return self.advance_at;
+        }
+        let mut at = self.earliest_look();
+        if self.safe < self.head {
+            at = at.min(self.advance_at + self.undecided);
+        }
+        at.max(self.advance_at)
+    }
+
+    fn leads(&self) -> impl Iterator<Item = &Lead> {
+        self.strands.iter().filter_map(|strand| strand.lead.as_ref())
+    }
+
+    fn earliest_look(&self) -> Instant {
+        let looks = self.leads().filter(|lead| !lead.paused).map(|lead| lead.rhythm.look_at);
+        looks.min().unwrap_or_else(|| Instant::now() + Duration::from_secs(1))
+    }
+
+    /// There may be something new.
+    fn hint(&mut self) {
+        let now = Instant::now();
+        self.hinted = true;
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            lead.rhythm.hinted(now);
+        }
+    }
+
+    /// Whether everything that was under way when the relay stopped has come back, or has had its time.
+    fn is_over(&self, now: Instant) -> bool {
+        let Some(deadline) = self.stopping else { return false };
+        let resting = |lead: &Lead| lead.in_flight.is_none() && !lead.is_behind();
+        let asks_nothing = !self.saving && !self.tending && self.frontier.is_some();
+        (asks_nothing && self.leads().all(resting)) || now >= deadline + GRACE
+    }
+
+    /// The drain time is over: what is still with a publisher is given up, and comes again.
+    fn abandon(&mut self) {
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            if let Some(batch) = lead.in_flight.take() {
+                batch.task.abort();
+            }
+        }
+    }
+
+    async fn hand_over(mut self) {
+        self.abandon();
+        let left = self.log.leave(&self.node).await;
+        if let Err(error) = left {
+            self.complain(
+                &error,
+                "could not hand over publishers: others take them when this node's lease is over",
+            );
+        }
+        self.strands.iter_mut().for_each(Strand::lose);
+    }
+}
+
+/// Pairs that can be told apart, with settings that make sense.
+fn check(pairs: &[Pair]) -> Result<()> {
+    let mut seen = HashSet::new();
+    let mut topics: HashMap<&str, &Topic> = HashMap::new();
+    for pair in pairs {
+        pair.check()?;
+        if !seen.insert(&pair.id) {
+            return Err(Error::DuplicatePublisher {
+                topic: pair.id.topic().to_owned(),
+                publisher: pair.id.publisher().to_owned(),
+            });
+        }
+        let topic = topics.entry(pair.id.topic()).or_insert(&pair.topic);
+        if **topic != pair.topic {
+            let name = pair.id.topic();
+            return Err(Error::Setting(format!(
+                "two topics named {name:?} have different rules: give each its own name"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! What the desk hears, and what it makes of it.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::chunks::Chunk;
+use super::strand::{Lead, Outcome};
+use super::{Desk, UNDECIDED};
+use crate::error::{Error, Result};
+use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
+
+/// How soon the next question how far the log is decided may follow the last one.
+const BREATH: Duration = Duration::from_millis(1);
+/// How long what was published waits for company before it is saved.
+const LINGER: Duration = Duration::from_millis(10);
+/// How often positions are saved that moved over events which are not for the pair.
+const QUIETLY: Duration = Duration::from_secs(1);
+/// How long to leave the database alone after an error.
+const TROUBLE: Duration = Duration::from_millis(250);
+
+/// What comes back to the desk.
+pub(super) enum News {
+    Advanced {
+        frontier: Frontier,
+        result: Result<()>,
+        looked: bool,
+    },
+    Head(Result<Position>),
+    Read {
+        from: Position,
+        result: Result<Chunk>,
+    },
+    Published {
+        pair: usize,
+        epoch: i64,
+        outcome: Outcome,
+    },
+    Saved {
+        moves: Vec<Move>,
+        result: Result<Vec<PairId>>,
+    },
+    Tended {
+        asked: Instant,
+        saves: Option<u64>,
+        result: Result<Roll>,
+    },
+    Claimed {
+        asked: Instant,
+        result: Result<Vec<PairState>>,
+    },
+    Released {
+        result: Result<()>,
+    },
+    /// Somebody wants to know when everything is published.
+    Quiet(oneshot::Sender<()>),
+}
+
+impl Desk {
+    pub(super) fn hear(&mut self, news: News) {
+        let now = Instant::now();
+        match news {
+            News::Advanced { frontier, result, looked } => self.advanced(frontier, result, looked, now),
+            News::Head(result) => {
+                self.watching = false;
+                self.watch_at = now + self.watch;
+                match result {
+                    Ok(head) if head > self.head => {
+                        self.head = head;
+                        self.hint();
+                    }
+                    Ok(_) => {}
+                    Err(error) => self.complain(&error, "could not look for new events"),
+                }
+            }
+            News::Read { from, result } => {
+                self.reading.retain(|reading| *reading != from);
+                match result {
+                    Ok(chunk) => {
+                        self.chunks.add(chunk);
+                    }
+                    Err(error) => {
+                        self.complain(&error, "could not read the log");
+                        // Pairs ask again at their next look.
+                        self.advance_at = now + TROUBLE;
+                        self.hinted = true;
+                    }
+                }
+            }
+            News::Published { pair, epoch, outcome } => self.published(pair, epoch, &outcome, now),
+            News::Saved { moves, result } => self.saved(&moves, result, now),
+            News::Tended { asked, saves, result } => match result {
+                Ok(roll) => {
+                    let claims = self.meet(asked, &roll, saves);
+                    self.claim(claims, now);
+                }
+                Err(error) => {
+                    self.complain(&error, "could not keep what this node leads");
+                    self.tending = false;
+                    self.tend_at = now + TROUBLE;
+                }
+            },
+            News::Claimed { asked, result } => {
+                self.tending = false;
+                self.tend_at = now + self.ttl / 4;
+                match result {
+                    Ok(states) => self.claimed(asked, &states),
+                    Err(error) => self.complain(&error, "could not take over publishers"),
+                }
+            }
+            News::Released { result } => match result {
+                // Somebody may be waiting for what was given back, and so may this node.
+                Ok(()) => {}
+                Err(error) => self.complain(&error, "could not hand over publishers"),
+            },
+            News::Quiet(told) => {
+                self.hint();
+                self.waiting.push(told);
+            }
+        }
+    }
+
+    pub(super) fn complain(&self, error: &Error, what: &str) {
+        tracing::warn!(store = self.log.name(), node = %self.node, %error, "{what}");
+    }
+
+    pub(super) fn advanced(&mut self, frontier: Frontier, result: Result<()>, looked: bool, now: Instant) {
+        self.advance_at = now + BREATH;
+        let safe = frontier.safe;
+        self.head = self.head.max(frontier.seen);
+        self.frontier = Some(frontier);
+        if let Err(error) = result {
+            self.complain(&error, "could not look how far the log is decided");
+            self.advance_at = now + TROUBLE;
+            self.hinted = true;
+            return;
+        }
+        let moved = safe > self.safe;
+        self.safe = safe;
+        self.head = self.head.max(safe);
+        self.undecided = if moved { UNDECIDED.0 } else { (self.undecided * 3 / 2).min(UNDECIDED.1) };
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            if moved {
+                lead.rhythm.hinted(now);
+            } else if looked && now >= lead.rhythm.look_at {
+                lead.rhythm.looked_in_vain(now);
+            }
+        }
+    }
+
+    pub(super) fn published(&mut self, pair: usize, epoch: i64, outcome: &Outcome, now: Instant) {
+        let strand = &mut self.strands[pair];
+        let Some(lead) = strand.lead.as_mut().filter(|lead| lead.epoch == epoch) else { return };
+        let before = lead.rhythm.status();
+        let published = lead.ended(outcome, now, rand::random());
+        strand.meters.published.increment(published as u64);
+        let (store, pair, status) = (self.log.name(), &strand.pair.id, lead.rhythm.status());
+        match outcome {
+            Outcome::Published if before != status => {
+                tracing::info!(store, %pair, "the publisher works again");
+            }
+            Outcome::Published => {}
+            Outcome::Failed(_, failure) => {
+                strand.meters.errors.increment(1);
+                let errors = lead.rhythm.errors;
+                let retry_in = lead.rhythm.try_at.saturating_duration_since(now);
+                tracing::error!(store, %pair, errors, %status, ?retry_in, error = %failure, "could not publish");
+            }
+            Outcome::Unhealthy => tracing::warn!(store, %pair, "the publisher is not healthy"),
+        }
+    }
+
+    pub(super) fn saved(&mut self, moves: &[Move], result: Result<Vec<PairId>>, now: Instant) {
+        self.saving = false;
+        self.saves += 1;
+        self.save_at = now + LINGER;
+        self.quiet_save_at = now + QUIETLY;
+        let moved: HashSet<PairId> = match result {
+            Ok(moved) => moved.into_iter().collect(),
+            Err(error) => {
+                self.complain(&error, "could not save positions");
+                self.save_at = now + TROUBLE;
+                for unsaved in moves {
+                    if let Some(lead) = self.led_in(&unsaved.pair, unsaved.epoch) {
+                        lead.published = true;
+                    }
+                }
+                return;
+            }
+        };
+        let mut lost = Vec::new();
+        for saved in moves {
+            if moved.contains(&saved.pair) {
+                if let Some(lead) = self.led_in(&saved.pair, saved.epoch) {
+                    lead.was_saved(saved);
+                }
+            } else if self.led_in(&saved.pair, saved.epoch).is_some() {
+                tracing::warn!(
+                    store = self.log.name(), pair = %saved.pair,
+                    "somebody else has the publisher, or set its position: starting again from what the table says"
+                );
+                self.strands[self.index[&saved.pair]].lose();
+                lost.push((saved.pair.clone(), saved.epoch));
+            }
+        }
+        self.release(lost);
+    }
+
+    pub(super) fn led_in(&mut self, pair: &PairId, epoch: i64) -> Option<&mut Lead> {
+        let strand = &mut self.strands[*self.index.get(pair)?];
+        strand.lead.as_mut().filter(|lead| lead.epoch == epoch)
+    }
+
+    /// Compares what this node believes with what the table says. Returns what to claim.
+    pub(super) fn meet(&mut self, asked: Instant, roll: &Roll, saves: Option<u64>) -> Vec<PairId> {
+        let now = Instant::now();
+        // Only what was asked after the last save, and answered before the next, can be compared with it.
+        let comparable = saves == Some(self.saves) && !self.saving;
+        let mut stray = Vec::new();
+        for state in &roll.pairs {
+            let Some(&pair) = self.index.get(&state.id) else { continue };
+            let strand = &mut self.strands[pair];
+            strand.meters.lag.set((self.head.get() - state.position.get()).max(0) as f64);
+            let ours = state.leader.as_ref() == Some(&self.node) && !state.is_free();
+            match &mut strand.lead {
+                Some(lead) if ours && lead.epoch == state.epoch => {
+                    lead.until = asked + self.ttl;
+                    lead.paused = state.status == PairStatus::Paused;
+                    if comparable && !lead.published && lead.in_flight.is_none() {
+                        if state.position != lead.saved.position {
+                            tracing::info!(store = self.log.name(), pair = %state.id, position = %state.position, "the position was set");
+                            strand.take(state, asked, self.ttl, now);
+                        } else if lead.saved.errors > 0 && state.error_count == 0 {
+                            lead.rhythm.forgive(now);
+                            lead.saved.errors = 0;
+                            lead.saved.last_error = None;
+                        }
+                    }
+                }
+                Some(_) => {
+                    tracing::warn!(store = self.log.name(), pair = %state.id, "this node leads the publisher no more");
+                    strand.lose();
+                }
+                None if ours => stray.push((state.id.clone(), state.epoch)),
+                None => {}
+            }
+        }
+        self.release(stray);
+        if self.stopping.is_some() {
+            return Vec::new();
+        }
+        let runs: HashSet<PairId> = self.index.keys().cloned().collect();
+        let leads: HashSet<PairId> =
+            self.strands.iter().filter(|s| s.lead.is_some()).map(|s| s.id().clone()).collect();
+        let change = self.share.change(&self.node, &runs, &leads, roll);
+        let surplus: HashSet<PairId> = change.give_up.into_iter().collect();
+        for strand in &mut self.strands {
+            let gives_up = surplus.contains(&strand.pair.id);
+            if let Some(lead) = &mut strand.lead {
+                lead.giving_up = gives_up;
+            }
+        }
+        change.claim
+    }
+
+    pub(super) fn claimed(&mut self, asked: Instant, states: &[PairState]) {
+        let now = Instant::now();
+        for state in states {
+            let Some(&pair) = self.index.get(&state.id) else { continue };
+            tracing::debug!(store = self.log.name(), pair = %state.id, epoch = state.epoch, "this node leads the publisher");
+            self.strands[pair].take(state, asked, self.ttl, now);
+        }
+        self.hinted |= !states.is_empty();
+    }
+
+    /// Tells those who wait that everything is published.
+    pub(super) fn say_if_quiet(&mut self, now: Instant) {
+        if self.waiting.is_empty()
+            || self.hinted
+            || self.frontier.is_none()
+            || self.safe < self.head
+            || self.saving
+        {
+            return;
+        }
+        let busy = |lead: &Lead| {
+            lead.in_flight.is_some() || (!lead.is_held(now) && (lead.cursor < self.safe || lead.has_news()))
+        };
+        if !self.leads().any(busy) {
+            self.waiting.drain(..).for_each(|told| _ = told.send(()));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! When a pair looks, when it tries again, and how much it tries: decided in pure functions.
+
+use std::time::{Duration, Instant};
+
+use crate::handler::{Again, Failure};
+use crate::log::{Pace, PairStatus};
+
+/// How long a publisher that says it is not healthy is left alone, at first and at most.
+const UNHEALTHY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// The state of a pair between two batches.
+#[derive(Clone, Debug)]
+pub(super) struct Rhythm {
+    pace: Pace,
+    /// Looks in a row that found nothing.
+    empty: u32,
+    /// When to look, if nothing says before that there is something.
+    pub(super) look_at: Instant,
+    /// Errors in a row.
+    pub(super) errors: u32,
+    pub(super) last_error: Option<String>,
+    /// Times in a row that the publisher said it is not healthy.
+    unhealthy: u32,
+    /// Not before this.
+    pub(super) try_at: Instant,
+    /// How many events to try: one while nothing goes through.
+    width: usize,
+}
+
+impl Rhythm {
+    /// Goes on with the errors that the table knows of.
+    pub(super) fn new(pace: Pace, errors: u32, last_error: Option<String>, now: Instant) -> Self {
+        let width = if errors > 0 { 1 } else { pace.batch };
+        Self { pace, empty: 0, look_at: now, errors, last_error, unhealthy: 0, try_at: now, width }
+    }
+
+    /// How many events the next batch may have.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    pub(super) fn status(&self) -> PairStatus {
+        if self.errors >= self.pace.fails_after { PairStatus::Failed } else { PairStatus::Active }
+    }
+
+    /// There may be something new.
+    pub(super) fn hinted(&mut self, now: Instant) {
+        self.empty = 0;
+        self.look_at = now + self.pace.every;
+    }
+
+    /// Looked because it was time to, and there was nothing.
+    pub(super) fn looked_in_vain(&mut self, now: Instant) {
+        self.empty = self.empty.saturating_add(1);
+        let doublings = self.empty.saturating_sub(self.pace.idle_after).min(16);
+        let longest = self.pace.idle_max.max(self.pace.every);
+        self.look_at = now + self.pace.every.saturating_mul(1 << doublings).min(longest);
+    }
+
+    /// A batch went through. Says whether that is news: there were errors before.
+    pub(super) fn went_well(&mut self, now: Instant) -> bool {
+        let news = self.errors > 0 || self.last_error.is_some();
+        (self.errors, self.last_error, self.unhealthy) = (0, None, 0);
+        self.width = (self.width * 2).min(self.pace.batch);
+        self.try_at = now;
+        self.hinted(now);
+        news
+    }
+
+    /// A batch of so many failed. `random` is in `[0, 1)`.
+    pub(super) fn failed(&mut self, now: Instant, tried: usize, failure: &Failure, random: f64) {
+        self.errors = self.errors.saturating_add(1);
+        self.last_error = Some(failure.message.clone());
+        self.width = if self.status() == PairStatus::Failed { 1 } else { (tried / 2).max(1) };
+        let pause = match failure.again {
+            Again::After(pause) => pause,
+            Again::ByPolicy | Again::Never => {
+                let doublings = (self.errors - 1).min(16);
+                let pause = self.pace.retry_base.saturating_mul(1 << doublings).min(self.pace.retry_max);
+                pause.mul_f64(0.75 + random / 2.0)
+            }
+        };
+        self.try_at = now + pause.min(Duration::from_secs(365 * 86_400));
+    }
+
+    /// The publisher says that it is not healthy: no error, and no batch.
+    pub(super) fn unhealthy(&mut self, now: Instant) {
+        self.unhealthy = self.unhealthy.saturating_add(1);
+        self.last_error = Some("the publisher says that it is not healthy".to_owned());
+        let (first, longest) = UNHEALTHY;
+        self.try_at = now + first.saturating_mul(1 << (self.unhealthy - 1).min(16)).min(longest);
+    }
+
+    /// Somebody said that all is well: tries again at once.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        *self = Self::new(self.pace.clone(), 0, None, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEC: Duration = Duration::from_secs(1);
+
+    fn rhythm(now: Instant) -> Rhythm {
+        Rhythm::new(Pace::default(), 0, None, now)
+    }
+
+    #[test]
+    fn after_three_looks_in_vain_each_wait_doubles_up_to_a_minute_and_a_hint_resets() {
+        let now = Instant::now();
+        let mut rhythm = rhythm(now);
+        let waits: Vec<u64> = (0..11)
+            .map(|_| {
+                rhythm.looked_in_vain(now);
+                (rhythm.look_at - now).as_secs()
+            })
+            .collect();
+        assert_eq!(waits, [1, 1, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        rhythm.hinted(now);
+        assert_eq!(rhythm.look_at, now + SEC);
+        rhythm.looked_in_vain(now);
+        assert_eq!(rhythm.look_at, now + SEC);
+    }
+
+    #[test]
+    fn errors_narrow_the_batch_to_one_and_make_the_pair_failed_until_one_goes_through() {
+        let now = Instant::now();
+        let mut rhythm = rhythm(now);
+        let failure = Failure::retry("no route");
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            let tried = rhythm.width();
+            rhythm.failed(now, tried, &failure, 0.5);
+            seen.push((rhythm.width(), rhythm.status(), (rhythm.try_at - now).as_millis()));
+        }
+        use PairStatus::{Active, Failed};
+        assert_eq!(
+            seen,
+            [
+                (50, Active, 500),
+                (25, Active, 1_000),
+                (12, Active, 2_000),
+                (6, Active, 4_000),
+                (1, Failed, 8_000),
+                (1, Failed, 16_000),
+            ]
+        );
+        assert!(rhythm.went_well(now), "it is news");
+        assert_eq!((rhythm.status(), rhythm.errors, rhythm.width(), rhythm.try_at), (Active, 0, 2, now));
+        for _ in 0..10 {
+            rhythm.went_well(now);
+        }
+        assert_eq!(rhythm.width(), 100);
+    }
+
+    #[test]
+    fn a_publisher_that_says_when_is_asked_then() {
+        let now = Instant::now();
+        let mut rhythm = rhythm(now);
+        rhythm.failed(now, 1, &Failure::retry_after(7 * SEC, "busy"), 0.9);
+        assert_eq!(rhythm.try_at, now + 7 * SEC);
+    }
+
+    #[test]
+    fn an_unhealthy_publisher_counts_no_error() {
+        let now = Instant::now();
+        let mut rhythm = rhythm(now);
+        for _ in 0..20 {
+            rhythm.unhealthy(now);
+        }
+        assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
+        assert_eq!(rhythm.try_at, now + 5 * SEC);
+        assert!(rhythm.last_error.is_some());
+        rhythm.forgive(now);
+        assert_eq!((rhythm.last_error, rhythm.try_at), (None, now));
+    }
+}

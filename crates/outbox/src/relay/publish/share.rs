@@ -1,0 +1,142 @@
+//! Which pairs this node should lead: its share of them, decided in a pure function.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use crate::log::{PairId, Roll};
+use crate::store::NodeId;
+
+/// What to change.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Nobody leads them: to be taken.
+    pub(super) claim: Vec<PairId>,
+    /// More than its share: to be given up, as soon as they are at rest.
+    pub(super) give_up: Vec<PairId>,
+}
+
+/// Shares the pairs among the nodes.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    /// Free the last time we looked: whoever should have taken them does not.
+    free_before: HashSet<PairId>,
+    /// Taken although our share was full, because nobody else did. They stay.
+    spare: HashSet<PairId>,
+}
+
+impl Share {
+    /// Every node may lead its part of the pairs that this node runs, rounded up. What nobody takes for two rounds, because
+    /// the nodes that have room do not run it, is taken by whoever does.
+    pub(super) fn change(
+        &mut self,
+        me: &NodeId,
+        runs: &HashSet<PairId>,
+        leads: &HashSet<PairId>,
+        roll: &Roll,
+    ) -> Change {
+        let quota = runs.len().div_ceil(roll.nodes.len().max(1));
+        self.spare.retain(|pair| leads.contains(pair));
+        let counted: Vec<&PairId> = {
+            let mut counted: Vec<_> = leads.iter().filter(|pair| !self.spare.contains(*pair)).collect();
+            counted.sort();
+            counted
+        };
+        let mut free: Vec<PairId> = roll
+            .pairs
+            .iter()
+            .filter(|state| runs.contains(&state.id) && state.is_free())
+            .map(|state| state.id.clone())
+            .collect();
+        // Every node begins somewhere else, so that they do not all reach for the same.
+        if !free.is_empty() {
+            let mut hasher = DefaultHasher::new();
+            me.hash(&mut hasher);
+            let start = usize::try_from(hasher.finish() % free.len() as u64).unwrap_or_default();
+            free.rotate_left(start);
+        }
+        let room = quota.saturating_sub(counted.len());
+        let mut change = Change::default();
+        for (n, pair) in free.iter().enumerate() {
+            if n < room {
+                change.claim.push(pair.clone());
+            } else if self.free_before.contains(pair) {
+                self.spare.insert(pair.clone());
+                change.claim.push(pair.clone());
+            }
+        }
+        if counted.len() > quota {
+            change.give_up = counted[quota..].iter().map(|pair| (*pair).clone()).collect();
+        }
+        self.free_before = free.into_iter().collect();
+        change
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::*;
+    use crate::log::{PairState, PairStatus, Position};
+
+    fn id(n: usize) -> PairId {
+        PairId::new("t", format!("p{n:03}"))
+    }
+
+    fn roll(nodes: usize, leaders: &[Option<&str>]) -> Roll {
+        let pairs = leaders.iter().enumerate().map(|(n, leader)| PairState {
+            id: id(n),
+            status: PairStatus::Active,
+            position: Position::START,
+            error_count: 0,
+            last_error: None,
+            leader: leader.map(NodeId::from),
+            epoch: 1,
+            remaining: std::time::Duration::from_secs(1),
+            updated_at: DateTime::UNIX_EPOCH,
+        });
+        Roll { nodes: (0..nodes).map(|n| NodeId::from(format!("n{n}"))).collect(), pairs: pairs.collect() }
+    }
+
+    fn ids(range: std::ops::Range<usize>) -> HashSet<PairId> {
+        range.map(id).collect()
+    }
+
+    #[test]
+    fn alone_a_node_takes_everything_that_is_free() {
+        let mut share = Share::default();
+        let change = share.change(&"n0".into(), &ids(0..5), &HashSet::new(), &roll(1, &[None; 5]));
+        assert_eq!(change.claim.iter().cloned().collect::<HashSet<_>>(), ids(0..5));
+        assert!(change.give_up.is_empty());
+    }
+
+    #[test]
+    fn when_a_node_joins_the_others_give_up_what_is_over_their_share() {
+        let mut share = Share::default();
+        let all = [Some("n0"); 6];
+        let change = share.change(&"n0".into(), &ids(0..6), &ids(0..6), &roll(3, &all));
+        assert_eq!(change.give_up, [id(2), id(3), id(4), id(5)]);
+        assert!(change.claim.is_empty());
+    }
+
+    #[test]
+    fn nobody_takes_more_than_its_share_unless_nobody_else_does() {
+        let mut share = Share::default();
+        let leaders = [Some("n0"), Some("n0"), None, None];
+        let (runs, leads) = (ids(0..4), ids(0..2));
+        let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
+        assert_eq!(change, Change::default(), "the other node should take them");
+        let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
+        assert_eq!(change.claim.len(), 2, "it does not");
+        // And they are not given up again.
+        let change = share.change(&"n0".into(), &runs, &ids(0..4), &roll(2, &[Some("n0"); 4]));
+        assert_eq!(change, Change::default());
+    }
+
+    #[test]
+    fn what_this_node_does_not_run_is_not_its_business() {
+        let mut share = Share::default();
+        let change = share.change(&"n0".into(), &ids(0..1), &HashSet::new(), &roll(1, &[None; 3]));
+        assert_eq!(change.claim, [id(0)]);
+    }
+}

@@ -1,0 +1,209 @@
+//! One pair on this node: where it stands, what is under way, what is still to be saved.
+
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, Gauge};
+
+use super::rhythm::Rhythm;
+use crate::handler::Failure;
+use crate::log::{Move, Pair, PairId, PairState, PairStatus, Position};
+use crate::metrics::PairMetrics;
+
+/// A pair that this node runs, whether it leads it or not.
+pub(super) struct Strand {
+    pub(super) pair: Pair,
+    pub(super) lead: Option<Lead>,
+    pub(super) meters: Meters,
+}
+
+/// What is counted of a pair.
+pub(super) struct Meters {
+    pub(super) published: Counter,
+    pub(super) errors: Counter,
+    pub(super) leading: Gauge,
+    pub(super) lag: Gauge,
+}
+
+impl Meters {
+    pub(super) fn new(metrics: &PairMetrics<'_>, pair: &PairId) -> Self {
+        Self {
+            published: metrics.counter("log.published", pair),
+            errors: metrics.counter("log.errors", pair),
+            leading: metrics.gauge("log.leading", pair),
+            lag: metrics.gauge("log.lag", pair),
+        }
+    }
+}
+
+/// A pair that this node leads.
+pub(super) struct Lead {
+    pub(super) epoch: i64,
+    /// By this process's own clock, counted from before leadership was asked for.
+    pub(super) until: Instant,
+    /// What the table says.
+    pub(super) saved: Saved,
+    /// Everything up to here is done with.
+    pub(super) cursor: Position,
+    /// Whether something was published that the table does not know of.
+    pub(super) published: bool,
+    pub(super) rhythm: Rhythm,
+    pub(super) paused: bool,
+    /// To be given to another node, as soon as it is at rest.
+    pub(super) giving_up: bool,
+    pub(super) in_flight: Option<InFlight>,
+}
+
+/// Where a pair stands in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Saved {
+    pub(super) position: Position,
+    pub(super) status: PairStatus,
+    pub(super) errors: u32,
+    pub(super) last_error: Option<String>,
+}
+
+/// A batch that a publisher is at.
+pub(super) struct InFlight {
+    /// The positions of its events.
+    pub(super) positions: Vec<Position>,
+    /// Everything up to here is done with when it is published.
+    pub(super) upto: Position,
+    pub(super) task: tokio::task::AbortHandle,
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Published,
+    /// So many from its start were published, then it failed.
+    Failed(usize, Failure),
+    Unhealthy,
+}
+
+impl Strand {
+    pub(super) fn id(&self) -> &PairId {
+        &self.pair.id
+    }
+
+    /// Leads from now on, from where the table says.
+    pub(super) fn take(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
+        let rhythm = Rhythm::new(self.pair.pace.clone(), state.error_count, state.last_error.clone(), now);
+        self.lead = Some(Lead {
+            epoch: state.epoch,
+            until: asked + ttl,
+            saved: Saved::of(state),
+            cursor: state.position,
+            published: false,
+            rhythm,
+            paused: state.status == PairStatus::Paused,
+            giving_up: false,
+            in_flight: None,
+        });
+        self.meters.leading.set(1.0);
+    }
+
+    /// Leads no more. What is under way is no longer waited for.
+    pub(super) fn lose(&mut self) {
+        if self.lead.take().is_some() {
+            self.meters.leading.set(0.0);
+        }
+    }
+}
+
+impl Saved {
+    fn of(state: &PairState) -> Self {
+        Self {
+            position: state.position,
+            status: state.status,
+            errors: state.error_count,
+            last_error: state.last_error.clone(),
+        }
+    }
+}
+
+impl Lead {
+    /// Whether it may publish now.
+    pub(super) fn is_ready(&self, now: Instant) -> bool {
+        self.in_flight.is_none()
+            && !self.paused
+            && !self.giving_up
+            && now < self.until
+            && now >= self.rhythm.try_at
+    }
+
+    /// Whether it waits for something that is not an event.
+    pub(super) fn is_held(&self, now: Instant) -> bool {
+        self.paused || self.giving_up || now >= self.until || now < self.rhythm.try_at
+    }
+
+    /// A batch is with the publisher.
+    pub(super) fn sent(&mut self, positions: Vec<Position>, upto: Position, task: tokio::task::AbortHandle) {
+        self.in_flight = Some(InFlight { positions, upto, task });
+    }
+
+    /// What became of it. Returns how many events were published.
+    pub(super) fn ended(&mut self, outcome: &Outcome, now: Instant, random: f64) -> usize {
+        let Some(batch) = self.in_flight.take() else { return 0 };
+        let published = match outcome {
+            Outcome::Published => {
+                self.cursor = self.cursor.max(batch.upto);
+                self.rhythm.went_well(now);
+                batch.positions.len()
+            }
+            Outcome::Failed(published, failure) => {
+                // One that claims more than it was given has published all of it, and still failed.
+                let published = (*published).min(batch.positions.len());
+                if published > 0 {
+                    self.cursor = self.cursor.max(batch.positions[published - 1]);
+                }
+                self.rhythm.failed(now, batch.positions.len() - published, failure, random);
+                published
+            }
+            Outcome::Unhealthy => {
+                self.rhythm.unhealthy(now);
+                0
+            }
+        };
+        self.published |= published > 0;
+        published
+    }
+
+    /// What the table should say.
+    fn wanted(&self) -> Saved {
+        Saved {
+            position: self.cursor,
+            status: self.rhythm.status(),
+            errors: self.rhythm.errors,
+            last_error: self.rhythm.last_error.clone(),
+        }
+    }
+
+    /// Whether the table should be told at once: something was published, or went wrong, or is well again.
+    pub(super) fn has_news(&self) -> bool {
+        self.published
+            || self.rhythm.errors != self.saved.errors
+            || self.rhythm.last_error != self.saved.last_error
+    }
+
+    /// Whether the table is behind at all.
+    pub(super) fn is_behind(&self) -> bool {
+        self.cursor > self.saved.position || self.has_news()
+    }
+
+    /// What to tell the table.
+    pub(super) fn to_save(&self, id: &PairId) -> Move {
+        let Saved { position: to, status, errors: error_count, last_error } = self.wanted();
+        let from = self.saved.position;
+        Move { pair: id.clone(), epoch: self.epoch, from, to, status, error_count, last_error }
+    }
+
+    /// The table knows.
+    pub(super) fn was_saved(&mut self, saved: &Move) {
+        self.saved = Saved {
+            position: saved.to,
+            status: saved.status,
+            errors: saved.error_count,
+            last_error: saved.last_error.clone(),
+        };
+    }
+}
