@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use outbox::{
-    Appended, Condition, Error, Event, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Projection, PublishError,
-    Publisher, Query, Topic,
+    Appended, Condition, Error, Event, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Projection,
+    PublishError, Publisher, Query, Topic,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
@@ -74,7 +74,13 @@ enum Transfer {
 }
 
 /// Moves money, if there is enough of it. Decides again when something happened in between.
-async fn transfer(log: &Log<Sqlite>, from: &str, to: &str, amount: i64, request: &str) -> outbox::Result<Transfer> {
+async fn transfer(
+    log: &Log<Sqlite>,
+    from: &str,
+    to: &str,
+    amount: i64,
+    request: &str,
+) -> outbox::Result<Transfer> {
     loop {
         let source = balance(log, from).await?;
         let target = balance(log, to).await?;
@@ -106,7 +112,8 @@ impl Publisher for Journal {
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let mut lines = self.0.lock().expect("nobody panics while writing");
         for event in events {
-            let wallets: Vec<&str> = event.tags().iter().filter(|t| t.name() == "wallet").map(|t| t.value()).collect();
+            let wallets: Vec<&str> =
+                event.tags().iter().filter(|t| t.name() == "wallet").map(|t| t.value()).collect();
             let position = event.position().map_or(0, |position| position.get());
             lines.push(format!("{position:>3}  {:<16}  {}", event.event_type(), wallets.join(" -> ")));
         }

@@ -113,6 +113,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
+    /// Hears when another process says that something was appended, where the database carries such news. They are hints:
+    /// some may be lost.
+    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+        Ok(None)
+    }
+
+    /// Says so.
+    async fn ring(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The log beside the events, if the store has one.
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {
         None
@@ -123,6 +134,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Says whether the tables are there and of the right version.
     async fn check_schema(&self) -> Result<()>;
+}
+
+/// Hears what other processes say.
+#[async_trait]
+pub trait Listener: Send {
+    /// Waits for the next word. Connects again by itself after an error.
+    async fn heard(&mut self) -> Result<()>;
 }
 
 /// A store that the relay and others share.

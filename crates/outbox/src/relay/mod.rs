@@ -166,6 +166,7 @@ pub(crate) struct Handle {
 struct Tasks {
     purge: Option<JoinHandle<()>>,
     desk: Option<JoinHandle<()>>,
+    ear: Option<JoinHandle<()>>,
     hold: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
@@ -240,6 +241,10 @@ impl Relay {
                 // Without a hot path too: then writers only say that there is something to take.
                 claim.open(engine.clone());
             }
+        }
+        if desk.is_some() {
+            let (store, bell, stop) = (engine.store.clone(), door.bell.clone(), engine.stop.clone());
+            tasks.ear = Some(tokio::spawn(publish::listen(store, bell, stop)));
         }
         let bench = desk.as_ref().map(Desk::bench);
         tasks.desk = desk.map(|desk| tokio::spawn(desk.run()));
@@ -378,7 +383,7 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         let _ = settler.await;
     }
     engine.over.cancel();
-    for task in [tasks.hold, tasks.desk].into_iter().flatten() {
+    for task in [tasks.hold, tasks.desk, tasks.ear].into_iter().flatten() {
         let _ = task.await;
     }
     let result = give_back(&engine, all_ended).await;

@@ -10,7 +10,7 @@ use super::names::{Names, Statement, render};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::store::{Completion, Holder, NodeId, OnDead};
+use crate::store::{Completion, Holder, Listener, NodeId, OnDead};
 
 /// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
 /// and `Sqlite`; sealed.
@@ -288,6 +288,17 @@ pub trait Dialect: sqlx::Database + Sized {
         rows: &[NewRow],
         birth: Option<&BirthLease>,
     ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
+
+    /// Whether processes can tell each other that there is something new.
+    const RINGS: bool = false;
+
+    /// Hears of it, on a connection of its own.
+    fn listen(
+        _options: Options<Self>,
+        _channel: &str,
+    ) -> impl Future<Output = Result<Option<Box<dyn Listener>>>> + Send {
+        async { Ok(None) }
+    }
 
     /// Holds off other migrations until the transaction ends.
     fn lock_migrations(conn: &mut Self::Connection, names: &Names)

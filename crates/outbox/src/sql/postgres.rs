@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, Postgres};
+use sqlx::postgres::{
+    PgArguments, PgConnectOptions, PgConnection, PgListener, PgPool, PgPoolOptions, Postgres,
+};
 use sqlx::query::Query;
 
 use super::StoreOptions;
@@ -13,7 +16,7 @@ use super::inbox::returned;
 use super::names::{Listed, Names, Statement};
 use super::statements::{insert_values, row_values};
 use crate::error::{Error, Result, without_credentials};
-use crate::store::{Completion, Holder, OnDead};
+use crate::store::{Completion, Holder, Listener, OnDead};
 
 /// Leases in one statement. `w` is the window, locked; `stops` the first event of each key that is not in it;
 /// `taken` what was leased. Rows of `w` without a lease were blocked by an earlier event of their key.
@@ -229,6 +232,14 @@ impl Dialect for Postgres {
         Ok(Some(ids.into_iter().flatten().collect()))
     }
 
+    const RINGS: bool = true;
+
+    async fn listen(options: PgConnectOptions, channel: &str) -> Result<Option<Box<dyn Listener>>> {
+        let mut listener = PgListener::connect_with(&pool(1).connect_lazy_with(options)).await?;
+        listener.listen(channel).await?;
+        Ok(Some(Box::new(Ear(listener))))
+    }
+
     async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<()> {
         let lock = Statement::numbered("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))".to_owned());
         Self::run(conn, lock, vec![Value::text(names.table.clone())]).await?;
@@ -246,6 +257,17 @@ impl Dialect for Postgres {
     }
 
     plumbing!(bind);
+}
+
+/// `LISTEN`, on a connection of its own.
+struct Ear(PgListener);
+
+#[async_trait]
+impl Listener for Ear {
+    async fn heard(&mut self) -> Result<()> {
+        self.0.recv().await?;
+        Ok(())
+    }
 }
 
 /// What holds a settlement back from a row that is not its holder's any more.

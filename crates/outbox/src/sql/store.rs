@@ -23,9 +23,9 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId,
-    OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take, Taken,
-    Verdict,
+    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener,
+    NodeId, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take,
+    Taken, Verdict,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -768,6 +768,23 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(())
     }
 
+    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+        match &self.pools.read {
+            // Not in a fleet, where every connection counts.
+            Source::Pool(pool) if DB::RINGS => {
+                DB::listen((*pool.connect_options()).clone(), &self.channel()).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn ring(&self) -> Result<()> {
+        if DB::RINGS && matches!(self.pools.read, Source::Pool(_)) {
+            self.run("SELECT pg_notify($1, '')", vec![Value::text(self.channel())]).await?;
+        }
+        Ok(())
+    }
+
     async fn check_schema(&self) -> Result<()> {
         let needed = newest_version::<DB>();
         let rows = self.fetch(sql::SEE_VERSION, Vec::new()).await?;
@@ -781,6 +798,12 @@ impl<DB: Database> Store for SqlStore<DB> {
 }
 
 impl<DB: Database> SqlStore<DB> {
+    /// Where processes tell each other that something was appended. Names of channels are the database's: one that is heard
+    /// without need does no harm.
+    fn channel(&self) -> String {
+        format!("{}_log", self.sql.names.table)
+    }
+
     /// The statements that make the tables, as text.
     pub fn migration_sql(&self) -> Result<String> {
         let names = &self.sql.names;

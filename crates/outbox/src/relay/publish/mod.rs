@@ -46,6 +46,8 @@ use crate::store::{NodeId, SharedStore};
 
 /// How long to wait for a position that is not decided yet, at first and at most.
 const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
+/// How long to do without wake-ups from elsewhere, after an error.
+const DEAF: Duration = Duration::from_secs(2);
 /// How long the database has to answer, after the drain time.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -314,6 +316,32 @@ impl Desk {
             );
         }
         self.strands.iter_mut().for_each(Strand::lose);
+    }
+}
+
+/// Passes on what other processes say, where the database carries such news.
+pub(crate) async fn listen(store: SharedStore, bell: Arc<Notify>, stop: CancellationToken) {
+    let hear = async {
+        loop {
+            let mut listener = match store.listen().await {
+                Ok(Some(listener)) => listener,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!(store = store.name(), %error, "cannot hear of appends elsewhere: looking for them");
+                    tokio::time::sleep(DEAF).await;
+                    continue;
+                }
+            };
+            while listener.heard().await.is_ok() {
+                bell.notify_one();
+            }
+            tokio::time::sleep(DEAF).await;
+        }
+    };
+    // What is dropped here listens and does nothing else.
+    tokio::select! {
+        () = hear => {}
+        () = stop.cancelled() => {}
     }
 }
 

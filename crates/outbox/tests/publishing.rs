@@ -1,0 +1,587 @@
+//! How the log reaches its publishers: in order, each at its own position, whatever some of them do.
+
+mod bed;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bed::{Base, Bed, FOREVER};
+use outbox::{
+    Error, Event, EventBuilder, Failure, Outbox, Outgoing, Pair, PairStatus, Position, PublishError,
+    Publisher, Topic,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+/// What waits for that never comes in a test.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+type Say = dyn Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync;
+
+/// Keeps what it was given, and does as it is told.
+#[derive(Clone)]
+struct Sink {
+    name: Arc<str>,
+    kept: Arc<Mutex<Vec<Outgoing>>>,
+    calls: Arc<AtomicUsize>,
+    healthy: Arc<AtomicBool>,
+    say: Arc<Mutex<Arc<Say>>>,
+    hangs: Arc<AtomicBool>,
+}
+
+impl Sink {
+    fn named(name: &str) -> Self {
+        let say: Arc<Say> = Arc::new(|_| Ok(()));
+        Self {
+            name: name.into(),
+            kept: Arc::default(),
+            calls: Arc::default(),
+            healthy: Arc::new(AtomicBool::new(true)),
+            say: Arc::new(Mutex::new(say)),
+            hangs: Arc::default(),
+        }
+    }
+
+    /// From now on it says this, and keeps what it says it published.
+    fn says(&self, say: impl Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static) {
+        *self.say.lock().unwrap() = Arc::new(say);
+    }
+
+    fn works(&self) {
+        self.says(|_| Ok(()));
+        self.hangs.store(false, Ordering::Relaxed);
+        self.healthy.store(true, Ordering::Relaxed);
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn numbers(&self) -> Vec<u64> {
+        self.kept.lock().unwrap().iter().map(|event| event.payload().unwrap()).collect()
+    }
+
+    /// Waits until it has this many.
+    async fn reach(&self, count: usize) {
+        let end = Instant::now() + FOREVER;
+        while self.kept.lock().unwrap().len() < count {
+            assert!(Instant::now() < end, "{} has {:?}", self.name, self.numbers());
+            tokio::time::sleep(2 * MS).await;
+        }
+    }
+
+    /// In the order of positions, each once.
+    #[track_caller]
+    fn assert_in_order(&self) {
+        let kept = self.kept.lock().unwrap();
+        let positions: Vec<Position> = kept.iter().map(|event| event.position().unwrap()).collect();
+        assert!(positions.is_sorted_by(|a, b| a < b), "{positions:?}");
+    }
+}
+
+#[async_trait]
+impl Publisher for Sink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.hangs.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let say = self.say.lock().unwrap().clone();
+        say(events)?;
+        self.kept.lock().unwrap().extend_from_slice(events);
+        Ok(())
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+}
+
+/// A pair that waits for nothing longer than a test should.
+fn quick(pair: Pair) -> Pair {
+    pair.retry(5 * MS, 20 * MS)
+}
+
+fn event(event_type: &str, number: u64) -> EventBuilder {
+    Event::new(event_type).tag("n", number % 10).json(&number)
+}
+
+async fn append<DB: Base>(outbox: &Outbox<DB>, event_type: &str, numbers: std::ops::Range<u64>) {
+    let _ = outbox.log().append(numbers.map(|n| event(event_type, n))).await.unwrap();
+}
+
+/// Where a pair stands.
+async fn stands<DB: Base>(bed: &Bed<DB>, topic: &str, publisher: &str) -> outbox::PairState {
+    let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+    pairs
+        .into_iter()
+        .find(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher)
+        .expect("a row")
+}
+
+/// Waits until a pair stands so.
+async fn until<DB: Base>(
+    bed: &Bed<DB>,
+    topic: &str,
+    publisher: &str,
+    so: impl Fn(&outbox::PairState) -> bool,
+) {
+    let end = Instant::now() + FOREVER;
+    loop {
+        let state = stands(bed, topic, publisher).await;
+        if so(&state) {
+            return;
+        }
+        assert!(Instant::now() < end, "{state:?}");
+        tokio::time::sleep(10 * MS).await;
+    }
+}
+
+/// The table of progress, by its name.
+fn progress<DB: Base>(bed: &Bed<DB>) -> String {
+    format!("{}_topic_progress", bed.table)
+}
+
+on_every_database! {
+    async fn every_publisher_gets_what_its_topic_selects_in_order_and_moves_on_over_the_rest(|bed|) {
+        let (all, sparse) = (Sink::named("all"), Sink::named("sparse"));
+        append(&bed.outbox, "A", 0..150).await;
+        let relay = bed.outbox.log_only()
+            .publish(Topic::new("everything").to(all.clone()).batch(7))
+            .publish(Topic::new("some").types(["A"]).tag("n", 3).to(sparse.clone()))
+            .start().await.unwrap();
+        append(&bed.outbox, "A", 150..200).await;
+        append(&bed.outbox, "B", 200..300).await;
+        relay.idle().await.unwrap();
+        all.assert_in_order();
+        assert_eq!(all.numbers(), (0..300).collect::<Vec<_>>());
+        sparse.assert_in_order();
+        assert_eq!(sparse.numbers(), (0..200).filter(|n| n % 10 == 3).collect::<Vec<_>>());
+        relay.stop().await.unwrap();
+
+        // The last hundred events were not for it, and it does not read them again.
+        let head = bed.outbox.log().head().await.unwrap();
+        assert_eq!(stands(&bed, "some", "sparse").await.position, head);
+        assert_eq!(stands(&bed, "everything", "all").await.position, head);
+        let lag = bed.outbox.log_admin().lag().await.unwrap();
+        assert!(lag.iter().all(|pair| pair.lag == 0), "{lag:?}");
+    }
+
+    async fn a_restart_goes_on_where_it_was(|bed|) {
+        for round in 0..3 {
+            let sink = Sink::named("sink");
+            let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+            append(&bed.outbox, "A", round * 10..round * 10 + 10).await;
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            assert_eq!(sink.numbers(), (round * 10..round * 10 + 10).collect::<Vec<_>>());
+        }
+        let state = stands(&bed, "t", "sink").await;
+        assert_eq!((state.leader, state.epoch), (None, 3));
+    }
+
+    async fn from_now_leaves_out_what_was_there_before(|bed|) {
+        append(&bed.outbox, "A", 0..10).await;
+        let sink = Sink::named("sink");
+        let relay =
+            bed.outbox.log_only().publish(Topic::new("t").to(sink.clone()).from_now()).start().await.unwrap();
+        append(&bed.outbox, "A", 10..12).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(sink.numbers(), [10, 11]);
+    }
+
+    /// And it is not for good: it is tried until it works.
+    async fn a_publisher_that_fails_does_not_touch_the_others_and_recovers(|bed|) {
+        let (good, bad) = (Sink::named("good"), Sink::named("bad"));
+        bad.says(|_| Err(Failure::retry("no route to host").into()));
+        let topic = Topic::new("t");
+        let relay = bed.outbox.log_only()
+            .publish(topic.to(good.clone()))
+            .publish(quick(topic.to(bad.clone())))
+            .start().await.unwrap();
+        append(&bed.outbox, "A", 0..20).await;
+        good.reach(20).await;
+        until(&bed, "t", "bad", |state| state.status == PairStatus::Failed && state.error_count >= 6).await;
+        let state = stands(&bed, "t", "bad").await;
+        assert_eq!((state.position, state.last_error.as_deref()), (Position::START, Some("no route to host")));
+        bad.works();
+        bad.reach(20).await;
+        relay.idle().await.unwrap();
+        bad.assert_in_order();
+        let state = stands(&bed, "t", "bad").await;
+        assert_eq!((state.status, state.error_count, state.last_error), (PairStatus::Active, 0, None));
+        relay.stop().await.unwrap();
+        assert_eq!((good.numbers(), bad.numbers()), ((0..20).collect(), (0..20).collect()));
+    }
+
+    /// The batch is halved until only the one to blame is left: what is before it goes through.
+    async fn an_event_that_cannot_be_published_holds_what_is_behind_it_and_nothing_else(|bed|) {
+        let sink = Sink::named("sink");
+        sink.says(|events| {
+            let poison = events.iter().any(|event| event.payload::<u64>().unwrap() == 13);
+            if poison { Err(Failure::retry("unlucky").into()) } else { Ok(()) }
+        });
+        append(&bed.outbox, "A", 0..20).await;
+        let relay =
+            bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        sink.reach(13).await;
+        until(&bed, "t", "sink", |state| state.status == PairStatus::Failed).await;
+        assert_eq!(sink.numbers(), (0..13).collect::<Vec<_>>());
+        sink.works();
+        sink.reach(20).await;
+        relay.idle().await.unwrap();
+        sink.assert_in_order();
+        relay.stop().await.unwrap();
+    }
+
+    async fn what_a_publisher_says_it_has_published_does_not_come_again(|bed|) {
+        let sink = Sink::named("sink");
+        let (kept, first) = (sink.kept.clone(), AtomicBool::new(true));
+        sink.says(move |events| {
+            if events.len() > 4 && first.swap(false, Ordering::Relaxed) {
+                kept.lock().unwrap().extend_from_slice(&events[..4]);
+                return Err(PublishError::after(4, Failure::retry("cut off")));
+            }
+            Ok(())
+        });
+        append(&bed.outbox, "A", 0..20).await;
+        let relay =
+            bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        sink.reach(20).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        sink.assert_in_order();
+        assert_eq!(sink.numbers(), (0..20).collect::<Vec<_>>());
+    }
+
+    /// One panics, one hangs, one claims to have published more than it was given.
+    async fn a_publisher_that_misbehaves_harms_only_itself(|bed|) {
+        let names = ["good", "panics", "hangs", "lies"];
+        let [good, panics, hangs, lies] = names.map(Sink::named);
+        panics.says(|_| panic!("boom"));
+        hangs.hangs.store(true, Ordering::Relaxed);
+        lies.says(|_| Err(PublishError::after(9_999, Failure::retry("more than there is"))));
+        let mut relay = bed.outbox.log_only();
+        for sink in [&good, &panics, &hangs, &lies] {
+            relay = relay.publish(quick(Topic::new("t").to(sink.clone())).timeout(50 * MS));
+        }
+        let relay = relay.start().await.unwrap();
+        append(&bed.outbox, "A", 0..10).await;
+        good.reach(10).await;
+        for (name, says) in [("panics", "the publisher panicked: boom"), ("hangs", "the publisher did not finish within 50ms")] {
+            until(&bed, "t", name, |state| state.last_error.as_deref() == Some(says)).await;
+        }
+        panics.works();
+        hangs.works();
+        panics.reach(10).await;
+        hangs.reach(10).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!((panics.numbers(), hangs.numbers()), ((0..10).collect(), (0..10).collect()));
+        assert!(stands(&bed, "t", "lies").await.last_error.is_some());
+    }
+
+    /// Case 7: it is asked, and while it says no nothing is sent and no error is counted.
+    async fn a_publisher_that_is_not_healthy_is_left_alone(|bed|) {
+        let sink = Sink::named("sink");
+        sink.healthy.store(false, Ordering::Relaxed);
+        let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        until(&bed, "t", "sink", |state| state.last_error.is_some()).await;
+        let state = stands(&bed, "t", "sink").await;
+        assert_eq!((state.status, state.error_count, sink.calls()), (PairStatus::Active, 0, 0));
+        sink.works();
+        sink.reach(5).await;
+        relay.idle().await.unwrap();
+        assert_eq!(stands(&bed, "t", "sink").await.last_error, None);
+        relay.stop().await.unwrap();
+    }
+
+    async fn pause_and_resume_and_reset_by_the_library(|bed|) {
+        let (sink, other) = (Sink::named("sink"), Sink::named("other"));
+        let relay = bed.outbox.log_only().pair_lease(400 * MS)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(other.clone()))
+            .start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        relay.idle().await.unwrap();
+        let admin = bed.outbox.log_admin();
+        admin.pause("sink").await.unwrap();
+        // Nodes hear of it when they next look.
+        tokio::time::sleep(300 * MS).await;
+        append(&bed.outbox, "A", 5..10).await;
+        other.reach(10).await;
+        tokio::time::sleep(100 * MS).await;
+        assert_eq!(sink.numbers().len(), 5);
+        assert_eq!(stands(&bed, "t", "sink").await.status, PairStatus::Paused);
+        admin.resume("sink").await.unwrap();
+        sink.reach(10).await;
+        relay.idle().await.unwrap();
+
+        let third = sink.kept.lock().unwrap()[2].position().unwrap();
+        admin.reset("t", "sink", third).await.unwrap();
+        sink.reach(17).await;
+        relay.idle().await.unwrap();
+        assert_eq!(sink.numbers()[10..], [3, 4, 5, 6, 7, 8, 9]);
+        relay.stop().await.unwrap();
+
+        let head = bed.outbox.log().head().await.unwrap();
+        let beyond = admin.reset("t", "sink", Position::new(head.get() + 1)).await;
+        assert!(matches!(beyond, Err(Error::BeyondHead { .. })), "{beyond:?}");
+        for unknown in [admin.pause("nobody").await, admin.reset("t", "nobody", head).await] {
+            assert!(matches!(unknown, Err(Error::UnknownPair { .. })), "{unknown:?}");
+        }
+    }
+
+    /// The statements are the seed's.
+    async fn pause_and_resume_and_reset_by_sql(|bed|) {
+        let sink = Sink::named("sink");
+        sink.says(|_| Err(Failure::retry_after(NEVER, "down").into()));
+        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        until(&bed, "t", "sink", |state| state.error_count == 1).await;
+        let progress = progress(&bed);
+        sink.works();
+        // It would wait for an hour, but somebody says that all is well.
+        bed.run(&format!("UPDATE {progress} SET status = 'ACTIVE', error_count = 0, last_error = NULL WHERE publisher = 'sink'"))
+            .await.unwrap();
+        sink.reach(5).await;
+        relay.idle().await.unwrap();
+        bed.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
+        tokio::time::sleep(300 * MS).await;
+        append(&bed.outbox, "A", 5..6).await;
+        tokio::time::sleep(200 * MS).await;
+        assert_eq!(sink.numbers().len(), 5);
+        bed.run(&format!("UPDATE {progress} SET status = 'ACTIVE' WHERE publisher = 'sink'")).await.unwrap();
+        sink.reach(6).await;
+        relay.idle().await.unwrap();
+        // Somebody sets the position under the leader's feet.
+        bed.run(&format!("UPDATE {progress} SET last_position = 0 WHERE publisher = 'sink'")).await.unwrap();
+        sink.reach(12).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(sink.numbers(), [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]);
+    }
+
+    /// The interval is an hour: only a wake-up can be the reason.
+    async fn an_append_in_the_same_process_is_seen_at_once_and_one_elsewhere_by_the_watch(|bed|) {
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().log_watch(NEVER)
+            .publish(Topic::new("t").to(sink.clone()).every(NEVER)).start().await.unwrap();
+        relay.idle().await.unwrap();
+        append(&bed.outbox, "A", 0..1).await;
+        sink.reach(1).await;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let _ = tx.append([event("A", 1)]).await.unwrap();
+        tx.commit().await.unwrap();
+        sink.reach(2).await;
+        relay.stop().await.unwrap();
+
+        let relay = bed.outbox.log_only().log_watch(20 * MS)
+            .publish(Topic::new("t").to(sink.clone()).every(NEVER)).start().await.unwrap();
+        relay.idle().await.unwrap();
+        append(&bed.another().await.outbox, "A", 2..3).await;
+        sink.reach(3).await;
+        relay.stop().await.unwrap();
+    }
+
+    /// Nothing is lost, nothing comes twice, and each leads its part.
+    async fn nodes_share_the_pairs_and_a_clean_stop_hands_over_at_once(|bed|) {
+        let sinks: Vec<Sink> = (0..12).map(|n| Sink::named(&format!("p{n:02}"))).collect();
+        let start = async |outbox: &Outbox<_>| {
+            let mut relay = outbox.log_only().pair_lease(2 * SEC);
+            for sink in &sinks {
+                relay = relay.publish(Topic::new("t").to(sink.clone()));
+            }
+            relay.start().await.unwrap()
+        };
+        let leaders = async || {
+            let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+            let mut counts = std::collections::HashMap::<String, usize>::new();
+            for leader in pairs.iter().filter_map(|pair| pair.leader.as_ref()) {
+                *counts.entry(leader.to_string()).or_default() += 1;
+            }
+            let mut counts: Vec<usize> = counts.into_values().collect();
+            counts.sort_unstable();
+            counts
+        };
+        let settle = async |wanted: &[usize]| {
+            let end = Instant::now() + FOREVER;
+            while leaders().await != wanted {
+                assert!(Instant::now() < end, "{:?} instead of {wanted:?}", leaders().await);
+                tokio::time::sleep(20 * MS).await;
+            }
+        };
+        let first = start(&bed.outbox).await;
+        assert_eq!(leaders().await, [12]);
+        append(&bed.outbox, "A", 0..10).await;
+        let (b, c) = (bed.another().await, bed.another().await);
+        let (second, third) = (start(&b.outbox).await, start(&c.outbox).await);
+        settle(&[4, 4, 4]).await;
+        append(&bed.outbox, "A", 10..20).await;
+        for sink in &sinks {
+            sink.reach(20).await;
+        }
+        let stopped = Instant::now();
+        second.stop().await.unwrap();
+        settle(&[6, 6]).await;
+        assert!(stopped.elapsed() < 20 * SEC);
+        append(&bed.outbox, "A", 20..30).await;
+        for sink in &sinks {
+            sink.reach(30).await;
+        }
+        first.stop().await.unwrap();
+        settle(&[12]).await;
+        third.stop().await.unwrap();
+        for sink in &sinks {
+            sink.assert_in_order();
+            assert_eq!(sink.numbers(), (0..30).collect::<Vec<_>>());
+        }
+        assert_eq!(leaders().await, [0usize; 0]);
+    }
+
+    /// What was published but not saved comes again: that is all.
+    async fn another_node_takes_over_from_one_that_vanished(|bed|) {
+        let sink = Sink::named("sink");
+        // A leader that will never be heard of again.
+        let store = bed.outbox.store();
+        let log = store.log().unwrap();
+        let id = outbox::PairId::new("t", "sink");
+        log.register(&[(id.clone(), false)]).await.unwrap();
+        assert_eq!(log.claim(&"ghost".into(), 300 * MS, &[id]).await.unwrap().len(), 1);
+        let relay = bed.outbox.log_only().pair_lease(300 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        sink.reach(5).await;
+        let state = stands(&bed, "t", "sink").await;
+        assert_eq!(state.epoch, 2);
+        assert_ne!(state.leader, Some("ghost".into()));
+        relay.stop().await.unwrap();
+    }
+
+    /// Cases 5 and 6: the follower starts to publish, and the leader that was cut off moves nothing any more.
+    async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(|bed|) {
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        relay.idle().await.unwrap();
+        let before = stands(&bed, "t", "sink").await;
+        // Somebody else takes it, as after a long pause of this process, and moves on.
+        let progress = progress(&bed);
+        bed.run(&format!("UPDATE {progress} SET leader = 'usurper', epoch = epoch + 1")).await.unwrap();
+        append(&bed.outbox, "A", 5..6).await;
+        tokio::time::sleep(50 * MS).await;
+        let taken = stands(&bed, "t", "sink").await;
+        assert_eq!((taken.position, taken.leader), (before.position, Some("usurper".into())));
+        // It is never heard of again.
+        until(&bed, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
+        assert_eq!(numbers, (0..6).collect());
+    }
+
+    async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {
+        let topic = Topic::new("t");
+        let twice = bed.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;
+        assert!(matches!(twice, Err(Error::DuplicatePublisher { .. })), "{twice:?}");
+        let differ = bed.outbox.log_only()
+            .publish(topic.to(Sink::named("a")))
+            .publish(Topic::new("t").types(["X"]).to(Sink::named("b")))
+            .start().await;
+        assert!(matches!(differ, Err(Error::Setting(_))), "{differ:?}");
+        for pair in [
+            topic.to(Sink::named("")),
+            Topic::new("").to(Sink::named("a")),
+            Topic::new("t").required_tags(["a=b"]).to(Sink::named("a")),
+            topic.to(Sink::named("a")).batch(0),
+            topic.to(Sink::named("a")).every(Duration::ZERO),
+            topic.to(Sink::named("a")).timeout(Duration::ZERO),
+        ] {
+            let wrong = bed.outbox.log_only().publish(pair).start().await;
+            assert!(matches!(wrong, Err(Error::Setting(_))), "{wrong:?}");
+        }
+        assert_eq!(bed.outbox.log_admin().pairs().await.unwrap(), []);
+    }
+
+    /// Two tables, one transaction, one type of publisher.
+    async fn queue_and_log_are_written_together_and_go_to_the_same_publisher(|bed|) {
+        let (log, queue) = (Sink::named("log"), Sink::named("queue"));
+        let relay = bed.outbox.multi_node()
+            .forward(["mail"], queue.clone())
+            .publish(Topic::new("t").to(log.clone()))
+            .start().await.unwrap();
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let _ = tx.append([event("A", 1)]).await.unwrap();
+        tx.write(Event::new("mail").json(&2)).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut undone = bed.outbox.begin().await.unwrap();
+        let _ = undone.append([event("A", 3)]).await.unwrap();
+        undone.write(Event::new("mail").json(&4)).await.unwrap();
+        undone.rollback().await.unwrap();
+        log.reach(1).await;
+        queue.reach(1).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!((log.numbers(), queue.numbers()), (vec![1], vec![2]));
+        let kept = (log.kept.lock().unwrap(), queue.kept.lock().unwrap());
+        assert!(kept.0[0].position().is_some() && kept.1[0].position().is_none());
+    }
+
+    /// A purge leaves gaps, and a position is not a count.
+    async fn gaps_of_any_width_are_passed(|bed|) {
+        append(&bed.outbox, "A", 0..50).await;
+        let log = format!("{}_log", bed.table);
+        bed.run(&format!("DELETE FROM {log} WHERE position > 3 AND position < 45")).await.unwrap();
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        sink.assert_in_order();
+        assert_eq!(sink.numbers(), [0, 1, 2, 44, 45, 46, 47, 48, 49]);
+    }
+
+    /// Somebody else's program wrote it. Everything behind it waits, and says for what.
+    async fn an_event_that_cannot_be_read_holds_the_pair_until_it_is_mended(|bed|) {
+        append(&bed.outbox, "A", 0..5).await;
+        let log = format!("{}_log", bed.table);
+        bed.run(&format!("UPDATE {log} SET headers = '[1]' WHERE position = 3")).await.unwrap();
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        until(&bed, "t", "sink", |state| state.last_error.as_deref().is_some_and(|e| e.contains("position 3"))).await;
+        assert_eq!(sink.numbers(), [0, 1]);
+        bed.run(&format!("UPDATE {log} SET headers = NULL WHERE position = 3")).await.unwrap();
+        sink.reach(5).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        sink.assert_in_order();
+    }
+
+    /// The hanging one is given up after the drain time; the others have finished.
+    async fn a_stop_does_not_wait_for_ever(|bed|) {
+        let (sink, hangs) = (Sink::named("sink"), Sink::named("hangs"));
+        hangs.hangs.store(true, Ordering::Relaxed);
+        let relay = bed.outbox.log_only().drain(100 * MS)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(hangs.clone()))
+            .start().await.unwrap();
+        append(&bed.outbox, "A", 0..5).await;
+        sink.reach(5).await;
+        while hangs.calls() == 0 {
+            tokio::time::sleep(MS).await;
+        }
+        tokio::time::timeout(FOREVER, relay.stop()).await.unwrap().unwrap();
+        for name in ["sink", "hangs"] {
+            assert_eq!(stands(&bed, "t", name).await.leader, None);
+        }
+        assert_eq!(stands(&bed, "t", "hangs").await.position, Position::START);
+        assert!(stands(&bed, "t", "sink").await.position > Position::START);
+    }
+}
