@@ -8,6 +8,7 @@
 mod claim;
 mod drain;
 mod hot;
+mod log;
 mod order;
 
 use std::time::Duration;
@@ -71,6 +72,18 @@ enum What {
         #[arg(long, value_delimiter = ',', default_value = "10,1000")]
         keys: Vec<usize>,
     },
+    /// The log: a publisher's backlog, and conditional appends.
+    Log {
+        /// How large the backlog is.
+        #[arg(long, default_value_t = 1_000_000)]
+        events: usize,
+        /// How many appends a round has.
+        #[arg(long, default_value_t = 20_000)]
+        appends: usize,
+        /// How many tasks append at once.
+        #[arg(long, default_value_t = 16)]
+        clients: usize,
+    },
     /// All of them.
     All,
 }
@@ -84,10 +97,12 @@ async fn main() -> anyhow::Result<()> {
         What::Hot { transactions, writers } => hot::run(&bed, transactions, &writers).await,
         What::Claim { finished } => claim::run(&bed, finished).await,
         What::Order { events, keys } => order::run(&bed, events, &keys).await,
+        What::Log { events, appends, clients } => log::run(&bed, events, appends, clients).await,
         What::All => {
             drain::run(&bed, 100_000).await?;
             hot::run(&bed, 20_000, &[8, 32]).await?;
             order::run(&bed, 50_000, &[10, 1_000]).await?;
+            log::run(&bed, 1_000_000, 20_000, 16).await?;
             claim::run(&bed, 1_000_000).await
         }
     }

@@ -89,7 +89,7 @@ impl Settings {
             purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
             pairs: Vec::new(),
-            pair_lease: Duration::from_secs(4),
+            pair_lease: Duration::from_secs(3),
             log_watch: Duration::from_millis(250),
         }
     }
@@ -239,6 +239,11 @@ impl RelayBuilder {
     /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
     pub fn ordered(store: SharedStore) -> Self {
         Self::new(store, HotDoor::default(), Mode::Ordered)
+    }
+
+    /// A relay on a store alone, as [`Outbox::log_only`](crate::Outbox::log_only).
+    pub fn log_only(store: SharedStore) -> Self {
+        Self::new(store, HotDoor::default(), Mode::LogOnly)
     }
 
     /// Checks the settings and the tables, then starts. After an error nothing runs.
@@ -545,7 +550,7 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How long a node leads a pair without being heard of; 4 s if not set. This is how long a crash delays publishing.
+    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing.
     pub fn pair_lease(mut self, lease: Duration) -> Self {
         self.settings.pair_lease = lease;
         self

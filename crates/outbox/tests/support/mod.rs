@@ -69,6 +69,12 @@ impl Player {
         Self(child.unwrap())
     }
 
+    /// Ends it on the spot.
+    pub fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
     /// Closes its standard input, which it takes as the word to stop.
     pub fn stop(mut self) {
         drop(self.0.stdin.take());
