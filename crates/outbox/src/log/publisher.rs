@@ -51,6 +51,22 @@ pub trait Publisher: Send + Sync + 'static {
     }
 }
 
+/// One that is used elsewhere too.
+#[async_trait]
+impl<P: Publisher + ?Sized> Publisher for Arc<P> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        (**self).publish_batch(events).await
+    }
+
+    async fn is_healthy(&self) -> bool {
+        (**self).is_healthy().await
+    }
+}
+
 /// An event on its way to a publisher. Reads like the [`Event`] itself; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
