@@ -270,7 +270,11 @@ mod tests {
 
     fn outgoing(event_type: &str, position: Option<i64>) -> Outgoing {
         let event = Event::new(event_type).json(&()).build().unwrap();
-        Outgoing { event, position: position.map(Position::new), attempt: 1 }
+        let outgoing = Outgoing::new(event);
+        match position {
+            Some(position) => outgoing.at(Position::new(position)),
+            None => outgoing,
+        }
     }
 
     /// Takes so many of a batch, and is in a bad mood.
