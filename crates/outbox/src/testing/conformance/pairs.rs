@@ -258,6 +258,7 @@ pub async fn a_reset_fences_the_leader(harness: &impl Harness) {
     assert!(!pairs.saves("one", to(&led, 20)).await);
     let seen = pairs.see("a").await;
     assert_eq!((seen.position, seen.leader.clone()), (at(3), None));
+    assert!(seen.epoch > led.epoch);
     assert_eq!(seen.updated_at, pairs.0.now());
 
     assert!(pairs.log().reset(&pair("a"), at(10)).await.unwrap());
