@@ -1,6 +1,7 @@
-//! Where events go: handlers that publish them, a module each.
+//! Where events go: publishers and handlers, a module each.
 //!
-//! A transport is an [`outbox::Handler`], so it is registered like one:
+//! A transport is an [`outbox::Publisher`]: of a log's topic, or of the queue by `relay.forward(types, publisher)`. Those that
+//! are an [`outbox::Handler`] as well are registered like one:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {

@@ -6,14 +6,25 @@ use std::path::Path;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use outbox::{Cx, Failure, Handler, Outcome, Payload};
+use outbox::{Cx, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Mutex;
 
 /// Writes every event as one JSON object on a line of its own. An event is done when its line is out: flushed, and for a
-/// file on disk.
+/// file on disk. It is a [`Handler`] of the queue and, named `lines`, a [`Publisher`] of the log, where all lines of a batch go
+/// out together.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use outbox::Topic;
+/// use outbox_transports::Lines;
+///
+/// let pair = Topic::new("wallet-events").required_tags(["wallet_id"]).to(Lines::stdout());
+/// assert_eq!(pair.id().publisher(), "lines");
+/// # Ok(()) }
+/// ```
 ///
 /// Fields that an event does not have are left out. A JSON payload is `payload`, as it was written but for line breaks; any
 /// other payload comes with its `content_type`, as `payload` if it is text, else as `payload_base64`.
@@ -46,22 +57,22 @@ impl<S: Sink> Lines<S> {
 /// What takes lines.
 #[async_trait]
 pub trait Sink: Send + 'static {
-    /// Takes a line, its end included; returns when it is out.
-    async fn put(&mut self, line: &[u8]) -> io::Result<()>;
+    /// Takes one or more whole lines, their ends included; returns when they are out.
+    async fn put(&mut self, lines: &[u8]) -> io::Result<()>;
 }
 
 #[async_trait]
 impl Sink for tokio::io::Stdout {
-    async fn put(&mut self, line: &[u8]) -> io::Result<()> {
-        self.write_all(line).await?;
+    async fn put(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.write_all(lines).await?;
         self.flush().await
     }
 }
 
 #[async_trait]
 impl Sink for tokio::fs::File {
-    async fn put(&mut self, line: &[u8]) -> io::Result<()> {
-        self.write_all(line).await?;
+    async fn put(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.write_all(lines).await?;
         self.flush().await?;
         self.sync_data().await
     }
@@ -70,10 +81,33 @@ impl Sink for tokio::fs::File {
 #[async_trait]
 impl<S: Sink> Handler for Lines<S> {
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
-        let mut line = serde_json::to_vec(&Line::of(&cx)?).map_err(Failure::dead)?;
-        line.push(b'\n');
+        let mut line = Vec::new();
+        Line::of(&cx, cx.attempt(), cx.seq())?.write_to(&mut line)?;
         self.sink.lock().await.put(&line).await?;
         Ok(Outcome::Done)
+    }
+}
+
+#[async_trait]
+impl<S: Sink> Publisher for Lines<S> {
+    fn name(&self) -> &'static str {
+        "lines"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let mut lines = Vec::new();
+        let mut refused = None;
+        for (before, event) in events.iter().enumerate() {
+            let line = Line::of(event, event.attempt(), event.position().map(Position::get));
+            if let Err(failure) = line.and_then(|line| line.write_to(&mut lines)) {
+                refused = Some(PublishError::after(before, failure));
+                break;
+            }
+        }
+        if !lines.is_empty() {
+            self.sink.lock().await.put(&lines).await?;
+        }
+        refused.map_or(Ok(()), Err)
     }
 }
 
@@ -102,11 +136,13 @@ struct Line<'a> {
     attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<&'a str>,
 }
 
 impl<'a> Line<'a> {
-    fn of(cx: &'a Cx) -> Result<Self, Failure> {
-        let (content_type, payload, payload_base64) = match cx.raw_payload() {
+    fn of(event: &'a Event, attempt: u32, position: Option<i64>) -> Result<Self, Failure> {
+        let (content_type, payload, payload_base64) = match event.raw_payload() {
             // Outside of strings a line break is white space, and inside of them it cannot be.
             Payload::Json(text) => (None, Some(RawValue::from_string(text.replace(['\n', '\r'], " "))), None),
             Payload::Bytes { content_type, data } => match std::str::from_utf8(data) {
@@ -115,20 +151,28 @@ impl<'a> Line<'a> {
             },
         };
         Ok(Self {
-            id: cx.id().as_str(),
-            r#type: cx.event_type().as_str(),
-            aggregate_type: cx.aggregate_type().as_str(),
-            aggregate_id: cx.aggregate_id(),
-            key: cx.ordering_key(),
-            tenant_id: cx.tenant_id(),
-            correlation_id: cx.correlation_id(),
-            headers: cx.headers(),
+            id: event.id().as_str(),
+            r#type: event.event_type().as_str(),
+            aggregate_type: event.aggregate_type().as_str(),
+            aggregate_id: event.aggregate_id(),
+            key: event.ordering_key(),
+            tenant_id: event.tenant_id(),
+            correlation_id: event.correlation_id(),
+            headers: event.headers(),
             content_type,
             payload: payload.transpose().map_err(Failure::dead)?,
             payload_base64,
-            occurred_at: cx.occurred_at().to_rfc3339(),
-            attempt: cx.attempt(),
-            position: cx.seq(),
+            occurred_at: event.occurred_at().to_rfc3339(),
+            attempt,
+            position,
+            tags: event.tags().iter().map(Tag::as_str).collect(),
         })
+    }
+
+    fn write_to(&self, lines: &mut Vec<u8>) -> Result<(), Failure> {
+        // By way of a text of its own: half a line must not stay behind.
+        lines.extend(serde_json::to_vec(self).map_err(Failure::dead)?);
+        lines.push(b'\n');
+        Ok(())
     }
 }

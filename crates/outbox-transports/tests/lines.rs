@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use outbox::{Backoff, Event, GLOBAL, testing};
+use outbox::{Backoff, Event, GLOBAL, Outgoing, Position, Publisher, testing};
 use outbox_transports::{Lines, Sink};
 use serde_json::{Value, json};
 
@@ -68,6 +68,34 @@ async fn a_line_holds_everything_an_event_has() {
     assert_eq!(line["payload"], json!({ "z": 1, "a": 1.50 }));
     assert_eq!(line["attempt"], 1);
     assert!(line["position"].as_i64().unwrap() > 0);
+    assert!(!line.contains_key("tags"), "the queue has none");
+}
+
+/// The same lines, with what the log knows besides.
+#[tokio::test]
+async fn a_log_is_published_as_lines() {
+    let event = |n: u8| Event::new("DepositMade").tag("wallet_id", "w1").tag("region", "eu").json(&n).build();
+    let batch: Vec<Outgoing> =
+        (1..=2).map(|n| Outgoing::new(event(n).unwrap()).at(Position::new(i64::from(n) * 10))).collect();
+    let sink = Moody::default();
+    sink.0.lock().unwrap().0 = 1;
+    let lines = Lines::to(sink.clone());
+    assert_eq!(Publisher::name(&lines), "lines");
+    lines.publish_batch(&[]).await.unwrap();
+    let error = lines.publish_batch(&batch).await.unwrap_err();
+    assert_eq!(error.to_string(), "not now");
+    assert!(sink.0.lock().unwrap().1.is_empty(), "a batch goes out together, or not at all");
+    lines.publish_batch(&batch).await.unwrap();
+
+    let text = String::from_utf8(sink.0.lock().unwrap().1.clone()).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    for (line, n) in lines.iter().zip([1, 2]) {
+        assert_eq!(line["id"], batch[n - 1].id().as_str());
+        assert_eq!((&line["type"], &line["payload"]), (&json!("DepositMade"), &json!(n)));
+        assert_eq!((&line["position"], &line["attempt"]), (&json!(n * 10), &json!(1)));
+        assert_eq!(line["tags"], json!(["wallet_id=w1", "region=eu"]));
+    }
 }
 
 #[tokio::test]

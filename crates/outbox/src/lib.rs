@@ -69,8 +69,9 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use log::{
-    Appended, Condition, LogEvent, MAX_TAG, MAX_TAGS, Outgoing, Pair, PairId, PairState, PairStatus,
-    Position, PublishError, Publisher, Query, Tag, Topic,
+    Appended, Condition, LatchError, LatchPublisher, LogAdmin, LogEvent, LogPublisher, MAX_TAG, MAX_TAGS,
+    Outgoing, Pair, PairId, PairLag, PairState, PairStatus, Position, PublishError, Publisher, Query,
+    Statistics, StatisticsPublisher, Tag, Topic,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};

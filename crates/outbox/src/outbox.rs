@@ -12,6 +12,7 @@ use crate::error::{EventError, Result};
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
 use crate::fleet::guarded::Guarded;
 use crate::hook::{Hooks, WriterHook};
+use crate::log::LogAdmin;
 use crate::queue::WorkQueue;
 use crate::relay::hot::{HotDoor, Reserved};
 use crate::relay::in_tx::AnyOutbox;
@@ -519,6 +520,11 @@ impl<DB: Database> Outbox<DB> {
     /// Looks into the outbox, and repairs: dead events, cancelling, purging, statistics.
     pub fn admin(&self) -> Admin {
         Admin::new(self.store())
+    }
+
+    /// Looks at the publishers of the log, and sets them right: pausing, resuming, resetting, how far behind they are.
+    pub fn log_admin(&self) -> LogAdmin {
+        LogAdmin::new(self.store())
     }
 
     fn relay(&self, mode: Mode) -> RelayBuilder {

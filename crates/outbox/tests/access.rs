@@ -7,7 +7,7 @@ mod bed;
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time, numbered};
-use outbox::{Backoff, Event, NodeId, OutboxBuilder};
+use outbox::{Backoff, Event, NodeId, OutboxBuilder, PairId, Position};
 use sqlx::{MySql, Postgres};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -21,7 +21,8 @@ async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
     let (user, at) = (&bed.table, bed.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     bed.run(create).await.unwrap();
-    for table in ["", "_lease", "_schema", "_join", "_join_member", "_inbox", "_key"] {
+    let log = ["_log", "_topic_progress"];
+    for table in ["", "_lease", "_schema", "_join", "_join_member", "_inbox", "_key"].into_iter().chain(log) {
         if table == "_key" && is_postgres::<DB>() {
             continue;
         }
@@ -72,6 +73,16 @@ async fn four_rights_on_its_tables_are_enough<DB: Base>() {
     assert!(admin.purge(Duration::ZERO).await.unwrap() > 0);
     assert!(admin.purge_joins(Duration::ZERO).await.unwrap() > 0);
     assert_eq!(admin.purge_inbox(Duration::ZERO).await.unwrap(), 2);
+
+    let (store, pair) = (outbox.store(), PairId::new("t", "p"));
+    let log = store.log().unwrap();
+    log.register(&[(pair.clone(), true)]).await.unwrap();
+    assert_eq!(log.claim(&me, LEASE, std::slice::from_ref(&pair)).await.unwrap().len(), 1);
+    assert_eq!(log.tend(&me, LEASE).await.unwrap().nodes, [me.clone()]);
+    log.release(&me, &[(pair, 1)]).await.unwrap();
+    log.leave(&me).await.unwrap();
+    outbox.log_admin().pause("p").await.unwrap();
+    outbox.log_admin().reset("t", "p", Position::START).await.unwrap();
 
     let mut tx = outbox.begin().await.unwrap();
     let made = DB::execute_sql(&mut tx, &format!("CREATE TABLE {}_more (n integer)", bed.table)).await;

@@ -29,8 +29,13 @@ mod mysql {
 mod sql {
     use std::time::Duration;
 
-    use outbox::store::{Completion, EXCLUSIVE, Holder, Origin, Settlement, SharedStore, Take, Verdict};
-    use outbox::{DatabaseKind, Error, Event, NodeId, OnDead, StoreOptions, migration_sql, open_store};
+    use outbox::store::{
+        Completion, EXCLUSIVE, Holder, Move, Origin, Settlement, SharedStore, Take, Verdict,
+    };
+    use outbox::{
+        DatabaseKind, Error, Event, NodeId, OnDead, PairId, PairStatus, StoreOptions, migration_sql,
+        open_store,
+    };
 
     use crate::support::Place;
 
@@ -90,6 +95,76 @@ mod sql {
         {
             let error = open_store(url, &options).await.unwrap_err();
             assert!(matches!(error, Error::Identifier { .. } | Error::Setting(_)), "{error:?}");
+        }
+    }
+
+    /// The statements as people find them in the documents, on tables with the names they have by default.
+    async fn verbatim(place: Option<Place>, make: &str, enter: &str, options: StoreOptions) {
+        let Some(place) = place else { return };
+        place.run(make).await;
+        let store = place.store(options).await;
+        store.migrate().await.unwrap();
+        let log = store.log().unwrap();
+        let pairs =
+            ["KafkaPublisher", "other"].map(|publisher| (PairId::new("wallet-events", publisher), false));
+        log.register(&pairs).await.unwrap();
+        let node = NodeId::from("n");
+        let led = log.claim(&node, Duration::from_secs(60), &[pairs[0].0.clone()]).await.unwrap().remove(0);
+        let failed = Move {
+            pair: led.id,
+            epoch: led.epoch,
+            from: led.position,
+            to: led.position,
+            status: PairStatus::Failed,
+            error_count: 5,
+            last_error: Some("broker away".to_owned()),
+        };
+        assert_eq!(log.save(&node, &[failed]).await.unwrap().len(), 1);
+
+        place
+            .run(&format!(
+                "{enter}
+            UPDATE outbox_topic_progress
+            SET status = 'PAUSED'
+            WHERE publisher = 'KafkaPublisher';"
+            ))
+            .await;
+        let paused = log.pairs().await.unwrap();
+        assert_eq!((paused[0].status, paused[0].error_count), (PairStatus::Paused, 5));
+        place
+            .run(&format!(
+                "{enter}
+            UPDATE outbox_topic_progress
+            SET status = 'ACTIVE', error_count = 0, last_error = NULL
+            WHERE publisher = 'KafkaPublisher';"
+            ))
+            .await;
+        for pair in log.pairs().await.unwrap() {
+            assert_eq!((pair.status, pair.error_count, pair.last_error), (PairStatus::Active, 0, None));
+        }
+        log.leave(&node).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn publishers_are_paused_and_reset_by_the_documented_sql_on_sqlite() {
+        verbatim(Place::sqlite_file().await, "", "", StoreOptions::default()).await;
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn publishers_are_paused_and_reset_by_the_documented_sql_on_postgres() {
+        let schema = crate::support::unique_table();
+        let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("SET search_path TO {schema};"));
+        verbatim(Place::postgres().await, &make, &enter, StoreOptions::default().schema(schema)).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn publishers_are_paused_and_reset_by_the_documented_sql_on_mariadb_and_mysql() {
+        for place in [Place::mariadb().await, Place::mysql().await] {
+            let schema = crate::support::unique_table();
+            let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("USE {schema};"));
+            verbatim(place, &make, &enter, StoreOptions::default().schema(schema)).await;
         }
     }
 

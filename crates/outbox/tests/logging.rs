@@ -5,7 +5,7 @@
 mod lines;
 
 use lines::Lines;
-use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result, Unrouted};
+use outbox::{Backoff, Cx, Event, Failure, LogPublisher, OutboxBuilder, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
@@ -25,9 +25,10 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         .on_type("good", async |_: Cx| tracing::info!("inside of a handler"))
         .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
         .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))
+        .forward(["forwarded"], LogPublisher::new())
         .start()
         .await?;
-    for event_type in ["good", "bad", "typed", "nobody's"] {
+    for event_type in ["good", "bad", "typed", "forwarded", "nobody's"] {
         outbox.send(Event::new(event_type).json(CANARY)).await?;
         outbox.send(Event::new(event_type).bytes("text/plain", CANARY)).await?;
     }
@@ -82,6 +83,9 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     line(&["ERROR", "event is dead", "no such address", "store="]);
     line(&["WARN", "work item was abandoned", "busy", "store="]);
     line(&["INFO", "freed work items whose lease had run out", "count=1", "store="]);
+    let published =
+        ["INFO", "event published", "publisher=\"log\"", "event_type=forwarded", "event=", "tags=0"];
+    assert_eq!(line(&published), 2);
     assert_eq!(line(&["WARN", "nothing can be claimed", "store="]), 1, "said once");
     let leak = text.lines().find(|line| line.contains(CANARY));
     assert_eq!(leak, None, "a payload was logged");

@@ -1,4 +1,4 @@
-//! How many statements a call of the work queue is, as sqlx logs them.
+//! How many statements a call of the work queue is, or one about the pairs of a log, as sqlx logs them.
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
@@ -9,7 +9,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use bed::{Base, Bed, numbered};
-use outbox::{NodeId, WorkItem, WorkItemId};
+use outbox::store::Move;
+use outbox::{NodeId, PairId, PairStatus, Position, WorkItem, WorkItemId};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Every log line of the process, whole: a statement is written in several lines of text.
@@ -93,5 +94,39 @@ on_every_database! {
         }
         assert_eq!(all[0], all[1]);
         assert!((3..=10).contains(&all[0]), "{all:?}");
+    }
+
+    /// However many there are.
+    async fn pairs_of_a_log_are_led_and_moved_in_few_statements(|bed|) {
+        let (store, me) = (bed.outbox.store(), NodeId::from("a"));
+        let log = store.log().unwrap();
+        let ids: Vec<PairId> = (0..300).map(|n| PairId::new("t", format!("p{n}"))).collect();
+        let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
+        assert_eq!(counted(&bed, log.register(&rows)).await, ((), 1));
+        let (led, statements) = counted(&bed, log.claim(&me, LEASE, &ids)).await;
+        assert_eq!((led.len(), statements), (300, 2));
+        log.tend(&me, LEASE).await.unwrap();
+        let (roll, statements) = counted(&bed, log.tend(&me, LEASE)).await;
+        assert_eq!((roll.pairs.len(), statements), (300, 4));
+        let moves = led.iter().map(|pair| Move {
+            pair: pair.id.clone(),
+            epoch: pair.epoch,
+            from: pair.position,
+            to: Position::new(7),
+            status: PairStatus::Active,
+            error_count: 0,
+            last_error: None,
+        });
+        let moves: Vec<Move> = moves.collect();
+        let (moved, statements) = counted(&bed, log.save(&me, &moves)).await;
+        assert_eq!((moved.len(), statements), (300, 1));
+        log.reset(&ids[0], Position::START).await.unwrap();
+        let (moved, statements) = counted(&bed, log.save(&me, &moves)).await;
+        assert_eq!((moved.len(), statements), (299, 2));
+        let given: Vec<_> = led.iter().map(|pair| (pair.id.clone(), pair.epoch)).collect();
+        assert_eq!(counted(&bed, log.release(&me, &given)).await, ((), 1));
+        assert_eq!(counted(&bed, log.leave(&me)).await, ((), 2));
+        assert_eq!(counted(&bed, log.set_status("p7", None, PairStatus::Paused)).await, (1, 1));
+        assert_eq!(counted(&bed, log.save(&me, &[])).await.1, 0);
     }
 }

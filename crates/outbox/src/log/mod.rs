@@ -5,10 +5,14 @@
 //! | --- | --- |
 //! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and what must not have happened |
 //! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: what is published where |
+//! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: those that need no broker |
+//! | `admin` | [`LogAdmin`]: looking at pairs, pausing, resuming, resetting |
 //! | `store` | [`LogStore`]: what the log asks of a database |
 
+mod admin;
 mod pair;
 mod publisher;
+mod publishers;
 mod query;
 mod store;
 mod tag;
@@ -16,10 +20,13 @@ mod topic;
 
 use std::ops::Deref;
 
+pub(crate) use admin::log_of;
+pub use admin::{LogAdmin, PairLag};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
 pub(crate) use publisher::Forward;
 pub use publisher::{Outgoing, PublishError, Publisher};
+pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::Barrier;

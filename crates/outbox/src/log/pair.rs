@@ -227,7 +227,7 @@ pub struct PairState {
     pub error_count: u32,
     /// The last of them.
     pub last_error: Option<String>,
-    /// Who publishes it now.
+    /// Who publishes it now; with no time [remaining](PairState::remaining), who did last.
     pub leader: Option<NodeId>,
     /// Rises with every change of leader.
     pub epoch: i64,

@@ -51,6 +51,22 @@ pub trait Publisher: Send + Sync + 'static {
     }
 }
 
+/// One that is used elsewhere too.
+#[async_trait]
+impl<P: Publisher + ?Sized> Publisher for Arc<P> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        (**self).publish_batch(events).await
+    }
+
+    async fn is_healthy(&self) -> bool {
+        (**self).is_healthy().await
+    }
+}
+
 /// An event on its way to a publisher. Reads like the [`Event`] itself; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
@@ -60,6 +76,26 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// An event of the queue, on its first attempt. For tests of publishers: relays make their own.
+    ///
+    /// ```
+    /// use outbox::{Event, Outgoing, Position};
+    ///
+    /// let event = Event::new("DepositMade").tag("wallet_id", "w1").json(&100).build()?;
+    /// let outgoing = Outgoing::new(event).at(Position::new(7));
+    /// assert_eq!((outgoing.attempt(), outgoing.position()), (1, Some(Position::new(7))));
+    /// # Ok::<(), outbox::EventError>(())
+    /// ```
+    pub fn new(event: Event) -> Self {
+        Self { event, position: None, attempt: 1 }
+    }
+
+    /// The same as an event of the log, at this position.
+    pub fn at(mut self, position: Position) -> Self {
+        self.position = Some(position);
+        self
+    }
+
     /// The event.
     pub fn event(&self) -> &Event {
         &self.event
@@ -128,7 +164,7 @@ impl Handler for Forward {
             // Not the event's fault: no attempt.
             return Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE));
         }
-        let outgoing = Outgoing { event: cx.event, position: None, attempt: cx.attempt };
+        let outgoing = Outgoing { attempt: cx.attempt, ..Outgoing::new(cx.event) };
         match self.0.publish_batch(std::slice::from_ref(&outgoing)).await {
             Ok(()) => Ok(Outcome::Done),
             Err(error) if error.published > 0 => Ok(Outcome::Done),

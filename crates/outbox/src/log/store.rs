@@ -54,17 +54,20 @@ pub trait PairStore: Send + Sync {
     /// Makes rows for pairs that have none. `true`: at the head of the log instead of its start.
     async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()>;
 
-    /// Says that this node is alive, renews what it leads, and looks around.
+    /// Says that this node is alive, renews what it leads, and looks around. What it led but did not renew in time is not
+    /// renewed: somebody else may be about to take it, so it has to be [claimed](PairStore::claim) again.
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll>;
 
     /// Where all pairs stand, by name.
     async fn pairs(&self) -> Result<Vec<PairState>>;
 
-    /// Takes these pairs, as far as nobody leads them. Returns those taken, as they now stand.
+    /// Takes these pairs, as far as nobody leads them, in a new epoch. Returns those taken, as they now stand. One that this node
+    /// leads already is not taken again.
     async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>>;
 
     /// Moves pairs, and notes errors. Returns those that moved: the others have another leader, or somebody has set them
-    /// elsewhere.
+    /// elsewhere. The same move told again, because its answer was lost, counts as moved. A leader whose time is over may still
+    /// move its pairs, until somebody takes them: what was published need not be published again.
     async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>>;
 
     /// Gives pairs back for others to take at once.
@@ -77,7 +80,8 @@ pub trait PairStore: Send + Sync {
     /// many there are.
     async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64>;
 
-    /// Sets a pair to a position, forwards or back, whoever leads it. Returns whether there is such a pair.
+    /// Sets a pair to a position, forwards or back, whoever leads it: nobody does any more. Forgets errors; a failed pair is
+    /// active again, a paused one stays paused. Returns whether there is such a pair.
     async fn reset(&self, pair: &PairId, position: Position) -> Result<bool>;
 }
 

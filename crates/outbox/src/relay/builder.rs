@@ -15,7 +15,7 @@ use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
-use crate::log::Pair;
+use crate::log::{Forward, Pair, Publisher};
 use crate::retry::{Backoff, RetryPolicy};
 use crate::sql::Database;
 use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
@@ -303,17 +303,54 @@ impl<S> RelayBuilder<S> {
     }
 
     /// Handles every event that no other handler is for.
-    pub fn on_any<F, Fut>(mut self, handler: F) -> Self
+    pub fn on_any<F, Fut>(self, handler: F) -> Self
     where
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        if !self.routes.add_fallback(Route { call: Call::Plain(Arc::new(RawFn(handler))), retry: None }) {
+        self.fallback(Arc::new(RawFn(handler)))
+    }
+
+    fn fallback(mut self, handler: Arc<dyn Handler>) -> Self {
+        if !self.routes.add_fallback(Route { call: Call::Plain(handler), retry: None }) {
             let any = "*".to_owned();
             self.mistake
                 .get_or_insert(Error::DuplicateHandler { aggregate_type: any.clone(), event_type: any });
         }
         self
+    }
+
+    /// Sends events of these types to a [`Publisher`], whatever aggregate they belong to, one at a time.
+    ///
+    /// While the publisher is not [healthy](Publisher::is_healthy) they wait, and no attempt is counted. Its errors are
+    /// retried as a handler's are.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Event, LogPublisher, Outbox};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.single_node().forward(["order.placed", "order.paid"], LogPublisher::new()).start().await?;
+    /// outbox.send(Event::new("order.placed").json(&42)).await?;
+    /// relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn forward<T: Into<EventType>>(
+        self,
+        types: impl IntoIterator<Item = T>,
+        publisher: impl Publisher,
+    ) -> Self {
+        let forward: Arc<dyn Handler> = Arc::new(Forward(Arc::new(publisher)));
+        types.into_iter().fold(self, |builder, event_type| {
+            let route = Route { call: Call::Plain(forward.clone()), retry: None };
+            builder.route(GLOBAL.into(), event_type.into(), route)
+        })
+    }
+
+    /// Sends every event that no handler is for to a [`Publisher`], as [`forward`](RelayBuilder::forward) does.
+    pub fn forward_any(self, publisher: impl Publisher) -> Self {
+        self.fallback(Arc::new(Forward(Arc::new(publisher))))
     }
 
     /// Handles a [`Message`] with an async function that gets a transaction:

@@ -241,6 +241,17 @@ pub trait Dialect: sqlx::Database + Sized {
     /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
     fn extend() -> &'static str;
 
+    /// Makes rows for the pairs of the list `$1` that have none, in the order of the list.
+    const REGISTER: &'static str;
+
+    /// The statement that changes the pairs of a list that fulfil a condition, in one order. `s` is the list, `e` the rows.
+    fn change_pairs(list: &str, set: &str, condition: &str) -> String;
+
+    /// A condition on the rows `e` of pairs in an UPDATE, such that they are locked in the order of their names.
+    fn in_order(condition: &str) -> String {
+        condition.to_owned()
+    }
+
     /// The statement that deletes inbox entries older than `$1` microseconds, at most so many.
     fn purge_inbox(limit: usize) -> String;
 

@@ -41,6 +41,8 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0001_outbox_event.sql"),
         include_str!("../../migrations/mysql/0002_joins.sql"),
         include_str!("../../migrations/mysql/0003_inbox.sql"),
+        include_str!("../../migrations/mysql/0004_log.sql"),
+        include_str!("../../migrations/mysql/0005_topic_progress.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -89,6 +91,18 @@ impl Dialect for MySql {
             }
             ("from", listed) => format!("e FROM {{{listed}}}"),
             ("where", _) => "WHERE TRUE".to_owned(),
+            ("pairs", n) => format!(
+                "JSON_TABLE({n}, '$[*]' COLUMNS (of_topic varchar(100) {{exact}} PATH '$.of_topic', \
+                 of_publisher varchar(100) {{exact}} PATH '$.of_publisher', at_head int PATH '$.at_head', \
+                 of_epoch bigint PATH '$.of_epoch', old_position bigint PATH '$.old_position', \
+                 new_position bigint PATH '$.new_position', new_status varchar(16) {{exact}} PATH '$.new_status', \
+                 new_errors int PATH '$.new_errors', new_error text {{exact}} PATH '$.new_error')) s"
+            ),
+            // From the list, one by one: that is the order in which rows are locked.
+            ("paired", n) => format!(
+                "{{pairs {n}}} STRAIGHT_JOIN {{progress}} e FORCE INDEX (PRIMARY) \
+                 ON e.topic = s.of_topic AND e.publisher = s.of_publisher"
+            ),
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             // MySQL wants to be told that the list is not to be locked; MariaDB has no words for it, and reads no such
             // comment.
@@ -177,6 +191,16 @@ impl Dialect for MySql {
         "UPDATE JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]')) s \
          STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
+    }
+
+    // Not IGNORE, which would pass over more than rows that are there.
+    const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
+        SELECT s.of_topic, s.of_publisher, \
+        CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(l.position) FROM {log} l), 0) ELSE 0 END, {now}, {now} \
+        FROM {pairs $1} ON DUPLICATE KEY UPDATE topic = {progress}.topic";
+
+    fn change_pairs(list: &str, set: &str, condition: &str) -> String {
+        format!("UPDATE {{paired {list}}} SET {set} WHERE {condition}")
     }
 
     fn purge_inbox(limit: usize) -> String {

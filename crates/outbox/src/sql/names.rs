@@ -42,11 +42,21 @@ impl Names {
 
     /// A table of ours, with its schema. `suffix` is empty for the events themselves.
     fn table(&self, suffix: &str) -> String {
-        let table = self.quoted(&format!("{}{suffix}", self.table));
+        self.with_schema(&format!("{}{suffix}", self.table))
+    }
+
+    fn with_schema(&self, table: &str) -> String {
+        let table = self.quoted(table);
         match &self.schema {
             Some(schema) => format!("{}.{table}", self.quoted(schema)),
             None => table,
         }
+    }
+
+    /// A table of the log, which is named after the events' table without its `_event`: `outbox_log` beside `outbox_event`.
+    fn log_table(&self, suffix: &str) -> String {
+        let base = self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table);
+        self.with_schema(&format!("{base}{suffix}"))
     }
 
     /// What stands for `{slot}` in a template, if it is a name.
@@ -59,6 +69,8 @@ impl Names {
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
             "version" => self.table("_schema"),
+            "log" => self.log_table("_log"),
+            "progress" => self.log_table("_topic_progress"),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })
     }
@@ -171,6 +183,17 @@ mod tests {
         assert_eq!(text, r#"SELECT now() FROM "app"."box" USING "box_due", "app"."box_lease""#);
         let json = r#"VALUES ('{"order": 42}') -- {}"#;
         assert_eq!(render(json, &names, &|slot: &str| unreachable!("{slot}")), json);
+    }
+
+    #[test]
+    fn the_tables_of_the_log_leave_out_event() {
+        for (table, log) in [("outbox_event", "`outbox_log`"), ("t1", "`t1_log`"), ("_event", "`_event_log`")]
+        {
+            let names = Names::new(None, table, '`').unwrap();
+            assert_eq!(names.fill("log").unwrap(), log);
+        }
+        let names = Names::new(Some("app"), "outbox_event", '"').unwrap();
+        assert_eq!(names.fill("progress").unwrap(), r#""app"."outbox_topic_progress""#);
     }
 
     #[test]

@@ -50,6 +50,8 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0001_outbox_event.sql"),
         include_str!("../../migrations/postgres/0002_joins.sql"),
         include_str!("../../migrations/postgres/0003_inbox.sql"),
+        include_str!("../../migrations/postgres/0004_log.sql"),
+        include_str!("../../migrations/postgres/0005_topic_progress.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -83,6 +85,13 @@ impl Dialect for Postgres {
                 let Listed { column, kind, list, .. } = Listed::parse(listed);
                 format!("WHERE {column} {{in {kind} {list}}}")
             }
+            ("pairs", n) => format!(
+                "json_to_recordset({n}::json) AS s(of_topic text, of_publisher text, at_head bigint, of_epoch bigint, \
+                 old_position bigint, new_position bigint, new_status text, new_errors bigint, new_error text)"
+            ),
+            ("paired", n) => format!(
+                "{{pairs {n}}} JOIN {{progress}} e ON e.topic = s.of_topic AND e.publisher = s.of_publisher"
+            ),
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
@@ -162,6 +171,27 @@ impl Dialect for Postgres {
     fn extend() -> &'static str {
         "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
          WHERE e.event_id = s.id AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending}"
+    }
+
+    const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
+        SELECT s.of_topic, s.of_publisher, \
+        CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \
+        FROM {pairs $1} ORDER BY s.of_topic COLLATE \"C\", s.of_publisher COLLATE \"C\" ON CONFLICT DO NOTHING";
+
+    fn change_pairs(list: &str, set: &str, condition: &str) -> String {
+        // Locked first, because an UPDATE takes rows in whatever order it finds them.
+        format!(
+            "UPDATE {{progress}} AS e SET {set} FROM (\
+             SELECT s.* FROM {{paired {list}}} ORDER BY e.topic, e.publisher FOR UPDATE OF e) s \
+             WHERE e.topic = s.of_topic AND e.publisher = s.of_publisher AND {condition}"
+        )
+    }
+
+    fn in_order(condition: &str) -> String {
+        format!(
+            "(e.topic, e.publisher) IN (SELECT e.topic, e.publisher FROM {{progress}} e WHERE {condition} \
+             ORDER BY e.topic, e.publisher FOR UPDATE)"
+        )
     }
 
     fn purge_inbox(limit: usize) -> String {

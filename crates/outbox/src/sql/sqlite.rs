@@ -35,6 +35,8 @@ impl Dialect for Sqlite {
         include_str!("../../migrations/sqlite/0001_outbox_event.sql"),
         include_str!("../../migrations/sqlite/0002_joins.sql"),
         include_str!("../../migrations/sqlite/0003_inbox.sql"),
+        include_str!("../../migrations/sqlite/0004_log.sql"),
+        include_str!("../../migrations/sqlite/0005_topic_progress.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
@@ -70,6 +72,16 @@ impl Dialect for Sqlite {
                 let Listed { column, kind, list, .. } = Listed::parse(listed);
                 format!("WHERE {column} {{in {kind} {list}}}")
             }
+            ("pairs", n) => format!(
+                "(SELECT j.value ->> 'of_topic' AS of_topic, j.value ->> 'of_publisher' AS of_publisher, \
+                 j.value ->> 'at_head' AS at_head, j.value ->> 'of_epoch' AS of_epoch, \
+                 j.value ->> 'old_position' AS old_position, j.value ->> 'new_position' AS new_position, \
+                 j.value ->> 'new_status' AS new_status, j.value ->> 'new_errors' AS new_errors, \
+                 j.value ->> 'new_error' AS new_error FROM json_each({n}) j) s"
+            ),
+            ("paired", n) => format!(
+                "{{pairs {n}}} CROSS JOIN {{progress}} e ON e.topic = s.of_topic AND e.publisher = s.of_publisher"
+            ),
             // One writer: whoever writes holds them all.
             ("skip" | "lock", _) => String::new(),
             _ => unreachable!("no fragment {slot:?}"),
@@ -148,6 +160,19 @@ impl Dialect for Sqlite {
         "UPDATE {events} SET locked_until = {later $2} WHERE seq IN (\
          SELECT e.seq FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
          AND e.claims = s.value ->> 1 AND e.locked_by = $1 AND {pending})"
+    }
+
+    // WHERE, or SQLite would read ON as a part of the join.
+    const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
+        SELECT s.of_topic, s.of_publisher, \
+        CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \
+        FROM {pairs $1} WHERE TRUE ON CONFLICT DO NOTHING";
+
+    fn change_pairs(list: &str, set: &str, condition: &str) -> String {
+        format!(
+            "UPDATE {{progress}} AS e SET {set} FROM {{pairs {list}}} \
+             WHERE e.topic = s.of_topic AND e.publisher = s.of_publisher AND {condition}"
+        )
     }
 
     fn purge_inbox(limit: usize) -> String {

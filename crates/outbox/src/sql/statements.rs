@@ -2,13 +2,14 @@
 //!
 //! | slot | stands for |
 //! | --- | --- |
-//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{version}` | our tables |
+//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{version}` `{log}` `{progress}` | our tables |
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
+//! | `{pairs $1}` `{paired $1}` | a list of pairs as a table `s`; the same with their rows as `e` |
 //! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
 //!
 //! What only one database says is in that database's file.

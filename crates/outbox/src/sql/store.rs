@@ -23,7 +23,7 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener,
+    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener, LogStore,
     NodeId, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take,
     Taken, Verdict,
 };
@@ -756,6 +756,10 @@ impl<DB: Database> Store for SqlStore<DB> {
             Ok(rows.first().map(|row| DB::int(row, column)).transpose()?.flatten().unwrap_or_default() as u64)
         };
         Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due: self.oldest_due().await? })
+    }
+
+    fn log(&self) -> Option<&dyn LogStore> {
+        Some(self)
     }
 
     async fn migrate(&self) -> Result<()> {

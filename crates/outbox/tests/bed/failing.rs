@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId, Purge,
-    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, Move, NodeId,
+    PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
-use outbox::{Error, Event, EventId, Join, JoinId, Result, Step};
+use outbox::{Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Result, Step};
 
 /// Which call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,7 @@ enum Where {
     Settle,
     Take,
     Lead,
+    Save,
 }
 
 /// Fails the first calls of one kind.
@@ -53,6 +54,16 @@ impl Failing {
     /// Fails this many times to lead.
     pub fn lead(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
         Self::new(inner, Where::Lead, times, error)
+    }
+
+    /// Fails to move pairs of the log this many times.
+    pub fn save(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
+        Self::new(inner, Where::Save, times, error)
+    }
+
+    /// The pairs of the store behind it.
+    fn inner_pairs(&self) -> &dyn PairStore {
+        self.inner.log().expect("the store behind has a log")
     }
 
     fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
@@ -229,5 +240,46 @@ impl Store for Failing {
 
     async fn check_schema(&self) -> Result<()> {
         self.inner.check_schema().await
+    }
+}
+
+#[async_trait::async_trait]
+impl PairStore for Failing {
+    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+        self.inner_pairs().register(pairs).await
+    }
+
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+        self.fail(Where::Lead)?;
+        self.inner_pairs().tend(node, ttl).await
+    }
+
+    async fn pairs(&self) -> Result<Vec<PairState>> {
+        self.inner_pairs().pairs().await
+    }
+
+    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+        self.inner_pairs().claim(node, ttl, pairs).await
+    }
+
+    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+        self.fail(Where::Save)?;
+        self.inner_pairs().save(node, moves).await
+    }
+
+    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+        self.inner_pairs().release(node, pairs).await
+    }
+
+    async fn leave(&self, node: &NodeId) -> Result<()> {
+        self.inner_pairs().leave(node).await
+    }
+
+    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+        self.inner_pairs().set_status(publisher, topic, status).await
+    }
+
+    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+        self.inner_pairs().reset(pair, position).await
     }
 }

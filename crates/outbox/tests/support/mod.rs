@@ -200,6 +200,7 @@ impl Harness for Place {
         let sql = sql
             .replace("{events}", table)
             .replace("{inbox}", &format!("{table}_inbox"))
+            .replace("{progress}", &format!("{table}_topic_progress"))
             .replace("{version}", &format!("{table}_schema"));
         self.run(&sql).await;
         true

@@ -32,6 +32,7 @@ pub mod exclusive;
 pub mod inbox;
 pub mod join;
 pub mod order;
+pub mod pairs;
 pub mod schema;
 pub mod settle;
 pub mod take;
@@ -60,8 +61,8 @@ pub trait Harness: Send + Sync {
     async fn connect(&self, clock: Clock) -> SharedStore;
 
     /// Runs a statement as a writer in another language would. `{events}` stands for the table of the events,
-    /// `{inbox}` for that of the inbox, `{version}` for that of the schema's version. `false`: this store has no SQL, and the cases that need
-    /// it have nothing to show.
+    /// `{inbox}` for that of the inbox, `{progress}` for that of the log's pairs, `{version}` for that of the schema's version.
+    /// `false`: this store has no SQL, and the cases that need it have nothing to show.
     async fn execute(&self, sql: &str) -> bool {
         let _ = sql;
         false
@@ -207,6 +208,31 @@ macro_rules! conformance_tests {
                 what_follows_under_a_taken_id_is_not_written_again
                 purging_spares_open_joins
                 concurrent_steps_are_counted_exactly
+            }
+            pairs {
+                a_pair_is_registered_once
+                a_pair_may_start_at_the_head
+                names_of_pairs_differ_by_case_and_trailing_spaces
+                a_pair_is_led_by_one_at_a_time
+                a_paused_pair_may_be_led
+                tending_renews_what_is_led
+                a_lease_that_ran_out_is_not_renewed
+                a_takeover_fences_the_old_leader
+                a_leader_may_save_until_somebody_takes_over
+                a_reset_fences_the_leader
+                a_reset_forgets_errors_but_not_a_pause
+                a_pause_survives_a_save
+                errors_are_noted_and_forgotten
+                a_move_names_the_position_it_moves_from
+                a_move_told_twice_counts_once
+                many_pairs_are_moved_at_once
+                a_released_pair_is_free_at_once
+                a_node_that_leaves_gives_everything_back
+                nodes_are_seen_while_they_live
+                a_status_is_set_by_publisher_or_in_one_topic
+                people_pause_and_resume_with_sql
+                concurrent_claims_never_share_a_pair
+                leaders_people_and_newcomers_do_not_fail_each_other
             }
             together {
                 concurrent_takers_never_get_the_same_event
@@ -393,6 +419,7 @@ mod tests {
             include_str!("inbox.rs"),
             include_str!("join.rs"),
             include_str!("order.rs"),
+            include_str!("pairs.rs"),
             include_str!("schema.rs"),
             include_str!("settle.rs"),
             include_str!("take.rs"),

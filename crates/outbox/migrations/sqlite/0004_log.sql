@@ -1,0 +1,1 @@
+CREATE TABLE IF NOT EXISTS {log} (position integer PRIMARY KEY, stored_at text NOT NULL) STRICT;

@@ -1,0 +1,348 @@
+//! Publishers that need no broker: one that logs, one that counts, one that tests wait for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use super::publisher::{Outgoing, PublishError, Publisher};
+use super::query::Position;
+
+/// Writes a log line for every event, at INFO: its id, type and position, and how many tags it has. Never its payload.
+///
+/// ```
+/// use outbox::{LogPublisher, Publisher, Topic};
+///
+/// let pair = Topic::new("wallet-events").required_tags(["wallet_id"]).to(LogPublisher::new());
+/// assert_eq!(pair.id().publisher(), "log");
+/// assert_eq!(LogPublisher::named("audit").name(), "audit");
+/// ```
+#[derive(Clone, Debug)]
+pub struct LogPublisher {
+    name: Arc<str>,
+}
+
+impl Default for LogPublisher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LogPublisher {
+    /// Named `log`.
+    pub fn new() -> Self {
+        Self::named("log")
+    }
+
+    /// Named otherwise: for a topic that has two.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into() }
+    }
+}
+
+#[async_trait]
+impl Publisher for LogPublisher {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        for event in events {
+            let (id, event_type, position) = (event.id(), event.event_type(), event.position());
+            let (position, tags) = (position.map(Position::get), event.tags().len());
+            tracing::info!(publisher = &*self.name, event = %id, %event_type, position, tags, "event published");
+        }
+        Ok(())
+    }
+}
+
+/// Counts what is published: by itself, or on the way to another publisher. Clones count together.
+///
+/// ```
+/// use outbox::{LogPublisher, Publisher, StatisticsPublisher, Topic};
+///
+/// let counted = StatisticsPublisher::of(LogPublisher::new());     // counts what the other one took
+/// assert_eq!(counted.name(), "log");                              // and goes by its name
+/// let pair = Topic::new("everything").to(counted.clone());
+/// # let _ = pair;
+/// let seen = counted.statistics();
+/// assert_eq!((seen.total, seen.of("DepositMade")), (0, 0));
+/// ```
+#[derive(Clone)]
+pub struct StatisticsPublisher {
+    name: Arc<str>,
+    inner: Option<Arc<dyn Publisher>>,
+    counts: Arc<Mutex<Statistics>>,
+}
+
+/// What a [`StatisticsPublisher`] has counted. An event that comes again counts again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// How many events were published.
+    pub total: u64,
+    /// The same by event type.
+    pub by_type: BTreeMap<String, u64>,
+    /// How many batches failed, in part or as a whole.
+    pub failures: u64,
+    /// The position of the last event, if it came from a log.
+    pub last_position: Option<Position>,
+}
+
+impl Statistics {
+    /// How many events of a type were published.
+    pub fn of(&self, event_type: &str) -> u64 {
+        self.by_type.get(event_type).copied().unwrap_or_default()
+    }
+
+    fn count(&mut self, events: &[Outgoing]) {
+        for event in events {
+            self.total += 1;
+            let event_type = event.event_type().as_str();
+            match self.by_type.get_mut(event_type) {
+                Some(count) => *count += 1,
+                None => drop(self.by_type.insert(event_type.to_owned(), 1)),
+            }
+            self.last_position = event.position().or(self.last_position);
+        }
+    }
+}
+
+impl Default for StatisticsPublisher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl StatisticsPublisher {
+    /// Named `statistics`; counts, and does nothing else.
+    pub fn new() -> Self {
+        Self::named("statistics")
+    }
+
+    /// The same under another name.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into(), inner: None, counts: Arc::default() }
+    }
+
+    /// Counts what another publisher takes, under its name.
+    pub fn of(publisher: impl Publisher) -> Self {
+        let named = Self::named(publisher.name());
+        Self { inner: Some(Arc::new(publisher)), ..named }
+    }
+
+    /// What was counted until now.
+    pub fn statistics(&self) -> Statistics {
+        self.counts().clone()
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Statistics> {
+        self.counts.lock().expect("no one panics while counting")
+    }
+}
+
+impl fmt::Debug for StatisticsPublisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatisticsPublisher")
+            .field("name", &self.name)
+            .field("counts", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Publisher for StatisticsPublisher {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let published = match &self.inner {
+            Some(inner) => inner.publish_batch(events).await,
+            None => Ok(()),
+        };
+        let mut counts = self.counts();
+        match &published {
+            Ok(()) => counts.count(events),
+            Err(error) => {
+                counts.count(&events[..error.published.min(events.len())]);
+                counts.failures += 1;
+            }
+        }
+        drop(counts);
+        published
+    }
+
+    async fn is_healthy(&self) -> bool {
+        match &self.inner {
+            Some(inner) => inner.is_healthy().await,
+            None => true,
+        }
+    }
+}
+
+/// Keeps what it is given, for a test to wait for. Clones are the same latch.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use std::time::Duration;
+/// use outbox::{Event, LatchPublisher, Outbox};
+///
+/// let outbox = Outbox::sqlite(":memory:").await?;
+/// outbox.migrate().await?;
+/// let latch = LatchPublisher::expecting(1);
+/// let relay = outbox.single_node().forward(["order.placed"], latch.clone()).start().await?;
+///
+/// outbox.send(Event::new("order.placed").json(&42)).await?;
+/// let arrived = latch.wait(Duration::from_secs(30)).await.expect("it arrives");
+/// assert_eq!(arrived[0].payload::<u32>().unwrap(), 42);
+/// # relay.stop().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct LatchPublisher {
+    name: Arc<str>,
+    expected: usize,
+    arrived: watch::Sender<Vec<Outgoing>>,
+}
+
+impl LatchPublisher {
+    /// Named `latch`; opens when so many events have arrived.
+    pub fn expecting(events: usize) -> Self {
+        Self { name: "latch".into(), expected: events, arrived: watch::Sender::new(Vec::new()) }
+    }
+
+    /// Under another name.
+    pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Waits until as many events as expected have arrived. Returns all that have, in the order in which they came; one that
+    /// came twice is there twice.
+    pub async fn wait(&self, limit: Duration) -> Result<Vec<Outgoing>, LatchError> {
+        let mut arrived = self.arrived.subscribe();
+        let enough = arrived.wait_for(|arrived| arrived.len() >= self.expected);
+        let opened = match tokio::time::timeout(limit, enough).await {
+            Ok(Ok(arrived)) => Some(arrived.clone()),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        opened.ok_or_else(|| LatchError { expected: self.expected, arrived: self.arrived(), limit })
+    }
+
+    /// What has arrived until now.
+    pub fn arrived(&self) -> Vec<Outgoing> {
+        self.arrived.borrow().clone()
+    }
+}
+
+#[async_trait]
+impl Publisher for LatchPublisher {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.arrived.send_modify(|arrived| arrived.extend_from_slice(events));
+        Ok(())
+    }
+}
+
+/// Fewer events arrived than a [`LatchPublisher`] expected.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{} of {expected} events arrived within {limit:?}", .arrived.len())]
+pub struct LatchError {
+    /// How many were expected.
+    pub expected: usize,
+    /// What did arrive.
+    pub arrived: Vec<Outgoing>,
+    /// How long it was waited for them.
+    pub limit: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::handler::Failure;
+
+    fn outgoing(event_type: &str, position: Option<i64>) -> Outgoing {
+        let event = Event::new(event_type).json(&()).build().unwrap();
+        let outgoing = Outgoing::new(event);
+        match position {
+            Some(position) => outgoing.at(Position::new(position)),
+            None => outgoing,
+        }
+    }
+
+    /// Takes so many of a batch, and is in a bad mood.
+    struct Takes(usize);
+
+    #[async_trait]
+    impl Publisher for Takes {
+        fn name(&self) -> &'static str {
+            "takes"
+        }
+
+        async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+            Err(PublishError::after(self.0, Failure::retry("no more")))
+        }
+
+        async fn is_healthy(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn statistics_count_by_type_and_remember_the_last_position() {
+        let publisher = StatisticsPublisher::new();
+        let handle = publisher.clone();
+        publisher.publish_batch(&[outgoing("a", Some(3)), outgoing("b", Some(5))]).await.unwrap();
+        publisher.publish_batch(&[outgoing("a", None)]).await.unwrap();
+        let seen = handle.statistics();
+        assert_eq!((seen.total, seen.of("a"), seen.of("b"), seen.of("c")), (3, 2, 1, 0));
+        assert_eq!((seen.last_position, seen.failures), (Some(Position::new(5)), 0));
+        assert!(publisher.is_healthy().await);
+        assert_eq!(publisher.name(), "statistics");
+    }
+
+    #[tokio::test]
+    async fn statistics_of_another_count_only_what_it_took() {
+        let counted = StatisticsPublisher::of(Takes(1));
+        let batch = [outgoing("a", Some(1)), outgoing("b", Some(2))];
+        let error = counted.publish_batch(&batch).await.unwrap_err();
+        assert_eq!(error, PublishError::after(1, Failure::retry("no more")), "the error is passed on");
+        let seen = counted.statistics();
+        assert_eq!((seen.total, seen.of("a"), seen.failures), (1, 1, 1));
+        assert_eq!(seen.last_position, Some(Position::new(1)));
+        assert_eq!(counted.name(), "takes");
+        assert!(!counted.is_healthy().await);
+        // One that claims to have taken more than there was.
+        let boaster = StatisticsPublisher::of(Takes(7));
+        boaster.publish_batch(&batch).await.unwrap_err();
+        assert_eq!(boaster.statistics().total, 2);
+    }
+
+    #[tokio::test]
+    async fn a_latch_opens_when_enough_has_arrived() {
+        let latch = LatchPublisher::expecting(3).named("test");
+        assert_eq!(latch.name(), "test");
+        latch.publish_batch(&[outgoing("a", Some(1))]).await.unwrap();
+        let missing = latch.wait(Duration::from_millis(10)).await.unwrap_err();
+        assert_eq!((missing.arrived.len(), missing.expected), (1, 3));
+        assert_eq!(missing.to_string(), "1 of 3 events arrived within 10ms");
+
+        let waiting = tokio::spawn({
+            let latch = latch.clone();
+            async move { latch.wait(Duration::from_secs(60)).await }
+        });
+        latch.publish_batch(&[outgoing("b", Some(2)), outgoing("c", None)]).await.unwrap();
+        let types: Vec<String> =
+            waiting.await.unwrap().unwrap().iter().map(|e| e.event_type().as_str().to_owned()).collect();
+        assert_eq!(types, ["a", "b", "c"]);
+        assert_eq!(latch.arrived().len(), 3);
+        assert!(LatchPublisher::expecting(0).wait(Duration::ZERO).await.unwrap().is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+//! The pairs of the log in SQL: where each stands, and who leads it.
+//!
+//! A pair is one row, and everything that decides is in it: whoever leads, in which epoch, until when. Several rows are always
+//! locked in the order of their names, so that nobody waits in a circle.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Serialize;
+
+use super::begin::begin_on;
+use super::dialect::{Database, Value};
+use super::statements as sql;
+use super::store::SqlStore;
+use crate::error::Result;
+use crate::log::{Move, PairId, PairState, PairStatus, PairStore, Position, Roll};
+use crate::store::{NodeId, short_error};
+
+/// What is read of a pair.
+const PAIR: &str = "SELECT e.topic, e.publisher, e.status, e.last_position, {int e.error_count}, e.last_error, e.leader, \
+    e.epoch, e.leader_until, e.updated_at, {now}";
+const PAIRS: &str = " FROM {progress} e ORDER BY e.topic, e.publisher";
+
+/// Those of a list that nobody leads, locked. One whose lease has run out may still think that it leads: the epoch tells.
+const FREE: &str = " FROM {paired $1} WHERE e.leader IS NULL OR e.leader_until IS NULL OR e.leader_until <= {now} \
+    ORDER BY e.topic, e.publisher {lock listed}";
+const TAKE: &str = "leader = $1, epoch = e.epoch + 1, leader_until = {later $2}";
+
+/// A pause stays. The old position is compared with what the leader knows, not with the row: MySQL does not promise in which
+/// order it assigns.
+const MOVE: &str = "last_position = s.new_position, error_count = s.new_errors, last_error = s.new_error, \
+    status = CASE WHEN e.status IN ('ACTIVE', 'FAILED') AND s.new_status <> 'PAUSED' THEN s.new_status ELSE e.status END, \
+    updated_at = CASE WHEN s.old_position <> s.new_position THEN {now} ELSE e.updated_at END";
+/// Also if it is there already: then the answer to the same move was lost. Within an epoch nobody but the leader moves it.
+const MOVABLE: &str =
+    "e.leader = $1 AND e.epoch = s.of_epoch AND e.last_position IN (s.old_position, s.new_position)";
+const MOVED: &str = "SELECT e.topic, e.publisher FROM {paired $2} \
+    WHERE e.leader = $1 AND e.epoch = s.of_epoch AND e.last_position = s.new_position";
+
+const LET_GO: &str = "leader = NULL, leader_until = NULL";
+
+/// Not one whose time is over: somebody else may be about to take it.
+const RENEW: &str = "UPDATE {progress} AS e SET leader_until = {later $2} WHERE ";
+const LED: &str = "e.leader = $1 AND e.leader_until > {now}";
+
+const RESET: &str = "UPDATE {progress} AS e SET last_position = $3, epoch = e.epoch + 1, leader = NULL, leader_until = NULL, \
+    error_count = 0, last_error = NULL, status = CASE WHEN e.status = 'FAILED' THEN 'ACTIVE' ELSE e.status END, \
+    updated_at = {now} WHERE e.topic = $1 AND e.publisher = $2";
+
+/// The nodes that publish, and until when each is known to be alive.
+const NODES: &str = "SELECT l.name, l.holder, l.held_until, {now} FROM {leases} l \
+    WHERE l.name LIKE 'log node %' AND l.held_until IS NOT NULL ORDER BY l.name";
+const BURY: &str = "DELETE {from listed leases name texts $1} {where listed leases name texts $1} \
+    AND held_until < {earlier $2}";
+const FORGET: &str = "DELETE FROM {leases} WHERE name = $1";
+
+/// So many times its lease after a node was last heard of, its row is deleted.
+const LONG_DEAD: u32 = 10;
+
+/// The lease by which a node says that it is alive.
+fn heartbeat(node: &NodeId) -> Value {
+    Value::text(format!("log node {node}"))
+}
+
+/// A pair of a list, and what is to become of it. The names are those of the slot `{pairs}`.
+#[derive(Default, Serialize)]
+struct Listed<'a> {
+    of_topic: &'a str,
+    of_publisher: &'a str,
+    at_head: i64,
+    of_epoch: i64,
+    old_position: i64,
+    new_position: i64,
+    new_status: &'a str,
+    new_errors: u32,
+    new_error: Option<String>,
+}
+
+impl<'a> Listed<'a> {
+    fn of(pair: &'a PairId) -> Self {
+        Self { of_topic: pair.topic(), of_publisher: pair.publisher(), ..Self::default() }
+    }
+}
+
+/// A list as a value: each pair once, in order.
+fn list<'a>(rows: impl Iterator<Item = Listed<'a>>) -> Value {
+    let rows: BTreeMap<(&str, &str), Listed<'a>> =
+        rows.map(|row| ((row.of_topic, row.of_publisher), row)).collect();
+    Value::Text(serde_json::to_string(&rows.into_values().collect::<Vec<_>>()).ok())
+}
+
+impl<DB: Database> SqlStore<DB> {
+    fn pair(row: &DB::Row) -> Result<PairState> {
+        let text = |column| Ok::<_, sqlx::Error>(DB::text(row, column)?.unwrap_or_default());
+        let (until, now) = (DB::time(row, 8)?, DB::time(row, 10)?);
+        let remaining = until.zip(now).and_then(|(until, now)| (until - now).to_std().ok());
+        Ok(PairState {
+            id: PairId::new(text(0)?, text(1)?),
+            status: PairStatus::from_stored(&text(2)?),
+            position: Position::new(DB::int(row, 3)?.unwrap_or_default()),
+            error_count: u32::try_from(DB::int(row, 4)?.unwrap_or_default()).unwrap_or_default(),
+            last_error: DB::text(row, 5)?,
+            leader: DB::text(row, 6)?.map(NodeId::from),
+            epoch: DB::int(row, 7)?.unwrap_or_default(),
+            remaining: remaining.unwrap_or_default(),
+            updated_at: DB::time(row, 9)?.unwrap_or_default(),
+        })
+    }
+
+    async fn claim_pairs(&self, node: &NodeId, ttl: Duration, wanted: Value) -> Result<Vec<PairState>> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let rows = DB::fetch(&mut tx, self.render(&format!("{PAIR}{FREE}")), vec![wanted]).await?;
+        let mut taken = rows.iter().map(Self::pair).collect::<Result<Vec<_>>>()?;
+        if !taken.is_empty() {
+            let these = list(taken.iter().map(|pair| Listed::of(&pair.id)));
+            let take = self.render(&DB::change_pairs("$3", TAKE, "1 = 1"));
+            DB::run(&mut tx, take, vec![Value::text(node.as_str()), Value::micros(ttl), these]).await?;
+        }
+        tx.commit().await?;
+        for pair in &mut taken {
+            (pair.leader, pair.epoch, pair.remaining) = (Some(node.clone()), pair.epoch + 1, ttl);
+        }
+        Ok(taken)
+    }
+
+    /// Says that a node is alive. Its row is there nearly always.
+    async fn beat(&self, node: &NodeId, ttl: Duration) -> Result<()> {
+        let (name, us) = (heartbeat(node), Value::text(node.as_str()));
+        if self.run(sql::KEEP_LEASE, vec![name.clone(), us.clone(), Value::micros(ttl)]).await? == 0 {
+            self.run(DB::NEW_LEASE, vec![name.clone()]).await?;
+            self.run(sql::PUT_LEASE, vec![name, us, Value::Int(0), Value::micros(ttl)]).await?;
+        }
+        Ok(())
+    }
+
+    /// The nodes that are alive. Buries those that were long ago.
+    async fn living(&self, ttl: Duration) -> Result<Vec<NodeId>> {
+        let long = ttl.saturating_mul(LONG_DEAD);
+        let (mut living, mut dead) = (Vec::new(), Vec::new());
+        for row in self.fetch(NODES, Vec::new()).await? {
+            let (Some(until), Some(now)) = (DB::time(&row, 2)?, DB::time(&row, 3)?) else { continue };
+            if until > now {
+                living.extend(DB::text(&row, 1)?.map(NodeId::from));
+            } else if (now - until).to_std().is_ok_and(|dead| dead > long) {
+                dead.push(DB::text(&row, 0)?);
+            }
+        }
+        if !dead.is_empty() {
+            // Asked again: it may just have come back.
+            self.run(BURY, vec![Value::Texts(dead), Value::micros(long)]).await?;
+        }
+        Ok(living)
+    }
+}
+
+#[async_trait]
+impl<DB: Database> PairStore for SqlStore<DB> {
+    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let rows = pairs.iter().map(|(pair, head)| Listed { at_head: (*head).into(), ..Listed::of(pair) });
+        self.run(DB::REGISTER, vec![list(rows)]).await?;
+        Ok(())
+    }
+
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+        self.beat(node, ttl).await?;
+        let renew = format!("{RENEW}{}", DB::in_order(LED));
+        self.run(&renew, vec![Value::text(node.as_str()), Value::micros(ttl)]).await?;
+        Ok(Roll { nodes: self.living(ttl).await?, pairs: self.pairs().await? })
+    }
+
+    async fn pairs(&self) -> Result<Vec<PairState>> {
+        self.fetch(&format!("{PAIR}{PAIRS}"), Vec::new()).await?.iter().map(Self::pair).collect()
+    }
+
+    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+        if pairs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let wanted = list(pairs.iter().map(Listed::of));
+        self.retried(|| self.claim_pairs(node, ttl, wanted.clone())).await
+    }
+
+    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+        if moves.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = list(moves.iter().map(|m| Listed {
+            of_epoch: m.epoch,
+            old_position: m.from.get(),
+            new_position: m.to.get(),
+            new_status: m.status.as_str(),
+            new_errors: m.error_count,
+            new_error: m.last_error.as_deref().map(short_error),
+            ..Listed::of(&m.pair)
+        }));
+        let values = vec![Value::text(node.as_str()), rows];
+        let moved = self.run(&DB::change_pairs("$2", MOVE, MOVABLE), values.clone()).await?;
+        if moved == moves.len() as u64 {
+            return Ok(moves.iter().map(|m| m.pair.clone()).collect());
+        }
+        // Not all of them: looked up, because not every database says which.
+        let rows = self.fetch(MOVED, values).await?;
+        let names = |row| Ok::<_, sqlx::Error>(DB::text(row, 0)?.zip(DB::text(row, 1)?));
+        let moved = rows.iter().map(names).collect::<Result<Vec<_>, _>>()?;
+        Ok(moved.into_iter().flatten().map(|(topic, publisher)| PairId::new(topic, publisher)).collect())
+    }
+
+    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let rows = list(pairs.iter().map(|(pair, epoch)| Listed { of_epoch: *epoch, ..Listed::of(pair) }));
+        let release = DB::change_pairs("$2", LET_GO, "e.leader = $1 AND e.epoch = s.of_epoch");
+        self.run(&release, vec![Value::text(node.as_str()), rows]).await?;
+        Ok(())
+    }
+
+    async fn leave(&self, node: &NodeId) -> Result<()> {
+        let leave = format!("UPDATE {{progress}} AS e SET {LET_GO} WHERE {}", DB::in_order("e.leader = $1"));
+        self.run(&leave, vec![Value::text(node.as_str())]).await?;
+        self.run(FORGET, vec![heartbeat(node)]).await?;
+        Ok(())
+    }
+
+    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+        let mut values = vec![Value::text(publisher), Value::text(status.as_str())];
+        values.extend(topic.map(Value::text));
+        let set = match status {
+            PairStatus::Active => "status = $2, error_count = 0, last_error = NULL",
+            PairStatus::Paused | PairStatus::Failed => "status = $2",
+        };
+        let which = match topic {
+            Some(_) => "e.publisher = $1 AND e.topic = $3",
+            None => "e.publisher = $1",
+        };
+        self.run(&format!("UPDATE {{progress}} AS e SET {set} WHERE {}", DB::in_order(which)), values).await
+    }
+
+    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+        let values =
+            vec![Value::text(pair.topic()), Value::text(pair.publisher()), Value::Int(position.get())];
+        Ok(self.run(RESET, values).await? > 0)
+    }
+}

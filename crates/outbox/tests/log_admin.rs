@@ -1,0 +1,147 @@
+//! What people do with the pairs of a log.
+
+mod bed;
+
+use std::time::Duration;
+
+use bed::numbered;
+use outbox::store::{LogStore, Move, SharedStore};
+use outbox::{Appended, Condition, Error, NodeId, PairId, PairState, PairStatus, Position};
+
+const SEC: Duration = Duration::from_secs(1);
+
+/// The pairs of two topics, and a log of this many events.
+async fn prepare(store: &SharedStore, events: u64) {
+    let log = log(store);
+    let pairs = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
+    log.register(&pairs.map(|(topic, publisher)| (PairId::new(topic, publisher), false))).await.unwrap();
+    append(store, events).await;
+}
+
+async fn append(store: &SharedStore, events: u64) -> Vec<Position> {
+    let events: Vec<_> = (0..events).map(|n| numbered("e", n).build().unwrap()).collect();
+    match log(store).append(&events, &Condition::default()).await.unwrap() {
+        Appended::New(positions) => positions,
+        Appended::Already => unreachable!("no condition"),
+    }
+}
+
+fn log(store: &SharedStore) -> &dyn LogStore {
+    store.log().expect("a store with a log")
+}
+
+/// Leads a pair and moves it there, as a relay would. Returns how it was before.
+async fn publish_up_to(store: &SharedStore, pair: &PairId, to: Position) -> PairState {
+    let node = NodeId::from("n");
+    let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
+    assert_eq!(log(store).save(&node, &[moving(&led, to)]).await.unwrap(), [pair.clone()]);
+    led
+}
+
+fn moving(from: &PairState, to: Position) -> Move {
+    Move {
+        pair: from.id.clone(),
+        epoch: from.epoch,
+        from: from.position,
+        to,
+        status: PairStatus::Active,
+        error_count: 0,
+        last_error: None,
+    }
+}
+
+fn is_unknown<T>(result: outbox::Result<T>) -> bool {
+    matches!(result, Err(Error::UnknownPair { .. }))
+}
+
+on_every_database! {
+    async fn publishers_are_paused_and_resumed(|bed|) {
+        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+        prepare(&store, 0).await;
+        let statuses = async || {
+            let pairs = admin.pairs().await.unwrap();
+            pairs.iter().map(|pair| pair.status.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(admin.pause("kafka").await.unwrap(), 2);
+        assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "PAUSED"]);
+        assert_eq!(admin.resume("kafka").await.unwrap(), 2);
+        assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
+        admin.pause_in("u", "kafka").await.unwrap();
+        assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "PAUSED"]);
+        assert_eq!(admin.pair("u", "kafka").await.unwrap().status, PairStatus::Paused);
+        admin.resume_in("u", "kafka").await.unwrap();
+        assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
+    }
+
+    /// A mistyped name must not look like success.
+    async fn what_nobody_knows_is_an_error(|bed|) {
+        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+        prepare(&store, 1).await;
+        assert!(is_unknown(admin.pause("kafak").await));
+        assert!(is_unknown(admin.resume("kafak").await));
+        assert!(is_unknown(admin.pause_in("u", "log").await));
+        assert!(is_unknown(admin.resume_in("u", "log").await));
+        assert!(is_unknown(admin.pair("u", "log").await));
+        assert!(is_unknown(admin.reset_to_time("u", "log", chrono::Utc::now()).await));
+        let error = admin.reset("u", "log", Position::START).await.unwrap_err();
+        assert_eq!(error.to_string(), r#"there is no publisher "log" of topic "u""#);
+    }
+
+    /// Back or forwards, but not to where the log has not been. Whoever is publishing can no longer move it.
+    async fn a_pair_is_reset_to_a_position(|bed|) {
+        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+        prepare(&store, 3).await;
+        let positions = append(&store, 2).await;
+        let (near, head) = (positions[0], positions[1]);
+        let pair = PairId::new("t", "kafka");
+        let led = publish_up_to(&store, &pair, near).await;
+        for position in [Position::START, head, near] {
+            admin.reset("t", "kafka", position).await.unwrap();
+            assert_eq!(admin.pair("t", "kafka").await.unwrap().position, position);
+            let late = Move { from: position, ..moving(&led, head) };
+            assert!(log(&store).save(&NodeId::from("n"), &[late]).await.unwrap().is_empty());
+        }
+        let beyond = Position::new(head.get() + 1);
+        let error = admin.reset("t", "kafka", beyond).await.unwrap_err();
+        assert!(matches!(error, Error::BeyondHead { position, head: end } if position == beyond && end == head));
+        assert_eq!(admin.pair("t", "kafka").await.unwrap().position, near);
+        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the others stay");
+    }
+
+    async fn a_pair_is_reset_to_a_time(frozen |bed|) {
+        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+        prepare(&store, 0).await;
+        let clock = bed.clock.clone().unwrap();
+        let start = clock.now();
+        bed.advance(SEC);
+        let first = *append(&store, 2).await.last().unwrap();
+        bed.advance(SEC);
+        let between = clock.now();
+        bed.advance(SEC);
+        let last = *append(&store, 2).await.last().unwrap();
+        bed.advance(SEC);
+        for (time, position) in [(between, first), (clock.now(), last), (start, Position::START)] {
+            assert_eq!(admin.reset_to_time("t", "log", time).await.unwrap(), position);
+            assert_eq!(admin.pair("t", "log").await.unwrap().position, position);
+        }
+    }
+
+    /// In positions, and never below zero.
+    async fn lag_is_told_for_every_pair(|bed|) {
+        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+        assert!(admin.lag().await.unwrap().is_empty());
+        prepare(&store, 0).await;
+        assert!(admin.lag().await.unwrap().iter().all(|lag| lag.behind == 0));
+        let positions = append(&store, 5).await;
+        let head = *positions.last().unwrap();
+        publish_up_to(&store, &PairId::new("t", "kafka"), positions[1]).await;
+        publish_up_to(&store, &PairId::new("t", "log"), Position::new(head.get() + 7)).await;
+        admin.pause_in("u", "kafka").await.unwrap();
+        let lag = admin.lag().await.unwrap();
+        assert!(lag.iter().all(|lag| lag.head == head));
+        let behind: Vec<u64> = lag.iter().map(|lag| lag.behind).collect();
+        assert_eq!(behind, [(head.get() - positions[1].get()) as u64, 0, head.get() as u64]);
+        assert_eq!(lag[2].status, PairStatus::Paused);
+        assert_eq!(lag[0].position, positions[1]);
+    }
+}

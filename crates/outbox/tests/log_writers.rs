@@ -1,0 +1,364 @@
+//! Sixteen writers with holds, rollbacks, savepoints and two-phase commits, beside a transaction that stays open: every
+//! publisher sees every committed event once, in the order of positions.
+//!
+//! `OUTBOX_TEST_SECONDS` sets for how long they write. The last test is about money: `OUTBOX_TEST_CLIENTS` sets how many move it.
+
+mod bed;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bed::{Base, Bed};
+use outbox::{Appended, Error, Event, EventId, Log, Outbox, Outgoing, Position, PublishError, Publisher, Query, Topic};
+use sqlx::{MySql, Postgres, Sqlite};
+
+const WRITERS: usize = 16;
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+fn seconds() -> Duration {
+    Duration::from_secs(setting("OUTBOX_TEST_SECONDS", 3))
+}
+
+fn say(line: std::fmt::Arguments<'_>) {
+    // Not println!: the test runner keeps that to itself when a test passes.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What differs between databases.
+trait Play: Base {
+    const NAME: &'static str;
+    /// How long a transaction is held open, at most. Where appends take turns, shorter.
+    const HOLD: Duration;
+    /// What leaves a transaction open that has nothing to do with the log.
+    fn open_elsewhere(bed: &Bed<Self>) -> impl Future<Output = Option<Self::Connection>> + Send;
+    /// Appends by two-phase commit, or not, where that is not possible. Returns whether it was committed.
+    fn in_two_phases(
+        bed: &Bed<Self>,
+        event: &Event,
+        name: &str,
+        commit: bool,
+        hold: Duration,
+    ) -> impl Future<Output = Option<bool>> + Send;
+}
+
+async fn elsewhere<DB: Base>(bed: &Bed<DB>, statements: &[&str]) -> Option<DB::Connection> {
+    use sqlx::Connection as _;
+    let mut conn = DB::Connection::connect(bed.url()).await.unwrap();
+    for statement in statements {
+        DB::execute_sql(&mut conn, &statement.replace("{t}", &bed.table)).await.unwrap();
+    }
+    Some(conn)
+}
+
+impl Play for Postgres {
+    const NAME: &'static str = "PostgreSQL";
+    const HOLD: Duration = Duration::from_millis(30);
+
+    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
+        elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
+    }
+
+    async fn in_two_phases(bed: &Bed<Self>, event: &Event, name: &str, commit: bool, hold: Duration) -> Option<bool> {
+        use sqlx::Connection as _;
+        let mut conn = sqlx::PgConnection::connect(bed.url()).await.unwrap();
+        let (id, name) = (event.id(), format!("{}-{name}", bed.table));
+        let insert = format!(
+            "BEGIN; INSERT INTO {}_log (event_id, event_type, tags, payload) VALUES ('{id}', 'two', ARRAY['w=2pc'], '0');
+             PREPARE TRANSACTION '{name}'", bed.table
+        );
+        Self::execute_sql(&mut conn, &insert).await.unwrap();
+        tokio::time::sleep(hold).await;
+        let end = if commit { "COMMIT" } else { "ROLLBACK" };
+        Self::execute_sql(&mut conn, &format!("{end} PREPARED '{name}'")).await.unwrap();
+        Some(commit)
+    }
+}
+
+impl Play for MySql {
+    const NAME: &'static str = "MariaDB";
+    const HOLD: Duration = Duration::from_millis(3);
+
+    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
+        elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
+    }
+
+    async fn in_two_phases(bed: &Bed<Self>, event: &Event, name: &str, commit: bool, hold: Duration) -> Option<bool> {
+        use sqlx::Connection as _;
+        let mut conn = sqlx::MySqlConnection::connect(bed.url()).await.unwrap();
+        let (id, name, base) = (event.id(), format!("{}-{name}", bed.table), &bed.table);
+        let statements = [
+            format!("XA START '{name}'"),
+            format!("UPDATE {base}_log_head SET position = LAST_INSERT_ID(position + 1)"),
+            format!("INSERT INTO {base}_log (position, event_id, event_type, tags, payload) \
+                VALUES (LAST_INSERT_ID(), '{id}', 'two', '[\"w=2pc\"]', '0')"),
+            format!("INSERT INTO {base}_log_tag (tag, position) VALUES ('w=2pc', LAST_INSERT_ID())"),
+            format!("XA END '{name}'"),
+            format!("XA PREPARE '{name}'"),
+        ];
+        for statement in &statements {
+            Self::execute_sql(&mut conn, statement).await.unwrap();
+        }
+        tokio::time::sleep(hold).await;
+        Self::execute_sql(&mut conn, &format!("XA {} '{name}'", if commit { "COMMIT" } else { "ROLLBACK" })).await.unwrap();
+        Some(commit)
+    }
+}
+
+impl Play for Sqlite {
+    const NAME: &'static str = "SQLite";
+    const HOLD: Duration = Duration::from_millis(2);
+
+    // One writer: an open write transaction keeps everybody from writing.
+    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
+        elsewhere(bed, &["BEGIN", "SELECT count(*) FROM {t}"]).await
+    }
+
+    async fn in_two_phases(_: &Bed<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
+        None
+    }
+}
+
+/// When each event was committed, as far as its writer knows.
+type Committed = Arc<Mutex<HashMap<EventId, Instant>>>;
+
+/// What a publisher saw, and when.
+#[derive(Clone)]
+struct Seen {
+    name: &'static str,
+    events: Arc<Mutex<Vec<(Position, EventId, Instant)>>>,
+}
+
+impl Seen {
+    fn named(name: &'static str) -> Self {
+        Self { name, events: Arc::default() }
+    }
+}
+
+#[async_trait]
+impl Publisher for Seen {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let now = Instant::now();
+        let seen = events.iter().map(|event| (event.position().unwrap(), event.id().clone(), now));
+        self.events.lock().unwrap().extend(seen);
+        Ok(())
+    }
+}
+
+macro_rules! on_every_database {
+    ($($sentence:ident)+) => {$(
+        mod $sentence {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() { play::<Sqlite>().await }
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() { play::<Postgres>().await }
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mariadb() { play::<MySql>().await }
+
+            async fn play<DB: Play>() {
+                let set_up = |builder: outbox::OutboxBuilder| builder.max_connections(40);
+                if let Some(bed) = Bed::<DB>::with(set_up).await {
+                    super::$sentence(bed).await;
+                }
+            }
+        }
+    )+};
+}
+
+on_every_database! {
+    every_publisher_sees_every_committed_event_once_and_in_order
+    money_is_neither_made_nor_lost_and_no_balance_is_negative
+}
+
+async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(bed: Bed<DB>) {
+    let open = DB::open_elsewhere(&bed).await;
+    let (all, some) = (Seen::named("all"), Seen::named("some"));
+    let publishing = bed.another().await;
+    let relay = publishing
+        .outbox
+        .log_only()
+        .publish(Topic::new("all").to(all.clone()))
+        .publish(Topic::new("some").types(["odd"]).to(some.clone()))
+        .start()
+        .await
+        .unwrap();
+
+    let bed = Arc::new(bed);
+    let committed = Committed::default();
+    let odd = Arc::new(Mutex::new(HashSet::new()));
+    let end = Instant::now() + seconds();
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let (bed, committed, odd) = (bed.clone(), committed.clone(), odd.clone());
+        writers.spawn(async move {
+            let mut turn = 0;
+            while Instant::now() < end {
+                turn += 1;
+                let (events, happened) = one_transaction(&bed, writer, turn).await;
+                let now = Instant::now();
+                if happened {
+                    for event in &events {
+                        committed.lock().unwrap().insert(event.id().clone(), now);
+                        if *event.event_type() == "odd" {
+                            odd.lock().unwrap().insert(event.id().clone());
+                        }
+                    }
+                }
+            }
+        });
+    }
+    while let Some(ended) = writers.join_next().await {
+        ended.unwrap();
+    }
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+    drop(open);
+
+    let committed = committed.lock().unwrap();
+    for (seen, expected) in [(&all, committed.keys().cloned().collect::<HashSet<_>>()), (&some, odd.lock().unwrap().clone())] {
+        let events = seen.events.lock().unwrap();
+        let ids: HashSet<EventId> = events.iter().map(|(_, id, _)| id.clone()).collect();
+        assert_eq!(expected.difference(&ids).count(), 0, "{}: some were lost", seen.name);
+        assert_eq!(ids.difference(&expected).count(), 0, "{}: some were rolled back", seen.name);
+        assert_eq!(events.len(), ids.len(), "{}: some came twice", seen.name);
+        assert!(events.is_sorted_by_key(|(position, _, _)| *position), "{}: out of order", seen.name);
+    }
+    let events = all.events.lock().unwrap();
+    let mut delays: Vec<Duration> =
+        events.iter().map(|(_, id, at)| at.saturating_duration_since(committed[id])).collect();
+    delays.sort_unstable();
+    let at = |part: usize| delays[(delays.len() - 1) * part / 100];
+    say(format_args!(
+        "{}: {} events by {WRITERS} writers, none lost, in order; commit to publisher p50 {:?}, p99 {:?}, max {:?}",
+        DB::NAME, delays.len(), at(50), at(99), at(100)
+    ));
+    assert!(at(50) < Duration::from_secs(1), "half of them took {:?} or longer", at(50));
+}
+
+/// One transaction of a writer. Returns its events, and whether they were committed.
+async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) -> (Vec<Event>, bool) {
+    let make = |kind: &str| Event::new(kind).tag("w", writer).json(&turn).build().unwrap();
+    let hold = DB::HOLD.mul_f64(rand::random());
+    let commit = rand::random_bool(0.95);
+    if rand::random_bool(0.05) {
+        let event = make("two");
+        if let Some(happened) = DB::in_two_phases(bed, &event, &format!("{writer}-{turn}"), commit, hold).await {
+            return (vec![event], happened);
+        }
+    }
+    let mut tx = bed.outbox.begin().await.unwrap();
+    let mut events = Vec::new();
+    for n in 0..rand::random_range(1..4) {
+        let event = make(if (turn + n) % 2 == 0 { "even" } else { "odd" });
+        let _ = tx.append([event.clone()]).await.unwrap();
+        events.push(event);
+        if rand::random_bool(0.1) {
+            DB::execute_sql(&mut tx, "SAVEPOINT s").await.unwrap();
+            let _ = tx.append([make("undone")]).await.unwrap();
+            DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT s").await.unwrap();
+        }
+    }
+    tokio::time::sleep(hold).await;
+    if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+    (events, commit)
+}
+
+const WALLETS: u64 = 10;
+const EACH: i64 = 100;
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Moved {
+    from: Option<u64>,
+    to: u64,
+    amount: i64,
+}
+
+fn moved(moved: &Moved) -> outbox::EventBuilder {
+    let event = Event::new("moved").tag("wallet", moved.to).json(moved);
+    moved.from.iter().fold(event, |event, from| event.tag("wallet", from))
+}
+
+async fn balances<DB: Base>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projection<HashMap<u64, i64>> {
+    let all = wallets.iter().map(|wallet| Query::tag("wallet", wallet)).reduce(Query::or).unwrap();
+    log.project(all, HashMap::new(), |mut balances, event| {
+        let moved: Moved = event.payload().unwrap();
+        *balances.entry(moved.to).or_default() += moved.amount;
+        if let Some(from) = moved.from {
+            *balances.entry(from).or_default() -= moved.amount;
+        }
+        balances
+    })
+    .await
+    .unwrap()
+}
+
+async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed: Bed<DB>) {
+    let clients = setting("OUTBOX_TEST_CLIENTS", 8);
+    let outbox: &Outbox<DB> = &bed.outbox;
+    for wallet in 0..WALLETS {
+        let _ = outbox.log().append([moved(&Moved { from: None, to: wallet, amount: EACH })]).await.unwrap();
+    }
+    let (made, conflicts) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let end = Instant::now() + seconds();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..clients {
+        let (log, made, conflicts) = (outbox.log(), made.clone(), conflicts.clone());
+        tasks.spawn(async move {
+            while Instant::now() < end {
+                let from = rand::random_range(0..WALLETS);
+                let to = (from + rand::random_range(1..WALLETS)) % WALLETS;
+                let amount = rand::random_range(1..80);
+                // Whether the target is part of the decision makes conditions that overlap without being equal.
+                let basis: &[u64] = if rand::random() { &[from, to] } else { &[from] };
+                let known = balances(&log, basis).await;
+                if known.state.get(&from).copied().unwrap_or(0) < amount {
+                    continue;
+                }
+                match log.append_if([moved(&Moved { from: Some(from), to, amount })], known.unchanged()).await {
+                    Ok(Appended::New(_)) => _ = made.fetch_add(1, Ordering::Relaxed),
+                    Err(Error::Conflict { .. }) => _ = conflicts.fetch_add(1, Ordering::Relaxed),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+
+    // Everything again from the start: at no point may a balance have been negative.
+    let mut balances: HashMap<u64, i64> = HashMap::new();
+    let (mut after, mut seen) = (Position::START, BTreeSet::new());
+    loop {
+        let events = outbox.log().read(&Query::all(), after, 500).await.unwrap();
+        let Some(last) = events.last() else { break };
+        after = last.position();
+        for event in &events {
+            assert!(seen.insert(event.position()));
+            let moved: Moved = event.payload().unwrap();
+            *balances.entry(moved.to).or_default() += moved.amount;
+            if let Some(from) = moved.from {
+                let balance = balances.entry(from).or_default();
+                *balance -= moved.amount;
+                assert!(*balance >= 0, "wallet {from} is at {balance} after position {}", event.position());
+            }
+        }
+    }
+    let total: i64 = balances.values().sum();
+    let (made, conflicts) = (made.load(Ordering::Relaxed), conflicts.load(Ordering::Relaxed));
+    say(format_args!("{}: {clients} clients, {made} transfers made, {conflicts} decided again", DB::NAME));
+    assert_eq!(total, EACH * i64::try_from(WALLETS).unwrap());
+    assert!(made > 0 && conflicts > 0, "{made} transfers, {conflicts} conflicts: nothing was shown");
+}
