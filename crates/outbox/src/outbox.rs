@@ -282,6 +282,11 @@ impl<DB: Database> Outbox<DB> {
         }
     }
 
+    /// Whether its connections are a fleet's.
+    pub(crate) fn is_in_fleet(&self) -> bool {
+        self.shared.guarded.is_some()
+    }
+
     pub(crate) fn door(&self) -> HotDoor {
         self.shared.door.clone()
     }

@@ -13,8 +13,8 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId, Purge,
-    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, NodeId,
+    Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -22,7 +22,7 @@ const FOR_PEOPLE: u32 = 12;
 
 /// Lets one operation through for each permit, and drops it when patience runs out: its connection is then closed.
 pub(crate) struct Guarded {
-    inner: SharedStore,
+    pub(super) inner: SharedStore,
     pub(crate) seat: Arc<Seat>,
     /// Whether to make the tables before anything else.
     migrate: bool,
@@ -49,13 +49,13 @@ impl Guarded {
     }
 
     /// An operation of the relay.
-    async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
         self.within(1, operation).await
     }
 
     /// One that somebody waits for who knows that it takes long.
-    async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
         self.within(FOR_PEOPLE, operation).await
     }
@@ -196,6 +196,10 @@ impl Store for Guarded {
 
     async fn backlog(&self) -> Result<Backlog> {
         self.slow(self.inner.backlog()).await
+    }
+
+    fn log(&self) -> Option<&dyn LogStore> {
+        self.inner.log().map(|_| self as &dyn LogStore)
     }
 
     async fn migrate(&self) -> Result<()> {

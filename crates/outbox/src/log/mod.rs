@@ -5,8 +5,13 @@
 //! | --- | --- |
 //! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and what must not have happened |
 //! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: what is published where |
+//! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
+//! | `frontier` | [`Frontier`]: how far the log is decided, for publishers |
 //! | `store` | [`LogStore`]: what the log asks of a database |
 
+mod frontier;
+#[expect(clippy::module_inception, reason = "the log itself")]
+mod log;
 mod pair;
 mod publisher;
 mod query;
@@ -16,14 +21,16 @@ mod topic;
 
 use std::ops::Deref;
 
+pub use frontier::Frontier;
+pub(crate) use frontier::Look;
+pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
 pub(crate) use publisher::Forward;
 pub use publisher::{Outgoing, PublishError, Publisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
-pub(crate) use store::Barrier;
-pub use store::{Frontier, LogStore, Move, PairStore, Roll, Stored};
+pub use store::{LogStore, Move, PairStore, Roll, Stored};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 

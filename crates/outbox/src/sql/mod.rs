@@ -1,7 +1,8 @@
 //! The store on SQL databases.
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
+//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the event
+//! log in `log/`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only
 //! what differs.
 
 mod begin;
@@ -10,7 +11,9 @@ pub(crate) mod dialect;
 mod inbox;
 mod joins;
 pub(crate) mod line;
+pub(crate) mod log;
 mod names;
+mod pairs;
 mod promise;
 mod settle;
 pub(crate) mod source;

@@ -41,6 +41,7 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0001_outbox_event.sql"),
         include_str!("../../migrations/mysql/0002_joins.sql"),
         include_str!("../../migrations/mysql/0003_inbox.sql"),
+        include_str!("../../migrations/mysql/0004_log.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -94,6 +95,8 @@ impl Dialect for MySql {
             // comment.
             ("lock", "listed") => "FOR UPDATE /*!80000 OF e */".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
+            // What stands first is the smaller one.
+            ("then", _) => "STRAIGHT_JOIN".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }

@@ -42,11 +42,25 @@ impl Names {
 
     /// A table of ours, with its schema. `suffix` is empty for the events themselves.
     fn table(&self, suffix: &str) -> String {
-        let table = self.quoted(&format!("{}{suffix}", self.table));
+        self.in_schema(&format!("{}{suffix}", self.table))
+    }
+
+    fn in_schema(&self, name: &str) -> String {
+        let name = self.quoted(name);
         match &self.schema {
-            Some(schema) => format!("{}.{table}", self.quoted(schema)),
-            None => table,
+            Some(schema) => format!("{}.{name}", self.quoted(schema)),
+            None => name,
         }
+    }
+
+    /// What the names of the log start with: the log of `outbox_event` is `outbox_log`.
+    fn base(&self) -> &str {
+        self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table)
+    }
+
+    /// Something that belongs to the log, with its schema.
+    fn of_log(&self, suffix: &str) -> String {
+        self.in_schema(&format!("{}_log{suffix}", self.base()))
     }
 
     /// What stands for `{slot}` in a template, if it is a name.
@@ -59,6 +73,14 @@ impl Names {
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
             "version" => self.table("_schema"),
+            "log" => self.of_log(""),
+            "log_tags" => self.of_log("_tag"),
+            "log_head" => self.of_log("_head"),
+            "log_seq" => self.of_log("_seq"),
+            "log_lock" => self.of_log("_lock"),
+            "log_settled" => self.of_log("_settled"),
+            "log_append" => self.of_log("_append"),
+            "log_insert" => self.of_log("_insert"),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })
     }
@@ -171,6 +193,19 @@ mod tests {
         assert_eq!(text, r#"SELECT now() FROM "app"."box" USING "box_due", "app"."box_lease""#);
         let json = r#"VALUES ('{"order": 42}') -- {}"#;
         assert_eq!(render(json, &names, &|slot: &str| unreachable!("{slot}")), json);
+    }
+
+    #[test]
+    fn the_log_is_named_after_the_events() {
+        for (table, log) in [("outbox_event", "outbox_log"), ("t1", "t1_log"), ("_event", "_event_log")] {
+            let names = Names::new(None, table, '"').unwrap();
+            assert_eq!(names.fill("log").unwrap(), format!("\"{log}\""));
+        }
+        let longest = Names::new(None, &"x".repeat(MAX_NAME), '"').unwrap();
+        for slot in ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"]
+        {
+            assert!(longest.fill(slot).unwrap().len() <= 63 + 2, "{slot}");
+        }
     }
 
     #[test]

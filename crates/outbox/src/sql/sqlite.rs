@@ -35,6 +35,7 @@ impl Dialect for Sqlite {
         include_str!("../../migrations/sqlite/0001_outbox_event.sql"),
         include_str!("../../migrations/sqlite/0002_joins.sql"),
         include_str!("../../migrations/sqlite/0003_inbox.sql"),
+        include_str!("../../migrations/sqlite/0004_log.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
@@ -72,6 +73,8 @@ impl Dialect for Sqlite {
             }
             // One writer: whoever writes holds them all.
             ("skip" | "lock", _) => String::new(),
+            // What stands first is the smaller one; SQLite keeps the order of a cross join.
+            ("then", _) => "CROSS JOIN".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
