@@ -12,7 +12,7 @@ use crate::log::{
     Appended, Condition, Frontier, LogStore, Move, PairId, PairState, PairStatus, PairStore, Position, Query,
     Roll, Stored,
 };
-use crate::store::{NodeId, Store as _};
+use crate::store::NodeId;
 
 impl Guarded {
     fn inner_log(&self) -> Result<&dyn LogStore> {

@@ -194,7 +194,8 @@ impl Harness for Place {
         let sql = sql
             .replace("{events}", table)
             .replace("{inbox}", &format!("{table}_inbox"))
-            .replace("{version}", &format!("{table}_schema"));
+            .replace("{version}", &format!("{table}_schema"))
+            .replace("{log}", &format!("{table}_log"));
         self.run(&sql).await;
         true
     }
