@@ -24,7 +24,7 @@ async fn publish(bed: &Bed, events: usize) -> anyhow::Result<()> {
     let payload = payload();
     for start in (0..events).step_by(1_000) {
         let batch = (start..events.min(start + 1_000)).map(|n| event(&payload, n % 1_000));
-        let _ = outbox.log().append(batch).await?;
+        outbox.log().append(batch).await?;
     }
     bed.settle("bench_log_log").await?;
     let (mut ours, mut cursor) = (Vec::new(), Vec::new());
@@ -90,7 +90,13 @@ async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
         for row in &rows {
             let text: Option<String> = row.get(10);
             let tags: Vec<String> = row.get(3);
-            std::hint::black_box((row.get::<i64, _>(0), row.get::<String, _>(1), row.get::<String, _>(2), tags, text));
+            std::hint::black_box((
+                row.get::<i64, _>(0),
+                row.get::<String, _>(1),
+                row.get::<String, _>(2),
+                tags,
+                text,
+            ));
         }
         read += rows.len();
     }
@@ -107,7 +113,13 @@ async fn append(bed: &Bed, appends: usize, clients: usize) -> anyhow::Result<()>
         ours.push(per_second(appends, by_clients(&outbox, appends, clients, true).await?));
         outbox.close().await;
     }
-    print_ratio(&format!("log, conditional append, {clients} clients, beside plain"), "ev/s", &ours, &plain, ">= 0.6");
+    print_ratio(
+        &format!("log, conditional append, {clients} clients, beside plain"),
+        "ev/s",
+        &ours,
+        &plain,
+        ">= 0.6",
+    );
     Ok(())
 }
 
@@ -127,12 +139,12 @@ async fn by_clients(
             let mut last = outbox::Position::START;
             for _ in 0..appends / clients {
                 let condition = Condition::unless(Query::tag("wallet", wallet)).after(last);
-                let appended = if conditional {
-                    log.append_if([event(&payload, wallet)], condition).await?
+                let events = [event(&payload, wallet)];
+                last = if conditional {
+                    log.append_if(events, condition).await?.positions()[0]
                 } else {
-                    log.append([event(&payload, wallet)]).await?
+                    log.append(events).await?[0]
                 };
-                last = appended.positions()[0];
             }
             anyhow::Ok(())
         });

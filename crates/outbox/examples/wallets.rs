@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use outbox::{
-    Appended, Condition, Error, Event, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Projection,
+    Appended, Condition, Error, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Projection,
     PublishError, Publisher, Query, Topic,
 };
 use serde::{Deserialize, Serialize};
@@ -157,7 +157,7 @@ async fn main() -> outbox::Result<()> {
 
     for wallet in WALLETS {
         let opened = Opened { wallet: wallet.into(), balance: 100 };
-        let _ = log.append([opened]).await?;
+        log.append([opened]).await?;
     }
 
     println!("ada sends 70 to grace:         {:?}", transfer(&log, "ada", "grace", 70, "r1").await?);

@@ -23,6 +23,7 @@
 //! | `handler`, `retry` | what your code says about an event, and when it is tried again |
 //! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and one that follows when all are settled |
 //! | `inbox` | [`Outbox::once`]: doing things once in a consumer |
+//! | `log` | [`Log`]: events that stay, found by tags; decisions on them |
 //! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | [`metrics`] | what is counted |
@@ -69,9 +70,9 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use log::{
-    Appended, Condition, LatchError, LatchPublisher, LogAdmin, LogEvent, LogPublisher, MAX_TAG, MAX_TAGS,
-    Outgoing, Pair, PairId, PairLag, PairState, PairStatus, Position, PublishError, Publisher, Query,
-    Statistics, StatisticsPublisher, Tag, Topic,
+    Appended, Condition, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, LogPublisher, MAX_APPEND,
+    MAX_TAG, MAX_TAGS, Outgoing, Pair, PairId, PairLag, PairState, PairStatus, Position, Projection,
+    PublishError, Publisher, Query, Statistics, StatisticsPublisher, Tag, Topic,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
@@ -99,4 +100,6 @@ mod pages {
     struct Joins;
     #[doc = include_str!("../../../docs/guide/fleet.md")]
     struct Fleet;
+    #[doc = include_str!("../../../docs/guide/log.md")]
+    struct Log;
 }

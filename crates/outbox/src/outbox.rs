@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use sqlx::Pool;
 use tracing::Instrument as _;
@@ -67,7 +68,12 @@ struct Shared<DB: Database> {
     max_payload: usize,
     /// Whether events without a key get their aggregate as one.
     by_aggregate: Arc<AtomicBool>,
+    /// Whether other processes are about to be told that something was appended.
+    ringing: AtomicBool,
 }
+
+/// How long to wait for more to tell other processes of.
+const BEFORE_RINGING: Duration = Duration::from_millis(5);
 
 impl<DB: Database> Clone for Outbox<DB> {
     fn clone(&self) -> Self {
@@ -239,6 +245,7 @@ impl OutboxBuilder {
                 door: HotDoor::default(),
                 max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
                 by_aggregate,
+                ringing: AtomicBool::new(false),
             }),
         }
     }
@@ -281,6 +288,11 @@ impl<DB: Database> Outbox<DB> {
             Some(guarded) => guarded.clone(),
             None => self.shared.store.clone(),
         }
+    }
+
+    /// Whether its connections are a fleet's.
+    pub(crate) fn is_in_fleet(&self) -> bool {
+        self.shared.guarded.is_some()
     }
 
     pub(crate) fn door(&self) -> HotDoor {
@@ -422,6 +434,23 @@ impl<DB: Database> Outbox<DB> {
         if let Some(engine) = self.shared.door.engine() {
             engine.wake.notify_one();
         }
+    }
+
+    /// Tells other processes that something was appended, where the database carries such news: after the commit and on another
+    /// connection, since it would hold up everybody's commits, and once for all that is appended in a moment.
+    pub(crate) fn ring_elsewhere(&self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.ringing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = self.shared.clone();
+        runtime.spawn(async move {
+            tokio::time::sleep(BEFORE_RINGING).await;
+            shared.ringing.store(false, Ordering::Release);
+            if let Err(error) = shared.store.ring().await {
+                tracing::debug!(store = shared.store.name(), %error, "could not tell others of an append: they look for it");
+            }
+        });
     }
 
     /// Does something to a join in a transaction.

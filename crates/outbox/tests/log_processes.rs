@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::{
-    Database, Event, Outbox, OutboxBuilder, Outgoing, PairId, Position, PublishError, Publisher, RelayBuilder,
-    StoreOptions, Topic, open_store,
+    Database, Event, Outbox, OutboxBuilder, Outgoing, PairId, Position, PublishError, Publisher,
+    RelayBuilder, StoreOptions, Topic, open_store,
 };
 use support::Player;
 
@@ -86,7 +86,10 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     };
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("everything is published");
     nodes.into_iter().for_each(Player::stop);
-    assert!(outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()), "all is handed over");
+    assert!(
+        outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()),
+        "all is handed over"
+    );
 
     let mut seen: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
     let (mut published, mut again) = (0, 0);
@@ -130,7 +133,7 @@ async fn write<DB: Database>(outbox: Outbox<DB>, stop: Arc<AtomicBool>) -> Vec<P
             .collect();
         // SQLite may be busy: then it did not happen.
         if let Ok(appended) = outbox.log().append(events).await {
-            positions.extend_from_slice(appended.positions());
+            positions.extend(appended);
         }
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..60))).await;
     }
@@ -143,14 +146,21 @@ async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicB
     let mut longest = Duration::ZERO;
     while !stop.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let (Ok(head), Ok(states)) = (outbox.log().head().await, outbox.log_admin().pairs().await) else { continue };
+        let (Ok(head), Ok(states)) = (outbox.log().head().await, outbox.log_admin().pairs().await) else {
+            continue;
+        };
         if states.len() < pairs || head == Position::START {
             continue;
         }
         for state in states {
             let now = Instant::now();
             let (position, since) = moved.entry(state.id.clone()).or_insert((state.position, now));
-            assert!(state.position >= *position, "{} went back from {position} to {}", state.id, state.position);
+            assert!(
+                state.position >= *position,
+                "{} went back from {position} to {}",
+                state.id,
+                state.position
+            );
             if state.position > *position || state.position >= head {
                 (*position, *since) = (state.position, now);
             }

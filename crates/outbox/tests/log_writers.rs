@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bed::{Base, Bed};
-use outbox::{Appended, Error, Event, EventId, Log, Outbox, Outgoing, Position, PublishError, Publisher, Query, Topic};
+use outbox::{
+    Appended, Error, Event, EventId, Log, Outbox, Outgoing, Position, PublishError, Publisher, Query, Topic,
+};
 use sqlx::{MySql, Postgres, Sqlite};
 
 const WRITERS: usize = 16;
@@ -33,7 +35,7 @@ fn say(line: std::fmt::Arguments<'_>) {
 
 /// What differs between databases.
 trait Play: Base {
-    const NAME: &'static str;
+    const CALLED: &'static str;
     /// How long a transaction is held open, at most. Where appends take turns, shorter.
     const HOLD: Duration;
     /// What leaves a transaction open that has nothing to do with the log.
@@ -58,14 +60,20 @@ async fn elsewhere<DB: Base>(bed: &Bed<DB>, statements: &[&str]) -> Option<DB::C
 }
 
 impl Play for Postgres {
-    const NAME: &'static str = "PostgreSQL";
+    const CALLED: &'static str = "PostgreSQL";
     const HOLD: Duration = Duration::from_millis(30);
 
     async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
         elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
     }
 
-    async fn in_two_phases(bed: &Bed<Self>, event: &Event, name: &str, commit: bool, hold: Duration) -> Option<bool> {
+    async fn in_two_phases(
+        bed: &Bed<Self>,
+        event: &Event,
+        name: &str,
+        commit: bool,
+        hold: Duration,
+    ) -> Option<bool> {
         use sqlx::Connection as _;
         let mut conn = sqlx::PgConnection::connect(bed.url()).await.unwrap();
         let (id, name) = (event.id(), format!("{}-{name}", bed.table));
@@ -82,22 +90,30 @@ impl Play for Postgres {
 }
 
 impl Play for MySql {
-    const NAME: &'static str = "MariaDB";
+    const CALLED: &'static str = "MariaDB";
     const HOLD: Duration = Duration::from_millis(3);
 
     async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
         elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
     }
 
-    async fn in_two_phases(bed: &Bed<Self>, event: &Event, name: &str, commit: bool, hold: Duration) -> Option<bool> {
+    async fn in_two_phases(
+        bed: &Bed<Self>,
+        event: &Event,
+        name: &str,
+        commit: bool,
+        hold: Duration,
+    ) -> Option<bool> {
         use sqlx::Connection as _;
         let mut conn = sqlx::MySqlConnection::connect(bed.url()).await.unwrap();
         let (id, name, base) = (event.id(), format!("{}-{name}", bed.table), &bed.table);
         let statements = [
             format!("XA START '{name}'"),
             format!("UPDATE {base}_log_head SET position = LAST_INSERT_ID(position + 1)"),
-            format!("INSERT INTO {base}_log (position, event_id, event_type, tags, payload) \
-                VALUES (LAST_INSERT_ID(), '{id}', 'two', '[\"w=2pc\"]', '0')"),
+            format!(
+                "INSERT INTO {base}_log (position, event_id, event_type, tags, payload) \
+                VALUES (LAST_INSERT_ID(), '{id}', 'two', '[\"w=2pc\"]', '0')"
+            ),
             format!("INSERT INTO {base}_log_tag (tag, position) VALUES ('w=2pc', LAST_INSERT_ID())"),
             format!("XA END '{name}'"),
             format!("XA PREPARE '{name}'"),
@@ -106,13 +122,15 @@ impl Play for MySql {
             Self::execute_sql(&mut conn, statement).await.unwrap();
         }
         tokio::time::sleep(hold).await;
-        Self::execute_sql(&mut conn, &format!("XA {} '{name}'", if commit { "COMMIT" } else { "ROLLBACK" })).await.unwrap();
+        Self::execute_sql(&mut conn, &format!("XA {} '{name}'", if commit { "COMMIT" } else { "ROLLBACK" }))
+            .await
+            .unwrap();
         Some(commit)
     }
 }
 
 impl Play for Sqlite {
-    const NAME: &'static str = "SQLite";
+    const CALLED: &'static str = "SQLite";
     const HOLD: Duration = Duration::from_millis(2);
 
     // One writer: an open write transaction keeps everybody from writing.
@@ -227,7 +245,9 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
     drop(open);
 
     let committed = committed.lock().unwrap();
-    for (seen, expected) in [(&all, committed.keys().cloned().collect::<HashSet<_>>()), (&some, odd.lock().unwrap().clone())] {
+    for (seen, expected) in
+        [(&all, committed.keys().cloned().collect::<HashSet<_>>()), (&some, odd.lock().unwrap().clone())]
+    {
         let events = seen.events.lock().unwrap();
         let ids: HashSet<EventId> = events.iter().map(|(_, id, _)| id.clone()).collect();
         assert_eq!(expected.difference(&ids).count(), 0, "{}: some were lost", seen.name);
@@ -242,7 +262,11 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
     let at = |part: usize| delays[(delays.len() - 1) * part / 100];
     say(format_args!(
         "{}: {} events by {WRITERS} writers, none lost, in order; commit to publisher p50 {:?}, p99 {:?}, max {:?}",
-        DB::NAME, delays.len(), at(50), at(99), at(100)
+        DB::CALLED,
+        delays.len(),
+        at(50),
+        at(99),
+        at(100)
     ));
     assert!(at(50) < Duration::from_secs(1), "half of them took {:?} or longer", at(50));
 }
@@ -254,7 +278,9 @@ async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) ->
     let commit = rand::random_bool(0.95);
     if rand::random_bool(0.05) {
         let event = make("two");
-        if let Some(happened) = DB::in_two_phases(bed, &event, &format!("{writer}-{turn}"), commit, hold).await {
+        if let Some(happened) =
+            DB::in_two_phases(bed, &event, &format!("{writer}-{turn}"), commit, hold).await
+        {
             return (vec![event], happened);
         }
     }
@@ -262,16 +288,20 @@ async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) ->
     let mut events = Vec::new();
     for n in 0..rand::random_range(1..4) {
         let event = make(if (turn + n) % 2 == 0 { "even" } else { "odd" });
-        let _ = tx.append([event.clone()]).await.unwrap();
+        tx.append([event.clone()]).await.unwrap();
         events.push(event);
         if rand::random_bool(0.1) {
             DB::execute_sql(&mut tx, "SAVEPOINT s").await.unwrap();
-            let _ = tx.append([make("undone")]).await.unwrap();
+            tx.append([make("undone")]).await.unwrap();
             DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT s").await.unwrap();
         }
     }
     tokio::time::sleep(hold).await;
-    if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+    if commit {
+        tx.commit().await.unwrap()
+    } else {
+        tx.rollback().await.unwrap()
+    }
     (events, commit)
 }
 
@@ -308,7 +338,7 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
     let clients = setting("OUTBOX_TEST_CLIENTS", 8);
     let outbox: &Outbox<DB> = &bed.outbox;
     for wallet in 0..WALLETS {
-        let _ = outbox.log().append([moved(&Moved { from: None, to: wallet, amount: EACH })]).await.unwrap();
+        outbox.log().append([moved(&Moved { from: None, to: wallet, amount: EACH })]).await.unwrap();
     }
     let (made, conflicts) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let end = Instant::now() + seconds();
@@ -326,7 +356,8 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
                 if known.state.get(&from).copied().unwrap_or(0) < amount {
                     continue;
                 }
-                match log.append_if([moved(&Moved { from: Some(from), to, amount })], known.unchanged()).await {
+                match log.append_if([moved(&Moved { from: Some(from), to, amount })], known.unchanged()).await
+                {
                     Ok(Appended::New(_)) => _ = made.fetch_add(1, Ordering::Relaxed),
                     Err(Error::Conflict { .. }) => _ = conflicts.fetch_add(1, Ordering::Relaxed),
                     other => panic!("{other:?}"),
@@ -358,7 +389,7 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
     }
     let total: i64 = balances.values().sum();
     let (made, conflicts) = (made.load(Ordering::Relaxed), conflicts.load(Ordering::Relaxed));
-    say(format_args!("{}: {clients} clients, {made} transfers made, {conflicts} decided again", DB::NAME));
+    say(format_args!("{}: {clients} clients, {made} transfers made, {conflicts} decided again", DB::CALLED));
     assert_eq!(total, EACH * i64::try_from(WALLETS).unwrap());
     assert!(made > 0 && conflicts > 0, "{made} transfers, {conflicts} conflicts: nothing was shown");
 }

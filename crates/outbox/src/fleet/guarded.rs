@@ -11,11 +11,10 @@ use tokio::sync::OnceCell;
 use crate::error::{Error, Result, Told};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
-use crate::log::{PairId, PairState, PairStatus, Position, log_of};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, Move, NodeId,
-    PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, NodeId,
+    Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -23,7 +22,7 @@ const FOR_PEOPLE: u32 = 12;
 
 /// Lets one operation through for each permit, and drops it when patience runs out: its connection is then closed.
 pub(crate) struct Guarded {
-    inner: SharedStore,
+    pub(super) inner: SharedStore,
     pub(crate) seat: Arc<Seat>,
     /// Whether to make the tables before anything else.
     migrate: bool,
@@ -50,13 +49,13 @@ impl Guarded {
     }
 
     /// An operation of the relay.
-    async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
         self.within(1, operation).await
     }
 
     /// One that somebody waits for who knows that it takes long.
-    async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
         self.within(FOR_PEOPLE, operation).await
     }
@@ -199,50 +198,15 @@ impl Store for Guarded {
         self.slow(self.inner.backlog()).await
     }
 
+    fn log(&self) -> Option<&(dyn LogStore + 'static)> {
+        self.inner.log().map(|_| self as &dyn LogStore)
+    }
+
     async fn migrate(&self) -> Result<()> {
         self.within(FOR_PEOPLE, self.inner.migrate()).await
     }
 
     async fn check_schema(&self) -> Result<()> {
         self.quick(self.inner.check_schema()).await
-    }
-}
-
-#[async_trait]
-impl PairStore for Guarded {
-    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
-        self.quick(log_of(&*self.inner)?.register(pairs)).await
-    }
-
-    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
-        self.quick(log_of(&*self.inner)?.tend(node, ttl)).await
-    }
-
-    async fn pairs(&self) -> Result<Vec<PairState>> {
-        self.quick(log_of(&*self.inner)?.pairs()).await
-    }
-
-    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
-        self.quick(log_of(&*self.inner)?.claim(node, ttl, pairs)).await
-    }
-
-    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
-        self.quick(log_of(&*self.inner)?.save(node, moves)).await
-    }
-
-    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
-        self.quick(log_of(&*self.inner)?.release(node, pairs)).await
-    }
-
-    async fn leave(&self, node: &NodeId) -> Result<()> {
-        self.quick(log_of(&*self.inner)?.leave(node)).await
-    }
-
-    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
-        self.quick(log_of(&*self.inner)?.set_status(publisher, topic, status)).await
-    }
-
-    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
-        self.quick(log_of(&*self.inner)?.reset(pair, position)).await
     }
 }

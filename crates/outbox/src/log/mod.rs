@@ -6,10 +6,15 @@
 //! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and what must not have happened |
 //! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: what is published where |
 //! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: those that need no broker |
+//! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
+//! | `frontier` | [`Frontier`]: how far the log is decided, for publishers |
 //! | `admin` | [`LogAdmin`]: looking at pairs, pausing, resuming, resetting |
 //! | `store` | [`LogStore`]: what the log asks of a database |
 
 mod admin;
+mod frontier;
+#[expect(clippy::module_inception, reason = "the log itself")]
+mod log;
 mod pair;
 mod publisher;
 mod publishers;
@@ -22,6 +27,9 @@ use std::ops::Deref;
 
 pub(crate) use admin::log_of;
 pub use admin::{LogAdmin, PairLag};
+pub use frontier::Frontier;
+pub(crate) use frontier::Look;
+pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
 pub(crate) use publisher::Forward;
@@ -29,8 +37,7 @@ pub use publisher::{Outgoing, PublishError, Publisher};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
-pub(crate) use store::Barrier;
-pub use store::{Frontier, LogStore, Move, PairStore, Roll, Stored};
+pub use store::{LogStore, Move, PairStore, Roll, Stored};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 

@@ -66,7 +66,7 @@ pub struct Query {
 
 /// One alternative of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Item {
+pub struct Item {
     /// One of these; none: any.
     pub(crate) types: Vec<EventType>,
     /// All of these.

@@ -5,12 +5,12 @@
 //!   is committed and can be read, and no other will ever appear there. Publishers read no further.
 //! - **Every move of a pair is fenced.** It names leader, epoch and the position it moves from; a stale leader moves nothing.
 
-use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+use super::frontier::Frontier;
 use super::pair::{PairId, PairState, PairStatus};
 use super::query::{Condition, Position, Query};
 use super::{Appended, LogEvent};
@@ -87,26 +87,6 @@ pub trait PairStore: Send + Sync {
 
 /// A row of the log: an event, or its position and why it is not one.
 pub type Stored = Result<LogEvent, (Position, String)>;
-
-/// How far a log is decided, and what has to be known to find out more.
-#[derive(Clone, Debug, Default)]
-pub struct Frontier {
-    /// Everything up to here is decided.
-    pub safe: Position,
-    /// The greatest position that has been drawn, decided or not.
-    pub seen: Position,
-    /// Positions that are decided once all of these transactions are over, the nearest first. PostgreSQL only.
-    pub(crate) barriers: VecDeque<Barrier>,
-    /// Which run of the server that was: names of transactions mean nothing in another.
-    pub(crate) server: String,
-}
-
-/// A position, and the transactions that may have drawn one up to there.
-#[derive(Clone, Debug)]
-pub(crate) struct Barrier {
-    pub(crate) position: Position,
-    pub(crate) holders: HashSet<String>,
-}
 
 /// Who is there, and where everything stands.
 #[derive(Clone, Debug, Default)]

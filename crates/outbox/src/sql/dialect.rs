@@ -6,6 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use super::StoreOptions;
+use super::log::LogDialect;
 use super::names::{Names, Statement, render};
 use super::source::Source;
 use crate::error::{Error, Result};
@@ -188,7 +189,7 @@ pub type Options<DB> = <<DB as sqlx::Database>::Connection as sqlx::Connection>:
 
 /// What differs between databases. Not for use outside of this crate.
 #[doc(hidden)]
-pub trait Dialect: sqlx::Database + Sized {
+pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// What quotes an identifier.
     const QUOTE: char;
     /// Starts a transaction that is going to write; the driver's own way if `None`.

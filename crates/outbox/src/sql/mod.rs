@@ -1,8 +1,8 @@
 //! The store on SQL databases.
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the pairs of
-//! the log in `pairs.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
+//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
+//! publishers stand in `pairs.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
 
 mod begin;
 pub(crate) mod budget;
@@ -10,7 +10,7 @@ pub(crate) mod dialect;
 mod inbox;
 mod joins;
 pub(crate) mod line;
-mod log;
+pub(crate) mod log;
 mod names;
 mod pairs;
 mod promise;

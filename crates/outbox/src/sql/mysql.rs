@@ -108,6 +108,8 @@ impl Dialect for MySql {
             // comment.
             ("lock", "listed") => "FOR UPDATE /*!80000 OF e */".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
+            // What stands first is the smaller one.
+            ("then", _) => "STRAIGHT_JOIN".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }

@@ -42,21 +42,25 @@ impl Names {
 
     /// A table of ours, with its schema. `suffix` is empty for the events themselves.
     fn table(&self, suffix: &str) -> String {
-        self.with_schema(&format!("{}{suffix}", self.table))
+        self.in_schema(&format!("{}{suffix}", self.table))
     }
 
-    fn with_schema(&self, table: &str) -> String {
-        let table = self.quoted(table);
+    fn in_schema(&self, name: &str) -> String {
+        let name = self.quoted(name);
         match &self.schema {
-            Some(schema) => format!("{}.{table}", self.quoted(schema)),
-            None => table,
+            Some(schema) => format!("{}.{name}", self.quoted(schema)),
+            None => name,
         }
     }
 
-    /// A table of the log, which is named after the events' table without its `_event`: `outbox_log` beside `outbox_event`.
-    fn log_table(&self, suffix: &str) -> String {
-        let base = self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table);
-        self.with_schema(&format!("{base}{suffix}"))
+    /// What the names of the log start with: the log of `outbox_event` is `outbox_log`.
+    fn base(&self) -> &str {
+        self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table)
+    }
+
+    /// Something that belongs to the log, with its schema.
+    fn of_log(&self, suffix: &str) -> String {
+        self.in_schema(&format!("{}_log{suffix}", self.base()))
     }
 
     /// What stands for `{slot}` in a template, if it is a name.
@@ -69,8 +73,15 @@ impl Names {
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
             "version" => self.table("_schema"),
-            "log" => self.log_table("_log"),
-            "progress" => self.log_table("_topic_progress"),
+            "log" => self.of_log(""),
+            "log_tags" => self.of_log("_tag"),
+            "log_head" => self.of_log("_head"),
+            "log_seq" => self.of_log("_seq"),
+            "log_lock" => self.of_log("_lock"),
+            "log_settled" => self.of_log("_settled"),
+            "log_append" => self.of_log("_append"),
+            "log_insert" => self.of_log("_insert"),
+            "progress" => self.in_schema(&format!("{}_topic_progress", self.base())),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
         })
     }
@@ -186,11 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_of_the_log_leave_out_event() {
-        for (table, log) in [("outbox_event", "`outbox_log`"), ("t1", "`t1_log`"), ("_event", "`_event_log`")]
+    fn the_log_is_named_after_the_events() {
+        for (table, log) in [("outbox_event", "outbox_log"), ("t1", "t1_log"), ("_event", "_event_log")] {
+            let names = Names::new(None, table, '"').unwrap();
+            assert_eq!(names.fill("log").unwrap(), format!("\"{log}\""));
+        }
+        let longest = Names::new(None, &"x".repeat(MAX_NAME), '"').unwrap();
+        for slot in ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"]
         {
-            let names = Names::new(None, table, '`').unwrap();
-            assert_eq!(names.fill("log").unwrap(), log);
+            assert!(longest.fill(slot).unwrap().len() <= 63 + 2, "{slot}");
         }
         let names = Names::new(Some("app"), "outbox_event", '"').unwrap();
         assert_eq!(names.fill("progress").unwrap(), r#""app"."outbox_topic_progress""#);

@@ -84,6 +84,8 @@ impl Dialect for Sqlite {
             ),
             // One writer: whoever writes holds them all.
             ("skip" | "lock", _) => String::new(),
+            // What stands first is the smaller one; SQLite keeps the order of a cross join.
+            ("then", _) => "CROSS JOIN".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }

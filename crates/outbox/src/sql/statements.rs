@@ -10,6 +10,8 @@
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
 //! | `{pairs $1}` `{paired $1}` | a list of pairs as a table `s`; the same with their rows as `e` |
+//! | `{then}` | joins what stands first with what is found by it |
+//! | `{log}` `{log_tags}` | the event log and its tags |
 //! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
 //!
 //! What only one database says is in that database's file.
@@ -18,7 +20,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::dialect::{BirthLease, NewRow, Value, micros};
-use crate::event::{Due, Payload};
+use crate::event::{Due, Event, Payload};
 use crate::store::{Filter, Holder, Origin, Purgeable, Status, Take};
 
 /// What is read of an event, in the order that `Dialect::columns` expects.
@@ -261,7 +263,7 @@ const COLUMNS: [(&str, &str); ROW_VALUES] = [
 /// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`. Names only the columns that
 /// some row has something for: most events leave most of them to their defaults, and every value costs.
 pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (String, Vec<Value>) {
-    let all: Vec<[Value; ROW_VALUES]> = rows.iter().map(row_values).collect();
+    let all: Vec<[Value; ROW_VALUES]> = rows.iter().map(|row| row_values(&row.event)).collect();
     let given = |value: &Value| {
         !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
     };
@@ -323,8 +325,7 @@ pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (Str
 }
 
 /// The values of one row, in the order of [`INSERT`]; the time it is available as an absolute time or a delay.
-pub(super) fn row_values(row: &NewRow) -> [Value; ROW_VALUES] {
-    let event = &row.event;
+pub(super) fn row_values(event: &Event) -> [Value; ROW_VALUES] {
     let owned = |text: Option<&str>| Value::Text(text.map(str::to_owned));
     let (payload, bytes, content_type) = match event.raw_payload() {
         Payload::Json(text) => (Some(text.clone()), None, None),

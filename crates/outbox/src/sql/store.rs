@@ -23,9 +23,9 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener, LogStore,
-    NodeId, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store, StoredEvent, Take,
-    Taken, Verdict,
+    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener,
+    LogStore, NodeId, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store,
+    StoredEvent, Take, Taken, Verdict,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -71,7 +71,7 @@ impl<DB: Dialect> Render for Sql<DB> {
             return statement;
         }
         let text = render(template, &self.names, &|slot: &str| match (&self.clock, slot) {
-            (Clock::Frozen(clock), "now") => DB::literal(clock.now()),
+            (Clock::Frozen(clock), "now" | "stored") => DB::literal(clock.now()),
             _ => DB::fragment(slot),
         });
         let statement = DB::statement(text);
@@ -758,7 +758,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due: self.oldest_due().await? })
     }
 
-    fn log(&self) -> Option<&dyn LogStore> {
+    fn log(&self) -> Option<&(dyn LogStore + 'static)> {
         Some(self)
     }
 

@@ -66,26 +66,6 @@ pub(super) fn decode(
     available_at: DateTime<Utc>,
     check_json: bool,
 ) -> Result<Event, String> {
-    let headers = match c.headers.as_deref() {
-        None => BTreeMap::new(),
-        Some(text) => serde_json::from_str::<Option<BTreeMap<String, String>>>(text)
-            .map_err(|e| {
-                format!(
-                    "its headers are not a JSON object of strings (line {}, column {})",
-                    e.line(),
-                    e.column()
-                )
-            })?
-            .unwrap_or_default(),
-    };
-    let payload = match (c.payload, c.payload_bytes, c.content_type) {
-        (Some(json), None, _) if check_json && serde_json::from_str::<IgnoredAny>(&json).is_err() => {
-            return Err("its payload is not JSON".to_owned());
-        }
-        (Some(json), None, _) => Payload::Json(json),
-        (None, Some(data), Some(content_type)) => Payload::Bytes { content_type, data },
-        _ => return Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
-    };
     Ok(Event::from_parts(Parts {
         id: id.clone(),
         event_type: EventType::from(c.event_type),
@@ -95,11 +75,35 @@ pub(super) fn decode(
         ordering_key: c.ordering_key,
         correlation_id: c.correlation_id,
         dedup_key: c.dedup_key,
-        headers,
-        payload,
+        headers: headers(c.headers.as_deref())?,
+        payload: payload(c.payload, c.payload_bytes, c.content_type, check_json)?,
         occurred_at: c.occurred_at,
         due: Due::At(available_at),
         expires_at: c.expires_at,
         tags: Vec::new(),
     }))
+}
+
+pub(super) fn headers(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
+    let Some(text) = text else { return Ok(BTreeMap::new()) };
+    let headers = serde_json::from_str::<Option<BTreeMap<String, String>>>(text).map_err(|e| {
+        format!("its headers are not a JSON object of strings (line {}, column {})", e.line(), e.column())
+    })?;
+    Ok(headers.unwrap_or_default())
+}
+
+pub(super) fn payload(
+    json: Option<String>,
+    bytes: Option<Vec<u8>>,
+    content_type: Option<String>,
+    check_json: bool,
+) -> Result<Payload, String> {
+    match (json, bytes, content_type) {
+        (Some(json), None, _) if check_json && serde_json::from_str::<IgnoredAny>(&json).is_err() => {
+            Err("its payload is not JSON".to_owned())
+        }
+        (Some(json), None, _) => Ok(Payload::Json(json)),
+        (None, Some(data), Some(content_type)) => Ok(Payload::Bytes { content_type, data }),
+        _ => Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
+    }
 }

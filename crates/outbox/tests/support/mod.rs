@@ -201,6 +201,7 @@ impl Harness for Place {
             .replace("{events}", table)
             .replace("{inbox}", &format!("{table}_inbox"))
             .replace("{progress}", &format!("{table}_topic_progress"))
+            .replace("{log}", &format!("{table}_log"))
             .replace("{version}", &format!("{table}_schema"));
         self.run(&sql).await;
         true

@@ -31,6 +31,7 @@ pub mod admin;
 pub mod exclusive;
 pub mod inbox;
 pub mod join;
+pub mod log;
 pub mod order;
 pub mod pairs;
 pub mod schema;
@@ -61,7 +62,8 @@ pub trait Harness: Send + Sync {
     async fn connect(&self, clock: Clock) -> SharedStore;
 
     /// Runs a statement as a writer in another language would. `{events}` stands for the table of the events,
-    /// `{inbox}` for that of the inbox, `{progress}` for that of the log's pairs, `{version}` for that of the schema's version.
+    /// `{inbox}` for that of the inbox, `{log}` for that of the log's events, `{progress}` for that of its pairs, `{version}` for
+    /// that of the schema's version.
     /// `false`: this store has no SQL, and the cases that need it have nothing to show.
     async fn execute(&self, sql: &str) -> bool {
         let _ = sql;
@@ -208,6 +210,25 @@ macro_rules! conformance_tests {
                 what_follows_under_a_taken_id_is_not_written_again
                 purging_spares_open_joins
                 concurrent_steps_are_counted_exactly
+            }
+            log {
+                an_event_of_the_log_comes_back_as_it_was_appended
+                the_log_is_read_by_position
+                a_query_selects_what_matches_it
+                a_query_is_read_page_by_page
+                tags_differ_by_case_and_trailing_spaces
+                a_large_append_keeps_its_order
+                a_condition_looks_for_what_matches_after_its_position
+                a_conflict_appends_nothing
+                what_was_done_before_is_not_done_again
+                every_part_of_a_condition_must_hold
+                a_position_that_is_not_there_is_refused
+                an_append_of_nothing_checks_its_condition
+                a_taken_id_appends_nothing
+                what_is_appended_is_settled_and_safe
+                a_row_of_the_log_that_cannot_be_decoded_is_told_with_its_position
+                positions_are_found_by_time
+                of_those_who_decide_at_once_one_succeeds
             }
             pairs {
                 a_pair_is_registered_once
@@ -418,6 +439,7 @@ mod tests {
             include_str!("exclusive.rs"),
             include_str!("inbox.rs"),
             include_str!("join.rs"),
+            include_str!("log.rs"),
             include_str!("order.rs"),
             include_str!("pairs.rs"),
             include_str!("schema.rs"),

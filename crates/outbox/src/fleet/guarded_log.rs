@@ -1,0 +1,94 @@
+//! The log of a store of a fleet, within the same bounds.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::guarded::Guarded;
+use crate::error::Result;
+use crate::event::Event;
+use crate::log::{
+    Appended, Condition, Frontier, LogStore, Move, PairId, PairState, PairStatus, PairStore, Position, Query,
+    Roll, Stored, log_of,
+};
+use crate::store::NodeId;
+
+impl Guarded {
+    fn inner_log(&self) -> Result<&dyn LogStore> {
+        log_of(&*self.inner)
+    }
+}
+
+/// Appends and decisions wait for others' transactions: they may take long.
+#[async_trait]
+impl LogStore for Guarded {
+    async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
+        self.slow(self.inner_log()?.append(events, condition)).await
+    }
+
+    async fn read(
+        &self,
+        query: &Query,
+        after: Position,
+        upto: Option<Position>,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        self.quick(self.inner_log()?.read(query, after, upto, limit)).await
+    }
+
+    async fn settled(&self, query: &Query) -> Result<Position> {
+        self.slow(self.inner_log()?.settled(query)).await
+    }
+
+    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+        self.quick(self.inner_log()?.advance(frontier)).await
+    }
+
+    async fn head(&self) -> Result<Position> {
+        self.quick(self.inner_log()?.head()).await
+    }
+
+    async fn position_at(&self, time: DateTime<Utc>) -> Result<Position> {
+        self.slow(self.inner_log()?.position_at(time)).await
+    }
+}
+
+#[async_trait]
+impl PairStore for Guarded {
+    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+        self.quick(self.inner_log()?.register(pairs)).await
+    }
+
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+        self.quick(self.inner_log()?.tend(node, ttl)).await
+    }
+
+    async fn pairs(&self) -> Result<Vec<PairState>> {
+        self.quick(self.inner_log()?.pairs()).await
+    }
+
+    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+        self.quick(self.inner_log()?.claim(node, ttl, pairs)).await
+    }
+
+    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+        self.quick(self.inner_log()?.save(node, moves)).await
+    }
+
+    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+        self.quick(self.inner_log()?.release(node, pairs)).await
+    }
+
+    async fn leave(&self, node: &NodeId) -> Result<()> {
+        self.quick(self.inner_log()?.leave(node)).await
+    }
+
+    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+        self.slow(self.inner_log()?.set_status(publisher, topic, status)).await
+    }
+
+    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+        self.slow(self.inner_log()?.reset(pair, position)).await
+    }
+}

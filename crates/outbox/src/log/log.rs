@@ -1,0 +1,357 @@
+//! The log as an application sees it: append, read, decide.
+
+use std::fmt;
+
+use super::query::{Condition, Position, Query};
+use super::store::Stored;
+use super::{Appended, LogEvent};
+use crate::error::{Error, EventError, Result};
+use crate::event::{Due, Event, IntoEvent};
+use crate::outbox::Outbox;
+use crate::sql::Database;
+use crate::sql::log::Range;
+use crate::tx::Tx;
+
+/// How many events one append takes.
+pub const MAX_APPEND: usize = 10_000;
+
+/// How many events a projection reads at a time.
+const PAGE: usize = 1_000;
+
+/// The event log beside the queue: events that stay, in one order, found by their tags. From [`Outbox::log`]; cheap to clone.
+///
+/// It is made for decisions. Read what matters, decide, and append what happened on the condition that nothing that matters
+/// has happened meanwhile:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use outbox::{Error, Event, LogEvent, Outbox, Query};
+///
+/// let outbox = Outbox::sqlite(":memory:").await?;
+/// outbox.migrate().await?;
+/// let log = outbox.log();
+/// log.append([Event::new("DepositMade").tag("wallet_id", "w1").json(&100)]).await?;
+///
+/// fn balance(balance: i64, event: &LogEvent) -> i64 {
+///     let amount: i64 = event.payload().unwrap_or_default();
+///     match event.event_type().as_str() {
+///         "DepositMade" => balance + amount,
+///         "WithdrawalMade" => balance - amount,
+///         _ => balance,
+///     }
+/// }
+///
+/// let wallet = log.project(Query::tag("wallet_id", "w1"), 0, balance).await?;
+/// assert_eq!(wallet.state, 100);
+///
+/// let withdrawal = || Event::new("WithdrawalMade").tag("wallet_id", "w1").json(&80);
+/// log.append_if([withdrawal()], wallet.unchanged()).await?;
+///
+/// // A second decision on the same balance comes too late, and is to be made again.
+/// let late = log.append_if([withdrawal()], wallet.unchanged()).await;
+/// assert!(matches!(late, Err(Error::Conflict { .. })));
+/// assert_eq!(log.project(Query::tag("wallet_id", "w1"), 0, balance).await?.state, 20);
+/// # Ok(()) }
+/// ```
+///
+/// Two appends whose conditions both look at an event that the other one writes never both succeed, however differently the
+/// conditions are worded. Appends about other things go on meanwhile. A request that may come twice is done once by
+/// [`Condition::once`].
+///
+/// In a transaction of yours, beside your own tables, it is [`Tx::append`], [`Tx::append_if`] and [`Tx::project`], or
+/// [`append_on`](Log::append_on) for one that stays yours.
+pub struct Log<DB: Database> {
+    outbox: Outbox<DB>,
+}
+
+impl<DB: Database> Clone for Log<DB> {
+    fn clone(&self) -> Self {
+        Self { outbox: self.outbox.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Log<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log").field("outbox", &self.outbox).finish()
+    }
+}
+
+/// What was made of the events that a query selects, and how far they were read.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "decide by its state, and append with its `unchanged()`"]
+pub struct Projection<S> {
+    /// What was made of them.
+    pub state: S,
+    /// Everything that matches has been read up to here.
+    pub position: Position,
+    query: Query,
+}
+
+impl<S> Projection<S> {
+    /// The condition that nothing that matches was appended since.
+    pub fn unchanged(&self) -> Condition {
+        Condition::unless(self.query.clone()).after(self.position)
+    }
+}
+
+impl<DB: Database> Outbox<DB> {
+    /// The event log.
+    pub fn log(&self) -> Log<DB> {
+        Log { outbox: self.clone() }
+    }
+
+    /// Something was appended and committed: whoever publishes looks now, in this process and elsewhere.
+    pub(crate) fn appended(&self) {
+        self.door().bell.notify_one();
+        self.ring_elsewhere();
+    }
+
+    /// Makes the events of an append. The hooks of writers are for the queue.
+    fn prepare_for_log<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
+        let limit = self.max_payload();
+        let made = events.into_iter().map(|event| event.into_event(limit).and_then(for_the_log));
+        let events = made.collect::<Result<Vec<Event>, EventError>>()?;
+        if events.len() > MAX_APPEND {
+            let (what, count) = ("events in one append", events.len());
+            return Err(EventError::TooMany { what, count, limit: MAX_APPEND }.into());
+        }
+        Ok(events)
+    }
+}
+
+/// Refuses what the log would not keep.
+fn for_the_log(event: Event) -> Result<Event, EventError> {
+    let field = match event.due() {
+        Due::After(_) => "deliver_after",
+        Due::At(_) => "available_at",
+        Due::Now if event.dedup_key().is_some() => "dedup_key",
+        Due::Now if event.expires_at().is_some() => "expires_at",
+        Due::Now => return Ok(event),
+    };
+    Err(EventError::NotForTheLog { field })
+}
+
+/// What was read, or an error that says where it cannot be.
+fn readable(stored: Vec<Stored>) -> Result<Vec<LogEvent>> {
+    let readable = |stored: Stored| {
+        stored.map_err(|(position, reason)| {
+            Error::Store(format!("the event at position {position} of the log cannot be decoded: {reason}"))
+        })
+    };
+    stored.into_iter().map(readable).collect()
+}
+
+impl<DB: Database> Log<DB> {
+    /// Appends events, in this order and all of them or none. Returns their positions.
+    ///
+    /// Whatever is an event can be one of the log: an [`EventBuilder`](crate::EventBuilder), or a
+    /// [`Message`](crate::Message) that [describes](crate::Message::describe) its tags. What only the queue knows (delays,
+    /// expiry, deduplication keys) is refused. At most [`MAX_APPEND`] at a time.
+    ///
+    /// Without a condition only those are waited for who decide by these very tags or types at this moment.
+    pub async fn append<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Position>> {
+        Ok(self.append_if(events, Condition::default()).await?.positions().to_vec())
+    }
+
+    /// Appends events if the condition holds. If it does not, that is [`Error::Conflict`] or [`Appended::Already`], and
+    /// nothing is appended.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::{Appended, Condition, Event, Outbox, Query};
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let registered = || Event::new("NameRegistered").tag("name", "ada").tag("request_id", "r7").json(&());
+    /// let free = || Condition::unless(Query::tag("name", "ada")).once(Query::tag("request_id", "r7"));
+    ///
+    /// assert_eq!(outbox.log().append_if([registered()], free()).await?.positions().len(), 1);
+    /// // the same request again
+    /// assert_eq!(outbox.log().append_if([registered()], free()).await?, Appended::Already);
+    /// # Ok(()) }
+    /// ```
+    pub async fn append_if<E: IntoEvent>(
+        &self,
+        events: impl IntoIterator<Item = E>,
+        condition: Condition,
+    ) -> Result<Appended> {
+        let events = self.outbox.prepare_for_log(events)?;
+        let store = self.outbox.store();
+        let appended = log_of(&*store)?.append(&events, &condition).await?;
+        tell(store.name(), &events, &appended);
+        if !appended.positions().is_empty() {
+            self.outbox.appended();
+        }
+        Ok(appended)
+    }
+
+    /// Appends events in a transaction that stays yours, so that the outbox does not see its end: publishers of this process
+    /// find them when they look next. A conflict leaves the transaction as it was. On PostgreSQL mind other errors: after
+    /// one, a commit is a rollback.
+    ///
+    /// Until its end the transaction keeps others from deciding by what it appended.
+    pub async fn append_on<E: IntoEvent>(
+        &self,
+        tx: &mut sqlx::Transaction<'_, DB>,
+        events: impl IntoIterator<Item = E>,
+        condition: Condition,
+    ) -> Result<Appended> {
+        let events = self.outbox.prepare_for_log(events)?;
+        let appended = self.outbox.sql_store().append_on(tx, &events, &condition).await?;
+        tell(crate::store::Store::name(self.outbox.sql_store()), &events, &appended);
+        Ok(appended)
+    }
+
+    /// Events that match, after this position, at most so many. Go on after the last one's position.
+    ///
+    /// What is committed and can be seen is returned. On PostgreSQL an event may appear later before one that was returned;
+    /// what must not miss any is for [`project`](Log::project), or for a publisher.
+    pub async fn read(&self, query: &Query, after: Position, limit: usize) -> Result<Vec<LogEvent>> {
+        self.read_upto(query, after, None, limit).await
+    }
+
+    async fn read_upto(
+        &self,
+        query: &Query,
+        after: Position,
+        upto: Option<Position>,
+        limit: usize,
+    ) -> Result<Vec<LogEvent>> {
+        let stored = if self.outbox.is_in_fleet() {
+            log_of(&*self.outbox.store())?.read(query, after, upto, limit).await?
+        } else {
+            self.outbox.sql_store().read_for_application(query, Range { after, upto, limit }).await?
+        };
+        readable(stored)
+    }
+
+    /// Makes one thing of all events that match, oldest first, and says up to where they were read: the basis of a decision.
+    ///
+    /// Waits for transactions that may be about to append an event that matches.
+    pub async fn project<S>(
+        &self,
+        query: Query,
+        initial: S,
+        mut fold: impl FnMut(S, &LogEvent) -> S,
+    ) -> Result<Projection<S>> {
+        let position = self.settled(&query).await?;
+        let (mut state, mut after) = (initial, Position::START);
+        while after < position {
+            let events = self.read_upto(&query, after, Some(position), PAGE).await?;
+            state = events.iter().fold(state, &mut fold);
+            after = next(&events, position);
+        }
+        Ok(Projection { state, position, query })
+    }
+
+    /// A position up to which the answer to a query is decided: whoever might still commit an event that matches has been
+    /// waited for, and what is appended from now on stands behind it.
+    pub async fn settled(&self, query: &Query) -> Result<Position> {
+        log_of(&*self.outbox.store())?.settled(query).await
+    }
+
+    /// The greatest position that can be seen.
+    pub async fn head(&self) -> Result<Position> {
+        log_of(&*self.outbox.store())?.head().await
+    }
+}
+
+/// Where to read on.
+fn next(page: &[LogEvent], end: Position) -> Position {
+    match page.last() {
+        Some(last) if page.len() == PAGE => last.position,
+        _ => end,
+    }
+}
+
+fn log_of(store: &dyn crate::store::Store) -> Result<&dyn super::LogStore> {
+    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name())))
+}
+
+fn tell(store: &str, events: &[Event], appended: &Appended) {
+    for (event, position) in events.iter().zip(appended.positions()) {
+        // Not INFO: it would be a line for every business transaction.
+        let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
+        tracing::debug!(store, event = %id, %event_type, %position, correlation_id, "event appended");
+    }
+}
+
+impl<DB: Database> Tx<'_, DB> {
+    /// Appends events to the [log](Log) in this transaction. Returns their positions.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::{Event, Outbox};
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// tx.append([Event::new("OrderPlaced").tag("order_id", 42).json(&995)]).await?;   // what happened, for good
+    /// tx.write(Event::new("order.confirm").json(&42)).await?;                        // what is to be done, once
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Until its end the transaction keeps others from deciding by what it appended: keep it short.
+    pub async fn append<E: IntoEvent>(
+        &mut self,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Vec<Position>> {
+        Ok(self.append_if(events, Condition::default()).await?.positions().to_vec())
+    }
+
+    /// Appends events to the [log](Log) in this transaction, if the condition holds: see [`Log::append_if`]. A conflict
+    /// leaves the transaction as it was.
+    ///
+    /// On PostgreSQL the transaction must be READ COMMITTED, as they are unless somebody says otherwise.
+    pub async fn append_if<E: IntoEvent>(
+        &mut self,
+        events: impl IntoIterator<Item = E>,
+        condition: Condition,
+    ) -> Result<Appended> {
+        let outbox = self.outbox().clone();
+        let events = outbox.prepare_for_log(events)?;
+        let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
+        match &appended {
+            Ok(appended) if !appended.positions().is_empty() => {
+                tell(crate::store::Store::name(outbox.sql_store()), &events, appended);
+                self.after_commit(move || outbox.appended());
+            }
+            Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {}
+            Err(_) => self.write_failed(),
+        }
+        appended
+    }
+
+    /// Makes one thing of all events of the [log](Log) that match, as this transaction sees it: see [`Log::project`]. What it
+    /// appended itself is among them.
+    ///
+    /// Until the end of the transaction nobody else can append an event that matches, so a decision that is made here cannot
+    /// conflict.
+    pub async fn project<S>(
+        &mut self,
+        query: Query,
+        initial: S,
+        mut fold: impl FnMut(S, &LogEvent) -> S,
+    ) -> Result<Projection<S>> {
+        let outbox = self.outbox().clone();
+        let store = outbox.sql_store();
+        let settled = store.settled_on(self.connection(), &query).await;
+        let position = settled.inspect_err(|_| self.write_failed())?;
+        let (mut state, mut after) = (initial, Position::START);
+        while after < position {
+            let range = Range { after, upto: Some(position), limit: PAGE };
+            let read = store.read_on(self.connection(), &query, range, true).await;
+            let events = readable(read.inspect_err(|_| self.write_failed())?)?;
+            state = events.iter().fold(state, &mut fold);
+            after = next(&events, position);
+        }
+        Ok(Projection { state, position, query })
+    }
+
+    /// Events of the [log](Log) that match, as this transaction sees it: see [`Log::read`].
+    pub async fn read_log(&mut self, query: &Query, after: Position, limit: usize) -> Result<Vec<LogEvent>> {
+        let outbox = self.outbox().clone();
+        let range = Range { after, upto: None, limit };
+        let read = outbox.sql_store().read_on(self.connection(), query, range, false).await;
+        readable(read.inspect_err(|_| self.write_failed())?)
+    }
+}

@@ -1,0 +1,296 @@
+//! The event log on SQL. What all databases share is here; how each says it is in a file of its own, beside this one.
+//!
+//! | database | what a position is | what an append waits for |
+//! | --- | --- | --- |
+//! | PostgreSQL | drawn from a sequence, committed in any order | advisory locks on its tags and types |
+//! | MySQL, MariaDB | a counter, committed in its order | the counter's row |
+//! | SQLite | the row's number | the one writer |
+
+mod rows;
+mod statements;
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::dialect::{Database, Render, Value};
+use super::source::{Conn, Source};
+use super::store::SqlStore;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::log::{Appended, Condition, Frontier, Item, LogStore, Position, Query, Stored};
+
+/// What differs between databases in the log. Not for use outside of this crate.
+#[doc(hidden)]
+pub trait LogDialect: sqlx::Database + Sized {
+    /// Whether one statement appends, and needs no transaction around it.
+    const APPENDS_AT_ONCE: bool = false;
+    /// What makes a transaction that has just begun one in which conditions can be checked.
+    const TO_DECIDE: Option<&'static str> = None;
+    /// What makes a read in the caller's transaction see what was committed after that began.
+    const CURRENT: &'static str = "";
+    /// Whether an application's reads have connections of their own.
+    const READS_APART: bool = false;
+    /// The greatest position.
+    const HEAD: &'static str;
+
+    /// Appends events, or says why not.
+    fn append(
+        sql: &dyn Render,
+        conn: &mut Self::Connection,
+        append: &Append<'_>,
+    ) -> impl Future<Output = Result<Outcome>> + Send;
+
+    /// Waits until what these alternatives select is decided, up to the position that is returned. `to_stay`: and keeps it so
+    /// until the end of the transaction, which must be one that then sees it.
+    fn settle(
+        sql: &dyn Render,
+        conn: &mut Self::Connection,
+        items: &[Item],
+        to_stay: bool,
+    ) -> impl Future<Output = Result<Position>> + Send;
+
+    /// Learns how far the log is decided.
+    fn look(
+        sql: &dyn Render,
+        conn: &mut Self::Connection,
+        frontier: &mut Frontier,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// A row that [`statements::read`] selected.
+    fn stored(row: &Self::Row) -> Result<Stored, sqlx::Error>;
+}
+
+/// Events, and what must hold for them to be appended.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Append<'a> {
+    events: &'a [Event],
+    /// Those that say "already done" come first: a repeat is one, even if it would conflict as well.
+    checks: Vec<Check<'a>>,
+}
+
+/// No event may match this.
+#[derive(Debug)]
+struct Check<'a> {
+    item: &'a Item,
+    after: Position,
+    /// Whether one that does means that it was done before, and no conflict.
+    once: bool,
+}
+
+impl<'a> Append<'a> {
+    fn new(events: &'a [Event], condition: &'a Condition) -> Result<Self> {
+        let mut checks = Vec::new();
+        for query in &condition.once {
+            let check = |item| Check { item, after: Position::START, once: true };
+            checks.extend(query.items()?.iter().map(check));
+        }
+        for (query, after) in &condition.unless {
+            let check = |item| Check { item, after: *after, once: false };
+            checks.extend(query.items()?.iter().map(check));
+        }
+        Ok(Self { events, checks })
+    }
+
+    /// A position that the log, which ends here, has not reached.
+    fn beyond(&self, head: Position) -> Option<Outcome> {
+        let after = self.checks.iter().map(|check| check.after).max()?;
+        (after > head).then_some(Outcome::Beyond { after, head })
+    }
+}
+
+/// What became of an append.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The events are there.
+    New(Vec<Position>),
+    /// What should happen only once has happened.
+    Already,
+    /// An event after this position matches a condition.
+    Conflict(Position),
+    /// A condition names a position that there is not.
+    Beyond {
+        /// The position.
+        after: Position,
+        /// The last one there is.
+        head: Position,
+    },
+    /// The transaction is too isolated to check a condition.
+    Isolated,
+}
+
+impl Outcome {
+    /// What a check that found an event means.
+    fn found(check: &Check<'_>) -> Self {
+        if check.once { Outcome::Already } else { Outcome::Conflict(check.after) }
+    }
+
+    fn told(self) -> Result<Appended> {
+        match self {
+            Outcome::New(positions) => Ok(Appended::New(positions)),
+            Outcome::Already => Ok(Appended::Already),
+            Outcome::Conflict(after) => Err(Error::Conflict { after }),
+            Outcome::Beyond { after, head } => Err(Error::BeyondHead { position: after, head }),
+            Outcome::Isolated => Err(too_isolated("REPEATABLE READ or SERIALIZABLE")),
+        }
+    }
+}
+
+fn too_isolated(isolation: &str) -> Error {
+    Error::Isolation { isolation: isolation.to_owned() }
+}
+
+/// What is read of the log, and where to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) after: Position,
+    pub(crate) upto: Option<Position>,
+    pub(crate) limit: usize,
+}
+
+impl<DB: Database> SqlStore<DB> {
+    /// Appends in the transaction of this connection. A conflict leaves the transaction as it was.
+    pub(crate) async fn append_on(
+        &self,
+        conn: &mut DB::Connection,
+        events: &[Event],
+        condition: &Condition,
+    ) -> Result<Appended> {
+        let append = Append::new(events, condition)?;
+        if append.events.is_empty() && append.checks.is_empty() {
+            return Ok(Appended::New(Vec::new()));
+        }
+        <DB as LogDialect>::append(self.renderer(), conn, &append).await.map_err(|e| self.explain(e))?.told()
+    }
+
+    /// Waits until the answer to a query is decided, and keeps it so until the end of the transaction of this connection.
+    pub(crate) async fn settled_on(&self, conn: &mut DB::Connection, query: &Query) -> Result<Position> {
+        DB::settle(self.renderer(), conn, query.items()?, true).await.map_err(|e| self.explain(e))
+    }
+
+    /// Reads in the transaction of this connection. `current`: also what was committed after that began.
+    pub(crate) async fn read_on(
+        &self,
+        conn: &mut DB::Connection,
+        query: &Query,
+        range: Range,
+        current: bool,
+    ) -> Result<Vec<Stored>> {
+        let current = if current { DB::CURRENT } else { "" };
+        let (text, values) = statements::read(query.items()?, range, current);
+        let rows = DB::fetch(conn, self.render(&text), values).await.map_err(|e| self.explain(e.into()))?;
+        Ok(rows.iter().map(DB::stored).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// Reads for the application, which has connections of its own.
+    pub(crate) async fn read_for_application(&self, query: &Query, range: Range) -> Result<Vec<Stored>> {
+        let source = if DB::READS_APART { &self.pools.read } else { &self.pools.write };
+        self.read_by(source, query, range).await
+    }
+
+    async fn read_by(&self, source: &Source<DB>, query: &Query, range: Range) -> Result<Vec<Stored>> {
+        let mut conn = source.acquire().await?;
+        let read = self.read_on(&mut conn, query, range, false).await?;
+        conn.went_well();
+        Ok(read)
+    }
+
+    async fn append_in_one(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
+        if DB::APPENDS_AT_ONCE {
+            let mut conn: Conn<DB> = self.pools.write.acquire().await?;
+            let appended = self.append_on(&mut conn, events, condition).await;
+            if !matches!(appended, Err(Error::Database(_))) {
+                conn.went_well();
+            }
+            match appended {
+                // The database isolates every statement like this, unless told otherwise.
+                Err(Error::Isolation { .. }) => {}
+                appended => return appended,
+            }
+        }
+        let mut tx = match &self.pools.write {
+            Source::Pool(_) => self.begin().await?,
+            source => super::begin::begin_on(source).await?,
+        };
+        if let Some(decide) = DB::TO_DECIDE {
+            DB::script(&mut tx, decide.to_owned()).await?;
+        }
+        let appended = self.append_on(&mut tx, events, condition).await;
+        match appended {
+            Ok(Appended::New(_)) => tx.commit().await?,
+            // A conflict is nothing unusual: the connection stays.
+            _ => tx.rollback().await?,
+        }
+        appended
+    }
+
+    /// The first event from this position on, and when it was stored.
+    async fn stored_from(&self, from: i64, upto: i64) -> Result<Option<(i64, DateTime<Utc>)>> {
+        let rows = self.fetch(statements::STORED_FROM, vec![Value::Int(from), Value::Int(upto)]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        Ok(DB::int(row, 0)?.zip(DB::time(row, 1)?))
+    }
+}
+
+#[async_trait]
+impl<DB: Database> LogStore for SqlStore<DB> {
+    async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
+        self.retried(|| self.append_in_one(events, condition)).await
+    }
+
+    async fn read(
+        &self,
+        query: &Query,
+        after: Position,
+        upto: Option<Position>,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        self.read_by(&self.pools.read, query, Range { after, upto, limit }).await
+    }
+
+    async fn settled(&self, query: &Query) -> Result<Position> {
+        let items = query.items()?;
+        self.retried(|| async {
+            // One of the application's connections: it may have to wait for a while.
+            let source = if DB::READS_APART { &self.pools.read } else { &self.pools.write };
+            let mut conn = source.acquire().await?;
+            let settled = DB::settle(self.renderer(), &mut conn, items, false).await?;
+            conn.went_well();
+            Ok(settled)
+        })
+        .await
+    }
+
+    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+        let mut conn = self.pools.read.acquire().await?;
+        DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain(e))?;
+        conn.went_well();
+        Ok(())
+    }
+
+    async fn head(&self) -> Result<Position> {
+        let rows = self.fetch(DB::HEAD, Vec::new()).await?;
+        Ok(statements::position::<DB>(&rows)?)
+    }
+
+    /// By halves, because times rise with positions, and an index by time would cost every append.
+    async fn position_at(&self, time: DateTime<Utc>) -> Result<Position> {
+        let (mut before, mut last) = (0, self.head().await?.get());
+        while before < last {
+            let middle = before + (last - before + 1) / 2;
+            match self.stored_from(middle, last).await? {
+                Some((position, stored)) if stored < time => before = position,
+                _ => last = middle - 1,
+            }
+        }
+        Ok(Position::new(before))
+    }
+}

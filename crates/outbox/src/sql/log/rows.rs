@@ -1,0 +1,149 @@
+//! The log's rows, in and out.
+
+use std::collections::BTreeSet;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+use std::fmt::Write as _;
+
+use crate::event::Event;
+use crate::log::Tag;
+use crate::sql::dialect::Value;
+use crate::sql::statements::row_values;
+
+/// How many values an event has.
+pub(super) const VALUES: usize = 13;
+
+/// The columns of [`values`].
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+const COLUMNS: [&str; VALUES] = [
+    "event_id",
+    "event_type",
+    "tags",
+    "aggregate_type",
+    "aggregate_id",
+    "tenant_id",
+    "ordering_key",
+    "correlation_id",
+    "headers",
+    "payload",
+    "payload_bytes",
+    "content_type",
+    "occurred_at",
+];
+
+/// The tags of an event, each once.
+pub(super) fn tags(event: &Event) -> Vec<&str> {
+    let mut seen = BTreeSet::new();
+    event.tags().iter().map(Tag::as_str).filter(|tag| seen.insert(*tag)).collect()
+}
+
+/// The values of an event; `list` writes its tags.
+pub(super) fn values(event: &Event, list: impl FnOnce(&[&str]) -> String) -> [Value; VALUES] {
+    let [id, event_type, aggregate_type, aggregate_id, tenant, key, correlation, _, rest @ ..] =
+        row_values(event);
+    let [headers, payload, bytes, content_type, occurred_at, ..] = rest;
+    let tags = Value::text(list(&tags(event)));
+    [
+        id,
+        event_type,
+        tags,
+        aggregate_type,
+        aggregate_id,
+        tenant,
+        key,
+        correlation,
+        headers,
+        payload,
+        bytes,
+        content_type,
+        occurred_at,
+    ]
+}
+
+/// A list of tags where they are JSON.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(super) fn json(tags: &[&str]) -> String {
+    serde_json::to_string(tags).unwrap_or_else(|_| "[]".to_owned())
+}
+
+/// `INSERT … VALUES` for these events, from this position on if the database does not count them itself. Names only the
+/// columns that some event has something for.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value>) {
+    let all: Vec<[Value; VALUES]> = events.iter().map(|event| values(event, json)).collect();
+    let given = |value: &Value| !matches!(value, Value::Text(None) | Value::Bytes(None));
+    let used: Vec<bool> = (0..VALUES).map(|n| all.iter().any(|row| given(&row[n]))).collect();
+
+    let mut text = "INSERT INTO {log} (".to_owned();
+    if first.is_some() {
+        text.push_str("position, ");
+    }
+    for (column, _) in COLUMNS.iter().zip(&used).filter(|(_, used)| **used) {
+        let _ = write!(text, "{column}, ");
+    }
+    text.push_str("created_at) VALUES ");
+    let mut values = Vec::with_capacity(all.len() * (VALUES + 1));
+    for (n, row) in all.into_iter().enumerate() {
+        text.push_str(if n == 0 { "(" } else { ", (" });
+        let position = first.map(|first| Value::Int(first + n as i64));
+        let row = row.into_iter().zip(&used).filter(|(_, used)| **used).map(|(value, _)| value);
+        for value in position.into_iter().chain(row) {
+            values.push(value);
+            let _ = write!(text, "${}, ", values.len());
+        }
+        text.push_str("{now})");
+    }
+    (text, values)
+}
+
+/// The implementation of [`LogDialect::stored`](super::LogDialect::stored), the same text for three sets of types. `$tags`
+/// makes tags of a row's third column.
+macro_rules! stored {
+    ($tags:path, check_json: $check_json:expr) => {
+        fn stored(row: &Self::Row) -> Result<$crate::log::Stored, sqlx::Error> {
+            use sqlx::Row as _;
+
+            use $crate::event::{AggregateType, Due, Event, EventId, EventType, GLOBAL, Parts};
+            use $crate::log::{LogEvent, Position};
+            use $crate::sql::window::{headers, payload};
+
+            let position = Position::new(row.try_get(0)?);
+            let event = || -> Result<Event, String> {
+                let told = |e: sqlx::Error| e.to_string();
+                let bytes = row.try_get(11).map_err(told)?;
+                let content_type = row.try_get(12).map_err(told)?;
+                Ok(Event::from_parts(Parts {
+                    id: EventId::from(row.try_get::<&str, _>(1).map_err(told)?),
+                    event_type: EventType::from(row.try_get::<String, _>(3).map_err(told)?),
+                    aggregate_type: match row.try_get::<&str, _>(4).map_err(told)? {
+                        GLOBAL => AggregateType::GLOBAL,
+                        named => AggregateType::from(named),
+                    },
+                    aggregate_id: row.try_get(5).map_err(told)?,
+                    tenant_id: row.try_get(6).map_err(told)?,
+                    ordering_key: row.try_get(7).map_err(told)?,
+                    correlation_id: row.try_get(8).map_err(told)?,
+                    dedup_key: None,
+                    headers: headers(row.try_get(9).map_err(told)?)?,
+                    payload: payload(row.try_get(10).map_err(told)?, bytes, content_type, $check_json)?,
+                    occurred_at: row.try_get(13).map_err(told)?,
+                    due: Due::Now,
+                    expires_at: None,
+                    tags: $tags(row)?,
+                }))
+            };
+            Ok(event().map(|event| LogEvent { position, event }).map_err(|reason| (position, reason)))
+        }
+    };
+}
+pub(super) use stored;
+
+/// Tags from a JSON array.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(super) fn tags_from_json(text: &str) -> Result<Vec<Tag>, String> {
+    if text == "[]" {
+        return Ok(Vec::new());
+    }
+    let tags: Vec<String> =
+        serde_json::from_str(text).map_err(|_| "its tags are not a JSON array of texts".to_owned())?;
+    Ok(tags.into_iter().map(Tag::from_stored).collect())
+}

@@ -1,0 +1,78 @@
+//! The log on SQLite: one writer, so that the order of the rows is the order of their commits.
+
+use sqlx::Row as _;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+
+use super::rows::{self, stored, tags_from_json};
+use super::{Append, LogDialect, Outcome, statements};
+use crate::error::Result;
+use crate::event::Event;
+use crate::log::{Frontier, Item, Position, Tag};
+use crate::sql::dialect::{Dialect as _, Render};
+
+/// How many events go into one INSERT: below the 32,766 placeholders that SQLite allows.
+const CHUNK: usize = 500;
+
+impl LogDialect for Sqlite {
+    const READS_APART: bool = true;
+    // What is deleted was there too.
+    const HEAD: &'static str =
+        "SELECT seq FROM sqlite_sequence WHERE name = trim('{log}', '\"') COLLATE NOCASE";
+
+    async fn append(sql: &dyn Render, conn: &mut SqliteConnection, append: &Append<'_>) -> Result<Outcome> {
+        if !append.checks.is_empty() {
+            let head =
+                statements::position::<Self>(&Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?)?;
+            for check in &append.checks {
+                if check.after > head {
+                    return Ok(append.beyond(head).unwrap_or(Outcome::Already));
+                }
+                let (text, values) = statements::find(check.item, check.after, "");
+                if !Self::fetch(conn, sql.render(&text), values).await?.is_empty() {
+                    return Ok(Outcome::found(check));
+                }
+            }
+        }
+        if append.events.len() <= CHUNK {
+            return Ok(Outcome::New(write(sql, conn, append.events).await?));
+        }
+        // The caller's transaction may go on after an error: with all of it or with none of it.
+        Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
+        let written = write(sql, conn, append.events).await;
+        if written.is_err() {
+            Self::script(conn, "ROLLBACK TO outbox_log_append".to_owned()).await?;
+        }
+        Self::script(conn, "RELEASE outbox_log_append".to_owned()).await?;
+        Ok(Outcome::New(written?))
+    }
+
+    async fn settle(sql: &dyn Render, conn: &mut SqliteConnection, _: &[Item], _: bool) -> Result<Position> {
+        Ok(statements::position::<Self>(&Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?)?)
+    }
+
+    async fn look(sql: &dyn Render, conn: &mut SqliteConnection, frontier: &mut Frontier) -> Result<()> {
+        let rows = Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?;
+        frontier.reach(statements::position::<Self>(&rows)?);
+        Ok(())
+    }
+
+    stored!(tags, check_json: false);
+}
+
+fn tags(row: &SqliteRow) -> Result<Vec<Tag>, String> {
+    tags_from_json(row.try_get(2).map_err(|e| e.to_string())?)
+}
+
+async fn write(sql: &dyn Render, conn: &mut SqliteConnection, events: &[Event]) -> Result<Vec<Position>> {
+    let mut positions = Vec::with_capacity(events.len());
+    for events in events.chunks(CHUNK) {
+        let (mut text, values) = rows::insert(events, None);
+        text.push_str(" RETURNING position");
+        for row in Sqlite::fetch(conn, sql.render(&text), values).await? {
+            positions.push(Position::new(row.try_get(0)?));
+        }
+    }
+    // Numbers rise, whatever order they are returned in.
+    positions.sort_unstable();
+    Ok(positions)
+}

@@ -1,0 +1,108 @@
+//! The SQL of the log that all databases share.
+
+use std::fmt::Write as _;
+
+use super::Range;
+use crate::log::{Item, Position};
+use crate::sql::dialect::{Dialect, Value};
+
+/// What is read of every row, in the order that [`rows::row`](super::rows) expects.
+const COLUMNS: &str = "l.position, l.event_id, l.tags, l.event_type, l.aggregate_type, l.aggregate_id, l.tenant_id, \
+     l.ordering_key, l.correlation_id, {json l.headers}, {json l.payload}, l.payload_bytes, l.content_type, l.occurred_at";
+
+pub(super) const STORED_FROM: &str = "SELECT l.position, l.created_at FROM {log} l \
+     WHERE l.position >= $1 AND l.position <= $2 ORDER BY l.position LIMIT 1";
+
+/// The position that a query of one number found; the start if there was none.
+pub(super) fn position<DB: Dialect>(rows: &[DB::Row]) -> Result<Position, sqlx::Error> {
+    let number = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten();
+    Ok(Position::new(number.unwrap_or_default()))
+}
+
+/// Events that fit one of these alternatives, by position. `current` is added to each part.
+pub(super) fn read(items: &[Item], range: Range, current: &str) -> (String, Vec<Value>) {
+    let limit = range.limit;
+    let mut values = Vec::new();
+    // What wants nothing gets everything, whatever the others want.
+    let items = match items.iter().find(|item| item.types.is_empty() && item.tags.is_empty()) {
+        Some(all) => vec![all.clone()],
+        None => items.iter().flat_map(one_type_each).collect(),
+    };
+    if let [item] = &items[..] {
+        let from = from(item, range.after, range.upto, &mut values);
+        let text = format!("SELECT {COLUMNS} {from} ORDER BY {} LIMIT {limit} {current}", driver(item));
+        return (text, values);
+    }
+    let mut parts = String::new();
+    for (n, item) in items.iter().enumerate() {
+        let union = if n == 0 { "" } else { " UNION " };
+        let (by, from) = (driver(item), from(item, range.after, range.upto, &mut values));
+        let _ = write!(
+            parts,
+            "{union}SELECT p{n}.position FROM \
+             (SELECT l.position {from} ORDER BY {by} LIMIT {limit} {current}) p{n}"
+        );
+    }
+    let text = format!(
+        "SELECT {COLUMNS} FROM (SELECT u.position FROM ({parts}) u ORDER BY u.position LIMIT {limit}) p \
+         {{then}} {{log}} l ON l.position = p.position ORDER BY l.position {current}"
+    );
+    (text, values)
+}
+
+/// Whether an event after this position fits an alternative.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(super) fn find(item: &Item, after: Position, current: &str) -> (String, Vec<Value>) {
+    let mut values = Vec::new();
+    let from = from(item, after, None, &mut values);
+    (format!("SELECT 1 {from} LIMIT 1 {current}"), values)
+}
+
+/// By types alone, one at a time: only so does the index give the rows by position.
+fn one_type_each(item: &Item) -> Vec<Item> {
+    if !item.tags.is_empty() {
+        return vec![item.clone()];
+    }
+    item.types.iter().map(|one| Item { types: vec![one.clone()], tags: Vec::new() }).collect()
+}
+
+/// The column by which the rows of an alternative come in order from its index.
+fn driver(item: &Item) -> &'static str {
+    if item.tags.is_empty() { "l.position" } else { "t.position" }
+}
+
+/// The events `l` that fit an alternative: by the index of its first tag, the others looked up.
+fn from(item: &Item, after: Position, upto: Option<Position>, values: &mut Vec<Value>) -> String {
+    let mut add = |value: Value| {
+        values.push(value);
+        values.len()
+    };
+    let mut text = String::new();
+    if let Some((first, rest)) = item.tags.split_first() {
+        let tag = add(Value::text(first.as_str()));
+        text.push_str("FROM {log_tags} t ");
+        for (n, other) in rest.iter().enumerate() {
+            let other = add(Value::text(other.as_str()));
+            let _ = write!(
+                text,
+                "{{then}} {{log_tags}} t{n} ON t{n}.tag = ${other} AND t{n}.position = t.position "
+            );
+        }
+        let _ = write!(text, "{{then}} {{log}} l ON l.position = t.position WHERE t.tag = ${tag}");
+    } else {
+        text.push_str("FROM {log} l WHERE 1 = 1");
+    }
+    let by = driver(item);
+    let _ = write!(text, " AND {by} > ${}", add(Value::Int(after.get())));
+    if let Some(upto) = upto {
+        let _ = write!(text, " AND {by} <= ${}", add(Value::Int(upto.get())));
+    }
+    for (n, event_type) in item.types.iter().enumerate() {
+        let list = if n == 0 { " AND l.event_type IN (" } else { ", " };
+        let _ = write!(text, "{list}${}", add(Value::text(event_type.as_str())));
+    }
+    if !item.types.is_empty() {
+        text.push(')');
+    }
+    text
+}
