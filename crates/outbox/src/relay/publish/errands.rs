@@ -33,6 +33,8 @@ impl Desk {
         }
         if now >= self.watch_at && !self.watching {
             self.watching = true;
+            self.watch_pause = (self.watch_pause * 2).min(self.watch);
+            self.watch_at = now + self.watch_pause;
             self.errand(async move |log| News::Head(log.head().await));
         }
     }

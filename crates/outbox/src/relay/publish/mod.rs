@@ -90,6 +90,8 @@ pub(crate) struct Desk {
     advance_at: Instant,
     undecided: Duration,
     watch_at: Instant,
+    /// When to look for more after that: soon after there was something, later and later while there is not.
+    watch_pause: Duration,
     watching: bool,
     save_at: Instant,
     quiet_save_at: Instant,
@@ -147,6 +149,7 @@ impl Desk {
             advance_at: now,
             undecided: UNDECIDED.0,
             watch_at: now + settings.log_watch,
+            watch_pause: settings.log_watch,
             watching: false,
             save_at: now,
             quiet_save_at: now,

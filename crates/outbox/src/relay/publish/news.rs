@@ -13,6 +13,8 @@ use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
 
 /// How soon the next question how far the log is decided may follow the last one.
 const BREATH: Duration = Duration::from_millis(1);
+/// How soon after something new to look whether there is more.
+const SOON: Duration = Duration::from_millis(4);
 /// How long what was published waits for company before it is saved.
 const LINGER: Duration = Duration::from_millis(10);
 /// How often positions are saved that moved over events which are not for the pair.
@@ -64,10 +66,10 @@ impl Desk {
             News::Advanced { frontier, result, looked } => self.advanced(frontier, result, looked, now),
             News::Head(result) => {
                 self.watching = false;
-                self.watch_at = now + self.watch;
                 match result {
                     Ok(head) if head > self.head => {
                         self.head = head;
+                        self.watch_soon(now);
                         self.hint();
                     }
                     Ok(_) => {}
@@ -121,6 +123,12 @@ impl Desk {
         }
     }
 
+    /// Where something came from there may be more.
+    fn watch_soon(&mut self, now: Instant) {
+        self.watch_pause = SOON.min(self.watch);
+        self.watch_at = now + self.watch_pause;
+    }
+
     pub(super) fn complain(&self, error: &Error, what: &str) {
         tracing::warn!(store = self.log.name(), node = %self.node, %error, "{what}");
     }
@@ -139,6 +147,9 @@ impl Desk {
         let moved = safe > self.safe;
         self.safe = safe;
         self.head = self.head.max(safe);
+        if moved {
+            self.watch_soon(now);
+        }
         self.undecided = if moved { UNDECIDED.0 } else { (self.undecided * 3 / 2).min(UNDECIDED.1) };
         for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
             if moved {

@@ -131,9 +131,9 @@ impl Lead {
             && now >= self.rhythm.try_at
     }
 
-    /// Whether it waits for something that is not an event.
+    /// Whether it publishes nothing for a reason that may last.
     pub(super) fn is_held(&self, now: Instant) -> bool {
-        self.paused || self.giving_up || now >= self.until || now < self.rhythm.try_at
+        self.paused || self.giving_up || now < self.rhythm.try_at
     }
 
     /// A batch is with the publisher.
