@@ -6,7 +6,9 @@ use std::path::Path;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use outbox::{Cx, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag};
+use outbox::{
+    Cx, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag,
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::AsyncWriteExt as _;
