@@ -78,7 +78,7 @@ async fn four_rights_on_its_tables_are_enough<DB: Base>() {
     let log = store.log().unwrap();
     log.register(&[(pair.clone(), true)]).await.unwrap();
     assert_eq!(log.claim(&me, LEASE, std::slice::from_ref(&pair)).await.unwrap().len(), 1);
-    assert_eq!(log.tend(&me, LEASE).await.unwrap().nodes, [me.clone()]);
+    assert_eq!(log.tend(&me, LEASE).await.unwrap().nodes.len(), 1);
     log.release(&me, &[(pair, 1)]).await.unwrap();
     log.leave(&me).await.unwrap();
     outbox.log_admin().pause("p").await.unwrap();

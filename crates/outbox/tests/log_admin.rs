@@ -34,7 +34,7 @@ fn log(store: &SharedStore) -> &dyn LogStore {
 async fn publish_up_to(store: &SharedStore, pair: &PairId, to: Position) -> PairState {
     let node = NodeId::from("n");
     let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
-    assert_eq!(log(store).save(&node, &[moving(&led, to)]).await.unwrap(), [pair.clone()]);
+    assert_eq!(log(store).save(&node, &[moving(&led, to)]).await.unwrap().len(), 1);
     led
 }
 
@@ -50,7 +50,7 @@ fn moving(from: &PairState, to: Position) -> Move {
     }
 }
 
-fn is_unknown<T>(result: outbox::Result<T>) -> bool {
+fn is_unknown<T>(result: &outbox::Result<T>) -> bool {
     matches!(result, Err(Error::UnknownPair { .. }))
 }
 
@@ -77,12 +77,12 @@ on_every_database! {
     async fn what_nobody_knows_is_an_error(|bed|) {
         let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
         prepare(&store, 1).await;
-        assert!(is_unknown(admin.pause("kafak").await));
-        assert!(is_unknown(admin.resume("kafak").await));
-        assert!(is_unknown(admin.pause_in("u", "log").await));
-        assert!(is_unknown(admin.resume_in("u", "log").await));
-        assert!(is_unknown(admin.pair("u", "log").await));
-        assert!(is_unknown(admin.reset_to_time("u", "log", chrono::Utc::now()).await));
+        assert!(is_unknown(&admin.pause("kafak").await));
+        assert!(is_unknown(&admin.resume("kafak").await));
+        assert!(is_unknown(&admin.pause_in("u", "log").await));
+        assert!(is_unknown(&admin.resume_in("u", "log").await));
+        assert!(is_unknown(&admin.pair("u", "log").await));
+        assert!(is_unknown(&admin.reset_to_time("u", "log", chrono::Utc::now()).await));
         let error = admin.reset("u", "log", Position::START).await.unwrap_err();
         assert_eq!(error.to_string(), r#"there is no publisher "log" of topic "u""#);
     }

@@ -193,7 +193,8 @@ impl<DB: Database> PairStore for SqlStore<DB> {
             old_position: m.from.get(),
             new_position: m.to.get(),
             new_status: m.status.as_str(),
-            new_errors: m.error_count,
+            // As many as the column holds.
+            new_errors: m.error_count.min(i32::MAX.unsigned_abs()),
             new_error: m.last_error.as_deref().map(short_error),
             ..Listed::of(&m.pair)
         }));

@@ -322,7 +322,8 @@ pub async fn errors_are_noted_and_forgotten(harness: &impl Harness) {
     let nasty = "a\0b\n\t\"quoted\" \\ 'single' $1 ? {events} é 😀";
     assert!(pairs.saves("n", failing(&seen, 1, nasty)).await);
     assert_eq!(pairs.see("a").await.last_error, Some(nasty.replace('\0', "\u{fffd}")));
-    assert!(pairs.saves("n", failing(&seen, 2, &"😀".repeat(MAX_ERROR + 1_000))).await);
+    assert!(pairs.saves("n", failing(&seen, u32::MAX, &"😀".repeat(MAX_ERROR + 1_000))).await);
+    assert!(pairs.see("a").await.error_count > 2_000_000_000);
     assert_eq!(pairs.see("a").await.last_error, Some("😀".repeat(MAX_ERROR)));
 }
 
