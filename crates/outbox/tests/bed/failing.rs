@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, NodeId, Purge,
-    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, NodeId,
+    Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 use outbox::{Error, Event, EventId, Join, JoinId, Result, Step};
 
@@ -221,6 +221,10 @@ impl Store for Failing {
 
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
         self.inner.purge_joins(older_than, limit).await
+    }
+
+    fn log(&self) -> Option<&dyn LogStore> {
+        self.inner.log()
     }
 
     async fn migrate(&self) -> Result<()> {
