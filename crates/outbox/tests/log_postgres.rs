@@ -52,15 +52,21 @@ async fn start(bed: &Bed, event: EventBuilder, condition: Condition) -> (Waiting
         let appended = tx.append_if([event], condition).await;
         (tx, appended)
     });
+    let waits = waits(bed, pid, &task).await;
+    (task, waits)
+}
+
+/// Waits until a task is done, or its connection waits for a lock.
+async fn waits<T>(bed: &Bed, pid: i64, task: &JoinHandle<T>) -> bool {
     let waits = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
     );
     loop {
         if task.is_finished() {
-            return (task, false);
+            return false;
         }
         if bed.number(&waits).await == 1 {
-            return (task, true);
+            return true;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -360,7 +366,12 @@ async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
         assert_eq!(bed.number(&locks).await, 1);
         let (other, waits) = start(&bed, event(&[("n", "77")]), unless(&Query::tag("n", 77))).await;
         assert!(waits);
+        let mut reader = bed.outbox.begin().await.unwrap();
+        let pid = Postgres::number(&mut reader, "SELECT pg_backend_pid()::bigint").await;
+        let read = tokio::spawn(async move { reader.project(Query::tag("n", 78), 0, |n, _| n + 1).await });
+        assert!(self::waits(&bed, pid, &read).await);
         tx.commit().await.unwrap();
+        assert_eq!(read.await.unwrap().unwrap().state, 1);
         let (tx, appended) = other.await.unwrap();
         assert!(appended.is_err());
         tx.rollback().await.unwrap();
