@@ -306,9 +306,8 @@ async fn a_prepared_transaction_is_waited_for() {
             let (tx, appended) = deciding.await.unwrap();
             assert_eq!(appended.is_err(), committed);
             tx.rollback().await.unwrap();
-            let between = i64::from(committed);
             let found = seen(&store, &mut frontier, before).await;
-            assert_eq!(found.len() as i64, 1 + between);
+            assert_eq!(found.len(), 1 + usize::from(committed));
             assert_eq!(found.last(), Some(&after));
         }
     })
@@ -417,7 +416,7 @@ async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_ord
                 }
                 let mut tx = outbox.begin().await.unwrap();
                 let mut mine = tx.append([event(), event()]).await.unwrap();
-                if dice % 5 == 0 {
+                if dice.is_multiple_of(5) {
                     tx.execute("SAVEPOINT s").await.unwrap();
                     tx.append([event()]).await.unwrap();
                     tokio::time::sleep(hold).await;
