@@ -116,6 +116,15 @@ pub enum Error {
         head: crate::log::Position,
     },
 
+    /// An event of the log that cannot be read: what another language wrote is none.
+    #[error("the event at position {position} of the log cannot be decoded: {reason}")]
+    Undecodable {
+        /// Its position.
+        position: crate::log::Position,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// The transaction sees the log as it was when it began, so it cannot be told whether a condition holds.
     #[error(
         "a condition cannot be checked in a {isolation} transaction, which does not see what others commit: use READ COMMITTED"

@@ -208,6 +208,11 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.touched &= !answered;
     }
 
+    /// The log has answered on this connection, so the transaction is good.
+    pub(crate) fn answered(&mut self) {
+        self.touched = false;
+    }
+
     pub(crate) fn is_savepoint(&self) -> bool {
         self.savepoint
     }

@@ -7,7 +7,7 @@ mod bed;
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time, numbered};
-use outbox::{Backoff, Event, NodeId, OutboxBuilder, PairId, Position};
+use outbox::{Backoff, Event, NodeId, OutboxBuilder, PairId, Position, Query};
 use sqlx::{MySql, Postgres};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -21,13 +21,15 @@ async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
     let (user, at) = (&bed.table, bed.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     bed.run(create).await.unwrap();
-    let log = ["_log", "_topic_progress"];
-    for table in ["", "_lease", "_schema", "_join", "_join_member", "_inbox", "_key"].into_iter().chain(log) {
-        if table == "_key" && is_postgres::<DB>() {
-            continue;
-        }
+    let common =
+        ["", "_lease", "_schema", "_join", "_join_member", "_inbox", "_log", "_log_tag", "_topic_progress"];
+    let own: &[&str] = if is_postgres::<DB>() { &[] } else { &["_key", "_log_head"] };
+    for table in common.iter().chain(own) {
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}}{table} TO {{t}}");
         bed.run(&grant).await.unwrap();
+    }
+    if is_postgres::<DB>() {
+        bed.run("GRANT SELECT, USAGE ON SEQUENCE {t}_log_seq TO {t}").await.unwrap();
     }
     let scheme = bed.url().find("://").unwrap() + 3;
     format!("{}{user}{}", &bed.url()[..scheme], &bed.url()[at..])
@@ -64,6 +66,21 @@ async fn four_rights_on_its_tables_are_enough<DB: Base>() {
     assert!(outbox.once(&mut tx, "me", "a").await.unwrap());
     assert_eq!(outbox.once_each(&mut tx, "me", ["a", "b"]).await.unwrap(), [false, true]);
     tx.commit().await.unwrap();
+
+    let (log, query) = (outbox.log(), Query::tag("n", 1));
+    let read = log.project(query.clone(), 0, |n, _| n + 1).await.unwrap();
+    let tagged = || numbered("e", 1).tag("n", 1);
+    assert!(log.append_if([tagged()], read.unchanged()).await.is_ok());
+    assert!(log.append_if([tagged()], read.unchanged()).await.is_err());
+    let mut tx = outbox.begin().await.unwrap();
+    assert_eq!(tx.project(query, 0, |n, _| n + 1).await.unwrap().state, 1);
+    tx.append([tagged()]).await.unwrap();
+    if is_postgres::<DB>() {
+        let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", bed.table);
+        DB::execute_sql(&mut tx, &format!("{insert} VALUES ('e', ARRAY['n=1'], '1')")).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    outbox.store().log().unwrap().advance(&mut Default::default()).await.unwrap();
 
     let admin = outbox.admin();
     let pending = outbox.send(numbered("work", 9)).await.unwrap().unwrap();

@@ -12,7 +12,7 @@ use bed::{Gate, Seen, in_time, numbered};
 use fleets::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
 use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
 use outbox::store::Status;
-use outbox::{Cx, Error, Event, Fleet, Outbox};
+use outbox::{Cx, Error, Event, Fleet, Outbox, Position, Query};
 use sqlx::{MySql, Postgres, Sqlite};
 
 type Result<T = ()> = outbox::Result<T>;
@@ -32,6 +32,37 @@ async fn the_router_finds_a_database_by_text_and_by_uuid() -> Result {
     assert!(std::ptr::eq(by_id.pool(), by_text.pool()), "one and the same");
     assert!(!std::ptr::eq(acme.pool(), by_id.pool()));
     assert!(std::ptr::eq(acme.pool(), fleet.outbox::<Sqlite>("acme".to_owned())?.pool()), "cached");
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_database_of_a_fleet_has_its_log() -> Result {
+    let folder = Folder::new();
+    let mut builder = Fleet::builder().database("acme", folder.url("acme"));
+    let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
+    if let Some(url) = &postgres {
+        builder = builder.databases([FleetDatabase::new("globex", url).table(fleets::table())]);
+    }
+    let fleet = builder.migrate(true).open().await?;
+    decides(&fleet.outbox::<Sqlite>("acme")?).await?;
+    if postgres.is_some() {
+        decides(&fleet.outbox::<Postgres>("globex")?).await?;
+    }
+    Ok(())
+}
+
+/// Decides by the log, alone and in a transaction.
+async fn decides<DB: outbox::Database>(outbox: &Outbox<DB>) -> Result {
+    let (log, query) = (outbox.log(), Query::tag("n", 1));
+    let event = || numbered("e", 1).tag("n", 1);
+    let read = log.project(query.clone(), 0, |n, _| n + 1).await?;
+    assert_eq!(log.append_if([event()], read.unchanged()).await?.positions().len(), 1);
+    assert!(matches!(log.append_if([event()], read.unchanged()).await, Err(Error::Conflict { .. })));
+    let mut tx = outbox.begin().await?;
+    let read = tx.project(query.clone(), 0, |n, _| n + 1).await?;
+    assert_eq!(tx.append_if([event()], read.unchanged()).await?.positions().len(), 1);
+    tx.commit().await?;
+    assert_eq!(log.read(&query, Position::START, 10).await?.len(), 2);
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! How the log reaches its publishers: in order, each at its own position, whatever some of them do.
 
 mod bed;
+#[path = "bed/failing.rs"]
+mod failing;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -486,6 +488,38 @@ on_every_database! {
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
         assert_eq!(numbers, (0..6).collect());
+    }
+
+    /// Case 6: a position that cannot be read is not the start of the log, and one that cannot be saved is not lost.
+    async fn errors_of_the_database_delay_and_move_nothing_back(|bed|) {
+        use failing::{Failing, Where};
+        append(&bed.outbox, "A", 0..10).await;
+        let sink = Sink::named("sink");
+        let mut expected = 0;
+        for at in [Where::Claim, Where::Lead, Where::Advance, Where::Read, Where::Save] {
+            let store = Failing::new(bed.outbox.store(), at, 3, || Error::Store("the network is down".to_owned()));
+            // The first contact is made when the relay starts, and is its error.
+            store.after(1);
+            let relay = outbox::RelayBuilder::log_only(store.clone()).pair_lease(300 * MS)
+                .publish(Topic::new("t").to(sink.clone()).batch(3)).start().await.unwrap();
+            append(&bed.outbox, "A", expected + 10..expected + 20).await;
+            sink.reach(usize::try_from(expected).unwrap() + 20).await;
+            if at == Where::Save || at == Where::Lead {
+                let end = Instant::now() + FOREVER;
+                while store.failed() < 3 && Instant::now() < end {
+                    append(&bed.outbox, "B", 0..1).await;
+                    tokio::time::sleep(20 * MS).await;
+                }
+                assert_eq!(store.failed(), 3, "{at:?}");
+            }
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            sink.kept.lock().unwrap().retain(|event| *event.event_type() == "A");
+            sink.assert_in_order();
+            expected += 10;
+            assert_eq!(sink.numbers(), (0..expected + 10).collect::<Vec<_>>(), "{at:?}");
+        }
+        assert_eq!(stands(&bed, "t", "sink").await.position, bed.outbox.log().head().await.unwrap());
     }
 
     async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {

@@ -133,12 +133,8 @@ fn for_the_log(event: Event) -> Result<Event, EventError> {
 
 /// What was read, or an error that says where it cannot be.
 fn readable(stored: Vec<Stored>) -> Result<Vec<LogEvent>> {
-    let readable = |stored: Stored| {
-        stored.map_err(|(position, reason)| {
-            Error::Store(format!("the event at position {position} of the log cannot be decoded: {reason}"))
-        })
-    };
-    stored.into_iter().map(readable).collect()
+    let told = |(position, reason)| Error::Undecodable { position, reason };
+    stored.into_iter().map(|stored| stored.map_err(told)).collect()
 }
 
 impl<DB: Database> Log<DB> {
@@ -311,12 +307,16 @@ impl<DB: Database> Tx<'_, DB> {
         let events = outbox.prepare_for_log(events)?;
         let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
         match &appended {
-            Ok(appended) if !appended.positions().is_empty() => {
-                tell(crate::store::Store::name(outbox.sql_store()), &events, appended);
-                self.after_commit(move || outbox.appended());
+            Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {
+                self.answered();
             }
-            Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {}
             Err(_) => self.write_failed(),
+        }
+        if let Ok(appended) = &appended
+            && !appended.positions().is_empty()
+        {
+            tell(crate::store::Store::name(outbox.sql_store()), &events, appended);
+            self.after_commit(move || outbox.appended());
         }
         appended
     }

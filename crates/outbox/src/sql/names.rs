@@ -58,9 +58,14 @@ impl Names {
         self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table)
     }
 
+    /// The name of the log, without its schema and quotes.
+    pub(crate) fn log(&self) -> String {
+        format!("{}_log", self.base())
+    }
+
     /// Something that belongs to the log, with its schema.
     fn of_log(&self, suffix: &str) -> String {
-        self.in_schema(&format!("{}_log{suffix}", self.base()))
+        self.in_schema(&format!("{}{suffix}", self.log()))
     }
 
     /// What stands for `{slot}` in a template, if it is a name.

@@ -7,10 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, Move, NodeId,
-    PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore,
+    Move, NodeId, PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store, Stored,
+    StoredEvent, Take, Taken,
 };
-use outbox::{Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Result, Step};
+use outbox::{
+    Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
+    Result, Step,
+};
 
 /// Which call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,9 @@ enum Where {
     Take,
     Lead,
     Save,
+    Claim,
+    Read,
+    Advance,
 }
 
 /// Fails the first calls of one kind.
@@ -56,17 +63,13 @@ impl Failing {
         Self::new(inner, Where::Lead, times, error)
     }
 
-    /// Fails to move pairs of the log this many times.
-    pub fn save(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Self::new(inner, Where::Save, times, error)
-    }
-
-    /// The pairs of the store behind it.
-    fn inner_pairs(&self) -> &dyn PairStore {
+    /// The log of the store behind it.
+    fn inner_log(&self) -> &dyn LogStore {
         self.inner.log().expect("the store behind has a log")
     }
 
-    fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
+    /// Fails this many calls of a kind.
+    pub fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
         Arc::new(Self {
             inner,
             at,
@@ -234,6 +237,10 @@ impl Store for Failing {
         self.inner.purge_joins(older_than, limit).await
     }
 
+    fn log(&self) -> Option<&(dyn LogStore + 'static)> {
+        Some(self)
+    }
+
     async fn migrate(&self) -> Result<()> {
         self.inner.migrate().await
     }
@@ -244,42 +251,78 @@ impl Store for Failing {
 }
 
 #[async_trait::async_trait]
+impl LogStore for Failing {
+    async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
+        self.inner_log().append(events, condition).await
+    }
+
+    async fn read(
+        &self,
+        query: &Query,
+        after: Position,
+        upto: Option<Position>,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        self.fail(Where::Read)?;
+        self.inner_log().read(query, after, upto, limit).await
+    }
+
+    async fn settled(&self, query: &Query) -> Result<Position> {
+        self.inner_log().settled(query).await
+    }
+
+    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+        self.fail(Where::Advance)?;
+        self.inner_log().advance(frontier).await
+    }
+
+    async fn head(&self) -> Result<Position> {
+        self.inner_log().head().await
+    }
+
+    async fn position_at(&self, time: chrono::DateTime<chrono::Utc>) -> Result<Position> {
+        self.inner_log().position_at(time).await
+    }
+}
+
+#[async_trait::async_trait]
 impl PairStore for Failing {
     async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
-        self.inner_pairs().register(pairs).await
+        self.inner_log().register(pairs).await
     }
 
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
         self.fail(Where::Lead)?;
-        self.inner_pairs().tend(node, ttl).await
+        self.inner_log().tend(node, ttl).await
     }
 
     async fn pairs(&self) -> Result<Vec<PairState>> {
-        self.inner_pairs().pairs().await
+        self.inner_log().pairs().await
     }
 
     async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
-        self.inner_pairs().claim(node, ttl, pairs).await
+        self.fail(Where::Claim)?;
+        self.inner_log().claim(node, ttl, pairs).await
     }
 
     async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
         self.fail(Where::Save)?;
-        self.inner_pairs().save(node, moves).await
+        self.inner_log().save(node, moves).await
     }
 
     async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
-        self.inner_pairs().release(node, pairs).await
+        self.inner_log().release(node, pairs).await
     }
 
     async fn leave(&self, node: &NodeId) -> Result<()> {
-        self.inner_pairs().leave(node).await
+        self.inner_log().leave(node).await
     }
 
     async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
-        self.inner_pairs().set_status(publisher, topic, status).await
+        self.inner_log().set_status(publisher, topic, status).await
     }
 
     async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
-        self.inner_pairs().reset(pair, position).await
+        self.inner_log().reset(pair, position).await
     }
 }

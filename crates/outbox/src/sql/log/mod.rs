@@ -157,6 +157,14 @@ pub(crate) struct Range {
 }
 
 impl<DB: Database> SqlStore<DB> {
+    /// Turns what the database said into what the caller can act on.
+    fn explain_log(&self, error: Error) -> Error {
+        match self.explain(error) {
+            Error::NotMigrated { .. } => Error::NotMigrated { table: self.renderer().names().log() },
+            other => other,
+        }
+    }
+
     /// Appends in the transaction of this connection. A conflict leaves the transaction as it was.
     pub(crate) async fn append_on(
         &self,
@@ -168,12 +176,15 @@ impl<DB: Database> SqlStore<DB> {
         if append.events.is_empty() && append.checks.is_empty() {
             return Ok(Appended::New(Vec::new()));
         }
-        <DB as LogDialect>::append(self.renderer(), conn, &append).await.map_err(|e| self.explain(e))?.told()
+        <DB as LogDialect>::append(self.renderer(), conn, &append)
+            .await
+            .map_err(|e| self.explain_log(e))?
+            .told()
     }
 
     /// Waits until the answer to a query is decided, and keeps it so until the end of the transaction of this connection.
     pub(crate) async fn settled_on(&self, conn: &mut DB::Connection, query: &Query) -> Result<Position> {
-        DB::settle(self.renderer(), conn, query.items()?, true).await.map_err(|e| self.explain(e))
+        DB::settle(self.renderer(), conn, query.items()?, true).await.map_err(|e| self.explain_log(e))
     }
 
     /// Reads in the transaction of this connection. `current`: also what was committed after that began.
@@ -186,7 +197,8 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<Vec<Stored>> {
         let current = if current { DB::CURRENT } else { "" };
         let (text, values) = statements::read(query.items()?, range, current);
-        let rows = DB::fetch(conn, self.render(&text), values).await.map_err(|e| self.explain(e.into()))?;
+        let rows =
+            DB::fetch(conn, self.render(&text), values).await.map_err(|e| self.explain_log(e.into()))?;
         Ok(rows.iter().map(DB::stored).collect::<Result<Vec<_>, _>>()?)
     }
 
@@ -262,7 +274,8 @@ impl<DB: Database> LogStore for SqlStore<DB> {
             // One of the application's connections: it may have to wait for a while.
             let source = if DB::READS_APART { &self.pools.read } else { &self.pools.write };
             let mut conn = source.acquire().await?;
-            let settled = DB::settle(self.renderer(), &mut conn, items, false).await?;
+            let settled = DB::settle(self.renderer(), &mut conn, items, false).await;
+            let settled = settled.map_err(|e| self.explain_log(e))?;
             conn.went_well();
             Ok(settled)
         })
@@ -271,13 +284,13 @@ impl<DB: Database> LogStore for SqlStore<DB> {
 
     async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
         let mut conn = self.pools.read.acquire().await?;
-        DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain(e))?;
+        DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
         conn.went_well();
         Ok(())
     }
 
     async fn head(&self) -> Result<Position> {
-        let rows = self.fetch(DB::HEAD, Vec::new()).await?;
+        let rows = self.fetch(DB::HEAD, Vec::new()).await.map_err(|e| self.explain_log(e))?;
         Ok(statements::position::<DB>(&rows)?)
     }
 

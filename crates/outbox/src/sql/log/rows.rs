@@ -82,9 +82,9 @@ pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value
     }
     text.push_str("created_at) VALUES ");
     let mut values = Vec::with_capacity(all.len() * (VALUES + 1));
-    for (n, row) in all.into_iter().enumerate() {
-        text.push_str(if n == 0 { "(" } else { ", (" });
-        let position = first.map(|first| Value::Int(first + n as i64));
+    for (row, position) in all.into_iter().zip(first.unwrap_or_default()..) {
+        text.push_str(if values.is_empty() { "(" } else { ", (" });
+        let position = first.map(|_| Value::Int(position));
         let row = row.into_iter().zip(&used).filter(|(_, used)| **used).map(|(value, _)| value);
         for value in position.into_iter().chain(row) {
             values.push(value);

@@ -1,0 +1,303 @@
+//! The event log in an application's hands: its transactions, its events, other languages.
+
+mod bed;
+
+use bed::numbered;
+use outbox::store::Frontier;
+use outbox::{
+    Appended, Condition, Error, Event, EventBuilder, EventError, EventId, LogEvent, MAX_APPEND, Message,
+    Outbox, Position, Query,
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+struct DepositMade {
+    wallet: String,
+    amount: i64,
+}
+
+impl Message for DepositMade {
+    const TYPE: &'static str = "DepositMade";
+
+    fn describe(&self, event: EventBuilder) -> EventBuilder {
+        event.tag("wallet_id", &self.wallet)
+    }
+}
+
+fn deposit(wallet: &str, amount: i64) -> DepositMade {
+    DepositMade { wallet: wallet.to_owned(), amount }
+}
+
+fn wallet(name: &str) -> Query {
+    Query::tag("wallet_id", name)
+}
+
+fn balance(balance: i64, event: &LogEvent) -> i64 {
+    balance + event.payload::<DepositMade>().unwrap().amount
+}
+
+async fn count<DB: outbox::Database>(outbox: &Outbox<DB>, query: Query) -> usize {
+    outbox.log().read(&query, Position::START, 100_000).await.unwrap().len()
+}
+
+on_every_database! {
+    async fn a_projection_is_what_a_decision_stands_on(|bed|) {
+        let log = bed.outbox.log();
+        log.append([deposit("w1", 30), deposit("w2", 500), deposit("w1", 12)]).await.unwrap();
+        let read = log.project(wallet("w1"), 0, balance).await.unwrap();
+        assert_eq!(read.state, 42);
+        log.append([deposit("w2", 1)]).await.unwrap();
+        let done = log.append_if([deposit("w1", -42)], read.unchanged()).await.unwrap();
+        assert_eq!(done.positions().len(), 1);
+        let late = log.append_if([deposit("w1", -42)], read.unchanged()).await;
+        assert!(matches!(late, Err(Error::Conflict { after }) if after == read.position), "{late:?}");
+        assert_eq!(log.project(wallet("w1"), 0, balance).await.unwrap().state, 0);
+        assert_eq!(log.head().await.unwrap(), done.positions()[0]);
+    }
+
+    async fn a_projection_reads_everything_page_by_page(|bed|) {
+        let log = bed.outbox.log();
+        log.append((0..2_300).map(|_| deposit("w1", 1))).await.unwrap();
+        log.append((0..10).map(|_| deposit("w2", 1))).await.unwrap();
+        let either = wallet("w2").types(["DepositMade"]).or(wallet("w1"));
+        for (query, sum) in
+            [(wallet("w1"), 2_300), (Query::all(), 2_310), (either, 2_310), (wallet("nobody"), 0)]
+        {
+            assert_eq!(log.project(query.clone(), 0, balance).await.unwrap().state, sum);
+            let mut tx = bed.outbox.begin().await.unwrap();
+            assert_eq!(tx.project(query, 0, balance).await.unwrap().state, sum);
+            tx.rollback().await.unwrap();
+        }
+    }
+
+    async fn a_rollback_appends_nothing(|bed|) {
+        let mut tx = bed.outbox.begin().await.unwrap();
+        assert_eq!(tx.append([deposit("w1", 1), deposit("w1", 2)]).await.unwrap().len(), 2);
+        assert_eq!(tx.read_log(&wallet("w1"), Position::START, 10).await.unwrap().len(), 2, "its own");
+        tx.rollback().await.unwrap();
+        let mut tx = bed.outbox.begin().await.unwrap();
+        tx.append([deposit("w1", 1)]).await.unwrap();
+        drop(tx);
+        assert_eq!(count(&bed.outbox, Query::all()).await, 0);
+        assert_eq!(bed.number("SELECT count(*) FROM {t}_log_tag").await, 0);
+        let free = Condition::unless(wallet("w1"));
+        assert!(bed.outbox.log().append_if([deposit("w1", 1)], free).await.is_ok());
+    }
+
+    async fn a_conflict_leaves_the_transaction_as_it_was(|bed|) {
+        let log = bed.outbox.log();
+        log.append([deposit("w1", 1)]).await.unwrap();
+        bed.run("CREATE TABLE {t}_orders (id INTEGER)").await.unwrap();
+        let mut tx = bed.outbox.begin().await.unwrap();
+        DB::execute_sql(&mut *tx, &format!("INSERT INTO {}_orders VALUES (1)", bed.table)).await.unwrap();
+        tx.append([deposit("w2", 1)]).await.unwrap();
+        for _ in 0..3 {
+            let refused = tx.append_if([deposit("w1", 2)], Condition::unless(wallet("w1"))).await;
+            assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+            let own = tx.append_if([deposit("w2", 2)], Condition::unless(wallet("w2"))).await;
+            assert!(matches!(own, Err(Error::Conflict { .. })), "its own count too: {own:?}");
+        }
+        let beyond = Condition::unless(wallet("w1")).after(Position::new(1_000));
+        let refused = tx.append_if([deposit("w1", 2)], beyond).await;
+        assert!(matches!(refused, Err(Error::BeyondHead { .. })), "{refused:?}");
+        tx.append([deposit("w3", 1)]).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(count(&bed.outbox, Query::all()).await, 3);
+        assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 1);
+        let mut frontier = Frontier::default();
+        bed.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
+        assert_eq!(frontier.safe, log.head().await.unwrap());
+    }
+
+    async fn queue_and_log_are_committed_together(|bed|) {
+        let mut tx = bed.outbox.begin().await.unwrap();
+        tx.append([deposit("w1", 1)]).await.unwrap();
+        let id = tx.write(numbered("mail", 1)).await.unwrap().unwrap();
+        let again = Condition::only_once(wallet("w1"));
+        assert_eq!(tx.append_if([deposit("w1", 1)], again).await.unwrap(), Appended::Already);
+        tx.commit().await.unwrap();
+        assert_eq!(count(&bed.outbox, wallet("w1")).await, 1);
+        bed.find(&id).await;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        tx.append([deposit("w1", 1)]).await.unwrap();
+        tx.write(numbered("mail", 2)).await.unwrap();
+        tx.rollback().await.unwrap();
+        assert_eq!(count(&bed.outbox, wallet("w1")).await, 1);
+        assert_eq!(bed.tally().await.0, 1);
+    }
+
+    async fn it_works_in_a_transaction_that_stays_yours(|bed|) {
+        let log = bed.outbox.log();
+        let free = || Condition::unless(wallet("w1"));
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        assert_eq!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.unwrap().positions().len(), 1);
+        assert!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.is_err());
+        tx.rollback().await.unwrap();
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        assert!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.is_ok());
+        tx.commit().await.unwrap();
+        assert_eq!(count(&bed.outbox, Query::all()).await, 1);
+    }
+
+    /// A transaction in which an append failed has all of it or nothing.
+    async fn a_failed_append_leaves_nothing_in_the_transaction(|bed|) {
+        let taken = EventId::generate();
+        bed.outbox.log().append([Event::new("a").id(&taken).json(&1)]).await.unwrap();
+        let many = || {
+            let first = (0..1_200).map(|n| Event::new("b").tag("n", n).json(&n));
+            first.chain([Event::new("b").id(&taken).json(&1)])
+        };
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let refused = tx.append(many()).await;
+        assert!(matches!(refused, Err(Error::DuplicateId { .. })), "{refused:?}");
+        // PostgreSQL has given the transaction up, the others go on.
+        if tx.append([Event::new("c").json(&1)]).await.is_ok() {
+            tx.commit().await.unwrap();
+            assert_eq!(count(&bed.outbox, Query::of_types(["c"])).await, 1);
+        }
+        assert_eq!(count(&bed.outbox, Query::of_types(["b"])).await, 0);
+        assert_eq!(bed.number("SELECT count(*) FROM {t}_log_tag").await, 0);
+        bed.outbox.log().append([Event::new("d").json(&1)]).await.unwrap();
+    }
+
+    /// A read before decides nothing: conditions see what others have committed since.
+    async fn a_condition_sees_what_was_committed_after_the_transaction_began(|bed|) {
+        let other = bed.another().await;
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        let log = bed.outbox.log();
+        DB::execute_sql(&mut *tx, &format!("SELECT count(*) FROM {}_log", bed.table)).await.unwrap();
+        let Ok(at) = other.outbox.log().append([deposit("w1", 1)]).await else { return };
+        let refused = log.append_on(&mut tx, [deposit("w1", 1)], Condition::unless(wallet("w1"))).await;
+        match refused {
+            Err(Error::Conflict { .. }) => {}
+            // Where snapshots are strict the transaction is to be tried again.
+            Err(e) => assert!(e.is_transient(), "{e:?}"),
+            Ok(appended) => panic!("{appended:?} beside {at:?}"),
+        }
+        drop(tx);
+        let mut tx = bed.outbox.begin().await.unwrap();
+        assert_eq!(tx.project(wallet("w1"), 0, balance).await.unwrap().state, 1);
+        tx.rollback().await.unwrap();
+    }
+
+    async fn what_only_the_queue_knows_is_refused(|bed|) {
+        let event = || Event::new("a").json(&1);
+        let soon = chrono::Utc::now() + chrono::Duration::hours(1);
+        for (refused, named) in [
+            (event().dedup_key("k"), "dedup_key"),
+            (event().deliver_after(std::time::Duration::from_secs(1)), "deliver_after"),
+            (event().available_at(soon), "available_at"),
+            (event().expires_at(soon), "expires_at"),
+        ] {
+            let refused = bed.outbox.log().append([event(), refused]).await;
+            let Err(Error::Event(EventError::NotForTheLog { field })) = refused else { panic!("{refused:?}") };
+            assert_eq!(field, named);
+        }
+        let tags = (0..10_000).fold(event(), |event, n| event.tag("n", n));
+        let refused = bed.outbox.log().append([tags]).await;
+        assert!(matches!(refused, Err(Error::Event(EventError::TooMany { .. }))), "{refused:?}");
+        let refused = bed.outbox.log().append((0..=MAX_APPEND).map(|_| event())).await;
+        assert!(matches!(refused, Err(Error::Event(EventError::TooMany { .. }))), "{refused:?}");
+        let mistaken = bed.outbox.log().append_if([event()], Condition::unless(Query::tag("", 1))).await;
+        assert!(matches!(mistaken, Err(Error::Event(_))), "{mistaken:?}");
+        assert_eq!(count(&bed.outbox, Query::all()).await, 0);
+    }
+
+    async fn a_log_that_is_not_there_is_named(|bed|) {
+        bed.run("DROP TABLE {t}_log").await.unwrap();
+        let (log, all) = (bed.outbox.log(), Query::all());
+        for error in [
+            log.append([deposit("w1", 1)]).await.unwrap_err(),
+            log.read(&all, Position::START, 1).await.unwrap_err(),
+        ] {
+            assert!(matches!(&error, Error::NotMigrated { table } if table.ends_with("_log")), "{error:?}");
+        }
+    }
+
+    async fn an_event_that_cannot_be_read_is_an_error_that_says_where(|bed|) {
+        let at = bed.outbox.log().append([deposit("w1", 1), deposit("w1", 2)]).await.unwrap();
+        bed.run(&format!("UPDATE {{t}}_log SET headers = '[1]' WHERE position = {}", at[1])).await.unwrap();
+        let error = bed.outbox.log().read(&wallet("w1"), Position::START, 10).await.unwrap_err();
+        assert!(matches!(error, Error::Undecodable { position, .. } if position == at[1]), "{error}");
+        assert!(bed.outbox.log().project(wallet("w1"), 0, balance).await.is_err());
+        assert_eq!(bed.outbox.log().read(&wallet("w1"), Position::START, 1).await.unwrap().len(), 1);
+    }
+}
+
+/// Whether a plain insert of another language is an event like any other.
+async fn like_any_other<DB: bed::Base>(bed: &bed::Bed<DB>) {
+    let log = bed.outbox.log();
+    let found = log.read(&wallet("w1"), Position::START, 10).await.unwrap();
+    let payloads: Vec<String> =
+        found.iter().map(|e| String::from_utf8(e.payload_bytes().to_vec()).unwrap()).collect();
+    assert_eq!(payloads, ["{\"amount\" : 5}", "6"]);
+    assert_eq!(found[0].tags().len(), 2);
+    assert!(!found[0].id().as_str().is_empty());
+    assert_ne!(found[0].id(), found[1].id());
+    assert_eq!(found[0].aggregate_type().as_str(), "__GLOBAL__");
+    let refused = log.append_if([deposit("w1", 1)], Condition::unless(wallet("w1").types(["Deposit"]))).await;
+    assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    let mut frontier = Frontier::default();
+    bed.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
+    assert_eq!(frontier.safe, found[1].position());
+    assert_eq!(log.append([deposit("w1", 1)]).await.unwrap().len(), 1);
+    assert_eq!(count(&bed.outbox, wallet("w1")).await, 3);
+}
+
+#[tokio::test]
+async fn on_sqlite_other_languages_insert_a_row_and_that_is_all() {
+    let bed = bed::Bed::<sqlx::Sqlite>::new().await.unwrap();
+    for row in [
+        r#"('Deposit', '["wallet_id=w1", "vip"]', '{"amount" : 5}')"#,
+        r#"('Deposit', '["wallet_id=w1", "wallet_id=w1"]', '6')"#,
+    ] {
+        bed.run(&format!("INSERT INTO {{t}}_log (event_type, tags, payload) VALUES {row}")).await.unwrap();
+    }
+    for wrong in ["'{}'", "'[1]'", "'x'", "NULL"] {
+        let row = format!("INSERT INTO {{t}}_log (event_type, tags, payload) VALUES ('a', {wrong}, '1')");
+        bed.run(&row).await.unwrap_err();
+    }
+    like_any_other(&bed).await;
+    assert_eq!(count(&bed.outbox, Query::tag("vip", "")).await, 1);
+}
+
+#[tokio::test]
+async fn on_postgres_other_languages_insert_a_row_and_that_is_all() {
+    let Some(bed) = bed::Bed::<sqlx::Postgres>::new().await else { return };
+    // Looking elsewhere for their own tables.
+    let insert = "SET search_path = pg_catalog; INSERT INTO public.{t}_log (event_type, tags, payload) VALUES \
+        ('Deposit', ARRAY['wallet_id=w1', 'vip'], '{\"amount\" : 5}'), \
+        ('Deposit', ARRAY['wallet_id=w1', 'wallet_id=w1'], '6'); RESET search_path";
+    bed.run(insert).await.unwrap();
+    bed.run("INSERT INTO {t}_log (event_type, tags, payload) VALUES ('a', ARRAY[NULL], '1')")
+        .await
+        .unwrap_err();
+    // Passed over, with its tags.
+    let again = "INSERT INTO {t}_log (event_id, event_type, tags, payload) \
+        SELECT event_id, 'Again', ARRAY['again=1'], '1' FROM {t}_log ON CONFLICT DO NOTHING";
+    bed.run(again).await.unwrap();
+    let log = bed.outbox.log();
+    assert!(log.append_if(Vec::<Event>::new(), Condition::unless(Query::tag("again", 1))).await.is_ok());
+    like_any_other(&bed).await;
+    assert_eq!(count(&bed.outbox, Query::tag("vip", "")).await, 1);
+}
+
+#[tokio::test]
+async fn on_mariadb_other_languages_take_the_position_first() {
+    let Some(bed) = bed::Bed::<sqlx::MySql>::new().await else { return };
+    for (tags, payload) in
+        [(r#"["wallet_id=w1", "vip="]"#, r#"{"amount" : 5}"#), (r#"["wallet_id=w1"]"#, "6")]
+    {
+        let statements = format!(
+            "START TRANSACTION; UPDATE {{t}}_log_head SET position = LAST_INSERT_ID(position + 1); \
+             SET @position = LAST_INSERT_ID(); INSERT INTO {{t}}_log (position, event_type, tags, payload) \
+             VALUES (@position, 'Deposit', '{tags}', '{payload}'); \
+             INSERT INTO {{t}}_log_tag (tag, position) VALUES ('wallet_id=w1', @position); COMMIT"
+        );
+        bed.run(&statements).await.unwrap();
+    }
+    let forgotten = "INSERT INTO {t}_log (event_type, payload) VALUES ('a', '1')";
+    bed.run(forgotten).await.unwrap_err();
+    bed.run(&format!("SET sql_mode = ''; {forgotten}")).await.unwrap_err();
+    like_any_other(&bed).await;
+}

@@ -1,0 +1,459 @@
+//! The event log on PostgreSQL, where transactions append side by side and commit in any order: nobody decides by what is not
+//! decided, and no event is passed by.
+
+#![cfg(feature = "postgres")]
+
+mod bed;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bed::{Base as _, in_time};
+use outbox::store::{Frontier, SharedStore};
+use outbox::{Appended, Condition, Error, Event, EventBuilder, Position, Query, Tx};
+use rand::Rng as _;
+use sqlx::{Connection as _, Executor as _, PgConnection, Postgres};
+use tokio::task::JoinHandle;
+
+type Bed = bed::Bed<Postgres>;
+type Waiting = JoinHandle<(Tx<'static, Postgres>, outbox::Result<Appended>)>;
+
+async fn bed() -> Option<Bed> {
+    Bed::with(|builder| builder.max_connections(20)).await
+}
+
+fn event(tags: &[(&str, &str)]) -> EventBuilder {
+    tags.iter().fold(Event::new("E").json(&1), |event, (name, value)| event.tag(name, value))
+}
+
+fn unless(query: &Query) -> Condition {
+    Condition::unless(query.clone())
+}
+
+async fn safe(store: &SharedStore, frontier: &mut Frontier) -> i64 {
+    store.log().unwrap().advance(frontier).await.unwrap();
+    frontier.safe.get()
+}
+
+/// What a publisher would be given.
+async fn seen(store: &SharedStore, frontier: &mut Frontier, after: Position) -> Vec<Position> {
+    safe(store, frontier).await;
+    let read = store.log().unwrap().read(&Query::all(), after, Some(frontier.safe), 100_000).await.unwrap();
+    read.into_iter().map(|stored| stored.unwrap().position()).collect()
+}
+
+/// Has a transaction append in the background, and waits until it is done or waits for somebody else. Returns whether it
+/// waits.
+async fn start(bed: &Bed, event: EventBuilder, condition: Condition) -> (Waiting, bool) {
+    let mut tx = bed.outbox.begin().await.unwrap();
+    let pid = Postgres::number(&mut tx, "SELECT pg_backend_pid()::bigint").await;
+    let task = tokio::spawn(async move {
+        let appended = tx.append_if([event], condition).await;
+        (tx, appended)
+    });
+    let waits = waits(bed, pid, &task).await;
+    (task, waits)
+}
+
+/// Waits until a task is done, or its connection waits for a lock.
+async fn waits<T>(bed: &Bed, pid: i64, task: &JoinHandle<T>) -> bool {
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+    );
+    loop {
+        if task.is_finished() {
+            return false;
+        }
+        if bed.number(&waits).await == 1 {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Conditions in different words that look at the same event.
+fn words() -> [Query; 7] {
+    [
+        Query::tag("w", 1),
+        Query::tag("r", "eu"),
+        Query::tag("w", 1).and_tag("r", "eu"),
+        Query::tag("r", "eu").and_tag("w", 1).types(["E", "F"]),
+        Query::of_types(["F", "E"]),
+        Query::tag("w", 2).or(Query::tag("r", "eu")),
+        Query::all(),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_that_look_at_each_others_event_one_succeeds_whatever_their_words() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let both = || event(&[("w", "1"), ("r", "eu")]);
+        for one in words() {
+            for two in words() {
+                for commits in [true, false] {
+                    let at = bed.outbox.log().settled(&Query::all()).await.unwrap();
+                    let mut first = bed.outbox.begin().await.unwrap();
+                    assert!(first.append_if([both()], unless(&one).after(at)).await.is_ok());
+                    let (second, waits) = start(&bed, both(), unless(&two).after(at)).await;
+                    assert!(waits, "{one:?} {two:?}");
+                    if commits {
+                        first.commit().await.unwrap();
+                    } else {
+                        first.rollback().await.unwrap();
+                    }
+                    let (tx, appended) = second.await.unwrap();
+                    let conflict = matches!(appended, Err(Error::Conflict { .. }));
+                    assert_eq!(conflict, commits, "{one:?} {two:?} {appended:?}");
+                    tx.rollback().await.unwrap();
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_without_a_condition_waits_for_those_who_decide_by_it() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        for query in words() {
+            let mut first = bed.outbox.begin().await.unwrap();
+            let read = first.project(query.clone(), 0, |n, _| n + 1).await.unwrap();
+            let (plain, waits) = start(&bed, event(&[("w", "1"), ("r", "eu")]), Condition::default()).await;
+            assert!(waits, "{query:?}");
+            assert!(first.append_if([event(&[("w", "1"), ("r", "eu")])], read.unchanged()).await.is_ok());
+            first.commit().await.unwrap();
+            let (tx, appended) = plain.await.unwrap();
+            assert!(appended.is_ok());
+            tx.rollback().await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_look_at_other_things_do_not_wait() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let mut first = bed.outbox.begin().await.unwrap();
+        assert!(
+            first.append_if([event(&[("w", "1"), ("r", "eu")])], unless(&Query::tag("w", 1))).await.is_ok()
+        );
+        for (tags, condition) in [
+            (vec![("w", "2")], Condition::default()),
+            (vec![("r", "eu")], Condition::default()),
+            (vec![("w", "2"), ("r", "eu")], unless(&Query::tag("w", 2).and_tag("r", "eu"))),
+            (vec![("w", "3")], unless(&Query::tag("w", 3).or(Query::of_types(["F"])))),
+        ] {
+            let (other, waits) = start(&bed, event(&tags), condition).await;
+            assert!(!waits, "{tags:?}");
+            let (tx, appended) = other.await.unwrap();
+            assert_eq!(appended.unwrap().positions().len(), 1);
+            tx.rollback().await.unwrap();
+        }
+        first.rollback().await.unwrap();
+    })
+    .await;
+}
+
+/// A database of its own, for a transaction that is none of ours.
+async fn another_database(bed: &Bed) -> PgConnection {
+    let name = format!("{}_db", bed.table);
+    bed.run(&format!("CREATE DATABASE {name}")).await.unwrap();
+    let options: sqlx::postgres::PgConnectOptions = bed.url().parse().unwrap();
+    PgConnection::connect_with(&options.database(&name)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_transactions_elsewhere_hide_no_conflict_and_hold_nothing_up() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let log = bed.outbox.log();
+        log.append([event(&[("w", "0")])]).await.unwrap();
+        // Both have an id, which is older than everything that follows.
+        let mut there = another_database(&bed).await;
+        there.execute("BEGIN; SELECT pg_current_xact_id(); CREATE TABLE x (id int)").await.unwrap();
+        let mut here = PgConnection::connect(bed.url()).await.unwrap();
+        here.execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+        let table = format!("SELECT count(*) FROM {}_log", bed.table);
+        Postgres::number(&mut here, &table).await;
+
+        let free = unless(&Query::tag("w", 1));
+        let at = log.append_if([event(&[("w", "1")])], free.clone()).await.unwrap().positions()[0];
+        let second = log.append_if([event(&[("w", "1")])], free).await;
+        assert!(matches!(second, Err(Error::Conflict { .. })), "{second:?}");
+        let store = bed.outbox.store();
+        assert_eq!(safe(&store, &mut Frontier::default()).await, at.get());
+        assert_eq!(log.settled(&Query::all()).await.unwrap(), at);
+        here.execute("ROLLBACK").await.unwrap();
+        there.execute("ROLLBACK").await.unwrap();
+        there.close().await.unwrap();
+        bed.run("DROP DATABASE {t}_db").await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_position_that_is_committed_late_is_waited_for() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let (store, log) = (bed.outbox.store(), bed.outbox.log());
+        let mut frontier = Frontier::default();
+        let first = log.append([event(&[])]).await.unwrap()[0];
+        let mut late = bed.outbox.begin().await.unwrap();
+        let five = late.append([event(&[("late", "1")])]).await.unwrap()[0];
+        let six = log.append([event(&[])]).await.unwrap()[0];
+        assert!(five < six);
+        for _ in 0..3 {
+            assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
+        }
+        // Whoever begins meanwhile is not waited for.
+        let mut later = bed.outbox.begin().await.unwrap();
+        let seven = later.append([event(&[])]).await.unwrap()[0];
+        assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
+        late.commit().await.unwrap();
+        assert_eq!(seen(&store, &mut frontier, Position::START).await, [first, five, six]);
+        later.rollback().await.unwrap();
+        let eight = log.append([event(&[])]).await.unwrap()[0];
+        assert_eq!(seen(&store, &mut frontier, six).await, [eight]);
+        assert_eq!(eight.get(), seven.get() + 1, "with a hole before it");
+        assert_eq!(seen(&store, &mut Frontier::default(), six).await, [eight]);
+    })
+    .await;
+}
+
+/// The reason for `settled`: by the greatest position that it saw, a decision would miss the one that came late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_projection_waits_for_what_may_still_be_committed_before_its_position() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let log = bed.outbox.log();
+        let either = Query::tag("w", 1).or(Query::tag("w", 2));
+        let mut late = bed.outbox.begin().await.unwrap();
+        let low = late.append([event(&[("w", "1")])]).await.unwrap()[0];
+        let high = log.append([event(&[("w", "2")])]).await.unwrap()[0];
+        assert!(low < high);
+        let plain = log.read(&either, Position::START, 10).await.unwrap();
+        assert_eq!(plain.len(), 1, "a plain read sees the second one only");
+        let other = log.project(Query::tag("w", 2), 0, |n, _| n + 1).await.unwrap();
+        assert_eq!((other.state, other.position), (1, high), "who does not look at it does not wait");
+        let deciding = {
+            let (log, either) = (log.clone(), either.clone());
+            tokio::spawn(async move { log.project(either, 0, |n, _| n + 1).await.unwrap() })
+        };
+        let (_, waits) = start(&bed, event(&[("x", "1")]), unless(&either)).await;
+        assert!(waits && !deciding.is_finished());
+        late.commit().await.unwrap();
+        let read = deciding.await.unwrap();
+        assert_eq!((read.state, read.position), (2, high));
+        assert!(log.append_if([event(&[("w", "1")])], read.unchanged()).await.is_ok());
+        assert!(log.append_if([event(&[("w", "2")])], read.unchanged()).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_savepoint_that_is_rolled_back_leaves_a_hole_and_no_lock() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let (store, mut frontier) = (bed.outbox.store(), Frontier::default());
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let kept = tx.append([event(&[("w", "0")])]).await.unwrap()[0];
+        tx.execute("SAVEPOINT s").await.unwrap();
+        assert!(tx.append_if([event(&[("w", "1")])], unless(&Query::tag("w", 1))).await.is_ok());
+        tx.execute("ROLLBACK TO SAVEPOINT s").await.unwrap();
+        let (other, waits) = start(&bed, event(&[("w", "1")]), unless(&Query::tag("w", 1))).await;
+        assert!(!waits, "the lock went with the event");
+        let (other, appended) = other.await.unwrap();
+        let theirs = appended.unwrap().positions()[0];
+        other.commit().await.unwrap();
+        assert_eq!(seen(&store, &mut frontier, Position::START).await, [], "the first one is still open");
+        tx.commit().await.unwrap();
+        assert_eq!(seen(&store, &mut frontier, Position::START).await, [kept, theirs]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prepared_transaction_is_waited_for() {
+    let Some(bed) = bed().await else { return };
+    if bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await == 0 {
+        return;
+    }
+    in_time(async {
+        let (store, log) = (bed.outbox.store(), bed.outbox.log());
+        let mut frontier = Frontier::default();
+        let mut conn = PgConnection::connect(bed.url()).await.unwrap();
+        for (end, committed) in [("COMMIT", true), ("ROLLBACK", false)] {
+            let before = log.append([event(&[])]).await.unwrap()[0];
+            conn.execute("BEGIN").await.unwrap();
+            let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", bed.table);
+            let insert = format!("{insert} VALUES ('E', ARRAY['w={end}'], '1')");
+            conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
+            // Known as an open transaction, and then as a prepared one.
+            assert_eq!(safe(&store, &mut frontier).await, before.get());
+            let prepare = format!("PREPARE TRANSACTION '{}'", bed.table);
+            conn.execute(sqlx::AssertSqlSafe(prepare)).await.unwrap();
+            let after = log.append([event(&[])]).await.unwrap()[0];
+            for frontier in [&mut frontier, &mut Frontier::default()] {
+                assert_eq!(safe(&store, frontier).await, before.get());
+            }
+            let (deciding, waits) = start(&bed, event(&[("w", end)]), unless(&Query::tag("w", end))).await;
+            assert!(waits);
+            conn.execute(sqlx::AssertSqlSafe(format!("{end} PREPARED '{}'", bed.table))).await.unwrap();
+            let (tx, appended) = deciding.await.unwrap();
+            assert_eq!(appended.is_err(), committed);
+            tx.rollback().await.unwrap();
+            let found = seen(&store, &mut frontier, before).await;
+            assert_eq!(found.len(), 1 + usize::from(committed));
+            assert_eq!(found.last(), Some(&after));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_does_not_see_what_others_commit_cannot_decide() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
+            let mut tx = bed.outbox.begin().await.unwrap();
+            tx.execute(sqlx::AssertSqlSafe(format!("SET TRANSACTION ISOLATION LEVEL {isolation}")))
+                .await
+                .unwrap();
+            let refused = tx.append_if([event(&[])], unless(&Query::tag("w", 1))).await;
+            assert!(matches!(refused, Err(Error::Isolation { .. })), "{refused:?}");
+            let refused = tx.project(Query::all(), 0, |n, _| n + 1).await;
+            assert!(matches!(refused, Err(Error::Isolation { .. })), "{refused:?}");
+            assert_eq!(tx.append([event(&[])]).await.unwrap().len(), 1, "without a condition it may append");
+            tx.commit().await.unwrap();
+        }
+        // Where every transaction is so unless it says otherwise, ours say so.
+        let mut url = bed.url().to_owned();
+        url.push_str(if url.contains('?') { "&" } else { "?" });
+        url.push_str("options=-c%20default_transaction_isolation=serializable");
+        let strict = outbox::OutboxBuilder::new().table(&bed.table).postgres(&url).await.unwrap();
+        let log = strict.log();
+        let read = log.project(Query::tag("w", 1), 0, |n, _| n + 1).await.unwrap();
+        assert!(log.append_if([event(&[("w", "1")])], read.unchanged()).await.is_ok());
+        assert!(log.append_if([event(&[("w", "1")])], read.unchanged()).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_sequence_with_a_cache_is_refused() {
+    let Some(bed) = bed().await else { return };
+    bed.run("ALTER SEQUENCE {t}_log_seq CACHE 20").await.unwrap();
+    let refused = bed.outbox.store().log().unwrap().advance(&mut Frontier::default()).await;
+    let Err(Error::Setting(reason)) = refused else { panic!("{refused:?}") };
+    assert!(reason.contains("CACHE 1"), "{reason}");
+    bed.run("ALTER SEQUENCE {t}_log_seq CACHE 1").await.unwrap();
+    bed.outbox.store().log().unwrap().advance(&mut Frontier::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let pid = Postgres::number(&mut tx, "SELECT pg_backend_pid()::bigint").await;
+        tx.append((0..5_000).map(|n| Event::new("E").tag("n", n).json(&1))).await.unwrap();
+        let locks = format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}");
+        assert_eq!(bed.number(&locks).await, 1);
+        let (other, waits) = start(&bed, event(&[("n", "77")]), unless(&Query::tag("n", 77))).await;
+        assert!(waits);
+        let mut reader = bed.outbox.begin().await.unwrap();
+        let pid = Postgres::number(&mut reader, "SELECT pg_backend_pid()::bigint").await;
+        let read = tokio::spawn(async move { reader.project(Query::tag("n", 78), 0, |n, _| n + 1).await });
+        assert!(self::waits(&bed, pid, &read).await);
+        tx.commit().await.unwrap();
+        assert_eq!(read.await.unwrap().unwrap().state, 1);
+        let (tx, appended) = other.await.unwrap();
+        assert!(appended.is_err());
+        tx.rollback().await.unwrap();
+    })
+    .await;
+}
+
+/// Writers that hold their transactions open, roll back, go back to savepoints and prepare, and a publisher that reads on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_order() {
+    const WRITERS: usize = 10;
+    let each: usize = std::env::var("OUTBOX_TEST_LOG_TRANSACTIONS").map_or(60, |n| n.parse().unwrap());
+    let Some(bed) = bed().await else { return };
+    let prepares = bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0;
+    let committed = Arc::new(Mutex::new(BTreeSet::new()));
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let (outbox, table, url) = (bed.outbox.clone(), bed.table.clone(), bed.url().to_owned());
+        let committed = committed.clone();
+        writers.spawn(async move {
+            let mut conn = PgConnection::connect(&url).await.unwrap();
+            for n in 0..each {
+                let dice: u32 = rand::rng().random_range(0..100);
+                let hold = Duration::from_micros(rand::rng().random_range(0..4_000));
+                let tag = rand::rng().random_range(0..30).to_string();
+                let event = || event(&[("n", &tag)]);
+                if prepares && dice < 10 {
+                    let name = format!("{table}_{writer}_{n}");
+                    let insert = format!(
+                        "INSERT INTO {table}_log (event_type, tags, payload) VALUES ('E', ARRAY['n={tag}'], '1') RETURNING position"
+                    );
+                    conn.execute("BEGIN").await.unwrap();
+                    let at = Postgres::number(&mut conn, &insert).await;
+                    let prepare = format!("PREPARE TRANSACTION '{name}'");
+                    conn.execute(sqlx::AssertSqlSafe(prepare)).await.unwrap();
+                    tokio::time::sleep(hold).await;
+                    let end = if dice < 8 { "COMMIT" } else { "ROLLBACK" };
+                    conn.execute(sqlx::AssertSqlSafe(format!("{end} PREPARED '{name}'"))).await.unwrap();
+                    if dice < 8 {
+                        committed.lock().unwrap().insert(Position::new(at));
+                    }
+                    continue;
+                }
+                let mut tx = outbox.begin().await.unwrap();
+                let mut mine = tx.append([event(), event()]).await.unwrap();
+                if dice.is_multiple_of(5) {
+                    tx.execute("SAVEPOINT s").await.unwrap();
+                    tx.append([event()]).await.unwrap();
+                    tokio::time::sleep(hold).await;
+                    tx.execute("ROLLBACK TO SAVEPOINT s").await.unwrap();
+                    mine.extend(tx.append([event()]).await.unwrap());
+                }
+                tokio::time::sleep(hold).await;
+                if dice >= 95 {
+                    tx.rollback().await.unwrap();
+                } else {
+                    tx.commit().await.unwrap();
+                    committed.lock().unwrap().extend(mine);
+                }
+            }
+        });
+    }
+    in_time(async {
+        let (store, mut frontier) = (bed.outbox.store(), Frontier::default());
+        let mut published: Vec<Position> = Vec::new();
+        let mut ended = false;
+        loop {
+            // One look after the last writer has ended must find all of it.
+            let last = ended;
+            let page = seen(&store, &mut frontier, published.last().copied().unwrap_or_default()).await;
+            published.extend(page);
+            if last {
+                break;
+            }
+            while let Some(writer) = writers.try_join_next() {
+                writer.unwrap();
+            }
+            ended = writers.is_empty();
+        }
+        let committed: Vec<Position> = committed.lock().unwrap().iter().copied().collect();
+        assert!(published.is_sorted());
+        assert_eq!(published, committed);
+        assert!(published.len() > WRITERS * each, "{}", published.len());
+    })
+    .await;
+}
