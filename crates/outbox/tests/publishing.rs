@@ -496,7 +496,7 @@ on_every_database! {
         append(&bed.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
         let mut expected = 0;
-        for at in [Where::Claim, Where::Lead, Where::Advance, Where::Read, Where::Save] {
+        for at in [Where::Lead, Where::Advance, Where::Read, Where::Save] {
             let store = Failing::new(bed.outbox.store(), at, 3, || Error::Store("the network is down".to_owned()));
             // The first contact is made when the relay starts, and is its error.
             store.after(1);

@@ -18,12 +18,11 @@ use outbox::{
 
 /// Which call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Where {
+pub enum Where {
     Settle,
     Take,
     Lead,
     Save,
-    Claim,
     Read,
     Advance,
 }
@@ -301,7 +300,6 @@ impl PairStore for Failing {
     }
 
     async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
-        self.fail(Where::Claim)?;
         self.inner_log().claim(node, ttl, pairs).await
     }
 
