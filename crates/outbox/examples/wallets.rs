@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use outbox::{
-    Appended, Condition, Error, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Projection,
-    PublishError, Publisher, Query, Topic,
+    Appended, Condition, Error, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Position, Projection,
+    PublishError, Publisher, Query, Tag, Topic,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
@@ -113,8 +113,8 @@ impl Publisher for Journal {
         let mut lines = self.0.lock().expect("nobody panics while writing");
         for event in events {
             let wallets: Vec<&str> =
-                event.tags().iter().filter(|t| t.name() == "wallet").map(|t| t.value()).collect();
-            let position = event.position().map_or(0, |position| position.get());
+                event.tags().iter().filter(|t| t.name() == "wallet").map(Tag::value).collect();
+            let position = event.position().map_or(0, Position::get);
             lines.push(format!("{position:>3}  {:<16}  {}", event.event_type(), wallets.join(" -> ")));
         }
         Ok(())
@@ -160,9 +160,9 @@ async fn main() -> outbox::Result<()> {
         log.append([opened]).await?;
     }
 
-    println!("ada sends 70 to grace:         {:?}", transfer(&log, "ada", "grace", 70, "r1").await?);
-    println!("the same request again:        {:?}", transfer(&log, "ada", "grace", 70, "r1").await?);
-    println!("ada sends 70 more:             {:?}", transfer(&log, "ada", "joan", 70, "r2").await?);
+    println!("ada sends 50 to grace:  {:?}", transfer(&log, "ada", "grace", 50, "r1").await?);
+    println!("the same request again: {:?}", transfer(&log, "ada", "grace", 50, "r1").await?);
+    println!("ada sends 70 to joan:   {:?}", transfer(&log, "ada", "joan", 70, "r2").await?);
 
     // Thirty transfers at once, among three wallets: conflicts are decided again, no money is made or lost.
     let mut busy = tokio::task::JoinSet::new();

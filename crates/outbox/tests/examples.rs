@@ -95,3 +95,13 @@ fn tenants_have_their_orders_confirmed_and_everything_is_closed() {
     );
     assert!(out.contains("all 30 orders of 12 tenants are confirmed"), "{out}");
 }
+
+#[test]
+fn wallets_are_never_overdrawn_and_two_publishers_follow() {
+    let Some(out) = run("wallets") else { return };
+    assert_shows(&out, &["ada sends 50 to grace:  Made", "the same request again: MadeBefore"]);
+    assert_shows(&out, &["ada sends 70 to joan:   Refused"]);
+    assert_shows(&out, &["alert: ada sent 50 to grace"]);
+    assert_shows(&out, &["1  WalletOpened      ada", "4  MoneyTransferred  ada -> grace"]);
+    assert!(out.contains("and there are still 300 in all"), "{out}");
+}

@@ -287,7 +287,7 @@ async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) ->
     let mut tx = bed.outbox.begin().await.unwrap();
     let mut events = Vec::new();
     for n in 0..rand::random_range(1..4) {
-        let event = make(if (turn + n) % 2 == 0 { "even" } else { "odd" });
+        let event = make(if (turn + n).is_multiple_of(2) { "even" } else { "odd" });
         tx.append([event.clone()]).await.unwrap();
         events.push(event);
         if rand::random_bool(0.1) {
@@ -298,9 +298,9 @@ async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) ->
     }
     tokio::time::sleep(hold).await;
     if commit {
-        tx.commit().await.unwrap()
+        tx.commit().await.unwrap();
     } else {
-        tx.rollback().await.unwrap()
+        tx.rollback().await.unwrap();
     }
     (events, commit)
 }

@@ -570,9 +570,9 @@ impl<S> RelayBuilder<S> {
     /// let outbox = Outbox::sqlite(":memory:").await?;
     /// outbox.migrate().await?;
     /// let wallets = Topic::new("wallets").required_tags(["wallet_id"]);
-    /// let latch = LatchPublisher::new("latch").expecting(1);
+    /// let latch = LatchPublisher::expecting(1);
     /// let relay = outbox.log_only()
-    ///     .publish(wallets.to(LogPublisher::default()))
+    ///     .publish(wallets.to(LogPublisher::new()))
     ///     .publish(wallets.to(latch.clone()).batch(500).every(Duration::from_secs(5)))
     ///     .start().await?;
     ///
