@@ -9,6 +9,7 @@
 //! | `frontier` | [`Frontier`]: how far the log is decided, for publishers |
 //! | `store` | [`LogStore`]: what the log asks of a database |
 
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "the others commit in order"))]
 mod frontier;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
@@ -22,6 +23,7 @@ mod topic;
 use std::ops::Deref;
 
 pub use frontier::Frontier;
+#[cfg(feature = "postgres")]
 pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
