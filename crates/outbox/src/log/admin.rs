@@ -4,9 +4,9 @@ use chrono::{DateTime, Utc};
 
 use super::pair::{PairId, PairState, PairStatus};
 use super::query::Position;
-use super::store::LogStore;
+use super::store::log_of;
 use crate::error::{Error, Result};
-use crate::store::{SharedStore, Store};
+use crate::store::SharedStore;
 
 /// The publishers of a log: where they stand, how far behind they are; pausing, resuming and resetting them.
 ///
@@ -138,9 +138,4 @@ impl LogAdmin {
 
 fn unknown(publisher: &str, topic: Option<&str>) -> Error {
     Error::UnknownPair { publisher: publisher.to_owned(), topic: topic.map(str::to_owned) }
-}
-
-/// The log of a store, or that it has none.
-pub(crate) fn log_of(store: &dyn Store) -> Result<&dyn LogStore> {
-    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name())))
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::query::{Condition, Position, Query};
-use super::store::Stored;
+use super::store::{Stored, log_of};
 use super::{Appended, LogEvent};
 use crate::error::{Error, EventError, Result};
 use crate::event::{Due, Event, IntoEvent};
@@ -257,10 +257,6 @@ fn next(page: &[LogEvent], end: Position) -> Position {
         Some(last) if page.len() == PAGE => last.position,
         _ => end,
     }
-}
-
-fn log_of(store: &dyn crate::store::Store) -> Result<&dyn super::LogStore> {
-    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name())))
 }
 
 fn tell(store: &str, events: &[Event], appended: &Appended) {

@@ -12,6 +12,7 @@
 //! | `store` | [`LogStore`]: what the log asks of a database |
 
 mod admin;
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "the others commit in order"))]
 mod frontier;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
@@ -25,9 +26,9 @@ mod topic;
 
 use std::ops::Deref;
 
-pub(crate) use admin::log_of;
 pub use admin::{LogAdmin, PairLag};
 pub use frontier::Frontier;
+#[cfg(feature = "postgres")]
 pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
@@ -37,6 +38,7 @@ pub use publisher::{Outgoing, PublishError, Publisher};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
+pub(crate) use store::log_of;
 pub use store::{LogStore, Move, PairStore, Roll, Stored};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;

@@ -14,9 +14,9 @@ use super::frontier::Frontier;
 use super::pair::{PairId, PairState, PairStatus};
 use super::query::{Condition, Position, Query};
 use super::{Appended, LogEvent};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::store::NodeId;
+use crate::store::{NodeId, Store};
 
 /// The log of one outbox.
 #[async_trait]
@@ -114,4 +114,9 @@ pub struct Move {
     pub error_count: u32,
     /// The last of them.
     pub last_error: Option<String>,
+}
+
+/// The log of a store, or that it has none.
+pub(crate) fn log_of(store: &dyn Store) -> Result<&dyn LogStore> {
+    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name())))
 }

@@ -129,6 +129,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// What a check that found an event means.
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
     fn found(check: &Check<'_>) -> Self {
         if check.once { Outcome::Already } else { Outcome::Conflict(check.after) }
     }
