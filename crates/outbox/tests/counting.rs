@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use outbox::{Failure, Outcome};
+use outbox::{Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic};
 
 /// One thread, so that the recorder of this test is nobody else's.
 #[tokio::test(flavor = "current_thread")]
@@ -78,4 +78,62 @@ async fn everything_that_happens_to_an_event_is_counted() {
         ["shop.outbox.lag.oldest.ms", "shop.outbox.queue.cold.depth", "shop.outbox.queue.hot.depth"]
     );
     assert!(gauges[1..].iter().all(|(_, depth)| *depth == 0.0), "{gauges:?}");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_publishers_do_is_counted_by_topic_and_publisher() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let latch = LatchPublisher::expecting(5);
+    let relay = bed
+        .outbox
+        .log_only()
+        .pair_lease(Duration::from_millis(200))
+        .publish(Topic::new("all").to(latch.clone()))
+        .publish(Topic::new("all").to(Fails))
+        .start()
+        .await
+        .unwrap();
+    bed.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
+    latch.wait(bed::FOREVER).await.unwrap();
+    // Lag is told when the node looks around.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    relay.idle().await.unwrap();
+    let mut counted = BTreeMap::new();
+    for (key, _, _, value) in snapshots.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let labels: BTreeMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
+        let (Some(&"all"), Some(publisher)) = (labels.get("topic"), labels.get("publisher")) else {
+            continue;
+        };
+        assert_eq!(labels.get("store"), Some(&"orders"));
+        let value = match value {
+            DebugValue::Counter(n) => i64::try_from(n).unwrap(),
+            DebugValue::Gauge(n) => n.into_inner() as i64,
+            DebugValue::Histogram(_) => panic!("no histograms"),
+        };
+        counted.insert((key.name().to_owned(), (*publisher).to_owned()), value);
+    }
+    relay.stop().await.unwrap();
+    let of = |name: &str, publisher: &str| counted[&(format!("outbox.log.{name}"), publisher.to_owned())];
+    assert_eq!((of("published", "latch"), of("published", "fails")), (5, 0));
+    assert_eq!(of("errors", "latch"), 0);
+    assert!(of("errors", "fails") >= 1);
+    assert_eq!((of("leading", "latch"), of("leading", "fails")), (1, 1));
+    assert_eq!((of("lag", "latch"), of("lag", "fails")), (0, 5));
+}
+
+struct Fails;
+
+#[async_trait::async_trait]
+impl Publisher for Fails {
+    fn name(&self) -> &str {
+        "fails"
+    }
+
+    async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+        Err(Failure::retry("no").into())
+    }
 }

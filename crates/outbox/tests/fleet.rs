@@ -12,7 +12,7 @@ use bed::{Gate, Seen, in_time, numbered};
 use fleets::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
 use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
 use outbox::store::Status;
-use outbox::{Cx, Error, Event, Fleet, Outbox, Position, Query};
+use outbox::{Cx, Error, Event, Fleet, LatchPublisher, Outbox, Position, Query, Topic};
 use sqlx::{MySql, Postgres, Sqlite};
 
 type Result<T = ()> = outbox::Result<T>;
@@ -44,11 +44,16 @@ async fn every_database_of_a_fleet_has_its_log() -> Result {
         builder = builder.databases([FleetDatabase::new("globex", url).table(fleets::table())]);
     }
     let fleet = builder.migrate(true).open().await?;
+    let databases = 1 + usize::from(postgres.is_some());
+    let latch = LatchPublisher::expecting(2 * databases);
+    let relay = fleet.multi_node().publish(Topic::new("all").to(latch.clone())).start().await?;
     decides(&fleet.outbox::<Sqlite>("acme")?).await?;
     if postgres.is_some() {
         decides(&fleet.outbox::<Postgres>("globex")?).await?;
     }
-    Ok(())
+    let published = latch.wait(bed::FOREVER).await.expect("every log is published");
+    assert_eq!(published.len(), 2 * databases);
+    relay.stop().await
 }
 
 /// Decides by the log, alone and in a transaction.
