@@ -1,5 +1,6 @@
 //! What the desk asks: the database, and publishers. Each question is a task of its own, which lives until it is answered.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::news::News;
 use super::strand::{Lead, Outcome};
 use crate::error::Result;
 use crate::handler::Failure;
-use crate::log::{Move, Outgoing, PairId, Position, Publisher, Query};
+use crate::log::{Move, Outgoing, PairId, Position, Publisher, Query, Roll};
 use crate::relay::dispatch::guarded;
 
 /// How many reads may be under way.
@@ -31,7 +32,7 @@ impl Desk {
                 News::Advanced { frontier, result, looked }
             });
         }
-        if now >= self.watch_at && !self.watching {
+        if now >= self.watch_at && !self.watching && self.leads().next().is_some() {
             self.watching = true;
             self.watch_pause = (self.watch_pause * 2).min(self.watch);
             self.watch_at = now + self.watch_pause;
@@ -62,20 +63,21 @@ impl Desk {
             }
             return self.want(ahead);
         }
-        let batch = events.len();
-        let span =
-            tracing::debug_span!("outbox.publish", store = self.log.name(), pair = %strand.pair.id, batch);
+        let span = tracing::debug_span!(
+            "outbox.publish", store = self.log.name(), pair = %strand.pair.id, events = events.len()
+        );
         let (publisher, limit) = (strand.pair.publisher.clone(), strand.pair.pace.timeout);
-        let (news, epoch) = (self.news.clone(), lead.epoch);
+        self.batches += 1;
+        let (news, batch) = (self.news.clone(), self.batches);
         let positions: Vec<Position> = events.iter().filter_map(|event| event.position).collect();
         let task = tokio::spawn(
             async move {
                 let outcome = publish(&*publisher, &events, limit).await;
-                let _ = news.send(News::Published { pair, epoch, outcome });
+                let _ = news.send(News::Published { pair, batch, outcome });
             }
             .instrument(span),
         );
-        lead.sent(positions, upto, task.abort_handle());
+        lead.sent(batch, positions, upto, task.abort_handle());
         self.want(ahead);
     }
 
@@ -87,7 +89,10 @@ impl Desk {
     }
 
     /// Fetches what pairs are waiting for, whoever asked first.
-    pub(super) fn read(&mut self) {
+    pub(super) fn read(&mut self, now: Instant) {
+        if now < self.read_at {
+            return;
+        }
         let (reading, chunks, safe) = (&self.reading, &self.chunks, self.safe);
         self.wanted.retain(|from| !reading.contains(from) && !chunks.covers(*from) && *from < safe);
         let free = READS.saturating_sub(self.reading.len()).min(self.wanted.len());
@@ -108,7 +113,8 @@ impl Desk {
         }
         let loud = now >= self.save_at && self.leads().any(Lead::has_news);
         let quiet = now >= self.quiet_save_at && self.leads().any(Lead::is_behind);
-        if !loud && !quiet && self.stopping.is_none() {
+        let last = self.stopping.is_some() && now >= self.save_at;
+        if !loud && !quiet && !last {
             return;
         }
         let moves: Vec<Move> = self
@@ -170,7 +176,24 @@ impl Desk {
         let node = self.node.clone();
         self.errand(async move |log| {
             let result = log.release(&node, &pairs).await;
-            News::Released { result }
+            News::Told { what: "could not hand over publishers", result }
+        });
+    }
+
+    /// Makes rows that somebody has deleted.
+    pub(super) fn register_missing(&mut self, roll: &Roll) {
+        let there: HashSet<&PairId> = roll.pairs.iter().map(|state| &state.id).collect();
+        let missing = self.strands.iter().filter(|strand| !there.contains(strand.id()));
+        let missing: Vec<(PairId, bool)> = missing.map(|s| (s.id().clone(), s.pair.from_now)).collect();
+        if missing.is_empty() {
+            return;
+        }
+        for (pair, _) in &missing {
+            self.strands[self.index[pair]].lose();
+        }
+        self.errand(async move |log| {
+            let result = log.register(&missing).await;
+            News::Told { what: "could not make the rows of publishers", result }
         });
     }
 

@@ -83,6 +83,7 @@ pub(crate) struct Desk {
     head: Position,
     chunks: Chunks,
     wanted: Vec<Position>,
+    read_at: Instant,
     reading: Vec<Position>,
 
     /// Something may be new.
@@ -101,6 +102,9 @@ pub(crate) struct Desk {
     tend_at: Instant,
     tending: bool,
     stopping: Option<Instant>,
+    /// How many batches have been sent.
+    batches: u64,
+    complain_at: Instant,
     waiting: Vec<oneshot::Sender<()>>,
 
     bell: Arc<Notify>,
@@ -144,6 +148,7 @@ impl Desk {
             head: Position::START,
             chunks: Chunks::default(),
             wanted: Vec::new(),
+            read_at: now,
             reading: Vec::new(),
             hinted: true,
             advance_at: now,
@@ -158,6 +163,8 @@ impl Desk {
             tend_at: now,
             tending: false,
             stopping: None,
+            batches: 0,
+            complain_at: now,
             waiting: Vec::new(),
             bell,
             stop,
@@ -224,15 +231,24 @@ impl Desk {
             for pair in 0..self.strands.len() {
                 self.feed(pair, now);
             }
-            self.read();
-        } else if self.stopping.is_some_and(|deadline| now >= deadline) {
-            self.abandon();
+            self.read(now);
         }
+        self.abandon(now);
         self.save(now);
         self.tend(now);
         self.give_up();
         self.say_if_quiet(now);
         self.next(now)
+    }
+
+    /// Gives up what is with a publisher when somebody else may have the pair, or when the drain time is over.
+    fn abandon(&mut self, now: Instant) {
+        let over = self.stopping.is_some_and(|deadline| now >= deadline);
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            if over || now >= lead.until {
+                lead.abandon();
+            }
+        }
     }
 
     fn next(&self, now: Instant) -> Instant {
@@ -247,12 +263,17 @@ impl Desk {
             if self.frontier.is_some() {
                 at(self.next_advance());
             }
-            if !self.watching {
+            if !self.watching && self.leads().next().is_some() {
                 at(self.watch_at);
+            }
+            if !self.wanted.is_empty() && self.read_at > now {
+                at(self.read_at);
             }
         }
         for lead in self.strands.iter().filter_map(|strand| strand.lead.as_ref()) {
-            if lead.rhythm.try_at > now && lead.in_flight.is_none() {
+            if lead.in_flight.is_some() {
+                at(lead.until);
+            } else if lead.rhythm.try_at > now {
                 at(lead.rhythm.try_at);
             }
             if !self.saving && lead.is_behind() {
@@ -300,17 +321,7 @@ impl Desk {
         (asks_nothing && self.leads().all(resting)) || now >= deadline + GRACE
     }
 
-    /// The drain time is over: what is still with a publisher is given up, and comes again.
-    fn abandon(&mut self) {
-        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
-            if let Some(batch) = lead.in_flight.take() {
-                batch.task.abort();
-            }
-        }
-    }
-
     async fn hand_over(mut self) {
-        self.abandon();
         let left = self.log.leave(&self.node).await;
         if let Err(error) = left {
             self.complain(

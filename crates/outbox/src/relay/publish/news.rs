@@ -19,6 +19,8 @@ const SOON: Duration = Duration::from_millis(4);
 const LINGER: Duration = Duration::from_millis(10);
 /// How often positions are saved that moved over events which are not for the pair.
 const QUIETLY: Duration = Duration::from_secs(1);
+/// How long people have peace after a complaint.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to leave the database alone after an error.
 const TROUBLE: Duration = Duration::from_millis(250);
 
@@ -36,7 +38,7 @@ pub(super) enum News {
     },
     Published {
         pair: usize,
-        epoch: i64,
+        batch: u64,
         outcome: Outcome,
     },
     Saved {
@@ -52,7 +54,9 @@ pub(super) enum News {
         asked: Instant,
         result: Result<Vec<PairState>>,
     },
-    Released {
+    /// What nobody waits for, and what to say if it failed.
+    Told {
+        what: &'static str,
         result: Result<()>,
     },
     /// Somebody wants to know when everything is published.
@@ -84,13 +88,11 @@ impl Desk {
                     }
                     Err(error) => {
                         self.complain(&error, "could not read the log");
-                        // Pairs ask again at their next look.
-                        self.advance_at = now + TROUBLE;
-                        self.hinted = true;
+                        self.read_at = now + TROUBLE;
                     }
                 }
             }
-            News::Published { pair, epoch, outcome } => self.published(pair, epoch, &outcome, now),
+            News::Published { pair, batch, outcome } => self.published(pair, batch, &outcome, now),
             News::Saved { moves, result } => self.saved(&moves, result, now),
             News::Tended { asked, saves, result } => match result {
                 Ok(roll) => {
@@ -111,11 +113,11 @@ impl Desk {
                     Err(error) => self.complain(&error, "could not take over publishers"),
                 }
             }
-            News::Released { result } => match result {
-                // Somebody may be waiting for what was given back, and so may this node.
-                Ok(()) => {}
-                Err(error) => self.complain(&error, "could not hand over publishers"),
-            },
+            News::Told { what, result } => {
+                if let Err(error) = result {
+                    self.complain(&error, what);
+                }
+            }
             News::Quiet(told) => {
                 self.hint();
                 self.waiting.push(told);
@@ -129,8 +131,15 @@ impl Desk {
         self.watch_at = now + self.watch_pause;
     }
 
-    pub(super) fn complain(&self, error: &Error, what: &str) {
-        tracing::warn!(store = self.log.name(), node = %self.node, %error, "{what}");
+    /// Tells people, but not four times a second for as long as a database is away.
+    pub(super) fn complain(&mut self, error: &Error, what: &str) {
+        let now = Instant::now();
+        if self.complain_at <= now {
+            self.complain_at = now + PATIENCE;
+            tracing::warn!(store = self.log.name(), node = %self.node, %error, "{what}");
+        } else {
+            tracing::debug!(store = self.log.name(), node = %self.node, %error, "{what}");
+        }
     }
 
     pub(super) fn advanced(&mut self, frontier: Frontier, result: Result<()>, looked: bool, now: Instant) {
@@ -160,9 +169,10 @@ impl Desk {
         }
     }
 
-    pub(super) fn published(&mut self, pair: usize, epoch: i64, outcome: &Outcome, now: Instant) {
+    pub(super) fn published(&mut self, pair: usize, batch: u64, outcome: &Outcome, now: Instant) {
         let strand = &mut self.strands[pair];
-        let Some(lead) = strand.lead.as_mut().filter(|lead| lead.epoch == epoch) else { return };
+        // What was given up meanwhile is not what is under way now.
+        let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_at(batch)) else { return };
         let before = lead.rhythm.status();
         let published = lead.ended(outcome, now, rand::random());
         strand.meters.published.increment(published as u64);
@@ -262,6 +272,7 @@ impl Desk {
             return Vec::new();
         }
         let runs: HashSet<PairId> = self.index.keys().cloned().collect();
+        self.register_missing(roll);
         let leads: HashSet<PairId> =
             self.strands.iter().filter(|s| s.lead.is_some()).map(|s| s.id().clone()).collect();
         let change = self.share.change(&self.node, &runs, &leads, roll);

@@ -64,11 +64,13 @@ pub(super) struct Saved {
 
 /// A batch that a publisher is at.
 pub(super) struct InFlight {
+    /// Which one: no two of a desk have the same number.
+    batch: u64,
     /// The positions of its events.
-    pub(super) positions: Vec<Position>,
+    positions: Vec<Position>,
     /// Everything up to here is done with when it is published.
-    pub(super) upto: Position,
-    pub(super) task: tokio::task::AbortHandle,
+    upto: Position,
+    task: tokio::task::AbortHandle,
 }
 
 /// What became of a batch.
@@ -102,9 +104,10 @@ impl Strand {
         self.meters.leading.set(1.0);
     }
 
-    /// Leads no more. What is under way is no longer waited for.
+    /// Leads no more. What is under way is another's to publish.
     pub(super) fn lose(&mut self) {
-        if self.lead.take().is_some() {
+        if let Some(mut lead) = self.lead.take() {
+            lead.abandon();
             self.meters.leading.set(0.0);
         }
     }
@@ -137,8 +140,26 @@ impl Lead {
     }
 
     /// A batch is with the publisher.
-    pub(super) fn sent(&mut self, positions: Vec<Position>, upto: Position, task: tokio::task::AbortHandle) {
-        self.in_flight = Some(InFlight { positions, upto, task });
+    pub(super) fn sent(
+        &mut self,
+        batch: u64,
+        positions: Vec<Position>,
+        upto: Position,
+        task: tokio::task::AbortHandle,
+    ) {
+        self.in_flight = Some(InFlight { batch, positions, upto, task });
+    }
+
+    /// Whether this is the batch that is with the publisher.
+    pub(super) fn is_at(&self, batch: u64) -> bool {
+        self.in_flight.as_ref().is_some_and(|in_flight| in_flight.batch == batch)
+    }
+
+    /// Waits no longer for what is with the publisher: it comes again.
+    pub(super) fn abandon(&mut self) {
+        if let Some(in_flight) = self.in_flight.take() {
+            in_flight.task.abort();
+        }
     }
 
     /// What became of it. Returns how many events were published.
