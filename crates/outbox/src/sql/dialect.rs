@@ -338,6 +338,14 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         values: Vec<Value>,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
 
+    /// Runs a query, and makes something of each row while the next ones are on their way.
+    fn fetch_as<T: Send>(
+        conn: &mut Self::Connection,
+        statement: Statement,
+        values: Vec<Value>,
+        make: fn(&Self::Row) -> Result<T, sqlx::Error>,
+    ) -> impl Future<Output = Result<Vec<T>, sqlx::Error>> + Send;
+
     /// A number of a row.
     fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error>;
     /// A text of a row.
@@ -403,6 +411,22 @@ macro_rules! plumbing {
             $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values)
                 .fetch_all(conn)
                 .await
+        }
+
+        async fn fetch_as<T: Send>(
+            conn: &mut Self::Connection,
+            statement: Statement,
+            values: Vec<Value>,
+            make: fn(&Self::Row) -> Result<T, sqlx::Error>,
+        ) -> Result<Vec<T>, sqlx::Error> {
+            use futures_util::TryStreamExt as _;
+            let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
+            let mut rows = query.fetch(conn);
+            let mut made = Vec::new();
+            while let Some(row) = rows.try_next().await? {
+                made.push(make(&row)?);
+            }
+            Ok(made)
         }
 
         async fn script(conn: &mut Self::Connection, script: String) -> Result<()> {

@@ -198,9 +198,8 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<Vec<Stored>> {
         let current = if current { DB::CURRENT } else { "" };
         let (text, values) = statements::read(query.items()?, range, current);
-        let rows =
-            DB::fetch(conn, self.render(&text), values).await.map_err(|e| self.explain_log(e.into()))?;
-        Ok(rows.iter().map(DB::stored).collect::<Result<Vec<_>, _>>()?)
+        let read = DB::fetch_as(conn, self.render(&text), values, DB::stored).await;
+        read.map_err(|e| self.explain_log(e.into()))
     }
 
     /// Reads for the application, which has connections of its own.

@@ -96,7 +96,7 @@ pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value
 }
 
 /// The implementation of [`LogDialect::stored`](super::LogDialect::stored), the same text for three sets of types. `$tags`
-/// makes tags of a row's third column.
+/// makes tags of a row's third column. Unchecked: the columns have our types, and there may be millions of rows.
 macro_rules! stored {
     ($tags:path, check_json: $check_json:expr) => {
         fn stored(row: &Self::Row) -> Result<$crate::log::Stored, sqlx::Error> {
@@ -106,26 +106,31 @@ macro_rules! stored {
             use $crate::log::{LogEvent, Position};
             use $crate::sql::window::{headers, payload};
 
-            let position = Position::new(row.try_get(0)?);
+            let position = Position::new(row.try_get_unchecked(0)?);
             let event = || -> Result<Event, String> {
                 let told = |e: sqlx::Error| e.to_string();
-                let bytes = row.try_get(11).map_err(told)?;
-                let content_type = row.try_get(12).map_err(told)?;
+                let bytes = row.try_get_unchecked(11).map_err(told)?;
+                let content_type = row.try_get_unchecked(12).map_err(told)?;
                 Ok(Event::from_parts(Parts {
-                    id: EventId::from(row.try_get::<&str, _>(1).map_err(told)?),
-                    event_type: EventType::from(row.try_get::<String, _>(3).map_err(told)?),
-                    aggregate_type: match row.try_get::<&str, _>(4).map_err(told)? {
+                    id: EventId::from(row.try_get_unchecked::<&str, _>(1).map_err(told)?),
+                    event_type: EventType::from(row.try_get_unchecked::<String, _>(3).map_err(told)?),
+                    aggregate_type: match row.try_get_unchecked::<&str, _>(4).map_err(told)? {
                         GLOBAL => AggregateType::GLOBAL,
                         named => AggregateType::from(named),
                     },
-                    aggregate_id: row.try_get(5).map_err(told)?,
-                    tenant_id: row.try_get(6).map_err(told)?,
-                    ordering_key: row.try_get(7).map_err(told)?,
-                    correlation_id: row.try_get(8).map_err(told)?,
+                    aggregate_id: row.try_get_unchecked(5).map_err(told)?,
+                    tenant_id: row.try_get_unchecked(6).map_err(told)?,
+                    ordering_key: row.try_get_unchecked(7).map_err(told)?,
+                    correlation_id: row.try_get_unchecked(8).map_err(told)?,
                     dedup_key: None,
-                    headers: headers(row.try_get(9).map_err(told)?)?,
-                    payload: payload(row.try_get(10).map_err(told)?, bytes, content_type, $check_json)?,
-                    occurred_at: row.try_get(13).map_err(told)?,
+                    headers: headers(row.try_get_unchecked(9).map_err(told)?)?,
+                    payload: payload(
+                        row.try_get_unchecked(10).map_err(told)?,
+                        bytes,
+                        content_type,
+                        $check_json,
+                    )?,
+                    occurred_at: row.try_get_unchecked(13).map_err(told)?,
                     due: Due::Now,
                     expires_at: None,
                     tags: $tags(row)?,
