@@ -51,6 +51,8 @@ pub struct Tx<'c, DB: Database> {
     touched: bool,
     /// Whether the inbox said that something is to be done here: then it must not be lost without an error.
     receiving: bool,
+    /// Whether an append to the log was begun and not finished.
+    half: bool,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -87,6 +89,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
             unsure: false,
             touched: false,
             receiving: false,
+            half: false,
         }
     }
 
@@ -123,6 +126,11 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// When the answer is lost on its way, nobody knows whether the commit happened: that is
     /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
+        if self.half {
+            return Err(Error::Lifecycle(
+                "an append to the log was cancelled half way, so the transaction was rolled back: begin again",
+            ));
+        }
         // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
         if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
             self.keep_what_is_there().await?;
@@ -206,6 +214,16 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.receiving = true;
         self.unsure |= !answered;
         self.touched &= !answered;
+    }
+
+    /// An append to the log begins: dropped before its end, half of it may be there.
+    pub(crate) fn appending(&mut self) {
+        self.half = true;
+    }
+
+    /// It has ended, one way or another.
+    pub(crate) fn appended(&mut self) {
+        self.half = false;
     }
 
     /// The log has answered on this connection, so the transaction is good.

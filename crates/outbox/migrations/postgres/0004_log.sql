@@ -41,8 +41,12 @@ CREATE TABLE IF NOT EXISTS {log_tags} (
 -- order, so that two do not wait for each other in a circle. `e` is always among them, so that it alone stands for all:
 -- more would fill the server's table of locks.
 CREATE OR REPLACE FUNCTION {log_lock}(shared text[], alone text[]) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    -- How many this transaction has taken before.
+    taken integer := COALESCE(NULLIF(current_setting('outbox.log_locks', TRUE), ''), '0')::integer;
+    wanted integer := cardinality(shared) + cardinality(alone);
 BEGIN
-    IF cardinality(shared) + cardinality(alone) > 256 THEN
+    IF wanted > 256 OR taken + wanted > 1024 THEN
         PERFORM pg_advisory_xact_lock(hashtextextended('e', hashtextextended('{log}', 4)));
         RETURN;
     END IF;
@@ -52,6 +56,7 @@ BEGIN
         FROM (SELECT unnest(shared) AS name, FALSE AS alone UNION ALL SELECT unnest(alone), TRUE) n
         GROUP BY 1 ORDER BY 1
     ) k;
+    PERFORM set_config('outbox.log_locks', (taken + wanted)::text, TRUE);
 END $body$;
 
 -- The last position up to which everything that goes by these names is decided: it is committed, or will never be. Waits for
@@ -142,6 +147,8 @@ BEGIN
         FROM unnest(NEW.tags) WITH ORDINALITY t(tag, n) GROUP BY 1 ORDER BY min(t.n));
     PERFORM {log_lock}(ARRAY['e', 'y' || NEW.event_type] || ARRAY(SELECT 't' || t.tag FROM unnest(NEW.tags) t(tag)), ARRAY[]::text[]);
     NEW.position := nextval('{log_seq}');
+    -- Not before: times should rise with positions.
+    NEW.created_at := clock_timestamp();
     INSERT INTO {log_tags} (tag, position) SELECT t.tag, NEW.position FROM unnest(NEW.tags) t(tag);
     RETURN NEW;
 END $body$;

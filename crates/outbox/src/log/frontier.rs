@@ -49,6 +49,11 @@ impl Frontier {
         self.seen = self.seen.max(position);
     }
 
+    /// Forgets what was seen of others' transactions: it may have been on another connection, in another life of the server.
+    pub(crate) fn forget(&mut self) {
+        self.barriers.clear();
+    }
+
     /// Draws the conclusions.
     ///
     /// Whoever had drawn a position when `drawn` was read is in `holders`, or over. So `drawn` is decided when all of these
@@ -58,7 +63,7 @@ impl Frontier {
             self.barriers.clear();
             self.server = look.server;
         }
-        self.seen = self.seen.max(look.newest);
+        self.seen = look.newest.max(self.safe);
         let known = self.barriers.back().map_or(self.safe, |last| last.position.max(self.safe));
         if look.drawn > known {
             self.barriers.push_back(Barrier { position: look.drawn, holders: look.holders.clone() });

@@ -222,7 +222,8 @@ impl<DB: Database> Log<DB> {
 
     /// Makes one thing of all events that match, oldest first, and says up to where they were read: the basis of a decision.
     ///
-    /// Waits for transactions that may be about to append an event that matches.
+    /// Waits for transactions that may be about to append an event that matches. With [`Query::all`] that is every transaction
+    /// that has appended and is still open, and on PostgreSQL other appends wait meanwhile too: name what matters.
     pub async fn project<S>(
         &self,
         query: Query,
@@ -301,7 +302,9 @@ impl<DB: Database> Tx<'_, DB> {
     ) -> Result<Appended> {
         let outbox = self.outbox().clone();
         let events = outbox.prepare_for_log(events)?;
+        self.appending();
         let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
+        self.appended();
         match &appended {
             Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {
                 self.answered();
@@ -321,7 +324,8 @@ impl<DB: Database> Tx<'_, DB> {
     /// appended itself is among them.
     ///
     /// Until the end of the transaction nobody else can append an event that matches, so a decision that is made here cannot
-    /// conflict.
+    /// conflict. It may meet another one that waits for it in turn: then the database ends one of the two, as it does with any
+    /// deadlock, and that one begins again.
     pub async fn project<S>(
         &mut self,
         query: Query,

@@ -107,11 +107,16 @@ impl Query {
 
     /// And of one of these types.
     pub fn types<T: Into<EventType>>(mut self, types: impl IntoIterator<Item = T>) -> Self {
+        let before = self.last().types.len();
         for event_type in types.into_iter().map(Into::into) {
             match crate::event::check_text("event type", event_type.as_str(), 255) {
                 Ok(()) => self.last().types.push(event_type),
                 Err(mistake) => _ = self.mistake.get_or_insert(mistake),
             }
+        }
+        if self.last().types.len() == before {
+            // Without a word it would be every event.
+            self.mistake.get_or_insert(EventError::Empty { field: "the list of event types" });
         }
         self
     }
@@ -186,9 +191,12 @@ impl Condition {
         Self { unless: Vec::new(), once: vec![query] }
     }
 
-    /// Only what stands after this position counts as a conflict.
+    /// Only what stands after this position counts as a conflict, for what was said last: conditions that were combined
+    /// with it keep theirs.
     pub fn after(mut self, position: Position) -> Self {
-        self.unless.iter_mut().for_each(|(_, after)| *after = position);
+        if let Some((_, after)) = self.unless.last_mut() {
+            *after = position;
+        }
         self
     }
 
@@ -230,6 +238,7 @@ mod tests {
         assert!(Query::tag("", "1").items().is_err());
         assert!(Query::tag("a", "1").or(Query::tag("b=c", "1")).items().is_err());
         assert!(Query::of_types([""]).items().is_err());
+        assert!(Query::of_types(Vec::<String>::new()).items().is_err());
         let many = (0..100).fold(Query::all(), |query, n| query.and_tag("n", n));
         assert!(matches!(many.items(), Err(EventError::TooMany { .. })));
     }

@@ -18,6 +18,7 @@ use crate::handler::{
 use crate::log::{Forward, Pair, Publisher};
 use crate::retry::{Backoff, RetryPolicy};
 use crate::sql::Database;
+use crate::sql::begin::Finished;
 use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
 
 /// Which of the modes a relay runs in.
@@ -246,10 +247,11 @@ impl RelayBuilder {
         Self::new(store, HotDoor::default(), Mode::LogOnly)
     }
 
-    /// Checks the settings and the tables, then starts. After an error nothing runs.
+    /// Checks the settings and the tables, then starts. After an error nothing runs. May be cancelled at any time: what has
+    /// begun is then finished, and stopped, in the background.
     pub async fn start(self) -> Result<Relay> {
         let Self { source, settings, routes, .. } = self.checked()?;
-        Relay::start(source, settings, Arc::new(routes), None).await
+        Finished::new(Relay::start(source, settings, Arc::new(routes), None)).await
     }
 }
 

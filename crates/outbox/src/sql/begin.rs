@@ -9,10 +9,10 @@ use super::dialect::Dialect;
 use super::source::{Source, Work};
 
 /// A future that is finished in the background when it is dropped before its end.
-pub(super) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+pub(crate) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
 impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
-    pub(super) fn new(future: F) -> Self {
+    pub(crate) fn new(future: F) -> Self {
         Self(Some(Box::pin(future)))
     }
 }

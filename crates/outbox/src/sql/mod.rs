@@ -4,7 +4,7 @@
 //! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
 //! publishers stand in `pairs.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
 
-mod begin;
+pub(crate) mod begin;
 pub(crate) mod budget;
 pub(crate) mod dialect;
 mod inbox;

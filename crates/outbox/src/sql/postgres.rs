@@ -281,9 +281,11 @@ impl Dialect for Postgres {
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
         // Or a function, which the tables come with.
-        error
-            .as_database_error()
-            .is_some_and(|e| e.code().is_some_and(|code| code == "42P01" || code == "42883"))
+        error.as_database_error().is_some_and(|e| match e.code().as_deref() {
+            Some("42P01") => true,
+            Some("42883") => ["_log_append", "_log_settled"].iter().any(|name| e.message().contains(name)),
+            _ => false,
+        })
     }
 
     fn is_duplicate_id(error: &sqlx::Error) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::log::{Outgoing, Position, Stored, Topic};
 
@@ -10,7 +11,10 @@ const KEPT: usize = 24 << 20;
 /// How many bytes one read should bring.
 const READ: usize = 2 << 20;
 /// How many positions one read covers at first, and at least and most.
-const SPAN: (i64, i64, i64) = (100, 16, 1_000);
+const SPAN: (i64, i64, i64) = (100, 16, MOST as i64);
+pub(super) const MOST: usize = 1_000;
+/// For how long what was read is taken for what there is: an event may be mended, or deleted for good reason.
+const LIFE: Duration = Duration::from_secs(5);
 /// What an event costs beside its payload.
 const OVERHEAD: usize = 400;
 
@@ -42,6 +46,7 @@ pub(super) struct Chunks {
 #[derive(Debug)]
 struct Held {
     chunk: Arc<Chunk>,
+    read: Instant,
     bytes: usize,
     used: u64,
 }
@@ -51,7 +56,7 @@ impl Chunks {
     pub(super) fn after(&mut self, position: Position) -> Option<Arc<Chunk>> {
         self.clock += 1;
         let (_, held) = self.held.range_mut(..=position).next_back()?;
-        if held.chunk.upto <= position {
+        if held.chunk.upto <= position || held.read.elapsed() > LIFE {
             return None;
         }
         held.used = self.clock;
@@ -60,7 +65,13 @@ impl Chunks {
 
     /// Whether it is known what comes after this position.
     pub(super) fn covers(&self, position: Position) -> bool {
-        self.held.range(..=position).next_back().is_some_and(|(_, held)| held.chunk.upto > position)
+        let held = self.held.range(..=position).next_back();
+        held.is_some_and(|(_, held)| held.chunk.upto > position && held.read.elapsed() <= LIFE)
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        (self.held, self.bytes) = (BTreeMap::new(), 0);
     }
 
     /// Forgets the stretch that this position is in.
@@ -76,7 +87,7 @@ impl Chunks {
         let (first, least, most) = SPAN;
         let span = self.size.map_or(first, |size| i64::try_from(READ / size.max(1)).unwrap_or(most));
         let upto = Position::new(from.get().saturating_add(span.clamp(least, most))).min(safe);
-        match self.held.range(from..).find(|(start, _)| **start > from) {
+        match self.held.range(from..).find(|(start, held)| **start > from && held.read.elapsed() <= LIFE) {
             Some((start, _)) => upto.min(*start),
             None => upto,
         }
@@ -91,7 +102,7 @@ impl Chunks {
         }
         let chunk = Arc::new(chunk);
         self.clock += 1;
-        let held = Held { chunk: chunk.clone(), bytes, used: self.clock };
+        let held = Held { chunk: chunk.clone(), read: Instant::now(), bytes, used: self.clock };
         self.bytes += bytes;
         if let Some(replaced) = self.held.insert(chunk.from, held) {
             self.bytes -= replaced.bytes;

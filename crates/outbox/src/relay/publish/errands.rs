@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use super::Desk;
 use super::book::Book;
-use super::chunks::{Chunk, Gathered};
+use super::chunks::{Chunk, Gathered, MOST};
 use super::news::News;
 use super::strand::{Lead, Outcome};
 use crate::error::Result;
@@ -60,6 +60,7 @@ impl Desk {
                 let failure = Failure::retry(format!("the event at position {at} cannot be read: {reason}"));
                 lead.rhythm.failed(now, 1, &failure, rand::random());
                 tracing::error!(store = self.log.name(), pair = %strand.pair.id, error = %failure, "cannot publish");
+                return;
             }
             return self.want(ahead);
         }
@@ -123,6 +124,7 @@ impl Desk {
             .filter_map(|strand| {
                 let lead = strand.lead.as_mut().filter(|lead| lead.is_behind())?;
                 lead.published = false;
+                lead.saving = true;
                 Some(lead.to_save(&strand.pair.id))
             })
             .collect();
@@ -130,7 +132,7 @@ impl Desk {
             return;
         }
         self.saving = true;
-        self.saves += 1;
+        self.save_at = now;
         let node = self.node.clone();
         self.errand(async move |log| {
             let result = log.save(&node, &moves).await;
@@ -144,11 +146,11 @@ impl Desk {
             return;
         }
         self.tending = true;
-        let (node, ttl, saves) = (self.node.clone(), self.ttl, (!self.saving).then_some(self.saves));
+        let (node, ttl) = (self.node.clone(), self.ttl);
         self.errand(async move |log| {
             let asked = Instant::now();
             let result = log.tend(&node, ttl).await;
-            News::Tended { asked, saves, result }
+            News::Tended { asked, result }
         });
     }
 
@@ -197,10 +199,11 @@ impl Desk {
         });
     }
 
-    pub(super) fn claim(&mut self, pairs: Vec<PairId>, now: Instant) {
+    pub(super) fn claim(&mut self, pairs: Vec<PairId>, asked: Instant) {
+        // From when it was asked: the lease counts from then too.
+        self.tend_at = asked + self.ttl / 4;
         if pairs.is_empty() {
             self.tending = false;
-            self.tend_at = now + self.ttl / 4;
             return;
         }
         let (node, ttl) = (self.node.clone(), self.ttl);
@@ -233,8 +236,8 @@ async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration
 }
 
 async fn read_chunk(log: &Book, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
-    let limit = usize::try_from(upto.get() - from.get()).unwrap_or(1);
-    let rows = log.read(&Query::all(), from, Some(upto), limit).await?;
+    // One limit, and so one statement, whatever the stretch.
+    let rows = log.read(&Query::all(), from, Some(upto), MOST).await?;
     if !rows.is_empty() || upto >= safe {
         return Ok(Chunk { from, upto, rows });
     }

@@ -45,7 +45,7 @@ use crate::metrics::PairMetrics;
 use crate::store::{NodeId, SharedStore};
 
 /// How long to wait for a position that is not decided yet, at first and at most.
-const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
+const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 /// How long to do without wake-ups from elsewhere, after an error.
 const DEAF: Duration = Duration::from_secs(2);
 /// How long the database has to answer, after the drain time.
@@ -94,11 +94,10 @@ pub(crate) struct Desk {
     /// When to look for more after that: soon after there was something, later and later while there is not.
     watch_pause: Duration,
     watching: bool,
+    /// When to save next; while that is under way, since when.
     save_at: Instant,
     quiet_save_at: Instant,
     saving: bool,
-    /// How many saves have been sent or answered: what was asked before the last one does not know it.
-    saves: u64,
     tend_at: Instant,
     tending: bool,
     stopping: Option<Instant>,
@@ -159,7 +158,6 @@ impl Desk {
             save_at: now,
             quiet_save_at: now,
             saving: false,
-            saves: 0,
             tend_at: now,
             tending: false,
             stopping: None,
@@ -183,7 +181,7 @@ impl Desk {
         log.register(&rows).await?;
         let asked = Instant::now();
         let roll = log.tend(&self.node, self.ttl).await?;
-        let claims = self.meet(asked, &roll, Some(self.saves));
+        let claims = self.meet(asked, &roll);
         if !claims.is_empty() {
             let asked = Instant::now();
             let claimed = log.claim(&self.node, self.ttl, &claims).await?;
@@ -277,7 +275,8 @@ impl Desk {
                 at(lead.rhythm.try_at);
             }
             if !self.saving && lead.is_behind() {
-                at(if lead.has_news() { self.save_at } else { self.quiet_save_at });
+                let soon = lead.has_news() || self.stopping.is_some();
+                at(if soon { self.save_at } else { self.quiet_save_at });
             }
         }
         next
@@ -322,12 +321,17 @@ impl Desk {
     }
 
     async fn hand_over(mut self) {
-        let left = self.log.leave(&self.node).await;
+        // In a task of its own, which nobody cancels: a database that hangs must not keep a process from ending.
+        let (log, node) = (self.log.clone(), self.node.clone());
+        let leaving = tokio::spawn(async move { log.leave(&node).await });
+        let left = match tokio::time::timeout(GRACE, leaving).await {
+            Ok(Ok(left)) => left,
+            Ok(Err(ended)) => Err(Error::Store(ended.to_string())),
+            Err(_) => Err(Error::Store("no answer in time".to_owned())),
+        };
         if let Err(error) = left {
-            self.complain(
-                &error,
-                "could not hand over publishers: others take them when this node's lease is over",
-            );
+            let what = "could not hand over publishers: others take them when this node's lease is over";
+            self.complain(&error, what);
         }
         self.strands.iter_mut().for_each(Strand::lose);
     }

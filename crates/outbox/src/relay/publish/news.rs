@@ -15,8 +15,8 @@ use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
 const BREATH: Duration = Duration::from_millis(1);
 /// How soon after something new to look whether there is more.
 const SOON: Duration = Duration::from_millis(4);
-/// How long what was published waits for company before it is saved.
-const LINGER: Duration = Duration::from_millis(10);
+/// How long what was published waits for company before it is saved, at least and at most.
+const LINGER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 /// How often positions are saved that moved over events which are not for the pair.
 const QUIETLY: Duration = Duration::from_secs(1);
 /// How long people have peace after a complaint.
@@ -47,7 +47,6 @@ pub(super) enum News {
     },
     Tended {
         asked: Instant,
-        saves: Option<u64>,
         result: Result<Roll>,
     },
     Claimed {
@@ -76,7 +75,8 @@ impl Desk {
                         self.watch_soon(now);
                         self.hint();
                     }
-                    Ok(_) => {}
+                    // The last events may have been deleted.
+                    Ok(head) => self.head = head.max(self.safe),
                     Err(error) => self.complain(&error, "could not look for new events"),
                 }
             }
@@ -94,10 +94,10 @@ impl Desk {
             }
             News::Published { pair, batch, outcome } => self.published(pair, batch, &outcome, now),
             News::Saved { moves, result } => self.saved(&moves, result, now),
-            News::Tended { asked, saves, result } => match result {
+            News::Tended { asked, result } => match result {
                 Ok(roll) => {
-                    let claims = self.meet(asked, &roll, saves);
-                    self.claim(claims, now);
+                    let claims = self.meet(asked, &roll);
+                    self.claim(claims, asked);
                 }
                 Err(error) => {
                     self.complain(&error, "could not keep what this node leads");
@@ -107,7 +107,6 @@ impl Desk {
             },
             News::Claimed { asked, result } => {
                 self.tending = false;
-                self.tend_at = now + self.ttl / 4;
                 match result {
                     Ok(states) => self.claimed(asked, &states),
                     Err(error) => self.complain(&error, "could not take over publishers"),
@@ -144,8 +143,7 @@ impl Desk {
 
     pub(super) fn advanced(&mut self, frontier: Frontier, result: Result<()>, looked: bool, now: Instant) {
         self.advance_at = now + BREATH;
-        let safe = frontier.safe;
-        self.head = self.head.max(frontier.seen);
+        let (safe, seen) = (frontier.safe, frontier.seen);
         self.frontier = Some(frontier);
         if let Err(error) = result {
             self.complain(&error, "could not look how far the log is decided");
@@ -155,7 +153,7 @@ impl Desk {
         }
         let moved = safe > self.safe;
         self.safe = safe;
-        self.head = self.head.max(safe);
+        self.head = seen.max(safe);
         if moved {
             self.watch_soon(now);
         }
@@ -194,8 +192,14 @@ impl Desk {
 
     pub(super) fn saved(&mut self, moves: &[Move], result: Result<Vec<PairId>>, now: Instant) {
         self.saving = false;
-        self.saves += 1;
-        self.save_at = now + LINGER;
+        for told in moves {
+            if let Some(lead) = self.led_in(&told.pair, told.epoch) {
+                (lead.saving, lead.saved_at) = (false, now);
+            }
+        }
+        // Saving may take a fifth of the time: with many pairs, or a slow database, rows are moved less often.
+        let took = now.saturating_duration_since(self.save_at);
+        self.save_at = now + (took * 4).clamp(LINGER.0, LINGER.1);
         self.quiet_save_at = now + QUIETLY;
         let moved: HashSet<PairId> = match result {
             Ok(moved) => moved.into_iter().collect(),
@@ -234,10 +238,8 @@ impl Desk {
     }
 
     /// Compares what this node believes with what the table says. Returns what to claim.
-    pub(super) fn meet(&mut self, asked: Instant, roll: &Roll, saves: Option<u64>) -> Vec<PairId> {
+    pub(super) fn meet(&mut self, asked: Instant, roll: &Roll) -> Vec<PairId> {
         let now = Instant::now();
-        // Only what was asked after the last save, and answered before the next, can be compared with it.
-        let comparable = saves == Some(self.saves) && !self.saving;
         let mut stray = Vec::new();
         for state in &roll.pairs {
             let Some(&pair) = self.index.get(&state.id) else { continue };
@@ -248,10 +250,13 @@ impl Desk {
                 Some(lead) if ours && lead.epoch == state.epoch => {
                     lead.until = asked + self.ttl;
                     lead.paused = state.status == PairStatus::Paused;
+                    // Only what was asked after its last save, and answered before the next, can be compared with it.
+                    let comparable = !lead.saving && lead.saved_at <= asked;
                     if comparable && !lead.published && lead.in_flight.is_none() {
                         if state.position != lead.saved.position {
                             tracing::info!(store = self.log.name(), pair = %state.id, position = %state.position, "the position was set");
                             strand.take(state, asked, self.ttl, now);
+                            self.chunks.clear();
                         } else if lead.saved.errors > 0 && state.error_count == 0 {
                             lead.rhythm.forgive(now);
                             lead.saved.errors = 0;
@@ -293,7 +298,11 @@ impl Desk {
             tracing::debug!(store = self.log.name(), pair = %state.id, epoch = state.epoch, "this node leads the publisher");
             self.strands[pair].take(state, asked, self.ttl, now);
         }
-        self.hinted |= !states.is_empty();
+        if !states.is_empty() {
+            // What somebody set back is to be read as it is now.
+            self.chunks.clear();
+            self.hinted = true;
+        }
     }
 
     /// Tells those who wait that everything is published.

@@ -83,6 +83,11 @@ impl Rhythm {
         self.try_at = now + pause.min(Duration::from_secs(365 * 86_400));
     }
 
+    /// A batch of so many took longer than this node had the pair for.
+    pub(super) fn abandoned(&mut self, tried: usize) {
+        self.width = (tried / 2).max(1);
+    }
+
     /// The publisher says that it is not healthy: no error, and no batch.
     pub(super) fn unhealthy(&mut self, now: Instant) {
         self.unhealthy = self.unhealthy.saturating_add(1);

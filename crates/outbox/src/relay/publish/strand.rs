@@ -42,6 +42,9 @@ pub(super) struct Lead {
     pub(super) until: Instant,
     /// What the table says.
     pub(super) saved: Saved,
+    /// Whether the table is being told something else right now, and when it last answered.
+    pub(super) saving: bool,
+    pub(super) saved_at: Instant,
     /// Everything up to here is done with.
     pub(super) cursor: Position,
     /// Whether something was published that the table does not know of.
@@ -94,6 +97,8 @@ impl Strand {
             epoch: state.epoch,
             until: asked + ttl,
             saved: Saved::of(state),
+            saving: false,
+            saved_at: now,
             cursor: state.position,
             published: false,
             rhythm,
@@ -155,10 +160,11 @@ impl Lead {
         self.in_flight.as_ref().is_some_and(|in_flight| in_flight.batch == batch)
     }
 
-    /// Waits no longer for what is with the publisher: it comes again.
+    /// Waits no longer for what is with the publisher: it comes again, in smaller pieces.
     pub(super) fn abandon(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
             in_flight.task.abort();
+            self.rhythm.abandoned(in_flight.positions.len());
         }
     }
 
@@ -176,6 +182,8 @@ impl Lead {
                 let published = (*published).min(batch.positions.len());
                 if published > 0 {
                     self.cursor = self.cursor.max(batch.positions[published - 1]);
+                    // It moves: these are not errors in a row.
+                    self.rhythm.went_well(now);
                 }
                 self.rhythm.failed(now, batch.positions.len() - published, failure, random);
                 published

@@ -74,6 +74,8 @@ pub struct Append<'a> {
     events: &'a [Event],
     /// Those that say "already done" come first: a repeat is one, even if it would conflict as well.
     checks: Vec<Check<'a>>,
+    /// Whether the transaction has nothing else in it, and ends with an error of this.
+    own: bool,
 }
 
 /// No event may match this.
@@ -86,7 +88,7 @@ struct Check<'a> {
 }
 
 impl<'a> Append<'a> {
-    fn new(events: &'a [Event], condition: &'a Condition) -> Result<Self> {
+    fn new(events: &'a [Event], condition: &'a Condition, own: bool) -> Result<Self> {
         let mut checks = Vec::new();
         for query in &condition.once {
             let check = |item| Check { item, after: Position::START, once: true };
@@ -96,7 +98,7 @@ impl<'a> Append<'a> {
             let check = |item| Check { item, after: *after, once: false };
             checks.extend(query.items()?.iter().map(check));
         }
-        Ok(Self { events, checks })
+        Ok(Self { events, checks, own })
     }
 
     /// A position that the log, which ends here, has not reached.
@@ -145,6 +147,16 @@ impl Outcome {
     }
 }
 
+/// An answer that was lost on its way leaves open whether the events are there.
+fn unknown(error: Error) -> Error {
+    match error {
+        Error::Database(lost) if !matches!(lost.inner(), sqlx::Error::Database(_)) => {
+            Error::CommitUnknown(lost)
+        }
+        other => other,
+    }
+}
+
 fn too_isolated(isolation: &str) -> Error {
     Error::Isolation { isolation: isolation.to_owned() }
 }
@@ -173,11 +185,14 @@ impl<DB: Database> SqlStore<DB> {
         events: &[Event],
         condition: &Condition,
     ) -> Result<Appended> {
-        let append = Append::new(events, condition)?;
+        self.append_as(conn, &Append::new(events, condition, false)?).await
+    }
+
+    async fn append_as(&self, conn: &mut DB::Connection, append: &Append<'_>) -> Result<Appended> {
         if append.events.is_empty() && append.checks.is_empty() {
             return Ok(Appended::New(Vec::new()));
         }
-        <DB as LogDialect>::append(self.renderer(), conn, &append)
+        <DB as LogDialect>::append(self.renderer(), conn, append)
             .await
             .map_err(|e| self.explain_log(e))?
             .told()
@@ -196,6 +211,8 @@ impl<DB: Database> SqlStore<DB> {
         range: Range,
         current: bool,
     ) -> Result<Vec<Stored>> {
+        // As many as any database can count to.
+        let range = Range { limit: range.limit.min(u32::MAX as usize), ..range };
         let current = if current { DB::CURRENT } else { "" };
         let (text, values) = statements::read(query.items()?, range, current);
         let read = DB::fetch_as(conn, self.render(&text), values, DB::stored).await;
@@ -216,16 +233,17 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     async fn append_in_one(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
+        let append = Append::new(events, condition, true)?;
         if DB::APPENDS_AT_ONCE {
             let mut conn: Conn<DB> = self.pools.write.acquire().await?;
-            let appended = self.append_on(&mut conn, events, condition).await;
+            let appended = self.append_as(&mut conn, &append).await;
             if !matches!(appended, Err(Error::Database(_))) {
                 conn.went_well();
             }
             match appended {
                 // The database isolates every statement like this, unless told otherwise.
                 Err(Error::Isolation { .. }) => {}
-                appended => return appended,
+                appended => return appended.map_err(unknown),
             }
         }
         let mut tx = match &self.pools.write {
@@ -235,9 +253,9 @@ impl<DB: Database> SqlStore<DB> {
         if let Some(decide) = DB::TO_DECIDE {
             DB::script(&mut tx, decide.to_owned()).await?;
         }
-        let appended = self.append_on(&mut tx, events, condition).await;
+        let appended = self.append_as(&mut tx, &append).await;
         match appended {
-            Ok(Appended::New(_)) => tx.commit().await?,
+            Ok(Appended::New(_)) => tx.commit().await.map_err(|e| unknown(e.into()))?,
             // A conflict is nothing unusual: the connection stays.
             _ => tx.rollback().await?,
         }
@@ -283,10 +301,17 @@ impl<DB: Database> LogStore for SqlStore<DB> {
     }
 
     async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
-        let mut conn = self.pools.read.acquire().await?;
-        DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
-        conn.went_well();
-        Ok(())
+        let looked = async {
+            let mut conn = self.pools.read.acquire().await?;
+            DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
+            conn.went_well();
+            Ok(())
+        }
+        .await;
+        if looked.is_err() {
+            frontier.forget();
+        }
+        looked
     }
 
     async fn head(&self) -> Result<Position> {

@@ -28,20 +28,22 @@ impl LogDialect for MySql {
     const HEAD: &'static str = "SELECT position FROM {log_head}";
 
     async fn append(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
-        let count = i64::try_from(append.events.len()).unwrap_or(i64::MAX);
-        let last = move_counter(sql, conn, count).await?;
-        let head = last - count;
-        let refused = refused(sql, conn, append, Position::new(head)).await?;
-        if let Some(refused) = refused {
-            move_counter(sql, conn, -count).await?;
-            return Ok(refused);
+        if append.own {
+            return append_all(sql, conn, append).await;
         }
-        if let Err(error) = write(sql, conn, append.events, head + 1).await {
-            // The caller's transaction may go on: with all of it or with none of it.
-            take_back(sql, conn, append.events, head).await.ok();
-            return Err(error);
-        }
-        Ok(Outcome::New((head + 1..=last).map(Position::new).collect()))
+        // The caller's transaction may go on after an error: with all of it or with none of it. If the error has ended the
+        // transaction, as a deadlock does, there is no savepoint any more, and nothing is undone that is not ours.
+        Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
+        let appended = append_all(sql, conn, append).await;
+        let end = if matches!(appended, Ok(Outcome::New(_))) {
+            "RELEASE SAVEPOINT"
+        } else {
+            "ROLLBACK TO SAVEPOINT"
+        };
+        let ended = Self::script(conn, format!("{end} outbox_log_append")).await;
+        let appended = appended?;
+        ended?;
+        Ok(appended)
     }
 
     async fn settle(
@@ -70,10 +72,18 @@ fn tags(row: &MySqlRow) -> Result<Vec<Tag>, String> {
     tags_from_json(row.try_get(2).map_err(|e| e.to_string())?)
 }
 
-async fn move_counter(sql: &dyn Render, conn: &mut MySqlConnection, by: i64) -> Result<i64> {
-    let count = sqlx::query(sqlx::AssertSqlSafe(sql.render(COUNT).text)).bind(by);
-    let last = count.execute(conn).await?.last_insert_id();
-    Ok(i64::try_from(last).unwrap_or(i64::MAX))
+/// Draws the positions, checks the conditions, writes the events.
+async fn append_all(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
+    let count = i64::try_from(append.events.len()).unwrap_or(i64::MAX);
+    let counted =
+        sqlx::query(sqlx::AssertSqlSafe(sql.render(COUNT).text)).bind(count).execute(&mut *conn).await?;
+    let last = i64::try_from(counted.last_insert_id()).unwrap_or(i64::MAX);
+    let head = last - count;
+    if let Some(refused) = refused(sql, conn, append, Position::new(head)).await? {
+        return Ok(refused);
+    }
+    write(sql, conn, append.events, head + 1).await?;
+    Ok(Outcome::New((head + 1..=last).map(Position::new).collect()))
 }
 
 /// Why the events cannot be appended to a log that ends here. Nobody else appends meanwhile.
@@ -106,18 +116,6 @@ async fn write(sql: &dyn Render, conn: &mut MySqlConnection, events: &[Event], f
             MySql::run(conn, sql.render(&insert), vec![json(&tags)]).await?;
         }
     }
-    Ok(())
-}
-
-/// Undoes what was written of these events after this position.
-async fn take_back(sql: &dyn Render, conn: &mut MySqlConnection, events: &[Event], head: i64) -> Result<()> {
-    let untag = format!(
-        "DELETE t FROM {LIST} STRAIGHT_JOIN {{log_tags}} t ON t.tag = j.tag AND t.position = j.position"
-    );
-    MySql::run(conn, sql.render(&untag), vec![json(&tags_from(events, head + 1))]).await?;
-    let delete = sql.render("DELETE FROM {log} WHERE position > $1");
-    MySql::run(conn, delete, vec![Value::Int(head)]).await?;
-    move_counter(sql, conn, -i64::try_from(events.len()).unwrap_or(i64::MAX)).await?;
     Ok(())
 }
 

@@ -16,14 +16,16 @@ const APPEND: &str = "SELECT outcome, place, positions FROM {log_append}($1, $2,
 
 /// The last position first, and then who holds the lock that every append takes before it draws one: the subquery is about
 /// what was read of the sequence, so it runs after it. The rest is as the statement's snapshot has it, which is older than
-/// both.
+/// both. Which run of the server it was is told by its own processes: after the crash of one backend all of them are new,
+/// while the server itself goes on.
 const LOOK: &str = "WITH drawn AS MATERIALIZED (\
          SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END AS last FROM {log_seq} s) \
      SELECT d.last, ARRAY(\
          SELECT DISTINCT k.virtualtransaction FROM pg_locks k \
          WHERE k.locktype = 'relation' AND k.relation = '{log}'::regclass AND k.mode = 'RowExclusiveLock' AND k.granted \
          AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND d.last >= 0), \
-     pg_postmaster_start_time()::text, \
+     pg_postmaster_start_time()::text || COALESCE((SELECT string_agg(a.pid::text, ' ' ORDER BY a.pid) \
+         FROM pg_stat_get_activity(NULL) a WHERE a.datid IS NULL AND a.usesysid IS NULL), ''), \
      (SELECT max(r.position) FROM (\
          SELECT n.position, row_number() OVER (ORDER BY n.position) AS nth FROM (\
              SELECT l.position FROM {log} l WHERE l.position > $1 ORDER BY l.position LIMIT 1000) n) r \
