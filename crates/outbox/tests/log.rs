@@ -301,3 +301,47 @@ async fn on_mariadb_other_languages_take_the_position_first() {
     bed.run(&format!("SET sql_mode = ''; {forgotten}")).await.unwrap_err();
     like_any_other(&bed).await;
 }
+
+/// A deadlock ends the whole transaction on MySQL. What is undone after that would be somebody else's.
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_an_append_that_is_ended_by_a_deadlock_takes_nothing_of_others_with_it() {
+    use bed::Base as _;
+    use sqlx::{Connection as _, MySql};
+
+    let Some(bed) = bed::Bed::<MySql>::new().await else { return };
+    let log = bed.outbox.log();
+    log.append([Event::new("First").json(&1)]).await.unwrap();
+    // Looks first, with a lock, and has done so much that it is not the one to be ended.
+    let mut other = sqlx::MySqlConnection::connect(bed.url()).await.unwrap();
+    let run = async |conn: &mut sqlx::MySqlConnection, statement: &str| {
+        MySql::execute_sql(conn, &statement.replace("{t}", &bed.table)).await.unwrap();
+    };
+    run(&mut other, "CREATE TABLE {t}_biz (id int AUTO_INCREMENT PRIMARY KEY, x int)").await;
+    run(&mut other, "START TRANSACTION").await;
+    for _ in 0..50 {
+        run(&mut other, "INSERT INTO {t}_biz (x) VALUES (1), (2), (3), (4)").await;
+    }
+    run(&mut other, "SELECT * FROM {t}_log WHERE position > 0 FOR UPDATE").await;
+    let mut ours = bed.outbox.begin().await.unwrap();
+    let appending = tokio::spawn(async move {
+        let appended = ours.append([Event::new("Ours").tag("w", 1).json(&2)]).await;
+        drop(ours);
+        appended
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    run(&mut other, "UPDATE {t}_log_head SET position = LAST_INSERT_ID(position + 1)").await;
+    run(&mut other, "SET @position = LAST_INSERT_ID()").await;
+    run(
+        &mut other,
+        "INSERT INTO {t}_log (position, event_type, tags, payload) VALUES (@position, 'Theirs', '[]', '3')",
+    )
+    .await;
+    run(&mut other, "COMMIT").await;
+    let ended = appending.await.unwrap().unwrap_err();
+    assert!(ended.is_transient(), "{ended:?}");
+    let events = log.read(&Query::all(), Position::START, 10).await.unwrap();
+    let types: Vec<&str> = events.iter().map(|event| event.event_type().as_str()).collect();
+    assert_eq!(types, ["First", "Theirs"]);
+    assert_eq!(log.append([Event::new("Next").json(&4)]).await.unwrap(), [Position::new(3)]);
+}

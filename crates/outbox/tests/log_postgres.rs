@@ -378,6 +378,30 @@ async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
     .await;
 }
 
+/// Other languages insert row by row, and somebody may append in a loop: the server's table of locks is everybody's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_takes_many_locks_one_by_one_takes_one_that_stands_for_all() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let insert = format!(
+            "INSERT INTO {}_log (event_type, tags, payload) SELECT 'E', ARRAY['id=' || n], '1' FROM generate_series(1, 5000) n",
+            bed.table
+        );
+        Postgres::execute_sql(&mut tx, &insert).await.unwrap();
+        let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
+        let locks = Postgres::number(&mut tx, locks).await;
+        assert!(locks <= 1_100, "{locks} locks");
+        let (other, waits) = start(&bed, event(&[("id", "4999")]), unless(&Query::tag("id", 4_999))).await;
+        assert!(waits, "whoever decides by the last of them waits all the same");
+        tx.commit().await.unwrap();
+        let (tx, appended) = other.await.unwrap();
+        assert!(appended.is_err());
+        tx.rollback().await.unwrap();
+    })
+    .await;
+}
+
 /// Writers that hold their transactions open, roll back, go back to savepoints and prepare, and a publisher that reads on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_order() {

@@ -522,6 +522,84 @@ on_every_database! {
         assert_eq!(stands(&bed, "t", "sink").await.position, bed.outbox.log().head().await.unwrap());
     }
 
+    /// What was read before is not what is there now.
+    async fn a_deleted_event_is_not_published_again_after_a_reset(|bed|) {
+        append(&bed.outbox, "A", 0..3).await;
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        sink.reach(3).await;
+        relay.idle().await.unwrap();
+        bed.run(&format!("DELETE FROM {}_log WHERE position = 2", bed.table)).await.unwrap();
+        bed.outbox.log_admin().reset("t", "sink", Position::START).await.unwrap();
+        sink.reach(5).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(sink.numbers(), [0, 1, 2, 0, 2]);
+    }
+
+    async fn a_row_of_a_pair_that_was_deleted_is_made_again(|bed|) {
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        bed.run(&format!("DELETE FROM {}", progress(&bed))).await.unwrap();
+        append(&bed.outbox, "A", 0..3).await;
+        let end = Instant::now() + FOREVER;
+        while bed.outbox.log_admin().lag().await.unwrap().first().is_none_or(|pair| pair.behind > 0) {
+            assert!(Instant::now() < end, "the pair is gone");
+            tokio::time::sleep(20 * MS).await;
+        }
+        relay.stop().await.unwrap();
+        let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
+        assert_eq!(numbers, (0..3).collect());
+    }
+
+    /// The other pair saves its position all the time: that must not hide what people say of this one.
+    async fn a_resume_is_noticed_beside_a_busy_publisher(|bed|) {
+        let (busy, fails) = (Sink::named("busy"), Sink::named("fails"));
+        fails.says(|_| Err(Failure::retry("no").into()));
+        let relay = bed.outbox.log_only().pair_lease(400 * MS)
+            .publish(Topic::new("t").to(fails.clone()).retry(NEVER, NEVER))
+            .publish(Topic::new("t").to(busy.clone()).batch(1))
+            .start().await.unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let writing = tokio::spawn({
+            let (outbox, stop) = (bed.outbox.clone(), stop.clone());
+            async move {
+                while !stop.load(Ordering::Relaxed) {
+                    append(&outbox, "A", 0..1).await;
+                    tokio::time::sleep(2 * MS).await;
+                }
+            }
+        });
+        for round in 1..=3 {
+            let end = Instant::now() + FOREVER;
+            while fails.calls() < round {
+                assert!(Instant::now() < end, "nobody noticed the resume");
+                tokio::time::sleep(5 * MS).await;
+            }
+            until(&bed, "t", "fails", |state| state.error_count > 0).await;
+            bed.outbox.log_admin().resume("fails").await.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        writing.await.unwrap();
+        relay.stop().await.unwrap();
+    }
+
+    /// Twenty errors, but not in a row.
+    async fn a_publisher_that_moves_a_little_each_time_does_not_fail(|bed|) {
+        let sink = Sink::named("sink");
+        let kept = sink.kept.clone();
+        sink.says(move |events| {
+            kept.lock().unwrap().push(events[0].clone());
+            Err(PublishError::after(1, Failure::retry_after(5 * MS, "one at a time")))
+        });
+        append(&bed.outbox, "A", 0..20).await;
+        let relay = bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        sink.reach(20).await;
+        assert_ne!(stands(&bed, "t", "sink").await.status, PairStatus::Failed);
+        relay.stop().await.unwrap();
+        sink.assert_in_order();
+    }
+
     async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {
         let topic = Topic::new("t");
         let twice = bed.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;

@@ -73,6 +73,7 @@ pub struct Outgoing {
     pub(crate) event: Event,
     pub(crate) position: Option<Position>,
     pub(crate) attempt: u32,
+    pub(crate) epoch: Option<i64>,
 }
 
 impl Outgoing {
@@ -87,7 +88,7 @@ impl Outgoing {
     /// # Ok::<(), outbox::EventError>(())
     /// ```
     pub fn new(event: Event) -> Self {
-        Self { event, position: None, attempt: 1 }
+        Self { event, position: None, attempt: 1, epoch: None }
     }
 
     /// The same as an event of the log, at this position.
@@ -109,6 +110,13 @@ impl Outgoing {
     /// Which attempt this is, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Rises each time that somebody takes the topic's publisher over, after a crash for instance; `None` for an event of the
+    /// queue. Within an epoch every event comes once, unless it fails. A receiver that has seen a greater one knows that whoever
+    /// sends this has lost the right to.
+    pub fn epoch(&self) -> Option<i64> {
+        self.epoch
     }
 }
 

@@ -122,7 +122,7 @@ impl Chunks {
         cursor: Position,
         safe: Position,
         width: usize,
-        attempt: u32,
+        (attempt, epoch): (u32, i64),
     ) -> Gathered {
         let mut gathered = Gathered { events: Vec::new(), upto: cursor, missing: false, unreadable: None };
         while gathered.upto < safe && gathered.events.len() < width {
@@ -138,7 +138,8 @@ impl Chunks {
                         gathered.upto = event.position;
                         if topic.selects(&event.event) {
                             let position = Some(event.position);
-                            gathered.events.push(Outgoing { event: event.event.clone(), position, attempt });
+                            let event = event.event.clone();
+                            gathered.events.push(Outgoing { event, position, attempt, epoch: Some(epoch) });
                             if gathered.events.len() == width {
                                 return gathered;
                             }
@@ -209,17 +210,17 @@ mod tests {
         chunks.add(chunk(3, 9, vec![event(5, "B"), event(9, "B")]));
         let a = Topic::new("a").types(["A"]);
 
-        let gathered = chunks.gather(&a, at(0), at(9), 10, 1);
+        let gathered = chunks.gather(&a, at(0), at(9), 10, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto, gathered.missing), (vec![1, 3], at(9), false));
 
-        let gathered = chunks.gather(&a, at(0), at(9), 1, 1);
+        let gathered = chunks.gather(&a, at(0), at(9), 1, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto), (vec![1], at(1)), "no more than asked for");
 
-        let gathered = chunks.gather(&a, at(3), at(9), 10, 1);
+        let gathered = chunks.gather(&a, at(3), at(9), 10, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto), (vec![], at(9)), "nothing for it, and it moves on");
 
         let b = Topic::new("b").types(["B"]);
-        let gathered = chunks.gather(&b, at(2), at(5), 10, 1);
+        let gathered = chunks.gather(&b, at(2), at(5), 10, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto), (vec![5], at(5)), "nothing beyond what is decided");
     }
 
@@ -228,8 +229,8 @@ mod tests {
         let mut chunks = Chunks::default();
         chunks.add(chunk(10, 12, vec![event(11, "A")]));
         let all = Topic::new("all");
-        assert!(chunks.gather(&all, at(0), at(12), 5, 1).missing);
-        let gathered = chunks.gather(&all, at(10), at(20), 5, 1);
+        assert!(chunks.gather(&all, at(0), at(12), 5, (1, 1)).missing);
+        let gathered = chunks.gather(&all, at(10), at(20), 5, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto, gathered.missing), (vec![11], at(12), true));
         assert_eq!(chunks.reach(at(5), at(20)), at(10), "not into what is known");
         assert_eq!(chunks.reach(at(12), at(20)), at(20));
@@ -240,14 +241,14 @@ mod tests {
         let mut chunks = Chunks::default();
         chunks.add(chunk(0, 3, vec![event(1, "A"), Err((at(2), "odd".to_owned())), event(3, "A")]));
         let all = Topic::new("all");
-        let gathered = chunks.gather(&all, at(0), at(3), 5, 1);
+        let gathered = chunks.gather(&all, at(0), at(3), 5, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto), (vec![1], at(1)));
-        let gathered = chunks.gather(&all, at(1), at(3), 5, 1);
+        let gathered = chunks.gather(&all, at(1), at(3), 5, (1, 1));
         assert!(gathered.events.is_empty());
         assert_eq!(gathered.unreadable.map(|(at, _)| at), Some(at(2)));
         chunks.forget(at(2));
         assert!(
-            chunks.gather(&all, at(1), at(3), 5, 1).missing,
+            chunks.gather(&all, at(1), at(3), 5, (1, 1)).missing,
             "it is read again: somebody may have mended it"
         );
     }

@@ -47,8 +47,8 @@ impl Desk {
         if lead.cursor >= self.safe {
             return;
         }
-        let (width, attempt) = (lead.rhythm.width(), lead.rhythm.errors + 1);
-        let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, attempt);
+        let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));
+        let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, mark);
         let Gathered { events, upto, missing, unreadable } = gathered;
         // The next stretch too, before it is needed: reading goes on while publishers work.
         let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
