@@ -11,7 +11,8 @@ const KEPT: usize = 24 << 20;
 /// How many bytes one read should bring.
 const READ: usize = 2 << 20;
 /// How many positions one read covers at first, and at least and most.
-const SPAN: (i64, i64, i64) = (100, 16, MOST as i64);
+const SPAN: (i64, i64, i64) = (100, 16, 1_000);
+/// The most rows that such a read brings.
 pub(super) const MOST: usize = 1_000;
 /// For how long what was read is taken for what there is: an event may be mended, or deleted for good reason.
 const LIFE: Duration = Duration::from_secs(5);
