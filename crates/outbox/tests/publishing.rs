@@ -600,6 +600,25 @@ on_every_database! {
         sink.assert_in_order();
     }
 
+    /// Nor is there a connection for each: the relay has three at most, whatever there is to do.
+    async fn three_hundred_pairs_at_rest_need_no_task_each(|bed|) {
+        let sinks: Vec<Sink> = (0..300).map(|n| Sink::named(&format!("p{n:03}"))).collect();
+        let mut relay = bed.outbox.log_only();
+        for sink in &sinks {
+            relay = relay.publish(Topic::new("t").to(sink.clone()));
+        }
+        let relay = relay.start().await.unwrap();
+        append(&bed.outbox, "A", 0..3).await;
+        for sink in &sinks {
+            sink.reach(3).await;
+        }
+        relay.idle().await.unwrap();
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        assert!(tasks < 30, "{tasks} tasks");
+        relay.stop().await.unwrap();
+        assert!(sinks.iter().all(|sink| sink.numbers() == [0, 1, 2]));
+    }
+
     async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {
         let topic = Topic::new("t");
         let twice = bed.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;

@@ -129,7 +129,7 @@ impl Pair {
     }
 
     /// Starts with what is appended from now on, instead of with the first event of the log. Only the first start of a pair
-    /// asks: from then on it has a position.
+    /// asks: from then on it has a position. What is being appended at that very moment may or may not be among it.
     pub fn from_now(mut self) -> Self {
         self.from_now = true;
         self
