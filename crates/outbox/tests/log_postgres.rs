@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bed::{Base as _, in_time};
 use outbox::store::{Frontier, SharedStore};
-use outbox::{Appended, Condition, Error, Event, EventBuilder, Position, Query, Tx};
+use outbox::{Appended, Condition, Error, Event, EventBuilder, LatchPublisher, Position, Query, Topic, Tx};
 use rand::Rng as _;
 use sqlx::{Connection as _, Executor as _, PgConnection, Postgres};
 use tokio::task::JoinHandle;
@@ -374,6 +374,38 @@ async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
         let (tx, appended) = other.await.unwrap();
         assert!(appended.is_err());
         tx.rollback().await.unwrap();
+    })
+    .await;
+}
+
+/// A gap that was waited for once need not be waited for again after a restart, by others who are still at it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_does_not_wait_again_for_what_was_decided() {
+    let Some(bed) = bed().await else { return };
+    let latch = LatchPublisher::expecting(3);
+    let start =
+        async || bed.outbox.log_only().publish(Topic::new("t").to(latch.clone())).start().await.unwrap();
+    in_time(async {
+        let log = bed.outbox.log();
+        log.append([event(&[])]).await.unwrap();
+        let mut undone = bed.outbox.begin().await.unwrap();
+        undone.append([event(&[])]).await.unwrap();
+        undone.rollback().await.unwrap();
+        log.append([event(&[])]).await.unwrap();
+        let relay = start().await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+
+        log.append([event(&[])]).await.unwrap();
+        let mut open = bed.outbox.begin().await.unwrap();
+        open.append([event(&[])]).await.unwrap();
+        let relay = start().await;
+        let published =
+            latch.wait(Duration::from_secs(30)).await.expect("the third is before what is still open");
+        let positions: Vec<i64> = published.iter().map(|event| event.position().unwrap().get()).collect();
+        assert_eq!(positions, [1, 3, 4]);
+        open.rollback().await.unwrap();
+        relay.stop().await.unwrap();
     })
     .await;
 }

@@ -43,6 +43,11 @@ pub(crate) struct Look {
 }
 
 impl Frontier {
+    /// Begins where somebody else has come to.
+    pub fn from(decided: Position) -> Self {
+        Self { safe: decided, seen: decided, ..Self::default() }
+    }
+
     /// Everything up to here is decided.
     pub(crate) fn reach(&mut self, position: Position) {
         self.safe = self.safe.max(position);

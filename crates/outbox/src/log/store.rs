@@ -41,6 +41,12 @@ pub trait LogStore: PairStore {
     /// in the frontier, which goes from call to call.
     async fn advance(&self, frontier: &mut Frontier) -> Result<()>;
 
+    /// How far the log was decided when somebody last noted it: where a frontier may begin.
+    async fn decided(&self) -> Result<Position>;
+
+    /// Notes how far the log is decided.
+    async fn note_decided(&self, safe: Position) -> Result<()>;
+
     /// The greatest position there is, decided or not.
     async fn head(&self) -> Result<Position>;
 

@@ -275,6 +275,14 @@ impl LogStore for Failing {
         self.inner_log().advance(frontier).await
     }
 
+    async fn decided(&self) -> Result<Position> {
+        self.inner_log().decided().await
+    }
+
+    async fn note_decided(&self, safe: Position) -> Result<()> {
+        self.inner_log().note_decided(safe).await
+    }
+
     async fn head(&self) -> Result<Position> {
         self.inner_log().head().await
     }

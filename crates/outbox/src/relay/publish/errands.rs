@@ -182,6 +182,19 @@ impl Desk {
         });
     }
 
+    /// Notes how far the log is decided, for whoever starts next.
+    pub(super) fn note_decided(&mut self) {
+        let safe = self.safe;
+        if safe <= self.noted {
+            return;
+        }
+        self.noted = safe;
+        self.errand(async move |log| {
+            let result = log.note_decided(safe).await;
+            News::Told { what: "could not note how far the log is decided", result }
+        });
+    }
+
     /// Makes rows that somebody has deleted.
     pub(super) fn register_missing(&mut self, roll: &Roll) {
         let there: HashSet<&PairId> = roll.pairs.iter().map(|state| &state.id).collect();

@@ -79,6 +79,8 @@ pub(crate) struct Desk {
     /// `None` while somebody is out to advance it.
     frontier: Option<Frontier>,
     safe: Position,
+    /// How far of that the table knows.
+    noted: Position,
     /// The greatest position that anybody has seen.
     head: Position,
     chunks: Chunks,
@@ -144,6 +146,7 @@ impl Desk {
             share: Share::default(),
             frontier: Some(Frontier::default()),
             safe: Position::START,
+            noted: Position::START,
             head: Position::START,
             chunks: Chunks::default(),
             wanted: Vec::new(),
@@ -179,6 +182,9 @@ impl Desk {
         let rows: Vec<(PairId, bool)> =
             self.strands.iter().map(|strand| (strand.id().clone(), strand.pair.from_now)).collect();
         log.register(&rows).await?;
+        // Where others have come to: not every gap of the log has to be waited for again.
+        self.noted = log.decided().await?;
+        (self.safe, self.frontier) = (self.noted, Some(Frontier::from(self.noted)));
         let asked = Instant::now();
         let roll = log.tend(&self.node, self.ttl).await?;
         let claims = self.meet(asked, &roll);
@@ -322,8 +328,11 @@ impl Desk {
 
     async fn hand_over(mut self) {
         // In a task of its own, which nobody cancels: a database that hangs must not keep a process from ending.
-        let (log, node) = (self.log.clone(), self.node.clone());
-        let leaving = tokio::spawn(async move { log.leave(&node).await });
+        let (log, node, safe) = (self.log.clone(), self.node.clone(), self.safe);
+        let leaving = tokio::spawn(async move {
+            log.leave(&node).await?;
+            log.note_decided(safe).await
+        });
         let left = match tokio::time::timeout(GRACE, leaving).await {
             Ok(Ok(left)) => left,
             Ok(Err(ended)) => Err(Error::Store(ended.to_string())),

@@ -98,6 +98,7 @@ impl Desk {
                 Ok(roll) => {
                     let claims = self.meet(asked, &roll);
                     self.claim(claims, asked);
+                    self.note_decided();
                 }
                 Err(error) => {
                     self.complain(&error, "could not keep what this node leads");

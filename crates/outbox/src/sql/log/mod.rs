@@ -26,6 +26,9 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::log::{Appended, Condition, Frontier, Item, LogStore, Position, Query, Stored};
 
+/// The named lease whose epoch is how far the log is decided.
+const FRONTIER: &str = "log frontier";
+
 /// What differs between databases in the log. Not for use outside of this crate.
 #[doc(hidden)]
 pub trait LogDialect: sqlx::Database + Sized {
@@ -312,6 +315,21 @@ impl<DB: Database> LogStore for SqlStore<DB> {
             frontier.forget();
         }
         looked
+    }
+
+    async fn decided(&self) -> Result<Position> {
+        let rows = self.fetch(statements::DECIDED, vec![Value::text(FRONTIER)]).await?;
+        Ok(statements::position::<DB>(&rows)?)
+    }
+
+    async fn note_decided(&self, safe: Position) -> Result<()> {
+        let values = || vec![Value::text(FRONTIER), Value::Int(safe.get())];
+        if self.run(statements::NOTE_DECIDED, values()).await? == 0 {
+            // Somebody has come further, or nobody has come anywhere yet.
+            self.run(DB::NEW_LEASE, vec![Value::text(FRONTIER)]).await?;
+            self.run(statements::NOTE_DECIDED, values()).await?;
+        }
+        Ok(())
     }
 
     async fn head(&self) -> Result<Position> {

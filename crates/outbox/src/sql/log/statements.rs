@@ -13,6 +13,9 @@ const COLUMNS: &str = "l.position, l.event_id, l.tags, l.event_type, l.aggregate
 pub(super) const STORED_FROM: &str = "SELECT l.position, l.created_at FROM {log} l \
      WHERE l.position >= $1 AND l.position <= $2 ORDER BY l.position LIMIT 1";
 
+pub(super) const DECIDED: &str = "SELECT epoch FROM {leases} WHERE name = $1";
+pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1 AND epoch < $2";
+
 /// The position that a query of one number found; the start if there was none.
 pub(super) fn position<DB: Dialect>(rows: &[DB::Row]) -> Result<Position, sqlx::Error> {
     let number = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten();
