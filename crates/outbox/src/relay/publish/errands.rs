@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
 use super::Desk;
@@ -228,9 +230,12 @@ impl Desk {
     }
 
     /// Has a question asked in a task of its own, which lives until it is answered.
-    pub(super) fn errand<F: Future<Output = News> + Send + 'static>(&self, ask: impl FnOnce(Book) -> F) {
+    fn errand<F: Future<Output = News> + Send + 'static>(&self, ask: impl FnOnce(Book) -> F) {
         let (news, asking) = (self.news.clone(), ask(self.log.clone()));
-        tokio::spawn(async move { news.send(asking.await) });
+        tokio::spawn(async move {
+            let answer = AssertUnwindSafe(asking).catch_unwind().await;
+            news.send(answer.unwrap_or(News::Lost))
+        });
     }
 }
 

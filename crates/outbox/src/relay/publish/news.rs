@@ -58,6 +58,8 @@ pub(super) enum News {
         what: &'static str,
         result: Result<()>,
     },
+    /// Whoever was sent out panicked, and will not come back.
+    Lost,
     /// Somebody wants to know when everything is published.
     Quiet(oneshot::Sender<()>),
 }
@@ -118,10 +120,26 @@ impl Desk {
                     self.complain(&error, what);
                 }
             }
+            News::Lost => self.lost(now),
             News::Quiet(told) => {
                 self.hint();
                 self.waiting.push(told);
             }
+        }
+    }
+
+    /// Nobody knows who is missing: everybody is sent out again. To ask twice does no harm.
+    fn lost(&mut self, now: Instant) {
+        tracing::error!(store = self.log.name(), node = %self.node, "the store panicked: asking again");
+        (self.saving, self.tending, self.watching) = (false, false, false);
+        self.reading.clear();
+        self.frontier.get_or_insert_with(|| Frontier::from(self.safe));
+        let later = now + TROUBLE;
+        (self.save_at, self.tend_at, self.watch_at) = (later, later, later);
+        (self.read_at, self.advance_at, self.hinted) = (later, later, true);
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            // What was being saved is to be saved again.
+            lead.published |= std::mem::take(&mut lead.saving);
         }
     }
 

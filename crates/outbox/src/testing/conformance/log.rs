@@ -322,6 +322,16 @@ pub async fn a_taken_id_appends_nothing(harness: &impl Harness) {
     append(&scene, [event("c")]).await;
 }
 
+/// For a relay that starts anew, and for others who may be behind.
+pub async fn how_far_the_log_is_decided_is_noted_and_never_goes_back(harness: &impl Harness) {
+    let Some(scene) = open(harness).await else { return };
+    assert_eq!(log(&scene).decided().await.expect("it is read"), Position::START);
+    for (note, then) in [(5, 5), (3, 5), (5, 5), (9, 9)] {
+        log(&scene).note_decided(Position::new(note)).await.expect("it is noted");
+        assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(then));
+    }
+}
+
 /// With nobody at it.
 pub async fn what_is_appended_is_settled_and_safe(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
