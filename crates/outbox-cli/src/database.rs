@@ -5,12 +5,50 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use outbox::DatabaseKind;
+use outbox::{DatabaseKind, StoreOptions};
 use sqlx::ConnectOptions;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::Usage;
+
+/// Which database, and which tables of it.
+#[derive(clap::Args)]
+pub(crate) struct Tables {
+    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB)
+    // The value may hold a password: never shown in the help.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    pub(crate) database: String,
+
+    /// The table of the events; the other tables' names start with it
+    #[arg(long, default_value = "outbox_event", value_name = "NAME")]
+    pub(crate) table: String,
+
+    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own
+    #[arg(long, value_name = "NAME")]
+    schema: Option<String>,
+}
+
+impl Tables {
+    /// The kind of the database, and the options for its store. The names are checked; nothing is connected.
+    pub(crate) fn options(&self, connections: u32) -> Result<(DatabaseKind, StoreOptions)> {
+        let kind = kind(&self.database)?;
+        if kind == DatabaseKind::Sqlite && self.schema.is_some() {
+            return Err(Usage("SQLite has no schemas: leave --schema out".to_owned()).into());
+        }
+        let mut options = StoreOptions::default().table(&self.table).max_connections(connections);
+        if let Some(schema) = &self.schema {
+            options = options.schema(schema);
+        }
+        match outbox::migration_sql(kind, &options) {
+            Err(error @ outbox::Error::Identifier { .. }) => Err(Usage(error.to_string()).into()),
+            checked => {
+                checked?;
+                Ok((kind, options))
+            }
+        }
+    }
+}
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `demo` | `outbox demo`: a small shop that shows and checks what an outbox promises |
 //! | `migrate` | `outbox migrate`: creates or upgrades the tables |
+//! | `relay` | `outbox relay`: delivers events to standard output or a file |
 //! | `database` | the `--database` setting: which kind, how it may be shown, what its errors mean |
 //!
 //! A new command is a file with its `Options` and a `run`, and its line in [`Command`].
@@ -13,6 +14,7 @@
 mod database;
 mod demo;
 mod migrate;
+mod relay;
 
 use std::fmt;
 use std::io::{IsTerminal, Write};
@@ -39,12 +41,14 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   outbox demo                                          see it work; needs nothing, leaves nothing behind
-  outbox migrate --database postgres://ada@db/shop     create or upgrade the tables";
+  outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
+  outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line";
 
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Options),
     Migrate(migrate::Options),
+    Relay(relay::Options),
 }
 
 /// The user asked for something that cannot be: exit code 2, with the usage of the command.
@@ -64,6 +68,7 @@ impl Command {
         match self {
             Command::Demo(_) => "demo",
             Command::Migrate(_) => "migrate",
+            Command::Relay(_) => "relay",
         }
     }
 
@@ -73,6 +78,7 @@ impl Command {
             // Its handlers fail on purpose: those lines are for people who ask for them.
             Command::Demo(_) => "off",
             Command::Migrate(_) => "warn",
+            Command::Relay(_) => "info",
         }
     }
 }
@@ -111,6 +117,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
+        Command::Relay(options) => relay::run(options).await,
     }
 }
 

@@ -3,31 +3,20 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use outbox::{DatabaseKind, Error, StoreOptions, migration_sql, open_store};
+use outbox::{Error, StoreOptions, migration_sql, open_store};
 
-use crate::database::{self, DatabaseUrl};
-use crate::{Usage, say};
+use crate::database::{DatabaseUrl, Tables};
+use crate::say;
 
 /// Create or upgrade the tables, or print the SQL that does
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB)
-    ///
-    /// With --print the scheme alone will do: sqlite, postgres or mysql.
-    // The value may hold a password: never shown in the help.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    database: String,
+    #[command(flatten)]
+    tables: Tables,
 
-    /// The table of the events; the other tables' names start with it
-    #[arg(long, default_value = "outbox_event", value_name = "NAME")]
-    table: String,
-
-    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own
-    #[arg(long, value_name = "NAME")]
-    schema: Option<String>,
-
-    /// Print the SQL instead of running it: for your own migrations. No server is needed
+    /// Print the SQL instead of running it: for your own migrations. No server is needed, and of the database its kind will do:
+    /// sqlite, postgres or mysql
     #[arg(long)]
     print: bool,
 }
@@ -42,25 +31,14 @@ Examples:
 It is safe to run at every deployment: tables that are up to date are left alone.";
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
-    let kind = database::kind(&options.database)?;
-    if kind == DatabaseKind::Sqlite && options.schema.is_some() {
-        return Err(Usage("SQLite has no schemas: leave --schema out".to_owned()).into());
-    }
-    let mut tables = StoreOptions::default().table(&options.table).max_connections(2);
-    if let Some(schema) = &options.schema {
-        tables = tables.schema(schema);
-    }
-    // The names are checked here, before anything is connected.
-    let sql = match migration_sql(kind, &tables) {
-        Err(error @ Error::Identifier { .. }) => return Err(Usage(error.to_string()).into()),
-        sql => sql?,
-    };
+    let (kind, tables) = options.tables.options(2)?;
+    let sql = migration_sql(kind, &tables)?;
     if options.print {
         say(sql.trim_end());
     } else {
-        let database = DatabaseUrl::parse(&options.database)?;
+        let database = DatabaseUrl::parse(&options.tables.database)?;
         let done = migrate(&database, &tables, version(&sql)).await?;
-        say(format_args!("{database}: table {} {done}", options.table));
+        say(format_args!("{database}: table {} {done}", options.tables.table));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -292,7 +292,7 @@ fn wrong_names_and_values_are_wrong_usage() {
 
 #[test]
 fn every_help_has_examples() {
-    for arguments in [&["--help"][..], &["demo", "--help"], &["migrate", "--help"]] {
+    for arguments in [&["--help"][..], &["demo", "--help"], &["migrate", "--help"], &["relay", "--help"]] {
         let ran = run(arguments).expect(0);
         assert!(ran.out.contains("Examples:"), "{}", ran.out);
     }
