@@ -20,7 +20,7 @@ pub(crate) struct Tables {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     pub(crate) database: String,
 
-    /// The table of the events; the other tables' names start with it
+    /// The table of the events; the other tables' names are made from it
     #[arg(long, default_value = "outbox_event", value_name = "NAME")]
     pub(crate) table: String,
 

@@ -1,5 +1,6 @@
 //! `outbox relay`: delivers events from a database to standard output or a file, one JSON object a line.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -12,7 +13,7 @@ use async_trait::async_trait;
 use clap::ValueEnum;
 use outbox::store::SharedStore;
 use outbox::{Completion, Error, Outgoing, PublishError, Publisher, Relay, RelayBuilder, Topic, open_store};
-use outbox_transports::Lines;
+use outbox_transports::{Lines, Sink};
 use tokio::sync::Notify;
 
 use crate::Usage;
@@ -141,7 +142,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     let database = DatabaseUrl::parse(&options.tables.database)?;
     let explain = |error| database.explain_outbox(error);
     database.probe().await?;
-    let publisher = Arc::new(Careful::new(options.publish.open().await?));
+    let publisher = Arc::new(options.publish.open().await?);
     let store = open_store(database.secret(), &tables).await.map_err(explain)?;
     if options.migrate {
         store.migrate().await.map_err(explain)?;
@@ -155,7 +156,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
             told?;
             stop(relay).await
         }
-        () = publisher.gone.notified() => {
+        () = publisher.gone.told.notified() => {
             stop(relay).await?;
             bail!("cannot write to {} any more; what was not written stays in the database", options.publish.name());
         }
@@ -224,28 +225,46 @@ impl Where {
         }
     }
 
-    async fn open(&self) -> Result<Box<dyn Publisher>> {
-        Ok(match self {
-            Where::Stdout => Box::new(Lines::stdout()),
+    async fn open(&self) -> Result<Careful> {
+        let gone = Arc::new(Gone::default());
+        let inner: Box<dyn Publisher> = match self {
+            Where::Stdout => Box::new(Lines::to(Watched(tokio::io::stdout(), gone.clone()))),
             Where::File(path) => {
-                let lines = Lines::append(path).await;
-                Box::new(lines.with_context(|| format!("cannot write to {}", self.name()))?)
+                let file = tokio::fs::OpenOptions::new().append(true).create(true).open(path).await;
+                let file = file.with_context(|| format!("cannot write to {}", self.name()))?;
+                Box::new(Lines::to(Watched(file, gone.clone())))
             }
-        })
+        };
+        Ok(Careful { inner, gone })
     }
 }
 
-/// Stops at the first error: a reader that has gone away is not the fault of any event, and must not use up its attempts.
+/// Whether lines can still be written.
+#[derive(Default)]
+struct Gone {
+    is_so: AtomicBool,
+    told: Notify,
+}
+
+/// Notes when lines cannot be written any more.
+struct Watched<S>(S, Arc<Gone>);
+
+#[async_trait]
+impl<S: Sink> Sink for Watched<S> {
+    async fn put(&mut self, lines: &[u8]) -> io::Result<()> {
+        let put = self.0.put(lines).await;
+        if put.is_err() {
+            self.1.is_so.store(true, Ordering::Relaxed);
+            self.1.told.notify_one();
+        }
+        put
+    }
+}
+
+/// Is not healthy once lines cannot be written: that is not the fault of any event, and must not use up its attempts.
 struct Careful {
     inner: Box<dyn Publisher>,
-    broken: AtomicBool,
-    gone: Notify,
-}
-
-impl Careful {
-    fn new(inner: Box<dyn Publisher>) -> Self {
-        Self { inner, broken: AtomicBool::new(false), gone: Notify::new() }
-    }
+    gone: Arc<Gone>,
 }
 
 #[async_trait]
@@ -255,16 +274,11 @@ impl Publisher for Careful {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let published = self.inner.publish_batch(events).await;
-        if published.is_err() {
-            self.broken.store(true, Ordering::Relaxed);
-            self.gone.notify_one();
-        }
-        published
+        self.inner.publish_batch(events).await
     }
 
     async fn is_healthy(&self) -> bool {
-        !self.broken.load(Ordering::Relaxed) && self.inner.is_healthy().await
+        !self.gone.is_so.load(Ordering::Relaxed) && self.inner.is_healthy().await
     }
 }
 

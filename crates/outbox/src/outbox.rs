@@ -121,7 +121,7 @@ impl OutboxBuilder {
         Self::default()
     }
 
-    /// The table of the events, instead of `outbox_event`. The other tables' names start with it.
+    /// The table of the events, instead of `outbox_event`. The other tables' names are made from it.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.options = self.options.table(table);
         self

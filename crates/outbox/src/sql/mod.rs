@@ -88,7 +88,7 @@ pub async fn open_store(url: &str, options: &StoreOptions) -> Result<SharedStore
 }
 
 impl StoreOptions {
-    /// The table of the events, instead of `outbox_event`. The other tables' names start with it.
+    /// The table of the events, instead of `outbox_event`. The other tables' names are made from it.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.table = table.into();
         self
