@@ -19,6 +19,7 @@ mod relay;
 use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
@@ -91,7 +92,17 @@ pub(crate) fn say(text: impl fmt::Display) {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let name = cli.command.name();
-    match run(cli) {
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ran = runtime.block_on(run(cli));
+    // Not longer: a reader of standard output that has stopped reading must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    match ran {
         Ok(code) => code,
         Err(error) => match error.downcast_ref::<Usage>() {
             Some(usage) => explain_usage(name, usage),
@@ -111,7 +122,6 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     command.error(ErrorKind::InvalidValue, usage).exit()
 }
 
-#[tokio::main]
 async fn run(cli: Cli) -> Result<ExitCode> {
     log(cli.log.as_deref().unwrap_or(cli.command.log()))?;
     match cli.command {

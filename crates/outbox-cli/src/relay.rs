@@ -12,8 +12,9 @@ use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
 use clap::ValueEnum;
 use outbox::store::SharedStore;
-use outbox::{Completion, Error, Outgoing, PublishError, Publisher, Relay, RelayBuilder, Topic, open_store};
-use outbox_transports::{Lines, Sink};
+use outbox::{Completion, Error, Outgoing, PublishError, Publisher, RelayBuilder, Topic, open_store};
+use outbox_transports::{Lines, Sink, open_to_append};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use crate::Usage;
@@ -141,6 +142,8 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     let (_, tables) = options.tables.options(4)?;
     let database = DatabaseUrl::parse(&options.tables.database)?;
     let explain = |error| database.explain_outbox(error);
+    // From the first moment on: what is told to stop while it starts stops as well.
+    let mut signals = Signals::new()?;
     database.probe().await?;
     let publisher = Arc::new(options.publish.open().await?);
     let store = open_store(database.secret(), &tables).await.map_err(explain)?;
@@ -151,32 +154,44 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
         Err(Error::Setting(what)) => return Err(Usage(what).into()),
         started => started.map_err(explain)?,
     };
-    tokio::select! {
-        told = told_to_stop() => {
-            told?;
-            stop(relay).await
-        }
-        () = publisher.gone.told.notified() => {
-            stop(relay).await?;
-            bail!("cannot write to {} any more; what was not written stays in the database", options.publish.name());
-        }
+    let gone = tokio::select! {
+        () = signals.next() => false,
+        () = publisher.gone.told.notified() => true,
+    };
+    let stopped = tokio::select! {
+        stopped = relay.stop() => stopped,
+        // Whoever says it twice does not want to wait.
+        () = signals.next() => std::process::exit(130),
+    };
+    if gone {
+        let lines = options.publish.name();
+        bail!("cannot write to {lines} any more; what was not written stays in the database");
     }
-}
-
-async fn stop(relay: Relay) -> Result<ExitCode> {
-    relay.stop().await.context("could not give back what was in hand: others wait for its lease")?;
+    stopped.context("could not give back what was in hand: others wait for its lease")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for SIGTERM or Ctrl-C.
-async fn told_to_stop() -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for Ctrl-C")?,
+/// SIGTERM and Ctrl-C.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let to_hear = |kind| signal(kind).context("cannot wait for SIGTERM and Ctrl-C");
+        Ok(Self {
+            terminate: to_hear(SignalKind::terminate())?,
+            interrupt: to_hear(SignalKind::interrupt())?,
+        })
     }
-    Ok(())
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 impl Options {
@@ -230,7 +245,7 @@ impl Where {
         let inner: Box<dyn Publisher> = match self {
             Where::Stdout => Box::new(Lines::to(Watched(tokio::io::stdout(), gone.clone()))),
             Where::File(path) => {
-                let file = tokio::fs::OpenOptions::new().append(true).create(true).open(path).await;
+                let file = open_to_append(path).await;
                 let file = file.with_context(|| format!("cannot write to {}", self.name()))?;
                 Box::new(Lines::to(Watched(file, gone.clone())))
             }

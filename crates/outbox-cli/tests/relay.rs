@@ -1,6 +1,6 @@
 //! `outbox relay` as its users meet it: the real binary, what it writes, how it stops.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ async fn it_appends_to_a_file_and_deletes_what_is_done() {
     let folder = tempfile::tempdir().unwrap();
     let (url, outbox) = shop(folder.path()).await;
     let file = folder.path().join("events.jsonl");
+    // A crash has cut off the last line.
+    std::fs::write(&file, "{\"id\": \"half").unwrap();
     let publish = format!("file:{}", file.display());
     let relay = Relay::start(&[
         "--database",
@@ -108,7 +110,7 @@ async fn it_appends_to_a_file_and_deletes_what_is_done() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     outbox.send_all((0..50).map(|n| Event::new("n").json(&n))).await.unwrap();
-    while std::fs::read_to_string(&file).unwrap_or_default().lines().count() < 50 {
+    while std::fs::read_to_string(&file).unwrap_or_default().lines().count() < 51 {
         assert!(Instant::now() < end, "it writes them");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -118,10 +120,37 @@ async fn it_appends_to_a_file_and_deletes_what_is_done() {
     let mut numbers: Vec<u64> = std::fs::read_to_string(&file)
         .unwrap()
         .lines()
+        .skip(1)
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["payload"].as_u64().unwrap())
         .collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
+}
+
+/// As in `outbox relay … | less`, and nobody reads on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_has_stopped_reading_does_not_keep_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (url, outbox) = shop(folder.path()).await;
+    outbox.migrate().await.unwrap();
+    outbox.send_all((0..100).map(|_| Event::new("big").json(&"x".repeat(10_000)))).await.unwrap();
+    let mut relay = Relay::start(&["--database", &url, "--publish", "stdout", "--lease", "1s"]);
+    assert_eq!(
+        tokio::task::block_in_place(|| relay.0.stdout.as_mut().unwrap().read(&mut [0; 10])).unwrap(),
+        10
+    );
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    // The first is for what is in hand, the second for now.
+    for _ in 0..2 {
+        assert!(Command::new("kill").args(["-TERM", &relay.0.id().to_string()]).status().unwrap().success());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let end = Instant::now() + Duration::from_secs(30);
+    while relay.0.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "it does not end");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(outbox.admin().stats().await.unwrap().dead, 0);
 }
 
 /// As in `outbox relay … | head`. What was not written stays, and nothing is dead.

@@ -17,4 +17,4 @@
 
 mod lines;
 
-pub use lines::{Lines, Sink};
+pub use lines::{Lines, Sink, open_to_append};

@@ -11,7 +11,7 @@ use outbox::{
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::Mutex;
 
 /// Writes every event as one JSON object on a line of its own. An event is done when its line is out: flushed, and for a
@@ -30,9 +30,30 @@ use tokio::sync::Mutex;
 ///
 /// Fields that an event does not have are left out. A JSON payload is `payload`, as it was written but for line breaks; any
 /// other payload comes with its `content_type`, as `payload` if it is text, else as `payload_base64`.
+///
+/// Where writing was cut off, by a crash or a full disk, perhaps in the middle of a line, the next line starts on a new one: there may
+/// be half a line then, or an empty one.
 #[derive(Debug)]
 pub struct Lines<S> {
-    sink: Mutex<S>,
+    ink: Mutex<Ink<S>>,
+}
+
+/// A sink, and whether it may be in the middle of a line.
+#[derive(Debug)]
+struct Ink<S> {
+    sink: S,
+    midline: bool,
+}
+
+impl<S: Sink> Ink<S> {
+    async fn put(&mut self, lines: &[u8]) -> io::Result<()> {
+        if std::mem::replace(&mut self.midline, true) {
+            self.sink.put(b"\n").await?;
+        }
+        self.sink.put(lines).await?;
+        self.midline = false;
+        Ok(())
+    }
 }
 
 impl Lines<tokio::io::Stdout> {
@@ -45,14 +66,29 @@ impl Lines<tokio::io::Stdout> {
 impl Lines<tokio::fs::File> {
     /// To the end of a file, made if it is not there.
     pub async fn append(file: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self::to(tokio::fs::OpenOptions::new().append(true).create(true).open(file).await?))
+        Ok(Self::to(open_to_append(file).await?))
     }
+}
+
+/// Opens a file to append lines to, made if it is not there. What was cut off at its end gets an end.
+pub async fn open_to_append(file: impl AsRef<Path>) -> io::Result<tokio::fs::File> {
+    let mut file = tokio::fs::OpenOptions::new().read(true).append(true).create(true).open(file).await?;
+    if file.metadata().await?.len() > 0 {
+        let mut last = [0];
+        file.seek(io::SeekFrom::End(-1)).await?;
+        file.read_exact(&mut last).await?;
+        if last != *b"\n" {
+            file.write_all(b"\n").await?;
+            file.flush().await?;
+        }
+    }
+    Ok(file)
 }
 
 impl<S: Sink> Lines<S> {
     /// To anything that takes lines.
     pub fn to(sink: S) -> Self {
-        Self { sink: Mutex::new(sink) }
+        Self { ink: Mutex::new(Ink { sink, midline: false }) }
     }
 }
 
@@ -85,7 +121,7 @@ impl<S: Sink> Handler for Lines<S> {
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
         let mut line = Vec::new();
         Line::of(&cx, cx.attempt(), cx.seq())?.write_to(&mut line)?;
-        self.sink.lock().await.put(&line).await?;
+        self.ink.lock().await.put(&line).await?;
         Ok(Outcome::Done)
     }
 }
@@ -107,7 +143,7 @@ impl<S: Sink> Publisher for Lines<S> {
             }
         }
         if !lines.is_empty() {
-            self.sink.lock().await.put(&lines).await?;
+            self.ink.lock().await.put(&lines).await?;
         }
         refused.map_or(Ok(()), Err)
     }

@@ -44,7 +44,7 @@ async fn written_as_lines(events: Vec<Event>, failures: u32) -> Vec<Value> {
     }
     relay.stop().await.unwrap();
     let text = String::from_utf8(sink.0.lock().unwrap().1.clone()).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines().filter(|line| !line.is_empty()).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
@@ -88,7 +88,11 @@ async fn a_log_is_published_as_lines() {
     lines.publish_batch(&batch).await.unwrap();
 
     let text = String::from_utf8(sink.0.lock().unwrap().1.clone()).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(lines.len(), 2);
     for (line, n) in lines.iter().zip([1, 2]) {
         assert_eq!(line["id"], batch[n - 1].id().as_str());

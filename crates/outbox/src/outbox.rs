@@ -72,6 +72,15 @@ struct Shared<DB: Database> {
     ringing: AtomicBool,
 }
 
+/// Others are about to be told.
+struct Ringing<DB: Database>(Arc<Shared<DB>>);
+
+impl<DB: Database> Drop for Ringing<DB> {
+    fn drop(&mut self) {
+        self.0.ringing.store(false, Ordering::Release);
+    }
+}
+
 /// How long to wait for more to tell other processes of.
 const BEFORE_RINGING: Duration = Duration::from_millis(5);
 
@@ -444,9 +453,11 @@ impl<DB: Database> Outbox<DB> {
             return;
         }
         let shared = self.shared.clone();
+        // Also if the runtime ends meanwhile.
+        let ringing = Ringing(shared.clone());
         runtime.spawn(async move {
             tokio::time::sleep(BEFORE_RINGING).await;
-            shared.ringing.store(false, Ordering::Release);
+            drop(ringing);
             if let Err(error) = shared.store.ring().await {
                 tracing::debug!(store = shared.store.name(), %error, "could not tell others of an append: they look for it");
             }

@@ -126,11 +126,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// When the answer is lost on its way, nobody knows whether the commit happened: that is
     /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
-        if self.half {
-            return Err(Error::Lifecycle(
-                "an append to the log was cancelled half way, so the transaction was rolled back: begin again",
-            ));
-        }
+        self.is_whole()?;
         // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
         if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
             self.keep_what_is_there().await?;
@@ -214,6 +210,16 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.receiving = true;
         self.unsure |= !answered;
         self.touched &= !answered;
+    }
+
+    /// Whether every append to the log has come to its end.
+    pub(crate) fn is_whole(&self) -> Result<()> {
+        if self.half {
+            return Err(Error::Lifecycle(
+                "an append to the log was cancelled, or ended by a deadlock: the transaction is rolled back, begin again",
+            ));
+        }
+        Ok(())
     }
 
     /// An append to the log begins: dropped before its end, half of it may be there.

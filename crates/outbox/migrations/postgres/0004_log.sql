@@ -46,6 +46,10 @@ DECLARE
     taken integer := COALESCE(NULLIF(current_setting('outbox.log_locks', TRUE), ''), '0')::integer;
     wanted integer := cardinality(shared) + cardinality(alone);
 BEGIN
+    IF taken + wanted > 1024 THEN
+        -- Most may be the same again.
+        SELECT count(*) INTO taken FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';
+    END IF;
     IF wanted > 256 OR taken + wanted > 1024 THEN
         PERFORM pg_advisory_xact_lock(hashtextextended('e', hashtextextended('{log}', 4)));
         RETURN;

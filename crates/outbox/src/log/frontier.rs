@@ -48,6 +48,13 @@ impl Frontier {
         Self { safe: decided, seen: decided, ..Self::default() }
     }
 
+    /// The log ends here: less than was decided before means that it is another log, after a failover or a restore.
+    pub(crate) fn ends_at(&mut self, end: Position) {
+        if end < self.safe {
+            *self = Self { server: std::mem::take(&mut self.server), ..Self::default() };
+        }
+    }
+
     /// Everything up to here is decided.
     pub(crate) fn reach(&mut self, position: Position) {
         self.safe = self.safe.max(position);
@@ -68,6 +75,7 @@ impl Frontier {
             self.barriers.clear();
             self.server = look.server;
         }
+        self.ends_at(look.drawn);
         self.seen = look.newest.max(self.safe);
         let known = self.barriers.back().map_or(self.safe, |last| last.position.max(self.safe));
         if look.drawn > known {
@@ -119,6 +127,11 @@ mod tests {
     #[test]
     fn with_nobody_there_everything_drawn_is_decided() {
         assert_eq!(safe_after([look(0, &[]), look(7, &[]), look(9, &[])]), [0, 7, 9]);
+    }
+
+    #[test]
+    fn a_log_that_ends_before_what_was_decided_is_another_one() {
+        assert_eq!(safe_after([look(9, &[]), look(5, &["3/1"]), look(6, &[])]), [9, 0, 6]);
     }
 
     #[test]

@@ -184,7 +184,8 @@ impl<DB: Database> Log<DB> {
     /// find them when they look next. A conflict leaves the transaction as it was. On PostgreSQL mind other errors: after
     /// one, a commit is a rollback.
     ///
-    /// Until its end the transaction keeps others from deciding by what it appended.
+    /// Until its end the transaction keeps others from deciding by what it appended. Do not commit it after an append that was
+    /// cancelled half way: [`Tx`] would refuse to, yours cannot.
     pub async fn append_on<E: IntoEvent>(
         &self,
         tx: &mut sqlx::Transaction<'_, DB>,
@@ -302,9 +303,13 @@ impl<DB: Database> Tx<'_, DB> {
     ) -> Result<Appended> {
         let outbox = self.outbox().clone();
         let events = outbox.prepare_for_log(events)?;
+        self.is_whole()?;
         self.appending();
         let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
-        self.appended();
+        // A deadlock has ended the transaction on MySQL: what comes after it would be another one.
+        if !appended.as_ref().is_err_and(Error::is_transient) {
+            self.appended();
+        }
         match &appended {
             Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {
                 self.answered();

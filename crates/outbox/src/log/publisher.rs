@@ -176,6 +176,8 @@ impl Handler for Forward {
         match self.0.publish_batch(std::slice::from_ref(&outgoing)).await {
             Ok(()) => Ok(Outcome::Done),
             Err(error) if error.published > 0 => Ok(Outcome::Done),
+            // Nor is what has become of it since.
+            Err(_) if !self.0.is_healthy().await => Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE)),
             Err(error) => Err(error.failure),
         }
     }

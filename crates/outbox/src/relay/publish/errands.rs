@@ -11,7 +11,7 @@ use tracing::Instrument as _;
 use super::Desk;
 use super::book::Book;
 use super::chunks::{Chunk, Gathered, MOST};
-use super::news::News;
+use super::news::{Errand, News};
 use super::strand::{Lead, Outcome};
 use crate::error::Result;
 use crate::handler::Failure;
@@ -29,7 +29,7 @@ impl Desk {
         {
             let looked = !self.hinted && now >= self.earliest_look();
             self.hinted = false;
-            self.errand(async move |log| {
+            self.errand(Errand::Advance, async move |log| {
                 let result = log.advance(&mut frontier).await;
                 News::Advanced { frontier, result, looked }
             });
@@ -38,7 +38,7 @@ impl Desk {
             self.watching = true;
             self.watch_pause = (self.watch_pause * 2).min(self.watch);
             self.watch_at = now + self.watch_pause;
-            self.errand(async move |log| News::Head(log.head().await));
+            self.errand(Errand::Watch, async move |log| News::Head(log.head().await));
         }
     }
 
@@ -102,7 +102,7 @@ impl Desk {
         for from in self.wanted.drain(..free).collect::<Vec<_>>() {
             let upto = self.chunks.reach(from, safe);
             self.reading.push(from);
-            self.errand(async move |log| News::Read {
+            self.errand(Errand::Read(from), async move |log| News::Read {
                 from,
                 result: read_chunk(&log, from, upto, safe).await,
             });
@@ -136,7 +136,7 @@ impl Desk {
         self.saving = true;
         self.save_at = now;
         let node = self.node.clone();
-        self.errand(async move |log| {
+        self.errand(Errand::Save, async move |log| {
             let result = log.save(&node, &moves).await;
             News::Saved { moves, result }
         });
@@ -149,7 +149,7 @@ impl Desk {
         }
         self.tending = true;
         let (node, ttl) = (self.node.clone(), self.ttl);
-        self.errand(async move |log| {
+        self.errand(Errand::Tend, async move |log| {
             let asked = Instant::now();
             let result = log.tend(&node, ttl).await;
             News::Tended { asked, result }
@@ -178,7 +178,7 @@ impl Desk {
             return;
         }
         let node = self.node.clone();
-        self.errand(async move |log| {
+        self.errand(Errand::Tell, async move |log| {
             let result = log.release(&node, &pairs).await;
             News::Told { what: "could not hand over publishers", result }
         });
@@ -191,7 +191,7 @@ impl Desk {
             return;
         }
         self.noted = safe;
-        self.errand(async move |log| {
+        self.errand(Errand::Tell, async move |log| {
             let result = log.note_decided(safe).await;
             News::Told { what: "could not note how far the log is decided", result }
         });
@@ -208,7 +208,7 @@ impl Desk {
         for (pair, _) in &missing {
             self.strands[self.index[pair]].lose();
         }
-        self.errand(async move |log| {
+        self.errand(Errand::Tell, async move |log| {
             let result = log.register(&missing).await;
             News::Told { what: "could not make the rows of publishers", result }
         });
@@ -222,7 +222,7 @@ impl Desk {
             return;
         }
         let (node, ttl) = (self.node.clone(), self.ttl);
-        self.errand(async move |log| {
+        self.errand(Errand::Tend, async move |log| {
             let asked = Instant::now();
             let result = log.claim(&node, ttl, &pairs).await;
             News::Claimed { asked, result }
@@ -230,11 +230,11 @@ impl Desk {
     }
 
     /// Has a question asked in a task of its own, which lives until it is answered.
-    fn errand<F: Future<Output = News> + Send + 'static>(&self, ask: impl FnOnce(Book) -> F) {
+    fn errand<F: Future<Output = News> + Send + 'static>(&self, errand: Errand, ask: impl FnOnce(Book) -> F) {
         let (news, asking) = (self.news.clone(), ask(self.log.clone()));
         tokio::spawn(async move {
             let answer = AssertUnwindSafe(asking).catch_unwind().await;
-            news.send(answer.unwrap_or(News::Lost))
+            news.send(answer.unwrap_or(News::Lost(errand)))
         });
     }
 }

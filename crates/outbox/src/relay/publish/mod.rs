@@ -183,7 +183,8 @@ impl Desk {
             self.strands.iter().map(|strand| (strand.id().clone(), strand.pair.from_now)).collect();
         log.register(&rows).await?;
         // Where others have come to: not every gap of the log has to be waited for again.
-        self.noted = log.decided().await?;
+        let (noted, head) = (log.decided().await?, log.head().await?);
+        self.noted = if noted <= head { noted } else { Position::START };
         (self.safe, self.frontier) = (self.noted, Some(Frontier::from(self.noted)));
         let asked = Instant::now();
         let roll = log.tend(&self.node, self.ttl).await?;

@@ -59,9 +59,20 @@ pub(super) enum News {
         result: Result<()>,
     },
     /// Whoever was sent out panicked, and will not come back.
-    Lost,
+    Lost(Errand),
     /// Somebody wants to know when everything is published.
     Quiet(oneshot::Sender<()>),
+}
+
+/// What somebody was sent out for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Errand {
+    Advance,
+    Watch,
+    Read(Position),
+    Save,
+    Tend,
+    Tell,
 }
 
 impl Desk {
@@ -77,8 +88,7 @@ impl Desk {
                         self.watch_soon(now);
                         self.hint();
                     }
-                    // The last events may have been deleted.
-                    Ok(head) => self.head = head.max(self.safe),
+                    Ok(_) => {}
                     Err(error) => self.complain(&error, "could not look for new events"),
                 }
             }
@@ -120,7 +130,7 @@ impl Desk {
                     self.complain(&error, what);
                 }
             }
-            News::Lost => self.lost(now),
+            News::Lost(errand) => self.lost(errand, now),
             News::Quiet(told) => {
                 self.hint();
                 self.waiting.push(told);
@@ -128,18 +138,46 @@ impl Desk {
         }
     }
 
-    /// Nobody knows who is missing: everybody is sent out again. To ask twice does no harm.
-    fn lost(&mut self, now: Instant) {
-        tracing::error!(store = self.log.name(), node = %self.node, "the store panicked: asking again");
-        (self.saving, self.tending, self.watching) = (false, false, false);
-        self.reading.clear();
-        self.frontier.get_or_insert_with(|| Frontier::from(self.safe));
+    /// The log has gone back: after a failover, or a restore. What is known of it is worth nothing.
+    fn start_over(&mut self) {
+        tracing::error!(
+            store = self.log.name(), node = %self.node,
+            "the log ends before what was published: starting again from what the table says"
+        );
+        self.chunks.clear();
+        self.noted = Position::START;
+        let mut led = Vec::new();
+        for strand in &mut self.strands {
+            if let Some(lead) = &strand.lead {
+                led.push((strand.pair.id.clone(), lead.epoch));
+                strand.lose();
+            }
+        }
+        self.release(led);
+    }
+
+    /// Whoever was sent out panicked: somebody else is sent, in a moment.
+    fn lost(&mut self, errand: Errand, now: Instant) {
+        tracing::error!(store = self.log.name(), node = %self.node, ?errand, "the store panicked: asking again");
         let later = now + TROUBLE;
-        (self.save_at, self.tend_at, self.watch_at) = (later, later, later);
-        (self.read_at, self.advance_at, self.hinted) = (later, later, true);
-        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
-            // What was being saved is to be saved again.
-            lead.published |= std::mem::take(&mut lead.saving);
+        match errand {
+            Errand::Advance => {
+                self.frontier = Some(Frontier::from(self.safe));
+                (self.advance_at, self.hinted) = (later, true);
+            }
+            Errand::Watch => (self.watching, self.watch_at) = (false, later),
+            Errand::Read(from) => {
+                self.reading.retain(|reading| *reading != from);
+                self.read_at = later;
+            }
+            Errand::Save => {
+                (self.saving, self.save_at) = (false, later);
+                for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+                    lead.published |= std::mem::take(&mut lead.saving);
+                }
+            }
+            Errand::Tend => (self.tending, self.tend_at) = (false, later),
+            Errand::Tell => {}
         }
     }
 
@@ -171,6 +209,9 @@ impl Desk {
             return;
         }
         let moved = safe > self.safe;
+        if safe < self.safe {
+            self.start_over();
+        }
         self.safe = safe;
         self.head = seen.max(safe);
         if moved {

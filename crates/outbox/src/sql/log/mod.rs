@@ -325,7 +325,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
     async fn note_decided(&self, safe: Position) -> Result<()> {
         let values = || vec![Value::text(FRONTIER), Value::Int(safe.get())];
         if self.run(statements::NOTE_DECIDED, values()).await? == 0 {
-            // Somebody has come further, or nobody has come anywhere yet.
+            // Nobody has come anywhere yet.
             self.run(DB::NEW_LEASE, vec![Value::text(FRONTIER)]).await?;
             self.run(statements::NOTE_DECIDED, values()).await?;
         }

@@ -60,7 +60,9 @@ impl LogDialect for MySql {
 
     async fn look(sql: &dyn Render, conn: &mut MySqlConnection, frontier: &mut Frontier) -> Result<()> {
         let rows = Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?;
-        frontier.reach(statements::position::<Self>(&rows)?);
+        let end = statements::position::<Self>(&rows)?;
+        frontier.ends_at(end);
+        frontier.reach(end);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ pub(super) const STORED_FROM: &str = "SELECT l.position, l.created_at FROM {log}
      WHERE l.position >= $1 AND l.position <= $2 ORDER BY l.position LIMIT 1";
 
 pub(super) const DECIDED: &str = "SELECT epoch FROM {leases} WHERE name = $1";
-pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1 AND epoch < $2";
+pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1";
 
 /// The position that a query of one number found; the start if there was none.
 pub(super) fn position<DB: Dialect>(rows: &[DB::Row]) -> Result<Position, sqlx::Error> {

@@ -322,13 +322,13 @@ pub async fn a_taken_id_appends_nothing(harness: &impl Harness) {
     append(&scene, [event("c")]).await;
 }
 
-/// For a relay that starts anew, and for others who may be behind.
-pub async fn how_far_the_log_is_decided_is_noted_and_never_goes_back(harness: &impl Harness) {
+/// For a relay that starts anew. Less is no mistake: then it has more to find out.
+pub async fn how_far_the_log_is_decided_is_noted(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     assert_eq!(log(&scene).decided().await.expect("it is read"), Position::START);
-    for (note, then) in [(5, 5), (3, 5), (5, 5), (9, 9)] {
+    for note in [5, 5, 9, 3] {
         log(&scene).note_decided(Position::new(note)).await.expect("it is noted");
-        assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(then));
+        assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(note));
     }
 }
 

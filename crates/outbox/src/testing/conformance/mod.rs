@@ -226,7 +226,7 @@ macro_rules! conformance_tests {
                 an_append_of_nothing_checks_its_condition
                 a_taken_id_appends_nothing
                 what_is_appended_is_settled_and_safe
-                how_far_the_log_is_decided_is_noted_and_never_goes_back
+                how_far_the_log_is_decided_is_noted
                 a_row_of_the_log_that_cannot_be_decoded_is_told_with_its_position
                 positions_are_found_by_time
                 of_those_who_decide_at_once_one_succeeds
