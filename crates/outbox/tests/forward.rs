@@ -110,6 +110,40 @@ on_every_database! {
         assert_eq!(bed.status(&id).await, Status::Done);
     }
 
+    /// Its destination has gone away: that is no fault of the event's.
+    async fn a_publisher_that_fails_and_is_not_healthy_any_more_costs_no_attempt(|bed|) {
+        struct Breaks(LatchPublisher, AtomicBool, AtomicU32);
+
+        #[async_trait]
+        impl Publisher for Breaks {
+            fn name(&self) -> &'static str {
+                "breaks"
+            }
+
+            async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+                if self.1.swap(true, Ordering::SeqCst) {
+                    return self.0.publish_batch(events).await;
+                }
+                Err(Failure::retry("cut off").into())
+            }
+
+            /// Not right after it broke, and then again.
+            async fn is_healthy(&self) -> bool {
+                !self.1.load(Ordering::SeqCst) || self.2.fetch_add(1, Ordering::SeqCst) > 0
+            }
+        }
+
+        let latch = LatchPublisher::expecting(1);
+        let publisher = Breaks(latch.clone(), AtomicBool::new(false), AtomicU32::new(0));
+        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward(["e"], publisher).start().await.unwrap();
+        let id = bed.write("e", 0..1).await.remove(0);
+        let arrived = latch.wait(FOREVER).await.expect("one failure would have been its last");
+        assert_eq!(arrived[0].attempt(), 1);
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.status(&id).await, Status::Done);
+    }
+
     /// As a handler's are.
     async fn errors_of_a_publisher_are_retried(frozen |bed|) {
         let latch = LatchPublisher::expecting(1);

@@ -70,6 +70,21 @@ on_every_database! {
         }
     }
 
+    /// Half of it may be there, events without their tags: that must not be committed.
+    async fn a_transaction_whose_append_was_cancelled_cannot_be_committed(|bed|) {
+        use futures_util::FutureExt as _;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        // So many that it cannot be over at once.
+        let many = (0..5_000).map(|n| Event::new("E").tag("w", n).json(&n));
+        assert!(tx.append(many).now_or_never().is_none(), "it takes a while");
+        let again = tx.append([Event::new("E").json(&2)]).await;
+        assert!(matches!(again, Err(Error::Lifecycle(_))), "{again:?}");
+        let committed = tx.commit().await;
+        assert!(matches!(committed, Err(Error::Lifecycle(_))), "{committed:?}");
+        let other = bed.another().await;
+        assert_eq!(other.outbox.log().read(&Query::all(), Position::START, 10).await.unwrap(), []);
+    }
+
     async fn a_rollback_appends_nothing(|bed|) {
         let mut tx = bed.outbox.begin().await.unwrap();
         assert_eq!(tx.append([deposit("w1", 1), deposit("w1", 2)]).await.unwrap().len(), 2);

@@ -38,8 +38,9 @@ trait Play: Base {
     const CALLED: &'static str;
     /// How long a transaction is held open, at most. Where appends take turns, shorter.
     const HOLD: Duration;
-    /// What leaves a transaction open that has nothing to do with the log.
-    fn open_elsewhere(bed: &Bed<Self>) -> impl Future<Output = Option<Self::Connection>> + Send;
+    /// What leaves a transaction open that writes, and has nothing to do with the log.
+    const ELSEWHERE: &'static [&'static str] =
+        &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"];
     /// Appends by two-phase commit, or not, where that is not possible. Returns whether it was committed.
     fn in_two_phases(
         bed: &Bed<Self>,
@@ -50,22 +51,18 @@ trait Play: Base {
     ) -> impl Future<Output = Option<bool>> + Send;
 }
 
-async fn elsewhere<DB: Base>(bed: &Bed<DB>, statements: &[&str]) -> Option<DB::Connection> {
+async fn open_elsewhere<DB: Play>(bed: &Bed<DB>) -> DB::Connection {
     use sqlx::Connection as _;
     let mut conn = DB::Connection::connect(bed.url()).await.unwrap();
-    for statement in statements {
+    for statement in DB::ELSEWHERE {
         DB::execute_sql(&mut conn, &statement.replace("{t}", &bed.table)).await.unwrap();
     }
-    Some(conn)
+    conn
 }
 
 impl Play for Postgres {
     const CALLED: &'static str = "PostgreSQL";
     const HOLD: Duration = Duration::from_millis(30);
-
-    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
-        elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
-    }
 
     async fn in_two_phases(
         bed: &Bed<Self>,
@@ -92,10 +89,6 @@ impl Play for Postgres {
 impl Play for MySql {
     const CALLED: &'static str = "MariaDB";
     const HOLD: Duration = Duration::from_millis(3);
-
-    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
-        elsewhere(bed, &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"]).await
-    }
 
     async fn in_two_phases(
         bed: &Bed<Self>,
@@ -134,9 +127,7 @@ impl Play for Sqlite {
     const HOLD: Duration = Duration::from_millis(2);
 
     // One writer: an open write transaction keeps everybody from writing.
-    async fn open_elsewhere(bed: &Bed<Self>) -> Option<Self::Connection> {
-        elsewhere(bed, &["BEGIN", "SELECT count(*) FROM {t}"]).await
-    }
+    const ELSEWHERE: &'static [&'static str] = &["BEGIN", "SELECT count(*) FROM {t}"];
 
     async fn in_two_phases(_: &Bed<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
         None
@@ -214,7 +205,7 @@ on_every_database! {
 }
 
 async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(bed: Bed<DB>) {
-    let open = DB::open_elsewhere(&bed).await;
+    let open = open_elsewhere(&bed).await;
     let (all, some) = (Seen::named("all"), Seen::named("some"));
     let publishing = bed.another().await;
     let relay = publishing

@@ -626,6 +626,34 @@ on_every_database! {
         assert!(sinks.iter().all(|sink| sink.numbers() == [0, 1, 2]));
     }
 
+    /// As after a failover to a replica that was behind, or a restore: positions are drawn again that were published before.
+    async fn a_log_that_went_back_is_published_as_it_now_is(|bed|) {
+        append(&bed.outbox, "A", 0..10).await;
+        let sink = Sink::named("sink");
+        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        sink.reach(10).await;
+        relay.idle().await.unwrap();
+        let (table, progress) = (&bed.table, progress(&bed));
+        let counter = match bed.url().split(':').next() {
+            Some("postgres") => format!("SELECT setval('{table}_log_seq', 3)"),
+            Some("mysql") => format!("UPDATE {table}_log_head SET position = 3"),
+            _ => format!("UPDATE sqlite_sequence SET seq = 3 WHERE name = '{table}_log'"),
+        };
+        for statement in [
+            format!("DELETE FROM {table}_log_tag WHERE position > 3"),
+            format!("DELETE FROM {table}_log WHERE position > 3"),
+            format!("UPDATE {progress} SET last_position = 3"),
+            counter,
+        ] {
+            bed.run(&statement).await.unwrap();
+        }
+        append(&bed.outbox, "A", 100..103).await;
+        sink.reach(13).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(sink.numbers()[10..], [100, 101, 102]);
+    }
+
     async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {
         let topic = Topic::new("t");
         let twice = bed.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;
@@ -722,4 +750,32 @@ on_every_database! {
         assert_eq!(stands(&bed, "t", "hangs").await.position, Position::START);
         assert!(stands(&bed, "t", "sink").await.position > Position::START);
     }
+}
+
+/// Nobody looks for an hour: only what the other process says can be the reason.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_an_append_in_another_process_is_heard_of() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let sink = Sink::named("sink");
+    let pair = Topic::new("t").to(sink.clone()).every(NEVER);
+    let relay = bed.outbox.log_only().log_watch(NEVER).publish(pair).start().await.unwrap();
+    relay.idle().await.unwrap();
+    // It listens when it listens: until then what is said is not heard.
+    let listening = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"{}_log\"%' AND pid <> pg_backend_pid()",
+        bed.table
+    );
+    let end = Instant::now() + FOREVER;
+    while bed.number(&listening).await == 0 {
+        assert!(Instant::now() < end, "nobody listens");
+        tokio::time::sleep(10 * MS).await;
+    }
+    let other = bed.another().await;
+    append(&other.outbox, "A", 0..1).await;
+    sink.reach(1).await;
+    let mut tx = other.outbox.begin().await.unwrap();
+    tx.append([event("A", 1)]).await.unwrap();
+    tx.commit().await.unwrap();
+    sink.reach(2).await;
+    relay.stop().await.unwrap();
 }

@@ -91,3 +91,14 @@ impl Appended {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An event with these tags.
+    pub(super) fn event(event_type: &str, tags: &[(&str, &str)]) -> Event {
+        let event = Event::new(event_type).json(&());
+        tags.iter().fold(event, |event, (name, value)| event.tag(name, value)).build().unwrap()
+    }
+}

@@ -217,11 +217,7 @@ impl Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn event(event_type: &str, tags: &[(&str, &str)]) -> Event {
-        let event = Event::new(event_type).json(&());
-        tags.iter().fold(event, |event, (name, value)| event.tag(name, value)).build().unwrap()
-    }
+    use crate::log::tests::event;
 
     #[test]
     fn a_query_wants_all_tags_and_one_type_or_fits_an_alternative() {

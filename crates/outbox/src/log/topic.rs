@@ -130,11 +130,7 @@ impl Topic {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn event(event_type: &str, tags: &[(&str, &str)]) -> Event {
-        let event = Event::new(event_type).json(&());
-        tags.iter().fold(event, |event, (name, value)| event.tag(name, value)).build().unwrap()
-    }
+    use crate::log::tests::event;
 
     #[test]
     fn every_rule_of_a_topic_must_hold() {

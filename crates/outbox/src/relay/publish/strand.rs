@@ -60,7 +60,6 @@ pub(super) struct Lead {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Saved {
     pub(super) position: Position,
-    pub(super) status: PairStatus,
     pub(super) errors: u32,
     pub(super) last_error: Option<String>,
 }
@@ -120,12 +119,7 @@ impl Strand {
 
 impl Saved {
     fn of(state: &PairState) -> Self {
-        Self {
-            position: state.position,
-            status: state.status,
-            errors: state.error_count,
-            last_error: state.last_error.clone(),
-        }
+        Self { position: state.position, errors: state.error_count, last_error: state.last_error.clone() }
     }
 }
 
@@ -197,16 +191,6 @@ impl Lead {
         published
     }
 
-    /// What the table should say.
-    fn wanted(&self) -> Saved {
-        Saved {
-            position: self.cursor,
-            status: self.rhythm.status(),
-            errors: self.rhythm.errors,
-            last_error: self.rhythm.last_error.clone(),
-        }
-    }
-
     /// Whether the table should be told at once: something was published, or went wrong, or is well again.
     pub(super) fn has_news(&self) -> bool {
         self.published
@@ -221,18 +205,20 @@ impl Lead {
 
     /// What to tell the table.
     pub(super) fn to_save(&self, id: &PairId) -> Move {
-        let Saved { position: to, status, errors: error_count, last_error } = self.wanted();
-        let from = self.saved.position;
-        Move { pair: id.clone(), epoch: self.epoch, from, to, status, error_count, last_error }
+        Move {
+            pair: id.clone(),
+            epoch: self.epoch,
+            from: self.saved.position,
+            to: self.cursor,
+            status: self.rhythm.status(),
+            error_count: self.rhythm.errors,
+            last_error: self.rhythm.last_error.clone(),
+        }
     }
 
     /// The table knows.
     pub(super) fn was_saved(&mut self, saved: &Move) {
-        self.saved = Saved {
-            position: saved.to,
-            status: saved.status,
-            errors: saved.error_count,
-            last_error: saved.last_error.clone(),
-        };
+        self.saved =
+            Saved { position: saved.to, errors: saved.error_count, last_error: saved.last_error.clone() };
     }
 }
