@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
-use super::Desk;
 use super::book::Book;
 use super::chunks::{Chunk, Gathered, MOST};
 use super::news::{Errand, News};
 use super::strand::{Lead, Outcome};
+use super::{Desk, Doubt};
 use crate::error::Result;
 use crate::handler::Failure;
 use crate::log::{Move, Outgoing, PairId, Position, Publisher, Query, Roll};
@@ -29,6 +29,9 @@ impl Desk {
         {
             let looked = !self.hinted && now >= self.earliest_look();
             self.hinted = false;
+            if self.doubt == Doubt::Raised {
+                self.doubt = Doubt::Asked;
+            }
             self.errand(Errand::Advance, async move |log| {
                 let result = log.advance(&mut frontier).await;
                 News::Advanced { frontier, result, looked }
@@ -46,7 +49,7 @@ impl Desk {
     pub(super) fn feed(&mut self, pair: usize, now: Instant) {
         let strand = &mut self.strands[pair];
         let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_ready(now)) else { return };
-        if lead.cursor >= self.safe {
+        if lead.cursor >= self.safe || self.doubt != Doubt::None {
             return;
         }
         let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));

@@ -65,6 +65,16 @@ impl Bench {
     }
 }
 
+/// Whether what is known of the log has to be found out again before anything is read by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// It has.
+    Raised,
+    /// Somebody is out to do so.
+    Asked,
+}
+
 /// Runs the pairs of a node.
 pub(crate) struct Desk {
     log: Book,
@@ -79,6 +89,8 @@ pub(crate) struct Desk {
     /// `None` while somebody is out to advance it.
     frontier: Option<Frontier>,
     safe: Position,
+    /// Whether that still holds: a pair whose position is not where this node left it may be of a log that went back.
+    doubt: Doubt,
     /// How far of that the table knows.
     noted: Position,
     /// The greatest position that anybody has seen.
@@ -146,6 +158,7 @@ impl Desk {
             share: Share::default(),
             frontier: Some(Frontier::default()),
             safe: Position::START,
+            doubt: Doubt::None,
             noted: Position::START,
             head: Position::START,
             chunks: Chunks::default(),

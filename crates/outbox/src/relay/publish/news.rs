@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::chunks::Chunk;
 use super::strand::{Lead, Outcome};
-use super::{Desk, UNDECIDED};
+use super::{Desk, Doubt, UNDECIDED};
 use crate::error::{Error, Result};
 use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
 
@@ -163,7 +163,7 @@ impl Desk {
         match errand {
             Errand::Advance => {
                 self.frontier = Some(Frontier::from(self.safe));
-                (self.advance_at, self.hinted) = (later, true);
+                self.ask_again_how_far(later);
             }
             Errand::Watch => (self.watching, self.watch_at) = (false, later),
             Errand::Read(from) => {
@@ -179,6 +179,19 @@ impl Desk {
             Errand::Tend => (self.tending, self.tend_at) = (false, later),
             Errand::Tell => {}
         }
+    }
+
+    fn ask_again_how_far(&mut self, later: Instant) {
+        (self.advance_at, self.hinted) = (later, true);
+        if self.doubt == Doubt::Asked {
+            self.doubt = Doubt::Raised;
+        }
+    }
+
+    /// What was read before may not be what is there now, nor the log as long as it was.
+    fn doubt(&mut self) {
+        self.chunks.clear();
+        (self.doubt, self.hinted) = (Doubt::Raised, true);
     }
 
     /// Where something came from there may be more.
@@ -204,9 +217,11 @@ impl Desk {
         self.frontier = Some(frontier);
         if let Err(error) = result {
             self.complain(&error, "could not look how far the log is decided");
-            self.advance_at = now + TROUBLE;
-            self.hinted = true;
+            self.ask_again_how_far(now + TROUBLE);
             return;
+        }
+        if self.doubt == Doubt::Asked {
+            self.doubt = Doubt::None;
         }
         let moved = safe > self.safe;
         if safe < self.safe {
@@ -300,7 +315,7 @@ impl Desk {
     /// Compares what this node believes with what the table says. Returns what to claim.
     pub(super) fn meet(&mut self, asked: Instant, roll: &Roll) -> Vec<PairId> {
         let now = Instant::now();
-        let mut stray = Vec::new();
+        let (mut stray, mut set) = (Vec::new(), false);
         for state in &roll.pairs {
             let Some(&pair) = self.index.get(&state.id) else { continue };
             let strand = &mut self.strands[pair];
@@ -316,7 +331,7 @@ impl Desk {
                         if state.position != lead.saved.position {
                             tracing::info!(store = self.log.name(), pair = %state.id, position = %state.position, "the position was set");
                             strand.take(state, asked, self.ttl, now);
-                            self.chunks.clear();
+                            set = true;
                         } else if lead.saved.errors > 0 && state.error_count == 0 {
                             lead.rhythm.forgive(now);
                             lead.saved.errors = 0;
@@ -333,6 +348,9 @@ impl Desk {
             }
         }
         self.release(stray);
+        if set {
+            self.doubt();
+        }
         if self.stopping.is_some() {
             return Vec::new();
         }
@@ -359,9 +377,7 @@ impl Desk {
             self.strands[pair].take(state, asked, self.ttl, now);
         }
         if !states.is_empty() {
-            // What somebody set back is to be read as it is now.
-            self.chunks.clear();
-            self.hinted = true;
+            self.doubt();
         }
     }
 
