@@ -16,5 +16,15 @@
 //! ```
 
 mod lines;
+mod message;
+mod promises;
+mod template;
+mod text;
+mod waves;
 
 pub use lines::{Lines, Sink, open_to_append};
+pub use message::{Encoder, Format, Message};
+pub use promises::{Order, Promises, Repeats};
+pub use template::Template;
+pub use text::{Secret, Text};
+pub use waves::Waves;

@@ -6,6 +6,7 @@ use std::path::Path;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chrono::{DateTime, Utc};
 use outbox::{
     Cx, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag,
 };
@@ -120,7 +121,7 @@ impl Sink for tokio::fs::File {
 impl<S: Sink> Handler for Lines<S> {
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
         let mut line = Vec::new();
-        Line::of(&cx, cx.attempt(), cx.seq())?.write_to(&mut line)?;
+        Line::of(&cx, cx.attempt(), cx.seq(), cx.created_at())?.write_to(&mut line)?;
         self.ink.lock().await.put(&line).await?;
         Ok(Outcome::Done)
     }
@@ -136,7 +137,8 @@ impl<S: Sink> Publisher for Lines<S> {
         let mut lines = Vec::new();
         let mut refused = None;
         for (before, event) in events.iter().enumerate() {
-            let line = Line::of(event, event.attempt(), event.position().map(Position::get));
+            let position = event.position().map(Position::get).or(event.seq());
+            let line = Line::of(event, event.attempt(), position, event.created_at());
             if let Err(failure) = line.and_then(|line| line.write_to(&mut lines)) {
                 refused = Some(PublishError::after(before, failure));
                 break;
@@ -171,6 +173,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
     occurred_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_at: Option<String>,
     attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
@@ -179,7 +183,12 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn of(event: &'a Event, attempt: u32, position: Option<i64>) -> Result<Self, Failure> {
+    fn of(
+        event: &'a Event,
+        attempt: u32,
+        position: Option<i64>,
+        created_at: Option<DateTime<Utc>>,
+    ) -> Result<Self, Failure> {
         let (content_type, payload, payload_base64) = match event.raw_payload() {
             // Outside of strings a line break is white space, and inside of them it cannot be.
             Payload::Json(text) => (None, Some(RawValue::from_string(text.replace(['\n', '\r'], " "))), None),
@@ -201,6 +210,7 @@ impl<'a> Line<'a> {
             payload: payload.transpose().map_err(Failure::dead)?,
             payload_base64,
             occurred_at: event.occurred_at().to_rfc3339(),
+            created_at: created_at.map(|at| at.to_rfc3339()),
             attempt,
             position,
             tags: event.tags().iter().map(Tag::as_str).collect(),

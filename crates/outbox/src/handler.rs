@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 
 use crate::event::{Event, EventType, Message, PayloadError};
 use crate::sql::Database;
@@ -156,6 +157,7 @@ pub struct Cx {
     pub(crate) event: Event,
     pub(crate) attempt: u32,
     pub(crate) seq: Option<i64>,
+    pub(crate) created_at: Option<DateTime<Utc>>,
     pub(crate) node: NodeId,
     pub(crate) store: Arc<str>,
 }
@@ -166,6 +168,7 @@ impl Cx {
             event: delivery.event.clone(),
             attempt: delivery.attempts + 1,
             seq: delivery.seq,
+            created_at: delivery.created_at,
             node: node.clone(),
             store: store.clone(),
         }
@@ -185,6 +188,11 @@ impl Cx {
     /// last one it saw of a key drops every redelivery.
     pub fn seq(&self) -> Option<i64> {
         self.seq
+    }
+
+    /// When the database stored it; `None` on the hot path, which does not read it back.
+    pub fn created_at(&self) -> Option<DateTime<Utc>> {
+        self.created_at
     }
 
     /// The node that handles it.

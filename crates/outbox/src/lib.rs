@@ -70,7 +70,7 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use log::{
-    Appended, Condition, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, LogPublisher, MAX_APPEND,
+    Appended, Condition, Fate, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, LogPublisher, MAX_APPEND,
     MAX_TAG, MAX_TAGS, Outgoing, Pair, PairId, PairLag, PairState, PairStatus, Position, Projection,
     PublishError, Publisher, Query, Statistics, StatisticsPublisher, Tag, Topic,
 };

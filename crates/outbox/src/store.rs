@@ -328,6 +328,8 @@ pub struct Delivery {
     pub waited: Duration,
     /// Whoever held it last never came back, so it may be what killed them.
     pub suspect: bool,
+    /// When the database stored it. Unknown on the hot path, which does not read it back.
+    pub created_at: Option<DateTime<Utc>>,
 }
 
 /// What became of one delivery.

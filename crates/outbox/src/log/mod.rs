@@ -34,7 +34,7 @@ pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
 pub(crate) use publisher::Forward;
-pub use publisher::{Outgoing, PublishError, Publisher};
+pub use publisher::{Fate, Outgoing, PublishError, Publisher};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
@@ -43,6 +43,8 @@ pub use store::{LogStore, Move, PairStore, Roll, Stored};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 
+use chrono::{DateTime, Utc};
+
 use crate::event::Event;
 
 /// An event of the log. Reads like the [`Event`] itself.
@@ -50,6 +52,7 @@ use crate::event::Event;
 pub struct LogEvent {
     pub(crate) position: Position,
     pub(crate) event: Event,
+    pub(crate) created_at: DateTime<Utc>,
 }
 
 impl LogEvent {
@@ -61,6 +64,11 @@ impl LogEvent {
     /// The event.
     pub fn event(&self) -> &Event {
         &self.event
+    }
+
+    /// When the database stored it.
+    pub fn created_at(&self) -> DateTime<Utc> {
+        self.created_at
     }
 }
 

@@ -1,10 +1,12 @@
 //! Publishers: where events go. The same one serves a log's topic and, as a handler, the queue.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 
 use super::query::Position;
 use crate::event::Event;
@@ -40,12 +42,15 @@ pub trait Publisher: Send + Sync + 'static {
     /// What it is called: its position is kept by this name, so it must not change.
     fn name(&self) -> &str;
 
-    /// Publishes these events, in this order. Said to have failed, they come again: receivers tell repeats by the event's
-    /// id. One that knows how far it got says so, and only the rest comes again: [`PublishError::after`].
+    /// Publishes these events, in this order, and returns when the destination has them. Said to have failed, they come again:
+    /// receivers tell repeats by the event's id. One that knows what became of each says so: see [`PublishError`].
+    ///
+    /// Of an [ordering key](Event::ordering_key) no event may arrive before an earlier one: after one has failed, those
+    /// behind it are [`Untried`](Fate::Untried). Several batches may be under way at once, but never two with the same key.
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError>;
 
-    /// Whether it makes sense to try now. Asked before every batch; while it is false nothing is published, and no error is
-    /// counted.
+    /// Whether it makes sense to try now: a quick look, at a connection say. While it is false nothing is published, and no
+    /// error is counted. After an outage it is what tells that there is a destination again, so it connects if need be.
     async fn is_healthy(&self) -> bool {
         true
     }
@@ -74,6 +79,8 @@ pub struct Outgoing {
     pub(crate) position: Option<Position>,
     pub(crate) attempt: u32,
     pub(crate) epoch: Option<i64>,
+    pub(crate) seq: Option<i64>,
+    pub(crate) created_at: Option<DateTime<Utc>>,
 }
 
 impl Outgoing {
@@ -88,7 +95,7 @@ impl Outgoing {
     /// # Ok::<(), outbox::EventError>(())
     /// ```
     pub fn new(event: Event) -> Self {
-        Self { event, position: None, attempt: 1, epoch: None }
+        Self { event, position: None, attempt: 1, epoch: None, seq: None, created_at: None }
     }
 
     /// The same as an event of the log, at this position.
@@ -112,6 +119,17 @@ impl Outgoing {
         self.attempt
     }
 
+    /// An event of the queue: its place in the table, known whenever order matters. A receiver that drops what is not
+    /// above the last one it saw of a key drops every redelivery.
+    pub fn seq(&self) -> Option<i64> {
+        self.seq
+    }
+
+    /// When the database stored it; `None` if it came here without being read back.
+    pub fn created_at(&self) -> Option<DateTime<Utc>> {
+        self.created_at
+    }
+
     /// Rises each time that somebody takes the topic's publisher over, after a crash for instance; `None` for an event of the
     /// queue. Within an epoch every event comes once, unless it fails. A receiver that has seen a greater one knows that whoever
     /// sends this has lost the right to.
@@ -130,17 +148,107 @@ impl Deref for Outgoing {
 
 /// Why a batch was not published, and how much of it was.
 ///
-/// Any error becomes one with `?`: then nothing of the batch counts as published.
+/// Any error becomes one with `?`: then nothing of the batch counts as published, and nobody knows which event it was; the
+/// relay finds out, by trying fewer at a time. A publisher that knows more says more:
+///
+/// ```
+/// use outbox::{Failure, Fate, PublishError};
+///
+/// // The broker confirmed two events and refused the third; nothing was sent after it.
+/// let _ = PublishError::after(2, Failure::dead("1,200,000 bytes are more than the 1,000,000 that the topic takes"));
+///
+/// // It confirmed the first and the third, refused the second, and the fourth waits behind that one.
+/// let refused = Failure::retry("no leader for the partition");
+/// let _ = PublishError::each(vec![Fate::Published, Fate::Failed(refused), Fate::Published, Fate::Untried]);
+///
+/// // It is not there at all: no event is to blame, and none uses up an attempt.
+/// let _ = PublishError::unavailable("connection refused");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishError {
-    pub(crate) published: usize,
+    known: Known,
     pub(crate) failure: Failure,
+    /// Whether the destination is to blame, not an event.
+    pub(crate) unavailable: bool,
+}
+
+/// How much is known of a batch that was not published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// So many were published, the next one failed, the rest was not tried.
+    After(usize),
+    /// What became of each, from the first one on. Those beyond its end were not tried.
+    Each(Vec<Fate>),
+}
+
+/// What became of one event of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The destination has it.
+    Published,
+    /// It was refused, or nobody knows.
+    Failed(Failure),
+    /// It was not sent: it waits behind one that failed, or behind an outage.
+    Untried,
 }
 
 impl PublishError {
-    /// So many events from the start of the batch *were* published, and the one after them failed.
+    fn new(known: Known, failure: Failure, unavailable: bool) -> Self {
+        Self { known, failure, unavailable }
+    }
+
+    /// So many events from the start of the batch *were* published, the one after them failed, and the rest was not tried.
     pub fn after(published: usize, failure: impl Into<Failure>) -> Self {
-        Self { published, failure: failure.into() }
+        Self::new(Known::After(published), failure.into(), false)
+    }
+
+    /// What became of each event, in the order of the batch.
+    pub fn each(fates: Vec<Fate>) -> Self {
+        let first = fates.iter().find_map(|fate| match fate {
+            Fate::Failed(failure) => Some(failure.clone()),
+            Fate::Published | Fate::Untried => None,
+        });
+        let failure = first.unwrap_or_else(|| Failure::retry("not all events were published"));
+        Self::new(Known::Each(fates), failure, false)
+    }
+
+    /// The destination cannot be reached, or takes nothing at the moment: no event is to blame. Nothing is sent to it until it
+    /// is [healthy](Publisher::is_healthy) again.
+    pub fn unavailable(reason: impl fmt::Display) -> Self {
+        Self::new(Known::Nothing, Failure::retry(reason), true)
+    }
+
+    /// The same where more is known: of each event, in the order of the batch.
+    pub fn unavailable_with(fates: Vec<Fate>, reason: impl fmt::Display) -> Self {
+        Self::new(Known::Each(fates), Failure::retry(reason), true)
+    }
+
+    /// Whether the destination is to blame, and no event.
+    pub fn is_unavailable(&self) -> bool {
+        self.unavailable
+    }
+
+    /// What became of the event at this place; `None` if nobody knows.
+    pub fn fate(&self, index: usize) -> Option<Fate> {
+        match &self.known {
+            Known::Nothing => None,
+            Known::After(published) => Some(match index.cmp(published) {
+                Ordering::Less => Fate::Published,
+                Ordering::Equal => Fate::Failed(self.failure.clone()),
+                Ordering::Greater => Fate::Untried,
+            }),
+            Known::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
+        }
+    }
+
+    /// How many events from the start of the batch were published.
+    pub fn published(&self) -> usize {
+        match &self.known {
+            Known::Nothing => 0,
+            Known::After(published) => *published,
+            Known::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
+        }
     }
 }
 
@@ -152,7 +260,7 @@ impl fmt::Display for PublishError {
 
 impl From<Failure> for PublishError {
     fn from(failure: Failure) -> Self {
-        Self { published: 0, failure }
+        Self::new(Known::Nothing, failure, false)
     }
 }
 
@@ -172,10 +280,11 @@ impl Handler for Forward {
             // Not the event's fault: no attempt.
             return Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE));
         }
-        let outgoing = Outgoing { attempt: cx.attempt, ..Outgoing::new(cx.event) };
+        let (attempt, seq, created_at) = (cx.attempt, cx.seq, cx.created_at);
+        let outgoing = Outgoing { attempt, seq, created_at, ..Outgoing::new(cx.event) };
         match self.0.publish_batch(std::slice::from_ref(&outgoing)).await {
             Ok(()) => Ok(Outcome::Done),
-            Err(error) if error.published > 0 => Ok(Outcome::Done),
+            Err(error) if error.published() > 0 => Ok(Outcome::Done),
             // Nor is what has become of it since.
             Err(_) if !self.0.is_healthy().await => Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE)),
             Err(error) => Err(error.failure),

@@ -167,7 +167,7 @@ impl Publisher for StatisticsPublisher {
         match &published {
             Ok(()) => counts.count(events),
             Err(error) => {
-                counts.count(&events[..error.published.min(events.len())]);
+                counts.count(&events[..error.published().min(events.len())]);
                 counts.failures += 1;
             }
         }

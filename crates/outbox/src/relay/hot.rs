@@ -194,6 +194,7 @@ impl Reservation {
             expires_in: None,
             waited: Duration::ZERO,
             suspect: false,
+            created_at: None,
         };
         let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false };
         if engine.lanes.push_hot(job, place) {

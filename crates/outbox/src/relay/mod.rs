@@ -431,6 +431,7 @@ pub(crate) mod tests {
             expires_in: None,
             waited: Duration::ZERO,
             suspect: false,
+            created_at: None,
         };
         Job { delivery, epoch: 0, taken: Instant::now(), cold: true }
     }

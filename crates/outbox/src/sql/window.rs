@@ -42,6 +42,7 @@ impl Window {
         taken.behind.dedup();
         for row in self.rows {
             let now = row.now;
+            let created_at = row.columns.as_ref().ok().map(|c| c.created_at);
             match row.columns.and_then(|c| decode(&row.id, c, row.available_at, check_json)) {
                 Ok(event) => taken.deliveries.push(Delivery {
                     expires_in: event.expires_at().map(|end| end - now),
@@ -51,6 +52,7 @@ impl Window {
                     attempts: row.attempts,
                     claim: row.claim,
                     suspect: row.suspect,
+                    created_at,
                 }),
                 Err(reason) => taken.undecodable.push((row.id, row.claim, reason)),
             }

@@ -138,9 +138,14 @@ impl Chunks {
                     Ok(event) => {
                         gathered.upto = event.position;
                         if topic.selects(&event.event) {
-                            let position = Some(event.position);
-                            let event = event.event.clone();
-                            gathered.events.push(Outgoing { event, position, attempt, epoch: Some(epoch) });
+                            gathered.events.push(Outgoing {
+                                event: event.event.clone(),
+                                position: Some(event.position),
+                                attempt,
+                                epoch: Some(epoch),
+                                seq: None,
+                                created_at: Some(event.created_at),
+                            });
                             if gathered.events.len() == width {
                                 return gathered;
                             }
@@ -184,6 +189,8 @@ pub(super) struct Gathered {
 
 #[cfg(test)]
 mod tests {
+    use chrono::Utc;
+
     use super::*;
     use crate::event::Event;
     use crate::log::LogEvent;
@@ -193,7 +200,8 @@ mod tests {
     }
 
     fn event(n: i64, event_type: &str) -> Stored {
-        Ok(LogEvent { position: at(n), event: Event::new(event_type).json(&n).build().unwrap() })
+        let event = Event::new(event_type).json(&n).build().unwrap();
+        Ok(LogEvent { position: at(n), event, created_at: Utc::now() })
     }
 
     fn chunk(from: i64, upto: i64, rows: Vec<Stored>) -> Chunk {
@@ -259,7 +267,7 @@ mod tests {
         let mut chunks = Chunks::default();
         for n in 0..100 {
             let big = Event::new("big").bytes("x/y", vec![0; 1_000_000]).build().unwrap();
-            let row = Ok(LogEvent { position: at(n + 1), event: big });
+            let row = Ok(LogEvent { position: at(n + 1), event: big, created_at: Utc::now() });
             chunks.add(chunk(n, n + 1, vec![row]));
         }
         assert!(chunks.bytes <= KEPT + 1_001_000);

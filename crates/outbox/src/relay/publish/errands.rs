@@ -246,11 +246,14 @@ impl Desk {
 async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> Outcome {
     let published = async {
         if !publisher.is_healthy().await {
-            return Ok(Outcome::Unhealthy);
+            return Ok(Outcome::Unavailable(0, "the publisher says that it is not healthy".to_owned()));
         }
         Ok(match publisher.publish_batch(events).await {
             Ok(()) => Outcome::Published,
-            Err(error) => Outcome::Failed(error.published, error.failure),
+            Err(error) if error.is_unavailable() => {
+                Outcome::Unavailable(error.published(), error.to_string())
+            }
+            Err(error) => Outcome::Failed(error.published(), error.failure),
         })
     };
     guarded("the publisher", limit, published).await.unwrap_or_else(|failure| Outcome::Failed(0, failure))

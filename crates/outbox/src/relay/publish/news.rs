@@ -261,7 +261,10 @@ impl Desk {
                 let retry_in = lead.rhythm.try_at.saturating_duration_since(now);
                 tracing::error!(store, %pair, errors, %status, ?retry_in, error = %failure, "could not publish");
             }
-            Outcome::Unhealthy => tracing::warn!(store, %pair, "the publisher is not healthy"),
+            Outcome::Unavailable(_, reason) => {
+                let retry_in = lead.rhythm.try_at.saturating_duration_since(now);
+                tracing::warn!(store, %pair, reason, ?retry_in, "the publisher's destination is not available");
+            }
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::handler::{Again, Failure};
 use crate::log::{Pace, PairStatus};
 
-/// How long a publisher that says it is not healthy is left alone, at first and at most.
-const UNHEALTHY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// How long a destination that is not available is left alone, at first and at most.
+const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
 
 /// The state of a pair between two batches.
 #[derive(Clone, Debug)]
@@ -19,8 +19,8 @@ pub(super) struct Rhythm {
     /// Errors in a row.
     pub(super) errors: u32,
     pub(super) last_error: Option<String>,
-    /// Times in a row that the publisher said it is not healthy.
-    unhealthy: u32,
+    /// Times in a row that there was no destination.
+    unavailable: u32,
     /// Not before this.
     pub(super) try_at: Instant,
     /// How many events to try: one while nothing goes through.
@@ -31,7 +31,7 @@ impl Rhythm {
     /// Goes on with the errors that the table knows of.
     pub(super) fn new(pace: Pace, errors: u32, last_error: Option<String>, now: Instant) -> Self {
         let width = if errors > 0 { 1 } else { pace.batch };
-        Self { pace, empty: 0, look_at: now, errors, last_error, unhealthy: 0, try_at: now, width }
+        Self { pace, empty: 0, look_at: now, errors, last_error, unavailable: 0, try_at: now, width }
     }
 
     /// How many events the next batch may have.
@@ -60,7 +60,7 @@ impl Rhythm {
     /// A batch went through. Says whether that is news: there were errors before.
     pub(super) fn went_well(&mut self, now: Instant) -> bool {
         let news = self.errors > 0 || self.last_error.is_some();
-        (self.errors, self.last_error, self.unhealthy) = (0, None, 0);
+        (self.errors, self.last_error, self.unavailable) = (0, None, 0);
         self.width = (self.width * 2).min(self.pace.batch);
         self.try_at = now;
         self.hinted(now);
@@ -88,12 +88,12 @@ impl Rhythm {
         self.width = (tried / 2).max(1);
     }
 
-    /// The publisher says that it is not healthy: no error, and no batch.
-    pub(super) fn unhealthy(&mut self, now: Instant) {
-        self.unhealthy = self.unhealthy.saturating_add(1);
-        self.last_error = Some("the publisher says that it is not healthy".to_owned());
-        let (first, longest) = UNHEALTHY;
-        self.try_at = now + first.saturating_mul(1 << (self.unhealthy - 1).min(16)).min(longest);
+    /// There is no destination at the moment: no error of the events'.
+    pub(super) fn unavailable(&mut self, now: Instant, reason: &str) {
+        self.unavailable = self.unavailable.saturating_add(1);
+        self.last_error = Some(reason.to_owned());
+        let (first, longest) = UNAVAILABLE;
+        self.try_at = now + first.saturating_mul(1 << (self.unavailable - 1).min(16)).min(longest);
     }
 
     /// Somebody said that all is well: tries again at once.
@@ -169,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn an_unhealthy_publisher_counts_no_error() {
+    fn a_destination_that_is_not_available_counts_no_error() {
         let now = Instant::now();
         let mut rhythm = rhythm(now);
         for _ in 0..20 {
-            rhythm.unhealthy(now);
+            rhythm.unavailable(now, "gone");
         }
         assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
         assert_eq!(rhythm.try_at, now + 5 * SEC);

@@ -81,7 +81,8 @@ pub(super) enum Outcome {
     Published,
     /// So many from its start were published, then it failed.
     Failed(usize, Failure),
-    Unhealthy,
+    /// So many from its start were published, then there was no destination any more: no error of an event.
+    Unavailable(usize, String),
 }
 
 impl Strand {
@@ -182,9 +183,13 @@ impl Lead {
                 self.rhythm.failed(now, batch.positions.len() - published, failure, random);
                 published
             }
-            Outcome::Unhealthy => {
-                self.rhythm.unhealthy(now);
-                0
+            Outcome::Unavailable(published, reason) => {
+                let published = (*published).min(batch.positions.len());
+                if published > 0 {
+                    self.cursor = self.cursor.max(batch.positions[published - 1]);
+                }
+                self.rhythm.unavailable(now, reason);
+                published
             }
         };
         self.published |= published > 0;

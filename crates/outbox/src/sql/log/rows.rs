@@ -136,7 +136,9 @@ macro_rules! stored {
                     tags: $tags(row)?,
                 }))
             };
-            Ok(event().map(|event| LogEvent { position, event }).map_err(|reason| (position, reason)))
+            let created_at = row.try_get_unchecked(14)?;
+            let event = event().map(|event| LogEvent { position, event, created_at });
+            Ok(event.map_err(|reason| (position, reason)))
         }
     };
 }

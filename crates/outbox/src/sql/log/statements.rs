@@ -8,7 +8,8 @@ use crate::sql::dialect::{Dialect, Value};
 
 /// What is read of every row, in the order that [`rows::row`](super::rows) expects.
 const COLUMNS: &str = "l.position, l.event_id, l.tags, l.event_type, l.aggregate_type, l.aggregate_id, l.tenant_id, \
-     l.ordering_key, l.correlation_id, {json l.headers}, {json l.payload}, l.payload_bytes, l.content_type, l.occurred_at";
+     l.ordering_key, l.correlation_id, {json l.headers}, {json l.payload}, l.payload_bytes, l.content_type, l.occurred_at, \
+     l.created_at";
 
 pub(super) const STORED_FROM: &str = "SELECT l.position, l.created_at FROM {log} l \
      WHERE l.position >= $1 AND l.position <= $2 ORDER BY l.position LIMIT 1";

@@ -1,0 +1,329 @@
+//! What an event looks like on the wire: headers and a body, plain or as a CloudEvent.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use chrono::{DateTime, SecondsFormat, Utc};
+use outbox::{Failure, Outgoing, Payload, Position, Tag};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// How an event becomes a message. In every format the event's id is in the message, to tell repeats by, and so are its own
+/// headers, `traceparent` and `tracestate` among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// The body is the payload, to the byte; what else the event has is in headers that start with `outbox-`.
+    #[default]
+    Plain,
+    /// A [CloudEvent](https://cloudevents.io) in binary mode: the body is the payload, to the byte, the attributes are headers.
+    Cloudevents,
+    /// A CloudEvent in structured mode: one JSON object with everything in it.
+    CloudeventsStructured,
+}
+
+/// A message, ready to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What the body is.
+    pub content_type: String,
+    /// In this order; no name twice. Without the content type, which every protocol has a place of its own for.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Message {
+    /// How much it weighs: body, content type, and headers.
+    pub fn size(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.body.len() + self.content_type.len() + headers
+    }
+
+    /// Fails for good if it weighs more than `limit` bytes. `what` takes no more: "the topic", say.
+    pub fn fits(&self, limit: usize, what: &str) -> Result<(), Failure> {
+        let size = self.size();
+        if size <= limit {
+            return Ok(());
+        }
+        Err(Failure::dead(format!("the message has {size} bytes, and {what} takes {limit}")))
+    }
+}
+
+/// Makes messages of events.
+///
+/// ```
+/// use outbox::{Event, Outgoing};
+/// use outbox_transports::{Encoder, Format};
+///
+/// let event = Event::new("order.placed").json(&serde_json::json!({"total": 42})).build().unwrap();
+/// let message = Encoder::new(Format::Plain, "shop").encode(&Outgoing::new(event.clone())).unwrap();
+/// assert_eq!(message.body, r#"{"total":42}"#);
+/// assert!(message.headers.contains(&("outbox-id".to_owned(), event.id().to_string())));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    format: Format,
+    source: String,
+    prefix: &'static str,
+}
+
+impl Encoder {
+    /// In this format; `source` is the CloudEvents attribute of that name, which says who these events come from.
+    pub fn new(format: Format, source: impl Into<String>) -> Self {
+        Self { format, source: source.into(), prefix: "ce-" }
+    }
+
+    /// What stands before the name of an attribute of a CloudEvent in binary mode. The protocols' bindings differ: `ce-` for
+    /// HTTP and NATS, `ce_` for Kafka, `cloudEvents:` for AMQP, nothing for MQTT.
+    pub fn prefix(mut self, prefix: &'static str) -> Self {
+        self.prefix = prefix;
+        self
+    }
+
+    /// The message for an event.
+    pub fn encode(&self, event: &Outgoing) -> Result<Message, Failure> {
+        match self.format {
+            Format::Plain => Ok(plain(event)),
+            Format::Cloudevents => Ok(self.binary(event)),
+            Format::CloudeventsStructured => self.structured(event),
+        }
+    }
+
+    fn binary(&self, event: &Outgoing) -> Message {
+        let attributes = attributes(event, &self.source);
+        let mut headers: Vec<(String, String)> =
+            attributes.into_iter().map(|(name, value)| (format!("{}{name}", self.prefix), value)).collect();
+        add_own(event, &mut headers);
+        let (content_type, body) = payload(event);
+        Message { content_type, headers, body }
+    }
+
+    fn structured(&self, event: &Outgoing) -> Result<Message, Failure> {
+        let mut object = serde_json::Map::new();
+        for (name, value) in attributes(event, &self.source) {
+            object.insert(name.to_owned(), value.into());
+        }
+        // As extension attributes, where their names can be such.
+        for (name, value) in event.headers() {
+            let fits = name.len() <= 20 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+            if fits
+                && !object.contains_key(name.as_str())
+                && !matches!(name.as_str(), "data" | "datacontenttype")
+            {
+                object.insert(name.clone(), value.clone().into());
+            }
+        }
+        let (content_type, body) = payload(event);
+        object.insert("datacontenttype".to_owned(), content_type.into());
+        let data = match event.raw_payload() {
+            Payload::Json(text) => {
+                Data { data: Some(RawValue::from_string(text.clone())), data_base64: None }
+            }
+            Payload::Bytes { .. } => match std::str::from_utf8(&body) {
+                Ok(text) => Data { data: Some(serde_json::value::to_raw_value(text)), data_base64: None },
+                Err(_) => Data { data: None, data_base64: Some(STANDARD.encode(&body)) },
+            },
+        };
+        let whole = Structured {
+            attributes: object,
+            data: data.data.transpose().map_err(Failure::dead)?,
+            data_base64: data.data_base64,
+        };
+        let body = serde_json::to_vec(&whole).map_err(Failure::dead)?.into();
+        Ok(Message { content_type: STRUCTURED.to_owned(), headers: trace(event), body })
+    }
+}
+
+/// The content type of a CloudEvent in structured mode.
+const STRUCTURED: &str = "application/cloudevents+json; charset=UTF-8";
+
+struct Data {
+    data: Option<Result<Box<RawValue>, serde_json::Error>>,
+    data_base64: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Structured {
+    #[serde(flatten)]
+    attributes: serde_json::Map<String, serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_base64: Option<String>,
+}
+
+fn payload(event: &Outgoing) -> (String, Bytes) {
+    match event.raw_payload() {
+        Payload::Json(text) => (outbox::JSON.to_owned(), Bytes::copy_from_slice(text.as_bytes())),
+        Payload::Bytes { content_type, data } => (content_type.clone(), Bytes::copy_from_slice(data)),
+    }
+}
+
+fn plain(event: &Outgoing) -> Message {
+    let mut headers = Vec::new();
+    let mut add = |name: &str, value: Option<String>| {
+        headers.extend(value.map(|value| (format!("outbox-{name}"), value)));
+    };
+    let own = |text: Option<&str>| text.map(str::to_owned);
+    add("id", own(Some(event.id().as_str())));
+    add("type", own(Some(event.event_type().as_str())));
+    add("aggregate-type", own(Some(event.aggregate_type().as_str())));
+    add("aggregate-id", own(event.aggregate_id()));
+    add("key", own(event.ordering_key()));
+    add("tenant-id", own(event.tenant_id()));
+    add("correlation-id", own(event.correlation_id()));
+    add("occurred-at", Some(time(event.occurred_at())));
+    add("attempt", Some(event.attempt().to_string()));
+    add("seq", event.seq().map(|seq| seq.to_string()));
+    add("position", event.position().map(|position| position.get().to_string()));
+    add("epoch", event.epoch().map(|epoch| epoch.to_string()));
+    let tags: Vec<&str> = event.tags().iter().map(Tag::as_str).collect();
+    add("tags", (!tags.is_empty()).then(|| tags.join(",")));
+    add_own(event, &mut headers);
+    let (content_type, body) = payload(event);
+    Message { content_type, headers, body }
+}
+
+/// The event's own headers, where their names are free.
+fn add_own(event: &Outgoing, headers: &mut Vec<(String, String)>) {
+    for (name, value) in event.headers() {
+        if !headers.iter().any(|(taken, _)| taken.eq_ignore_ascii_case(name)) {
+            headers.push((name.clone(), value.clone()));
+        }
+    }
+}
+
+/// The trace that the event belongs to.
+fn trace(event: &Outgoing) -> Vec<(String, String)> {
+    let names = ["traceparent", "tracestate"];
+    names
+        .iter()
+        .filter_map(|name| event.header(name).map(|value| ((*name).to_owned(), value.to_owned())))
+        .collect()
+}
+
+/// The attributes of a CloudEvent; `source` has none of its own in an outbox.
+fn attributes(event: &Outgoing, source: &str) -> Vec<(&'static str, String)> {
+    let mut attributes = vec![
+        ("specversion", "1.0".to_owned()),
+        ("id", event.id().to_string()),
+        ("source", source.to_owned()),
+        ("type", event.event_type().to_string()),
+        ("time", time(event.occurred_at())),
+    ];
+    let mut add = |name, value: Option<String>| attributes.extend(value.map(|value| (name, value)));
+    let own = |text: Option<&str>| text.map(str::to_owned);
+    add("subject", own(event.aggregate_id()));
+    add("partitionkey", own(event.ordering_key()));
+    add("aggregatetype", own(Some(event.aggregate_type().as_str())));
+    add("tenantid", own(event.tenant_id()));
+    add("correlationid", own(event.correlation_id()));
+    add("sequence", event.position().map(Position::get).or(event.seq()).map(|place| place.to_string()));
+    attributes
+}
+
+fn time(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Micros, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use outbox::Event;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn event() -> Outgoing {
+        let event = Event::new("order.placed")
+            .aggregate("Order", "o-1")
+            .ordering_key("k")
+            .tenant("acme")
+            .header("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+            .header("Region", "eu")
+            .header("outbox-id", "not this one")
+            .json_text(r#"{"b":1,  "a":2}"#);
+        Outgoing::new(event.build().unwrap())
+    }
+
+    fn header<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
+        message.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    #[test]
+    fn a_plain_message_has_everything_in_headers_and_the_payload_to_the_byte() {
+        let event = event();
+        let message = Encoder::new(Format::Plain, "shop").encode(&event).unwrap();
+        assert_eq!(
+            (&*message.body, message.content_type.as_str()),
+            (&br#"{"b":1,  "a":2}"#[..], "application/json")
+        );
+        for (name, value) in [
+            ("outbox-id", event.id().as_str()),
+            ("outbox-type", "order.placed"),
+            ("outbox-aggregate-id", "o-1"),
+            ("outbox-key", "k"),
+            ("outbox-tenant-id", "acme"),
+            ("outbox-attempt", "1"),
+            ("Region", "eu"),
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ] {
+            assert_eq!(header(&message, name), Some(value), "{name}");
+        }
+        assert_eq!(header(&message, "outbox-position"), None);
+        let ids = message.headers.iter().filter(|(name, _)| name == "outbox-id").count();
+        assert_eq!(ids, 1, "an event's own header takes no name of ours");
+    }
+
+    #[test]
+    fn a_binary_cloud_event_has_its_attributes_in_headers() {
+        let event = event().at(Position::new(7));
+        let message = Encoder::new(Format::Cloudevents, "/shop").prefix("ce_").encode(&event).unwrap();
+        assert_eq!(&*message.body, br#"{"b":1,  "a":2}"#);
+        for (name, value) in [
+            ("ce_specversion", "1.0"),
+            ("ce_id", event.id().as_str()),
+            ("ce_source", "/shop"),
+            ("ce_type", "order.placed"),
+            ("ce_subject", "o-1"),
+            ("ce_partitionkey", "k"),
+            ("ce_sequence", "7"),
+            ("Region", "eu"),
+        ] {
+            assert_eq!(header(&message, name), Some(value), "{name}");
+        }
+        assert!(header(&message, "traceparent").is_some());
+    }
+
+    #[test]
+    fn a_structured_cloud_event_is_one_object() {
+        let message = Encoder::new(Format::CloudeventsStructured, "/shop").encode(&event()).unwrap();
+        let object: Value = serde_json::from_slice(&message.body).unwrap();
+        assert_eq!(message.content_type, STRUCTURED);
+        assert_eq!((&object["source"], &object["data"]), (&json!("/shop"), &json!({"b": 1, "a": 2})));
+        assert_eq!(object["datacontenttype"], "application/json");
+        assert!(object["traceparent"].is_string() && object.get("Region").is_none());
+        assert!(
+            std::str::from_utf8(&message.body).unwrap().contains(r#""data":{"b":1,  "a":2}"#),
+            "as it was written"
+        );
+
+        let bytes = Event::new("scan").bytes("image/png", vec![0xff, 0]).build().unwrap();
+        let message =
+            Encoder::new(Format::CloudeventsStructured, "/shop").encode(&Outgoing::new(bytes)).unwrap();
+        let object: Value = serde_json::from_slice(&message.body).unwrap();
+        assert_eq!(
+            (&object["data_base64"], &object["datacontenttype"]),
+            (&json!("/wA="), &json!("image/png"))
+        );
+    }
+
+    #[test]
+    fn what_is_too_big_is_said_with_both_sizes() {
+        let message = Encoder::new(Format::Plain, "").encode(&event()).unwrap();
+        let size = message.size();
+        assert!(message.fits(size, "it").is_ok());
+        let said = message.fits(size - 1, "the topic").unwrap_err().to_string();
+        assert_eq!(said, format!("the message has {size} bytes, and the topic takes {}", size - 1));
+    }
+}

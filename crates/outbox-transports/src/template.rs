@@ -1,0 +1,199 @@
+//! Where an event goes, as a text with places in it: `orders.{type}`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use outbox::{Event, Failure};
+use serde::{Deserialize, Deserializer};
+
+use crate::Text;
+
+/// A topic, subject or routing key with places for what an event has: `{type}`, `{aggregate_type}`, `{aggregate_id}`,
+/// `{key}`, `{tenant_id}`, `{correlation_id}`, `{id}`, and `{header:NAME}`. A brace itself is `{{` or `}}`.
+///
+/// ```
+/// use outbox::Event;
+/// use outbox_transports::Template;
+///
+/// let template: Template = "shop.{tenant_id}.{type}".parse().unwrap();
+/// let event = Event::new("order.placed").tenant("acme").json(&1).build().unwrap();
+/// assert_eq!(template.render(&event).unwrap(), "shop.acme.order.placed");
+/// ```
+///
+/// An event that lacks what a place asks for cannot go there, now or later: rendering fails for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Vec<Part>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Field(Field),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Field {
+    Type,
+    AggregateType,
+    AggregateId,
+    Key,
+    TenantId,
+    CorrelationId,
+    Id,
+    Header(String),
+}
+
+const FIELDS: [(&str, Field); 7] = [
+    ("type", Field::Type),
+    ("aggregate_type", Field::AggregateType),
+    ("aggregate_id", Field::AggregateId),
+    ("key", Field::Key),
+    ("tenant_id", Field::TenantId),
+    ("correlation_id", Field::CorrelationId),
+    ("id", Field::Id),
+];
+
+impl Field {
+    fn of<'a>(&self, event: &'a Event) -> Option<&'a str> {
+        match self {
+            Field::Type => Some(event.event_type().as_str()),
+            Field::AggregateType => Some(event.aggregate_type().as_str()),
+            Field::AggregateId => event.aggregate_id(),
+            Field::Key => event.ordering_key(),
+            Field::TenantId => event.tenant_id(),
+            Field::CorrelationId => event.correlation_id(),
+            Field::Id => Some(event.id().as_str()),
+            Field::Header(name) => event.header(name),
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, FIELDS.iter().find(|(_, field)| field == self)) {
+            (Field::Header(name), _) => write!(f, "{{header:{name}}}"),
+            (_, Some((name, _))) => write!(f, "{{{name}}}"),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+impl Template {
+    /// The text for this event.
+    pub fn render(&self, event: &Event) -> Result<String, Failure> {
+        let mut text = String::new();
+        for part in &self.0 {
+            match part {
+                Part::Text(plain) => text.push_str(plain),
+                Part::Field(field) => match field.of(event) {
+                    Some(value) => text.push_str(value),
+                    None => {
+                        return Err(Failure::dead(format!("where it goes needs {field}, and it has none")));
+                    }
+                },
+            }
+        }
+        Ok(text)
+    }
+
+    /// The text, if it is the same for every event.
+    pub fn fixed(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [] => Some(""),
+            [Part::Text(text)] => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(written: &str) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let mut plain = String::new();
+        let mut rest = written;
+        while let Some(at) = rest.find(['{', '}']) {
+            plain.push_str(&rest[..at]);
+            let brace = &rest[at..=at];
+            rest = &rest[at + 1..];
+            if let Some(after) = rest.strip_prefix(brace) {
+                plain.push_str(brace);
+                rest = after;
+                continue;
+            }
+            if brace == "}" {
+                return Err("a `}` without a `{`; write `}}` for the brace itself".to_owned());
+            }
+            let (name, after) =
+                rest.split_once('}').ok_or("a `{` without a `}`; write `{{` for the brace itself")?;
+            let known = FIELDS.iter().find(|(known, _)| *known == name).map(|(_, field)| field.clone());
+            let header = name.strip_prefix("header:").filter(|name| !name.is_empty());
+            let field = known.or_else(|| header.map(|name| Field::Header(name.to_owned())));
+            let field = field.ok_or_else(|| {
+                let names: Vec<String> = FIELDS.iter().map(|(name, _)| format!("{{{name}}}")).collect();
+                format!("there is no {{{name}}}: use {} or {{header:NAME}}", names.join(", "))
+            })?;
+            if !plain.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut plain)));
+            }
+            parts.push(Part::Field(field));
+            rest = after;
+        }
+        plain.push_str(rest);
+        if !plain.is_empty() {
+            parts.push(Part::Text(plain));
+        }
+        Ok(Self(parts))
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Text::deserialize(deserializer)?.as_str().parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        Event::new("order.placed").aggregate("Order", "o-1").header("region", "eu").json(&1).build().unwrap()
+    }
+
+    #[test]
+    fn places_are_filled() {
+        for (written, rendered) in [
+            ("orders", "orders"),
+            ("", ""),
+            ("{type}", "order.placed"),
+            ("{aggregate_type}/{aggregate_id}-{header:region}", "Order/o-1-eu"),
+            ("{{{type}}}", "{order.placed}"),
+        ] {
+            let template: Template = written.parse().unwrap();
+            assert_eq!(template.render(&event()).unwrap(), rendered, "{written}");
+            assert_eq!(template.fixed().is_some(), !written.contains("type"), "{written}");
+        }
+    }
+
+    #[test]
+    fn what_an_event_lacks_is_named() {
+        let failure = "{tenant_id}.x".parse::<Template>().unwrap().render(&event()).unwrap_err();
+        assert_eq!(failure.to_string(), "where it goes needs {tenant_id}, and it has none");
+        let failure = "{header:zone}".parse::<Template>().unwrap().render(&event()).unwrap_err();
+        assert_eq!(failure.to_string(), "where it goes needs {header:zone}, and it has none");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (written, said) in [
+            ("{typ}", "there is no {typ}: use {type}"),
+            ("{type", "a `{` without a `}`"),
+            ("type}", "a `}` without a `{`"),
+            ("{header:}", "there is no {header:}"),
+        ] {
+            let error = written.parse::<Template>().unwrap_err();
+            assert!(error.starts_with(said), "{written}: {error}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Texts of settings: with `${NAMES}` of the environment in them, and secrets that are never shown.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer};
+
+/// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one that may be missing,
+/// `$$` for a dollar sign.
+///
+/// ```
+/// use outbox_transports::Text;
+///
+/// let text = Text::resolve("nats://${HOST_OF_NATS:-localhost}:4222").unwrap();
+/// assert_eq!(text.as_str(), "nats://localhost:4222");
+/// assert_eq!(Text::resolve("${NO_SUCH_THING}").unwrap_err(), "the environment variable NO_SUCH_THING is not set");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Text(String);
+
+impl Text {
+    /// Puts the environment in.
+    pub fn resolve(written: &str) -> Result<Self, String> {
+        resolve(written, |name| std::env::var(name).ok()).map(Self)
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Text {
+    /// As it is.
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::resolve(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// A [`Text`] that must not be shown: a password, a token, a URL with either. Prints as `***`.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Secret(Text);
+
+impl Secret {
+    /// The text itself: for the one who needs it, not for people.
+    pub fn expose(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl From<&str> for Secret {
+    /// As it is.
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+fn resolve(written: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+    let mut text = String::with_capacity(written.len());
+    let mut rest = written;
+    while let Some(at) = rest.find('$') {
+        text.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix('$') {
+            text.push('$');
+            rest = after;
+        } else if let Some(inner) = rest.strip_prefix('{') {
+            let (named, after) = inner.split_once('}').ok_or("`${` without a `}`")?;
+            let (name, default) = match named.split_once(":-") {
+                Some((name, default)) => (name, Some(default)),
+                None => (named, None),
+            };
+            let value = variable(name).filter(|value| !value.is_empty() || default.is_none());
+            match value.as_deref().or(default) {
+                Some(value) => text.push_str(value),
+                None => return Err(format!("the environment variable {name} is not set")),
+            }
+            rest = after;
+        } else {
+            return Err("`$` stands before `{NAME}`; write `$$` for a dollar sign".to_owned());
+        }
+    }
+    text.push_str(rest);
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(written: &str) -> Result<String, String> {
+        resolve(written, |name| match name {
+            "USER" => Some("ada".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn names_of_the_environment_are_put_in() {
+        assert_eq!(with("plain").unwrap(), "plain");
+        assert_eq!(with("${USER}@${HOST:-local}/${EMPTY}x${EMPTY:-y}").unwrap(), "ada@local/xy");
+        assert_eq!(with("costs 5$$").unwrap(), "costs 5$");
+        // What a variable holds is not looked into again.
+        assert_eq!(resolve("${A}", |_| Some("${B}".to_owned())).unwrap(), "${B}");
+    }
+
+    #[test]
+    fn what_cannot_be_put_in_is_said() {
+        for (written, said) in [
+            ("${HOST}", "the environment variable HOST is not set"),
+            ("${USER", "`${` without a `}`"),
+            ("$USER", "`$` stands before `{NAME}`; write `$$` for a dollar sign"),
+        ] {
+            assert_eq!(with(written).unwrap_err(), said);
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        let secret = Secret::from("hunter2");
+        assert_eq!(format!("{secret:?}"), "***");
+        assert_eq!(secret.expose(), "hunter2");
+    }
+}
