@@ -1,0 +1,22 @@
+-- Relays that run, and what they say of themselves: for people. Nothing is decided by it.
+CREATE TABLE IF NOT EXISTS {nodes} (
+    node       varchar(128) COLLATE "C" PRIMARY KEY,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    state      text NOT NULL
+) WITH (fillfactor = 50);
+
+-- Wakes up a relay that sleeps. NOTIFY in every commit would have all commits wait for each other, so it is sent only while
+-- somebody sleeps: then a lock is held that this cannot share. One who inserts while all are awake holds a share of it until
+-- the end of the transaction, and nobody goes to sleep before that.
+CREATE OR REPLACE FUNCTION {call}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared((1819047777::bigint << 32) | TG_RELID::bigint) THEN
+        PERFORM pg_notify('outbox_due_' || TG_RELID, '');
+    END IF;
+    RETURN NULL;
+END
+$$;
+DROP TRIGGER IF EXISTS {events_written} ON {events};
+CREATE TRIGGER {events_written} AFTER INSERT ON {events}
+    FOR EACH STATEMENT EXECUTE FUNCTION {call}();
