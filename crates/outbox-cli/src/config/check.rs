@@ -90,9 +90,9 @@ impl Config {
             }
         }
         for name in known.into_iter().filter(|name| !used.contains(name)) {
-            reader.warnings.push(Mistake::of_file(format!(
-                "nothing goes to the publisher `{name}`: no route and no topic names it"
-            )));
+            let reason = format!("nothing goes to the publisher `{name}`: no route and no topic names it");
+            let place = reader.place("publishers", name);
+            reader.odd(&place, reason);
         }
         let standard: Vec<&str> = self
             .publishers
@@ -104,7 +104,8 @@ impl Config {
             let reason = format!(
                 "the publisher `{second}` is the second that writes to standard output: one is enough"
             );
-            reader.mistakes.push(Mistake::of_file(reason));
+            let place = reader.place("publishers", second);
+            reader.wrong(&place, reason);
         }
     }
 
@@ -175,8 +176,9 @@ impl Config {
         if let (Some(base), Some(max)) = (retry.base_delay, retry.max_delay)
             && base.0 > max.0
         {
-            let reason = format!("`[retry]`: `base-delay` ({base}) is more than `max-delay` ({max})");
-            reader.mistakes.push(Mistake::of_file(reason));
+            let reason = format!("`base-delay` ({base}) is more than `max-delay` ({max})");
+            let place = reader.place("retry", "base-delay");
+            reader.wrong(&place, reason);
         }
     }
 }

@@ -76,6 +76,10 @@ impl std::error::Error for Mistakes {}
 /// What serde says, as it is told to people.
 pub(crate) fn reword(said: &str) -> String {
     if let Some((name, known)) = unknown(said, "unknown field `", ", expected ") {
+        // A route, by what it knows.
+        if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
+            return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
+        }
         return no_such("setting", name, &known);
     }
     if let Some((name, known)) = unknown(said, "unknown variant `", ", expected ") {
@@ -117,7 +121,7 @@ pub(crate) fn list(names: &[&str]) -> String {
 fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let (distance, meant) =
         known.iter().map(|known| (strsim::damerau_levenshtein(name, known), *known)).min()?;
-    (distance <= 1 + name.chars().count() / 4).then_some(meant)
+    (distance <= (name.chars().count() / 3).max(1)).then_some(meant)
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ pub(crate) struct Reader<'i> {
     pub(crate) warnings: Vec<Mistake>,
     /// As it was written, by the names at the top: to tell what has changed.
     pub(crate) written: BTreeMap<String, toml::Value>,
+    /// Where the names of tables stand that have been taken.
+    places: BTreeMap<(String, String), Range<usize>>,
 }
 
 impl<'i> Reader<'i> {
@@ -35,6 +37,7 @@ impl<'i> Reader<'i> {
             mistakes: Vec::new(),
             warnings: Vec::new(),
             written: BTreeMap::new(),
+            places: BTreeMap::new(),
         };
         for error in errors {
             reader.note(&error);
@@ -62,11 +65,25 @@ impl<'i> Reader<'i> {
         self.warnings.push(Mistake::at(self.text, span, reason));
     }
 
+    /// Where a setting of a table stands: its value, or its name if it is a table itself.
+    pub(crate) fn place(&self, table: &str, setting: &str) -> Range<usize> {
+        self.places.get(&(table.to_owned(), setting.to_owned())).cloned().unwrap_or_default()
+    }
+
     /// The piece of this name, if it is there. It is not there any more then.
     pub(crate) fn take(&mut self, name: &str) -> Option<Entry<'i>> {
         let entry = self.root.remove_entry(name)?;
         let written = toml::Value::deserialize(ValueDeserializer::from(entry.1.clone()));
         self.written.extend(written.map(|value| (name.to_owned(), value)));
+        if let DeValue::Table(table) = entry.1.get_ref() {
+            let place = |key: &Spanned<DeString<'_>>, value: &Spanned<DeValue<'_>>| match value.get_ref() {
+                DeValue::Table(_) => key.span(),
+                _ => value.span(),
+            };
+            let places =
+                table.iter().map(|(key, value)| ((name.to_owned(), key.to_string()), place(key, value)));
+            self.places.extend(places);
+        }
         Some(entry)
     }
 

@@ -21,7 +21,6 @@ pub(crate) mod reach;
 mod reload;
 mod signals;
 mod source;
-mod standin;
 mod table;
 
 use std::net::SocketAddr;

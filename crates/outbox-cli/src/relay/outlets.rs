@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::{Outgoing, PublishError, Publisher};
+use outbox::{Destination, Outgoing, PublishError, Publisher};
 use tokio::task::JoinSet;
 
 use super::lines::{Gone, ToFile, ToStdout};
-use super::standin::Destination;
 use crate::config::{self, Config, Transport};
 
 /// How long a publisher may take to say whether it is there.

@@ -40,13 +40,6 @@ impl Changeable {
         for warning in &new.warnings {
             tracing::warn!("{}", warning.in_file(&shown));
         }
-        if self.config.routes.is_empty() != new.routes.is_empty() {
-            tracing::error!(
-                "{shown}: routes where there were none, or none where there were some, need a restart: everything \
-                 stays as it was"
-            );
-            return;
-        }
         let outlets = match Outlets::new(&new, &self.outlets, &self.gone).await {
             Ok(outlets) => outlets,
             Err(error) => {

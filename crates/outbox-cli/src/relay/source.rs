@@ -7,7 +7,6 @@ use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, open_store};
 
 use super::discovery::Query;
 use super::outlets::Outlets;
-use super::standin::ForwardBy as _;
 use super::table::Switch;
 use crate::Usage;
 use crate::config::{Config, Database, Mode, Named, Source};
@@ -159,7 +158,7 @@ fn tell<S>(config: &Config, builder: RelayBuilder<S>, outlets: &Outlets, switch:
             builder = builder.publish(topic.pace(selection.to_shared(publisher)));
         }
     }
-    if config.routes.is_empty() { builder } else { builder.forward_by(switch.clone()) }
+    if config.groups.mode() == Mode::Log { builder } else { builder.forward_by(switch.clone()) }
 }
 
 impl Named {
