@@ -54,6 +54,7 @@ pub mod store;
 mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod tx;
 
 /// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
