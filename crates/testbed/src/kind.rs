@@ -11,6 +11,9 @@ pub(crate) trait Kind: Send + Sync {
     /// In the folder's name, and in what is said when it fails.
     fn name(&self) -> &'static str;
 
+    /// Its program.
+    fn server(&self) -> &'static str;
+
     /// The Debian package that it comes with.
     fn package(&self) -> &'static str;
 
@@ -42,18 +45,21 @@ pub(crate) trait Kind: Send + Sync {
     fn is_ready(&self, site: &Site<'_>) -> bool;
 
     /// Where a program of its package is; if it is not there, what to install.
-    fn program(&self, names: &[&str]) -> PathBuf {
-        let path = env::var_os("PATH").unwrap_or_default();
-        let folders: Vec<PathBuf> = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).collect();
-        let found = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-        found.into_iter().find(|program| program.is_file()).unwrap_or_else(|| {
+    fn program(&self, name: &str) -> PathBuf {
+        find(name).unwrap_or_else(|| {
             panic!(
-                "{} is not here: install it with `apt-get install --no-install-recommends {}`, or let `cargo xtask test` do it",
-                names[0],
+                "{name} is not here: install it with `apt-get install --no-install-recommends {}`, or let `cargo xtask test` do it",
                 self.package()
             )
         })
     }
+}
+
+/// Where a program is: on the PATH, or where Debian keeps those that an ordinary account's PATH leaves out.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut folders = env::split_paths(&path).chain(["/usr/sbin".into()]);
+    folders.find_map(|folder| Some(folder.join(name)).filter(|program| program.is_file()))
 }
 
 /// Where a server lives.

@@ -15,6 +15,10 @@ impl Kind for Mosquitto {
         "mosquitto"
     }
 
+    fn server(&self) -> &'static str {
+        "mosquitto"
+    }
+
     fn package(&self) -> &'static str {
         "mosquitto"
     }
@@ -38,7 +42,7 @@ impl Kind for Mosquitto {
         lines.push(format!("user {}", std::env::var("USER").unwrap_or_else(|_| "root".to_owned())));
         if let Some((user, password)) = &site.plan.user {
             let file = site.path("passwords");
-            let mut made = site.command(&self.program(&["mosquitto_passwd"]));
+            let mut made = site.command(&self.program("mosquitto_passwd"));
             let made =
                 made.args(["-c", "-b", &file, user, password]).output().expect("mosquitto_passwd runs");
             assert!(made.status.success(), "mosquitto_passwd: {}", String::from_utf8_lossy(&made.stderr));
@@ -57,7 +61,7 @@ impl Kind for Mosquitto {
     }
 
     fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(&["mosquitto"]));
+        let mut command = site.command(&self.program(self.server()));
         command.args(["-c", "mosquitto.conf"]);
         command
     }

@@ -15,6 +15,10 @@ impl Kind for Nats {
         "nats"
     }
 
+    fn server(&self) -> &'static str {
+        "nats-server"
+    }
+
     fn package(&self) -> &'static str {
         "nats-server"
     }
@@ -43,7 +47,7 @@ impl Kind for Nats {
     }
 
     fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(&["nats-server"]));
+        let mut command = site.command(&self.program(self.server()));
         command.args(["-c", "nats.conf"]);
         command
     }

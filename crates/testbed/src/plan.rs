@@ -1,6 +1,10 @@
 //! What a server is to be like.
 
-use crate::kind::Kind;
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::sync::Mutex;
+
+use crate::kind::{self, Kind};
 use crate::mosquitto::Mosquitto;
 use crate::nats::Nats;
 use crate::rabbitmq::Rabbitmq;
@@ -81,8 +85,28 @@ impl Plan {
         self
     }
 
+    /// Whether it can be run here. If not, says so, for a test to pass by; with `OUTBOX_TEST_REQUIRE=1`, as `cargo xtask test` sets it,
+    /// that is a failure.
+    pub fn is_here(&self) -> bool {
+        static SAID: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+        let (name, package) = (self.kind.name(), self.kind.package());
+        if kind::find(self.kind.server()).is_some() {
+            return true;
+        }
+        let required = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
+        assert!(!required, "{name} is required, and not here: install the Debian package {package}");
+        if SAID.lock().expect("nobody panics with it").insert(name) {
+            // Not eprintln!: the test runner keeps that to itself when a test passes.
+            let _ = writeln!(
+                std::io::stderr(),
+                "left out: tests on {name}, because the Debian package {package} is not installed"
+            );
+        }
+        false
+    }
+
     /// Starts it; returns when it takes connections.
     pub fn start(self) -> Server {
-        Server::of(self)
+        Server::of(&self)
     }
 }

@@ -24,6 +24,10 @@ impl Kind for Rabbitmq {
         "rabbitmq"
     }
 
+    fn server(&self) -> &'static str {
+        "rabbitmq-server"
+    }
+
     fn package(&self) -> &'static str {
         "rabbitmq-server"
     }
@@ -73,9 +77,9 @@ impl Kind for Rabbitmq {
 
     fn command(&self, site: &Site<'_>) -> Command {
         let server = Some(PathBuf::from(SERVER)).filter(|server| server.is_file());
-        let server = server.unwrap_or_else(|| self.program(&["rabbitmq-server"]));
+        let server = server.unwrap_or_else(|| self.program(self.server()));
         let mut command = site.command(Path::new("/bin/sh"));
-        command.args(["-c", WITH_EPMD, "rabbitmq"]).arg(self.program(&["epmd"])).arg(server);
+        command.args(["-c", WITH_EPMD, "rabbitmq"]).arg(self.program("epmd")).arg(server);
         command.envs([
             ("HOME", site.path("home")),
             // Then its script becomes the server, instead of waiting for it: signals come to whom they are meant for.

@@ -16,6 +16,10 @@ impl Kind for Redis {
         "redis"
     }
 
+    fn server(&self) -> &'static str {
+        "redis-server"
+    }
+
     fn package(&self) -> &'static str {
         "redis-server"
     }
@@ -56,7 +60,7 @@ impl Kind for Redis {
     }
 
     fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(&["redis-server"]));
+        let mut command = site.command(&self.program(self.server()));
         command.arg("redis.conf");
         command
     }

@@ -44,7 +44,7 @@ impl Server {
     }
 
     /// Another program may take the port between our look and the server's start: then try the next.
-    pub(crate) fn of(plan: Plan) -> Self {
+    pub(crate) fn of(plan: &Plan) -> Self {
         for attempt in 1.. {
             let process = Process::new(plan.kind.name());
             let certificates = plan.tls.map(|_| Certificates::make(&process.folder));
