@@ -16,15 +16,27 @@
 //! ```
 
 mod lines;
+#[cfg(feature = "nats")]
+mod link;
 mod message;
+#[cfg(feature = "nats")]
+mod nats;
 mod promises;
 mod template;
 mod text;
+#[cfg(feature = "nats")]
+mod time;
+#[cfg(feature = "nats")]
+mod tls;
 mod waves;
 
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};
+#[cfg(feature = "nats")]
+pub use tls::Tls;
 pub use waves::Waves;
