@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Info};
 use async_nats::{ConnectOptions, jetstream};
 use async_trait::async_trait;
+use base64::Engine as _;
 use conformance::{
     Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, is_dead, numbered, of_size,
 };
@@ -236,6 +237,63 @@ async fn a_token_lets_in() {
     let in_url = server.url().replace("nats://", "nats://correcthorse@");
     let settings = NatsSettings::new(&in_url, "orders".parse().unwrap());
     assert!(Nats::new("nats", settings).unwrap().is_healthy().await);
+}
+
+/// A JWT as NATS wants it: signed by the key of whoever stands above.
+fn jwt(issuer: &nkeys::KeyPair, subject: &nkeys::KeyPair, nats: &serde_json::Value) -> String {
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    let claims = serde_json::json!({
+        "jti": "TEST", "iat": 1_700_000_000, "iss": issuer.public_key(), "name": "test",
+        "sub": subject.public_key(), "nats": nats,
+    });
+    let header = encode(br#"{"typ":"JWT","alg":"ed25519-nkey"}"#);
+    let signed = format!("{header}.{}", encode(claims.to_string().as_bytes()));
+    let signature = encode(&issuer.sign(signed.as_bytes()).unwrap());
+    format!("{signed}.{signature}")
+}
+
+#[tokio::test]
+async fn a_credentials_file_lets_in_and_is_read_anew() {
+    if !Plan::nats().is_here() {
+        return;
+    }
+    let (operator, account) = (nkeys::KeyPair::new_operator(), nkeys::KeyPair::new_account());
+    let (user, stranger) = (nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user());
+    let of = |kind: &str| serde_json::json!({"type": kind, "version": 2});
+    let limits = serde_json::json!({"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1});
+    let of_account = serde_json::json!({"type": "account", "version": 2, "limits": limits});
+    let of_user = serde_json::json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1});
+    let server = Plan::nats()
+        .config(&format!("operator: {}", jwt(&operator, &operator, &of("operator"))))
+        .config(&format!("system_account: {}", account.public_key()))
+        .config("resolver: MEMORY")
+        .config(&format!(
+            "resolver_preload: {{ {}: {} }}",
+            account.public_key(),
+            jwt(&operator, &account, &of_account)
+        ))
+        .start();
+    let file = server.folder().join("relay.creds");
+    let write = |key: &nkeys::KeyPair| {
+        let (jwt, seed) = (jwt(&account, &user, &of_user), key.seed().unwrap());
+        let text = format!(
+            "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\
+             -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let mut settings = NatsSettings::new(&server.url(), "orders".parse().unwrap());
+    assert!(!Nats::new("nats", settings.clone()).unwrap().is_healthy().await);
+    settings.credentials_file = Some(file.to_str().unwrap().into());
+    let publisher = Nats::new("nats", settings).unwrap();
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("relay.creds"), "{error}");
+    write(&stranger);
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("authorization"), "{error}");
+    assert!(!format!("{error:?}").contains(&stranger.seed().unwrap()));
+    write(&user);
+    assert!(publisher.is_healthy().await);
 }
 
 #[tokio::test]
