@@ -202,7 +202,7 @@ fn show(views: &[View], as_json: bool) -> Result<()> {
         let count = |n: Option<u64>| n.map_or_else(dash, number);
         let oldest = view.oldest_due_ms.map(|ms| span_of(std::time::Duration::from_millis(ms)));
         table.row([
-            view.name.as_str().into(),
+            (if view.name == view.database { "-" } else { view.name.as_str() }).into(),
             view.kind.into(),
             status(view.state),
             view.schema_version.map_or_else(dash, |version| version.to_string()).into(),

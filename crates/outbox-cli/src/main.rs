@@ -61,7 +61,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox demo                                          see it work; needs nothing, leaves nothing behind
+  outbox demo                                          see it work; leaves nothing behind
   outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
   outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
   outbox status --watch                                see how it is doing; DATABASE_URL says where
@@ -69,7 +69,7 @@ Examples:
   outbox dead list                                     what was given up, and why
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.
-Colours are for terminals only, and never with NO_COLOR. With --json answers are one JSON object a line.";
+With --json answers are one JSON object a line. Colours are for terminals, and never with NO_COLOR.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -169,7 +169,11 @@ fn main() -> ExitCode {
 fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     let mut cli = Cli::command();
     cli.build();
-    let command = cli.find_subcommand_mut(name).expect("every command is known to clap");
+    let mut command = cli.find_subcommand_mut(name).expect("every command is known to clap");
+    let action = std::env::args().skip(1).find(|word| command.find_subcommand(word).is_some());
+    if let Some(action) = action {
+        command = command.find_subcommand_mut(action).expect("it was just found");
+    }
     command.error(ErrorKind::InvalidValue, usage).exit()
 }
 

@@ -60,9 +60,9 @@ pub(crate) fn span(time: chrono::Duration) -> String {
     match seconds {
         ..1 => format!("{} ms", time.num_milliseconds()),
         1..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
+        120..7_200 => format!("{} min", (seconds + 30) / 60),
+        7_200..172_800 => format!("{} h", (seconds + 1_800) / 3_600),
+        _ => format!("{} days", (seconds + 43_200) / 86_400),
     }
 }
 

@@ -5,7 +5,7 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound as _, Utc};
 use outbox::NodeId;
 use outbox::store::{Backlog, EXCLUSIVE, Filter, Stats, Status};
 use serde::Serialize;
@@ -119,7 +119,7 @@ async fn look(place: &Place) -> Result<View> {
         Ok(types.into_iter().map(|(event_type, count)| TypeCount { event_type, count }).collect())
     };
     Ok(View {
-        at: Utc::now(),
+        at: Utc::now().trunc_subsecs(3),
         database: place.url.to_string(),
         table: place.table.clone(),
         new,
@@ -145,7 +145,8 @@ fn page(view: &View, output: Output) -> String {
     };
     let types = |types: &[TypeCount]| {
         let each = types.iter().map(|of| format!("{} {}", of.event_type, number(of.count)));
-        each.collect::<Vec<_>>().join(", ")
+        let each = each.collect::<Vec<_>>();
+        if each.is_empty() { String::new() } else { format!("by type: {}", each.join(", ")) }
     };
     let look = if view.dead > 0 { types(&view.dead_types) } else { String::new() };
     for (name, count, note) in [

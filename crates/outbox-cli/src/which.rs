@@ -7,38 +7,37 @@ use crate::age::Age;
 
 /// Each narrows the selection. Texts are compared as they are, upper and lower case apart.
 #[derive(clap::Args, Clone, Default)]
-#[command(next_help_heading = "Selection")]
 pub(crate) struct Which {
     /// Only this event type
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", help_heading = "Selection")]
     event_type: Option<String>,
 
     /// Only this aggregate type
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", help_heading = "Selection")]
     aggregate_type: Option<String>,
 
     /// Only this aggregate
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Selection")]
     aggregate_id: Option<String>,
 
     /// Only this tenant
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Selection")]
     tenant: Option<String>,
 
     /// Only this ordering key
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", help_heading = "Selection")]
     key: Option<String>,
 
     /// Only this correlation id
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Selection")]
     correlation_id: Option<String>,
 
     /// Only events stored (dead ones: that died) longer ago than this, such as 90s, 5m, 2h or 7d
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help_heading = "Selection")]
     older_than: Option<Age>,
 
     /// Only events stored (dead ones: that died) more recently than this
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help_heading = "Selection")]
     newer_than: Option<Age>,
 }
 
@@ -79,14 +78,13 @@ impl Which {
 
 /// How much of what was selected is shown.
 #[derive(clap::Args, Clone, Copy)]
-#[command(next_help_heading = "Paging")]
 pub(crate) struct Page {
     /// How many to show at most
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Paging")]
     limit: u32,
 
     /// Go on after this SEQ, the last one of the page before
-    #[arg(long, value_name = "SEQ")]
+    #[arg(long, value_name = "SEQ", help_heading = "Paging")]
     pub(crate) after: Option<i64>,
 }
 

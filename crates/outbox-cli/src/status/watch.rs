@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound as _, Utc};
 use outbox::store::{Filter, Status};
 use serde::Serialize;
 
@@ -46,7 +46,19 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
     let mut before = None;
     let mut drawn = 0;
     loop {
-        let look = look(place, &mut before).await?;
+        let look = match look(place, &mut before).await {
+            Ok(look) => look,
+            // What was there a moment ago may come back: that is what one watches for.
+            Err(error) if before.is_some() => {
+                eprintln!("{} {error:#}", exact(Utc::now().trunc_subsecs(0)));
+                drawn = 0;
+                if interrupt.within(every).await {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if output.json {
             json(&look)?;
         } else if in_place {
@@ -71,7 +83,7 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
 async fn look(place: &Place, before: &mut Option<Before>) -> Result<Look> {
     let (at, now) = (Instant::now(), now(place).await?);
     let mut look = Look {
-        at: Utc::now(),
+        at: Utc::now().trunc_subsecs(3),
         database: place.url.to_string(),
         table: place.table.clone(),
         done_per_second: None,
@@ -140,7 +152,7 @@ fn page(look: &Look, output: Output) -> String {
          Oldest   {}\n\
          Done     {}\n\
          Dead     {}\n\
-         Log      {}\n\n{}",
+         Appended {}\n\n{}",
         look.database,
         look.table,
         look.at.format("%H:%M:%S UTC"),

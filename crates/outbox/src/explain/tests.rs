@@ -76,7 +76,11 @@ fn a_dead_event_says_why_and_how_to_replay_it() {
     assert!(matches!(explained.reason(), Reason::Dead { attempts: 5, .. }));
     says(
         &explained,
-        &["is DEAD for 4 days", "after 5 failed attempts: broker away.", "outbox dead replay e9"],
+        &[
+            "is DEAD, and has been for 4 days",
+            "after 5 failed attempts: broker away.",
+            "outbox dead replay e9",
+        ],
     );
     assert!(!explained.to_string().contains("and more"));
 }
@@ -100,7 +104,7 @@ fn a_lease_that_ends_now_has_run_out() {
 fn a_delayed_event_a_retry_and_one_that_was_put_off_are_told_apart() {
     let at = now() + Duration::minutes(5);
     let later = StoredEvent { available_at: at, ..plain() };
-    says(&explain(&of(later.clone())), &["not due for another 5 min", "delayed until 2027-"]);
+    says(&explain(&of(later.clone())), &["not due for another 5 min", "to be delivered at 2027-"]);
 
     let last_error = Some("timeout".to_owned());
     let retry = StoredEvent { status: Status::Retry, attempts: 3, last_error, ..later };
@@ -210,7 +214,7 @@ fn a_leader_has_it_or_reads_it_soon() {
     assert!(matches!(explained.reason(), Reason::WithLeader { due_before: Some(3), .. }));
     says(
         &explained,
-        &["is due for 3 min", "node-7 leads this table alone", "3 free events are due before it"],
+        &["has been due for 3 min", "node-7 leads this table alone", "3 free events are due before it"],
     );
 }
 

@@ -10,10 +10,8 @@ use super::{Explanation, MOST_COUNTED, Reason};
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event {}", self.event_id)?;
-        if let Some(event) = &self.event {
-            if let Some(event_type) = &event.event_type {
-                write!(f, " ({event_type})")?;
-            }
+        if let Some(event_type) = self.event.as_ref().and_then(|event| event.event_type.as_ref()) {
+            write!(f, " ({event_type})")?;
         }
         for (n, reason) in self.reasons.iter().enumerate() {
             f.write_str(if n == 0 { " " } else { "\nIt also " })?;
@@ -71,8 +69,8 @@ struct Said<'a> {
 
 impl fmt::Display for Said<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ago = |at: DateTime<Utc>| format!("{} ago, at {}", span(self.now - at), exact(at));
-        let since = |at: DateTime<Utc>| format!("for {}, since {}", span(self.now - at), exact(at));
+        let ago = |at: DateTime<Utc>| format!("{} ago ({})", span(self.now - at), exact(at));
+        let since = |at: DateTime<Utc>| format!("for {} (since {})", span(self.now - at), exact(at));
         match self.reason {
             Reason::Schema { problem } => write!(f, "cannot be looked up: {problem}."),
             Reason::Unknown => {
@@ -86,13 +84,13 @@ impl fmt::Display for Said<'_> {
             }
             Reason::Dead { since: at, by, error, attempts } => {
                 write!(f, "is DEAD")?;
-                at.map_or(Ok(()), |at| write!(f, " {}", since(at)))?;
+                at.map_or(Ok(()), |at| write!(f, ", and has been {}", since(at)))?;
                 by.as_ref().map_or(Ok(()), |by| write!(f, ", given up by {by}"))?;
                 write!(f, ", after {}: {}.", counted(*attempts, "failed attempt"), told(error.as_deref()))
             }
             Reason::Held { by, until } => write!(
                 f,
-                "is being handled, or about to be: {by} holds it for another {}, until {}, and longer if it says so.",
+                "is being handled, or about to be: {by} holds it for another {} (until {}), and longer if it says so.",
                 span(*until - self.now),
                 exact(*until)
             ),
@@ -105,21 +103,21 @@ impl fmt::Display for Said<'_> {
             Reason::NotDue { at, attempts: 0, error: None } => {
                 write!(
                     f,
-                    "is not due for another {}: it was delayed until {}.",
+                    "is not due for another {}: it was written to be delivered at {}, or later.",
                     span(*at - self.now),
                     exact(*at)
                 )
             }
             Reason::NotDue { at, attempts: 0, error } => write!(
                 f,
-                "was put off and is not due for another {}, until {}: {}.",
+                "was put off and is not due for another {} (until {}): {}.",
                 span(*at - self.now),
                 exact(*at),
                 told(error.as_deref())
             ),
             Reason::NotDue { at, attempts, error } => write!(
                 f,
-                "waits for retry number {attempts}, due in {}, at {}: the last attempt failed with: {}.",
+                "waits for retry number {attempts}, due in {} ({}). The last attempt failed: {}.",
                 span(*at - self.now),
                 exact(*at),
                 told(error.as_deref())
@@ -141,14 +139,18 @@ impl fmt::Display for Said<'_> {
             Reason::WithLeader { leader, due_since, due_before } => {
                 write!(
                     f,
-                    "is due {}, and {leader} leads this table alone (single_node): ",
+                    "has been due {}, and {leader} leads this table alone (single_node): ",
                     since(*due_since)
                 )?;
                 f.write_str("it has the event in hand, or reads it at its next poll")?;
                 before(f, *due_before)
             }
             Reason::Waiting { due_since, due_before, relay_at_work, last_settled } => {
-                write!(f, "is due {}, and free: it waits for a relay to take it", since(*due_since))?;
+                write!(
+                    f,
+                    "has been due {}, and is free: it waits for a relay to take it",
+                    since(*due_since)
+                )?;
                 before(f, *due_before)?;
                 match (relay_at_work, last_settled) {
                     (true, _) => f.write_str(" Relays are at work."),
@@ -199,8 +201,8 @@ fn span(time: chrono::Duration) -> String {
     match seconds {
         0 if time.num_milliseconds() > 0 => format!("{} ms", time.num_milliseconds()),
         0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
+        120..7_200 => format!("{} min", (seconds + 30) / 60),
+        7_200..172_800 => format!("{} h", (seconds + 1_800) / 3_600),
+        _ => format!("{} days", (seconds + 43_200) / 86_400),
     }
 }

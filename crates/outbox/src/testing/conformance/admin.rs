@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
-use crate::event::EventId;
+use crate::event::{Event, EventId};
 use crate::store::{
     Backlog, EXCLUSIVE, Filter, Purge, Purgeable, Replayed, Stats, Status, StoredEvent, Verdict,
 };
@@ -146,7 +146,7 @@ pub async fn events_are_counted_by_type(harness: &impl Harness) {
 }
 
 fn id_of(stored: Option<&StoredEvent>) -> Option<&EventId> {
-    stored.and_then(|stored| stored.event.as_ref().ok()).map(|event| event.id())
+    stored.and_then(|stored| stored.event.as_ref().ok()).map(Event::id)
 }
 
 /// The first that is pending and the first that is dead, of its own key and before it.
