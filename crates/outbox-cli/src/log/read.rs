@@ -97,7 +97,7 @@ pub(super) async fn run(options: Read) -> Result<ExitCode> {
     }
     table.print();
     if found.len() == limit {
-        let last = last.as_ref().map_or_else(|(position, _)| *position, |event| event.position());
+        let last = last.as_ref().map_or_else(|(position, _)| *position, outbox::LogEvent::position);
         eprintln!("There may be more: add --after {last}");
     }
     Ok(ExitCode::SUCCESS)
