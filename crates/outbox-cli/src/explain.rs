@@ -34,8 +34,8 @@ Examples:
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X --json | jq -r '.reasons[0].reason'
 
-Reasons: unknown, done, dead, held, lease_ran_out, not_due, expired, undecodable, behind, with_leader,
-waiting, schema.
+Reasons: unknown, done, dead, held, lease_ran_out, not_due, expired, undecodable, behind, outage,
+with_leader, waiting, schema.
 
 Exit codes: 0 explained, 1 failure, 2 wrong usage, 3 no such event.";
 

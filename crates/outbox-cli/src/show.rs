@@ -177,7 +177,7 @@ pub(crate) fn status(text: &str) -> Cell {
     let cell = Cell::new(text);
     match text {
         "DONE" | "ACTIVE" | "COMPLETED" | "ok" => cell.fg(Color::Green),
-        "DEAD" | "FAILED" | "unreachable" => cell.fg(Color::Red),
+        "DEAD" | "FAILED" | "unreachable" | "vanished" => cell.fg(Color::Red),
         "RETRY" | "PAUSED" | "CANCELLED" | "not migrated" => cell.fg(Color::Yellow),
         _ => cell,
     }

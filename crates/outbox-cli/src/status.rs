@@ -1,5 +1,6 @@
 //! `outbox status`: how an outbox is doing, once or again and again.
 
+mod relays;
 mod watch;
 
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use outbox::NodeId;
 use outbox::store::{Backlog, EXCLUSIVE, Filter, Stats, Status};
 use serde::Serialize;
 
+use self::relays::RelayView;
 use crate::age::Age;
 use crate::database::Tables;
 use crate::log::{PairView, pairs, table};
@@ -17,7 +19,7 @@ use crate::open::Place;
 use crate::say;
 use crate::show::{Output, Table, json, number, span_of, status};
 
-/// Show how an outbox is doing: events by status, backlog, who leads, publishers of the log
+/// Show how an outbox is doing: events by status, backlog, relays, publishers of the log
 ///
 /// Events are counted one by one, which takes a while if there are millions. --watch only looks at what is pending.
 #[derive(clap::Args)]
@@ -70,6 +72,7 @@ struct Now {
     free: u64,
     oldest_due_ms: Option<u64>,
     leader: Option<NodeId>,
+    relays: Vec<RelayView>,
     log: LogView,
 }
 
@@ -106,9 +109,10 @@ async fn now(place: &Place) -> Result<Now> {
     let explain = |error| place.explain(error);
     let Backlog { pending, free, oldest_due } = place.store.backlog().await.map_err(explain)?;
     let leader = place.store.leader(EXCLUSIVE).await.map_err(explain)?;
+    let relays = place.store.nodes().await.map_err(explain)?.into_iter().map(RelayView::from).collect();
     let (head, pairs) = pairs(place).await?;
     let oldest_due_ms = oldest_due.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    Ok(Now { pending, free, oldest_due_ms, leader, log: LogView { head: head.get(), pairs } })
+    Ok(Now { pending, free, oldest_due_ms, leader, relays, log: LogView { head: head.get(), pairs } })
 }
 
 async fn look(place: &Place) -> Result<View> {
@@ -166,16 +170,17 @@ fn page(view: &View, output: Output) -> String {
     format!("{}, table {}\n\n{}\n\n{}", view.database, view.table, events.lines(), rest(now, output))
 }
 
-/// Who leads, and the log.
+/// Who leads, which relays run, and the log.
 fn rest(now: &Now, output: Output) -> String {
     let leader = match &now.leader {
-        Some(leader) => format!("{leader} leads the table alone (single_node)"),
-        None => "nobody leads the table alone: relays lease events one by one, or none runs".to_owned(),
+        Some(leader) => format!("Leader   {leader} leads the table alone (single_node)\n\n"),
+        None => String::new(),
     };
+    let relays = relays::lines(&now.relays, output);
     let log = match (&now.log.pairs[..], now.log.head) {
         ([], 0) => "Log      empty".to_owned(),
         ([], head) => format!("Log      ends at position {head}; nobody publishes it"),
         (pairs, head) => format!("Log      ends at position {head}\n\n{}", table(pairs, output).lines()),
     };
-    format!("Leader   {leader}\n{log}")
+    format!("{leader}{relays}\n\n{log}")
 }

@@ -150,6 +150,14 @@ async fn status_tells_how_an_outbox_is_doing() {
             })
             .await;
         place.store.lead("exclusive", &"the-leader".into(), Duration::from_secs(60)).await.unwrap();
+        let outage = serde_json::json!({
+            "destination": "nats", "since": "2026-11-16T07:00:00Z", "reason": "connection refused", "types": ["c"],
+        });
+        let state = serde_json::json!({
+            "mode": "single_node", "version": "0.1.0", "active": true, "outages": [outage],
+        });
+        let state = serde_json::from_value(state).unwrap();
+        place.store.announce(&"the-leader".into(), &state).await.unwrap();
         let status = place.run(&["status", "--json"]).expect(0).json().remove(0);
         for (field, value) in
             [("new", 2), ("retry", 0), ("done", 1), ("dead", 1), ("pending", 2), ("free", 2)]
@@ -157,10 +165,20 @@ async fn status_tells_how_an_outbox_is_doing() {
             assert_eq!(status[field], value, "{field}");
         }
         assert_eq!(status["leader"], "the-leader");
+        let relay = &status["relays"][0];
+        assert_eq!((&relay["node"], &relay["running"]), (&"the-leader".into(), &true.into()));
+        assert_eq!(relay["outages"][0]["destination"], "nats");
         assert_eq!(status["pending_types"], serde_json::json!([{ "event_type": "c", "count": 2 }]));
         assert_eq!(status["dead_types"], serde_json::json!([{ "event_type": "b", "count": 1 }]));
         let page = place.run(&["status"]).expect(0).out;
-        for word in ["the-leader leads", "by type: c 2", "2 due and free", "Log      empty"] {
+        for word in [
+            "the-leader leads",
+            "nats: connection refused",
+            "ACTIVE",
+            "by type: c 2",
+            "2 due and free",
+            "Log      empty",
+        ] {
             assert!(page.contains(word), "no {word:?} in {page}");
         }
         place.end().await;

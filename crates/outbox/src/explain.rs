@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::event::EventId;
-use crate::store::{NodeId, Status, StoredEvent};
+use crate::store::{Node, NodeId, Status, StoredEvent};
 
 /// How many events before one are counted at most.
 pub(crate) const MOST_COUNTED: u64 = 10_000;
@@ -33,6 +33,8 @@ pub struct Circumstances {
     pub somebody_holds: bool,
     /// When an event last became DONE or DEAD, of those that are still there.
     pub last_settled: Option<DateTime<Utc>>,
+    /// The relays that were seen, and what they say of themselves.
+    pub nodes: Vec<Node>,
 }
 
 /// Why an event has not been delivered yet, or what became of it. From [`Admin::explain`](crate::Admin::explain).
@@ -137,6 +139,17 @@ pub enum Reason {
         /// That event, and why it is not delivered itself.
         event: Box<Explanation>,
     },
+    /// It goes to a destination that is not available: it stays where it is until that comes back, and no attempt is counted.
+    Outage {
+        /// The destination, by the name of its publisher.
+        destination: String,
+        /// Since when.
+        since: DateTime<Utc>,
+        /// Why, as the relay tells it.
+        error: String,
+        /// Which relays see it so.
+        nodes: Vec<NodeId>,
+    },
     /// It is due and free, and a `single_node` relay leads the table: it has the event in its memory, or reads it soon.
     WithLeader {
         /// Which relay.
@@ -152,14 +165,16 @@ pub enum Reason {
         due_since: DateTime<Utc>,
         /// How many free events are due before it, if that was counted; no more than 10,000 are.
         due_before: Option<u64>,
-        /// Whether some relay is at work: it holds other events, or has settled one in the last minute.
-        relay_at_work: bool,
+        /// The relays that run and deliver.
+        relays: Vec<NodeId>,
+        /// Whether anybody is at work: such a relay, or somebody who holds other events, or has settled one in the last minute.
+        at_work: bool,
         /// When an event was last settled, of those that are still there.
         last_settled: Option<DateTime<Utc>>,
     },
 }
 
-/// A relay that settled something within this time counts as being at work.
+/// Whoever settled something within this time counts as being at work.
 const AT_WORK: chrono::Duration = chrono::Duration::minutes(1);
 
 impl Explanation {
@@ -233,6 +248,7 @@ impl Around<'_> {
             reasons.push(Reason::NotDue { at, attempts, error });
         }
         reasons.extend(self.behind());
+        reasons.extend(self.outages());
         if reasons.is_empty() {
             reasons.push(self.waiting());
         }
@@ -268,16 +284,50 @@ impl Around<'_> {
         Explanation { event_id: id, asked_at, event: Some(facts), reasons: other.reasons() }
     }
 
+    /// Destinations that it may be waiting for, each once.
+    fn outages(&self) -> Vec<Reason> {
+        let Ok(event) = &self.event.event else { return Vec::new() };
+        let mut reasons: Vec<Reason> = Vec::new();
+        for node in self.circumstances.nodes.iter().filter(|node| node.is_running()) {
+            for outage in &node.state.outages {
+                if !outage.types.iter().any(|of| event.event_type() == of.as_str()) {
+                    continue;
+                }
+                let same = reasons.iter_mut().find_map(|reason| match reason {
+                    Reason::Outage { destination, nodes, .. } if *destination == outage.destination => {
+                        Some(nodes)
+                    }
+                    _ => None,
+                });
+                match same {
+                    Some(nodes) => nodes.push(node.node.clone()),
+                    None => reasons.push(Reason::Outage {
+                        destination: outage.destination.clone(),
+                        since: outage.since,
+                        error: outage.reason.clone(),
+                        nodes: vec![node.node.clone()],
+                    }),
+                }
+            }
+        }
+        reasons
+    }
+
     /// Due and free, and nothing before it.
     fn waiting(&self) -> Reason {
         let (due_since, due_before) = (self.event.available_at, self.due_before);
-        let Circumstances { now, leader, somebody_holds, last_settled, .. } = self.circumstances;
+        let Circumstances { now, leader, somebody_holds, last_settled, nodes, .. } = self.circumstances;
+        let delivers = |node: &&Node| node.is_running() && node.state.active;
+        let relays: Vec<NodeId> = nodes.iter().filter(delivers).map(|node| node.node.clone()).collect();
         match leader.clone() {
             Some(leader) => Reason::WithLeader { leader, due_since, due_before },
             None => Reason::Waiting {
                 due_since,
                 due_before,
-                relay_at_work: *somebody_holds || last_settled.is_some_and(|at| *now - at < AT_WORK),
+                at_work: !relays.is_empty()
+                    || *somebody_holds
+                    || last_settled.is_some_and(|at| *now - at < AT_WORK),
+                relays,
                 last_settled: *last_settled,
             },
         }

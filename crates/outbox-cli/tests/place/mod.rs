@@ -135,6 +135,7 @@ impl Place {
             limit: 10_000,
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
             frontiers: Default::default(),
         };
         self.store.take(&take).await.unwrap().deliveries

@@ -3,6 +3,7 @@ use chrono::Duration;
 use super::*;
 use crate::error::DecodeError;
 use crate::event::{Event, EventBuilder};
+use crate::store::{NodeOutage, NodeState};
 
 fn now() -> DateTime<Utc> {
     DateTime::from_timestamp(1_800_000_000, 0).expect("a time")
@@ -221,7 +222,7 @@ fn a_leader_has_it_or_reads_it_soon() {
 #[test]
 fn without_any_sign_of_a_relay_one_should_be_started() {
     let explained = explain(&of(plain()));
-    assert!(matches!(explained.reason(), Reason::Waiting { relay_at_work: false, .. }));
+    assert!(matches!(explained.reason(), Reason::Waiting { at_work: false, .. }));
     says(&explained, &["no sign of a running relay", "none was settled", "Start a relay"]);
     let long_ago = Some(now() - Duration::hours(5));
     let explained = explain(&Circumstances { last_settled: long_ago, ..of(plain()) });
@@ -236,10 +237,63 @@ fn signs_of_a_relay_are_what_it_holds_and_what_it_settled_lately() {
         Circumstances { last_settled: lately, ..of(plain()) },
     ] {
         let explained = explain(&Circumstances { due_before: 10_000, ..around });
-        assert!(matches!(explained.reason(), Reason::Waiting { relay_at_work: true, .. }));
-        says(&explained, &["Relays are at work", "10000 free events or more"]);
+        assert!(matches!(explained.reason(), Reason::Waiting { at_work: true, .. }));
+        says(&explained, &["Somebody is at work", "10000 free events or more"]);
         assert_eq!(explained.advice(), None);
     }
+}
+
+fn node(name: &str, seconds: u64, active: bool) -> Node {
+    Node {
+        node: name.into(),
+        started_at: now() - Duration::hours(1),
+        seen: std::time::Duration::from_secs(seconds),
+        state: NodeState { active, ..NodeState::default() },
+    }
+}
+
+fn without(destination: &str, event_type: &str, node: Node) -> Node {
+    let outage = NodeOutage {
+        destination: destination.to_owned(),
+        since: now() - Duration::minutes(9),
+        reason: "connection refused".to_owned(),
+        types: vec!["other".to_owned(), event_type.to_owned()],
+    };
+    Node { state: NodeState { outages: vec![outage], ..node.state.clone() }, ..node }
+}
+
+#[test]
+fn a_relay_that_runs_and_delivers_is_named() {
+    let nodes = vec![node("stands-by", 1, false), node("works", 5, true), node("was", 600, true)];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
+    assert_eq!(*relays, [NodeId::from("works")]);
+    says(&explained, &["At work: works."]);
+    let nodes = vec![node("stands-by", 1, false), node("was", 600, true)];
+    assert!(explain(&Circumstances { nodes, ..of(plain()) }).advice().is_some(), "nobody delivers");
+}
+
+#[test]
+fn a_destination_that_is_not_available_is_told_with_who_says_so() {
+    let nodes = vec![
+        without("nats", "order.placed", node("a", 1, true)),
+        without("nats", "order.placed", node("b", 1, true)),
+        without("kafka", "order.placed", node("gone", 600, true)),
+        without("redis", "order.paid", node("c", 1, true)),
+    ];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let Reason::Outage { destination, nodes, .. } = explained.reason() else { panic!("{explained}") };
+    assert_eq!((destination.as_str(), nodes.len(), explained.reasons.len()), ("nats", 2, 1));
+    says(
+        &explained,
+        &[
+            "goes to nats",
+            "not been available for 9 min",
+            "says a, b",
+            "connection refused",
+            "Bring nats back",
+        ],
+    );
 }
 
 #[test]

@@ -53,7 +53,10 @@ impl Reason {
                 ),
                 reason => return reason.advice(event),
             },
-            Reason::Waiting { relay_at_work: false, .. } => {
+            Reason::Outage { destination, .. } => format!(
+                "Bring {destination} back; the relay asks for it every few seconds and goes on by itself."
+            ),
+            Reason::Waiting { at_work: false, .. } => {
                 "Start a relay, or see why it does not run: `outbox relay`.".to_owned()
             }
             _ => return None,
@@ -145,15 +148,31 @@ impl fmt::Display for Said<'_> {
                 f.write_str("it has the event in hand, or reads it at its next poll")?;
                 before(f, *due_before)
             }
-            Reason::Waiting { due_since, due_before, relay_at_work, last_settled } => {
+            Reason::Outage { destination, since: at, error, nodes } => {
+                let nodes: Vec<&str> = nodes.iter().map(crate::store::NodeId::as_str).collect();
+                write!(
+                    f,
+                    "goes to {destination}, which has not been available {}, says {}: {}.",
+                    since(*at),
+                    nodes.join(", "),
+                    told(Some(error))
+                )
+            }
+            Reason::Waiting { due_since, due_before, relays, at_work, last_settled } => {
                 write!(
                     f,
                     "has been due {}, and is free: it waits for a relay to take it",
                     since(*due_since)
                 )?;
                 before(f, *due_before)?;
-                match (relay_at_work, last_settled) {
-                    (true, _) => f.write_str(" Relays are at work."),
+                match (at_work, last_settled) {
+                    (true, _) if relays.is_empty() => f.write_str(" Somebody is at work."),
+                    (true, _) => {
+                        let named: Vec<&str> =
+                            relays.iter().map(crate::store::NodeId::as_str).take(3).collect();
+                        let more = if relays.len() > 3 { " and others" } else { "" };
+                        write!(f, " At work: {}{more}.", named.join(", "))
+                    }
                     (false, Some(at)) => write!(
                         f,
                         " There is no sign of a running relay: nobody holds an event, and the last one was settled {}.",

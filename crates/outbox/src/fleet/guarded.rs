@@ -14,8 +14,8 @@ use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
     Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership,
-    LogStore, NodeId, Purge, Replayed, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take,
-    Taken,
+    LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats, Store,
+    StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -205,6 +205,18 @@ impl Store for Guarded {
 
     async fn backlog(&self) -> Result<Backlog> {
         self.slow(self.inner.backlog()).await
+    }
+
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+        self.quick(self.inner.announce(node, state)).await
+    }
+
+    async fn retire(&self, node: &NodeId) -> Result<()> {
+        self.quick(self.inner.retire(node)).await
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>> {
+        self.slow(self.inner.nodes()).await
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {

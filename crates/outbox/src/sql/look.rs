@@ -20,6 +20,7 @@ impl<DB: Database> SqlStore<DB> {
             circumstances.last_settled = DB::time(row, 2)?;
             circumstances.somebody_holds = DB::int(row, 3)? == Some(1);
         }
+        circumstances.nodes = self.nodes().await?;
         let pending = event.as_ref().filter(|event| event.status.is_pending());
         if let Some(event) = pending {
             circumstances.due_before = self.due_before(event).await?;

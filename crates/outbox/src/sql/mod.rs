@@ -13,6 +13,7 @@ pub(crate) mod line;
 pub(crate) mod log;
 mod look;
 mod names;
+mod nodes;
 mod pairs;
 mod promise;
 mod settle;
@@ -27,6 +28,8 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "postgres")]
+mod watch;
 
 use std::sync::Arc;
 

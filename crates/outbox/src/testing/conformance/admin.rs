@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
 use crate::event::{Event, EventId};
 use crate::store::{
-    Backlog, EXCLUSIVE, Filter, Purge, Purgeable, Replayed, Stats, Status, StoredEvent, Verdict,
+    Backlog, EXCLUSIVE, Filter, NodeId, NodeState, Purge, Purgeable, Replayed, Stats, Status, StoredEvent,
+    Verdict,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -201,6 +202,11 @@ pub async fn what_goes_on_around_an_event_is_told(harness: &impl Harness) {
     let settled = around().await;
     assert_eq!((settled.due_before, settled.somebody_holds), (2, false));
     assert_eq!(settled.last_settled, Some(scene.now() - chrono::Duration::seconds(1)));
+
+    let state = NodeState { active: true, ..NodeState::default() };
+    scene.store.announce(&"relay-1".into(), &state).await.unwrap();
+    let nodes = around().await.nodes;
+    assert_eq!((nodes[0].node.as_str(), nodes[0].state.active), ("relay-1", true));
 
     scene.store.lead(EXCLUSIVE, &"boss".into(), LEASE).await.unwrap();
     assert_eq!(around().await.leader, Some("boss".into()));
@@ -428,4 +434,29 @@ pub async fn purging_everything_takes_pending_events_too(harness: &impl Harness)
     let left: Vec<EventId> =
         scene.all().await.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
     assert_eq!(left, young);
+}
+
+/// For people to see.
+pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (a, b) = (NodeId::from("a"), NodeId::from("b"));
+    let mut state = NodeState::default();
+    state.mode = "multi_node".to_owned();
+    scene.store.announce(&a, &state).await.unwrap();
+    scene.pass(SECOND);
+    scene.store.announce(&b, &NodeState::default()).await.unwrap();
+    state.active = true;
+    scene.pass(SECOND);
+    scene.store.announce(&a, &state).await.unwrap();
+    let nodes = scene.store.nodes().await.unwrap();
+    let told: Vec<_> = nodes.iter().map(|node| (&node.node, node.seen, &node.state)).collect();
+    assert_eq!(told, [(&a, Duration::ZERO, &state), (&b, SECOND, &NodeState::default())]);
+    assert_eq!((nodes[1].started_at - nodes[0].started_at).to_std(), Ok(SECOND), "the first time is kept");
+    assert!(nodes[0].is_running());
+    scene.store.retire(&a).await.unwrap();
+    scene.pass(DAY);
+    let nodes = scene.store.nodes().await.unwrap();
+    assert_eq!((&nodes[0].node, nodes.len(), nodes[0].is_running()), (&b, 1, false));
+    scene.store.announce(&a, &state).await.unwrap();
+    assert_eq!(scene.store.nodes().await.unwrap().len(), 1, "one not seen for a day is forgotten");
 }
