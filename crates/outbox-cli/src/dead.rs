@@ -12,7 +12,7 @@ use crate::age::Rate;
 use crate::database::Tables;
 use crate::open::Place;
 use crate::progress::{Interrupt, bar};
-use crate::show::{EventView, Output, Table, counted, json, number};
+use crate::show::{EventView, Output, Table, clean, counted, json, number};
 use crate::which::{Page, Which, ids};
 use crate::{Usage, events, nothing, say};
 
@@ -246,7 +246,7 @@ async fn replay(options: Replay) -> Result<ExitCode> {
         }
         code = nothing();
         let explained = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
-        eprintln!("{id}: not replayed, because it is not dead. {explained}");
+        eprintln!("{id}: not replayed, because it is not dead. {}", clean(&explained.to_string()));
     }
     Ok(code)
 }

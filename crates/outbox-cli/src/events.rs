@@ -1,6 +1,6 @@
 //! `outbox events`: looking at events, and taking pending ones back.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -10,7 +10,7 @@ use outbox::{EventId, Payload};
 
 use crate::database::Tables;
 use crate::open::Place;
-use crate::show::{EventView, Output, Table, json};
+use crate::show::{EventView, Output, Table, clean, json};
 use crate::which::{Page, Which, ids};
 use crate::{nothing, say};
 
@@ -181,8 +181,11 @@ pub(crate) async fn show(place: &Place, id: &EventId, payload: bool, output: Out
         say("");
         match event.raw_payload() {
             Payload::Json(text) => say(text),
+            Payload::Bytes { data, .. } if std::io::stdout().is_terminal() => {
+                say(clean(&String::from_utf8_lossy(data)));
+            }
+            // To a file or a program as they are. A reader that has gone away is not a failure of ours.
             Payload::Bytes { data, .. } => {
-                // As they are: that is what was asked for. A reader that has gone away is not a failure of ours.
                 let _ = std::io::stdout().write_all(data);
                 say("");
             }
@@ -201,7 +204,7 @@ async fn cancel(options: Cancel) -> Result<ExitCode> {
         }
         code = nothing();
         let explained = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
-        eprintln!("{id}: not cancelled. {explained}");
+        eprintln!("{id}: not cancelled. {}", clean(&explained.to_string()));
     }
     Ok(code)
 }

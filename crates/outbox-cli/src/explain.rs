@@ -7,7 +7,7 @@ use outbox::{EventId, Explanation, Reason};
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::show::json;
+use crate::show::{clean, json};
 use crate::{nothing, say};
 
 /// Say why an event has not been delivered yet, or what became of it
@@ -57,7 +57,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         let (text, advice) = (explanation.to_string(), explanation.advice());
         json(&View { explanation: &explanation, text, advice })?;
     } else {
-        say(&explanation);
+        say(clean(&explanation.to_string()));
     }
     Ok(if *explanation.reason() == Reason::Unknown { nothing() } else { ExitCode::SUCCESS })
 }

@@ -259,7 +259,7 @@ async fn show(options: Show) -> Result<ExitCode> {
         Some(format!("{}, {} completed, {} failed", steps(&join), join.completed, join.failed)),
     );
     page.fact("what follows", Some(if join.awaited { "is decided" } else { "nobody has said yet" }));
-    page.fact("metadata", join.metadata.as_deref().map(|text| short(text, 200)));
+    page.fact("metadata", join.metadata.as_ref());
     page.fact("started", Some(both(join.created_at)));
     page.fact("changed", Some(both(join.updated_at)));
     page.print();

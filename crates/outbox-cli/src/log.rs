@@ -178,8 +178,8 @@ pub(crate) fn table(pairs: &[PairView], output: Output) -> Table {
     let mut table = Table::new(headers);
     for pair in pairs {
         table.row([
-            pair.topic.as_str().into(),
-            pair.publisher.as_str().into(),
+            short(&pair.topic, 48).into(),
+            short(&pair.publisher, 48).into(),
             status(pair.status),
             pair.position.into(),
             number(pair.behind).into(),
@@ -222,8 +222,8 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
         let mut table = Table::new(["TOPIC", "PUBLISHER", "STATUS", "#POSITION", "#HEAD", "#BEHIND"]);
         for pair in &pairs {
             table.row([
-                pair.topic.as_str().into(),
-                pair.publisher.as_str().into(),
+                short(&pair.topic, 48).into(),
+                short(&pair.publisher, 48).into(),
                 status(pair.status),
                 pair.position.into(),
                 pair.head.into(),

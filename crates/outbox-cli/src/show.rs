@@ -93,9 +93,14 @@ pub(crate) fn dash() -> String {
     "-".to_owned()
 }
 
+/// A text without what would move the cursor or change colours: anybody may have written it.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
 /// The first line of a text, cut to this many characters, without what would move the cursor.
 pub(crate) fn short(text: &str, most: usize) -> String {
-    let line: String = text.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).collect();
+    let line = clean(text.lines().next().unwrap_or_default());
     if line.chars().count() <= most && text.lines().nth(1).is_none() {
         return line;
     }
@@ -151,7 +156,7 @@ impl Table {
     /// A name and its value; nothing if there is no value.
     pub(crate) fn fact(&mut self, name: &str, value: Option<impl ToString>) {
         if let Some(value) = value {
-            self.row([Cell::new(name), Cell::new(value)]);
+            self.row([Cell::new(name), Cell::new(short(&value.to_string(), 400))]);
         }
     }
 
@@ -218,5 +223,6 @@ mod tests {
         assert_eq!(short("rather long", 10), "rather lo…");
         assert_eq!(short("two\nlines", 10), "two…");
         assert_eq!(short("\u{1b}[31mred", 10), "[31mred");
+        assert_eq!(clean("\u{1b}[2Jtwo\nlines\u{7}"), "[2Jtwo\nlines");
     }
 }

@@ -257,7 +257,8 @@ async fn purging_shows_first_and_spares_what_is_pending() {
         let done = place.run(&["purge", "--older-than", "0s", "--done-only", "--yes"]).expect(0);
         assert_eq!(done.out.trim(), "Deleted 610 events.");
         assert_eq!(left(), 11);
-        place.run(&["purge", "--older-than", "0s", "--yes"]).expect(0);
+        let all = place.run(&["purge", "--older-than", "0s", "--with-joins-and-inbox", "--yes"]).expect(0);
+        assert!(all.out.contains("Deleted 10 events.") && all.out.contains("0 joins"), "{}", all.out);
         assert_eq!(left(), 1);
         place.run(&["purge"]).expect(2);
         place.end().await;

@@ -119,13 +119,13 @@ impl Common {
         table.fact("correlation", self.correlation_id.as_ref());
         table.fact("dedup key", self.dedup_key.as_ref());
         for (name, value) in &self.headers {
-            table.fact("header", Some(format!("{name}: {}", short(value, 200))));
+            table.fact("header", Some(format!("{name}: {value}")));
         }
         let size = |bytes: usize| format!("{bytes} bytes, {}", self.content_type.as_deref().unwrap_or("?"));
         table.fact("payload", self.payload_size.map(size));
         table.fact("occurred", self.occurred_at.map(both));
         table.fact("expires", self.expires_at.map(both));
-        table.fact("problem", self.problem.as_deref().map(|problem| short(problem, 400)));
+        table.fact("problem", self.problem.as_ref());
     }
 }
 
@@ -178,7 +178,7 @@ impl EventView {
         };
         [
             Cell::new(self.seq),
-            Cell::new(&self.common.event_id),
+            Cell::new(short(&self.common.event_id, 64)),
             Cell::new(short(&self.common.event_type(), 40)),
             status(&self.status.to_string()),
             Cell::new(self.attempts),
@@ -194,7 +194,7 @@ impl EventView {
     pub(crate) fn dead_cells(&self, output: Output) -> [Cell; 7] {
         [
             Cell::new(self.seq),
-            Cell::new(&self.common.event_id),
+            Cell::new(short(&self.common.event_id, 64)),
             Cell::new(short(&self.common.event_type(), 40)),
             Cell::new(short(self.common.aggregate_id.as_deref().unwrap_or("-"), 24)),
             Cell::new(self.attempts),
@@ -222,7 +222,7 @@ impl EventView {
         let settled = if self.status == Status::Dead { "died" } else { "done" };
         table.fact(settled, self.done_at.map(both));
         table.fact("by", self.done_by.as_ref());
-        table.fact("last error", self.last_error.as_deref().map(|error| short(error, 400)));
+        table.fact("last error", self.last_error.as_ref());
         table.print();
     }
 }
@@ -267,7 +267,7 @@ impl LogEventView {
             Cell::new(what),
             Cell::new(short(&self.tags.join(" "), 60)),
             Cell::new(output.time_or_dash(self.created_at)),
-            Cell::new(&self.common.event_id),
+            Cell::new(short(&self.common.event_id, 64)),
         ]
     }
 }

@@ -61,7 +61,7 @@ pub(super) fn lines(relays: &[RelayView], output: Output) -> String {
         table.row([
             Cell::new(short(&relay.node, 48)),
             relay.state(),
-            Cell::new(&relay.mode),
+            Cell::new(short(&relay.mode, 20)),
             Cell::new(output.time(relay.started_at)),
             Cell::new(format!("{} ago", span_of(std::time::Duration::from_millis(relay.seen_ms)))),
             Cell::new(if away.is_empty() { dash() } else { away.join("; ") }),
