@@ -308,7 +308,8 @@ fn the_sample_names_every_setting() {
     let mut named = BTreeSet::new();
     let mut header = String::new();
     for line in SAMPLE.lines() {
-        let line = line.trim_start_matches('#');
+        // Alternatives to what stands above them are further in.
+        let line = line.trim_start_matches('#').trim_start();
         if line.starts_with('[') {
             header = line.trim_matches(['[', ']']).to_owned();
         } else if let Some((setting, _)) = line.split_once(" = ") {
