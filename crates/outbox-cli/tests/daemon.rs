@@ -392,7 +392,9 @@ async fn deliver(url: &str) {
 async fn a_broker_that_is_late_gets_everything() {
     let place = Place::new();
     let outbox = place.outbox("shop.db").await;
-    let Ok(mut redis) = daemons::Redis::new(&place) else { return eprintln!("skipped: no redis-server here") };
+    let Ok(mut redis) = daemons::Redis::new(&place) else {
+        return eprintln!("skipped: no redis-server here");
+    };
     let config = place.config(&format!(
         "[database]\nurl = \"sqlite:{{}}/shop.db\"\n[poller]\ninterval = \"100ms\"\n[publishers.orders.redis]\n\
          url = \"redis://127.0.0.1:{}\"\nstream = \"{{tenant_id}}.orders\"\n[[routes]]\nto = \"orders\"\n",
