@@ -15,16 +15,28 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "amqp")]
+mod amqp;
 mod lines;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod link;
 mod message;
 mod promises;
 mod template;
 mod text;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod time;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod tls;
 mod waves;
 
+#[cfg(feature = "amqp")]
+pub use amqp::{Amqp, AmqpSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
 pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+pub use tls::Tls;
 pub use waves::Waves;
