@@ -5,8 +5,7 @@ mod line;
 mod parcel;
 
 use std::fmt;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
@@ -23,9 +22,6 @@ use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, T
 
 /// How long it may take to find out whether there is a broker.
 const LOOK: Duration = Duration::from_millis(1500);
-
-/// How long an exchange that takes nothing is left alone.
-const PAUSE: Duration = Duration::from_secs(2);
 
 /// Settings of [`Amqp`].
 ///
@@ -122,8 +118,6 @@ pub struct Amqp {
     encoder: Encoder,
     address: Address,
     link: Link<Dialer>,
-    /// Until when the exchange is left alone.
-    paused: Mutex<Option<Instant>>,
 }
 
 impl Amqp {
@@ -149,7 +143,7 @@ impl Amqp {
         };
         let address = Address { exchange, mandatory: settings.mandatory, patience: settings.confirm_timeout };
         let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("cloudEvents:");
-        Ok(Self { name, settings, encoder, address, link: Link::new(dialer), paused: Mutex::new(None) })
+        Ok(Self { name, settings, encoder, address, link: Link::new(dialer) })
     }
 
     /// Sends one wave. An error says why there is no going on.
@@ -199,15 +193,13 @@ impl Amqp {
             None => Ok(None),
             Some(Trouble::Refused(failure)) => Ok(Some(failure)),
             Some(Trouble::Outage(reason)) => Err(reason),
-            Some(Trouble::Exchange(reason)) => {
-                *self.paused() = Some(Instant::now() + PAUSE);
-                Err(format!("the exchange `{}` takes nothing: {reason}", self.address.exchange))
+            Some(Trouble::Exchange(failure)) => {
+                for (place, _) in suspects.drain(..) {
+                    waves.failed(*place, failure.clone());
+                }
+                Ok(None)
             }
         }
-    }
-
-    fn paused(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.paused.lock().expect("nothing panics while it is held")
     }
 }
 
@@ -240,9 +232,6 @@ impl Publisher for Amqp {
     }
 
     async fn is_healthy(&self) -> bool {
-        if self.paused().is_some_and(|until| Instant::now() < until) {
-            return false;
-        }
         self.link.within(LOOK).await.is_some_and(|line| line.blocked().is_none())
     }
 }

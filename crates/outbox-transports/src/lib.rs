@@ -21,6 +21,8 @@ mod lines;
 #[cfg(any(feature = "amqp", feature = "mqtt"))]
 mod link;
 mod message;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 mod promises;
 mod template;
 mod text;
@@ -34,6 +36,8 @@ mod waves;
 pub use amqp::{Amqp, AmqpSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "mqtt")]
+pub use mqtt::{Mqtt, MqttSettings};
 pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};

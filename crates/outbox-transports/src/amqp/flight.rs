@@ -42,8 +42,8 @@ pub(super) struct Landing {
 pub(super) enum Trouble {
     /// There is no connection, or the broker takes nothing at the moment.
     Outage(String),
-    /// The broker takes nothing for this exchange, whatever it is.
-    Exchange(String),
+    /// The broker takes nothing for this exchange, whatever it is; somebody may change that.
+    Exchange(Failure),
     /// The broker closed the channel over one of the messages that have no answer.
     Refused(Failure),
 }
@@ -166,9 +166,9 @@ fn trouble(error: &lapin::Error) -> Trouble {
     };
     match cause.kind() {
         // The exchange is the same for all events.
-        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Trouble::Exchange(text),
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Trouble::Exchange(Failure::retry(text)),
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if text.contains("access to exchange") => {
-            Trouble::Exchange(text)
+            Trouble::Exchange(Failure::retry(text))
         }
         // A permission for this routing key may be given later.
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Trouble::Refused(Failure::retry(text)),

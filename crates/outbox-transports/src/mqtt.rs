@@ -1,0 +1,310 @@
+//! MQTT 5: events as messages with QoS 1, each confirmed by the server.
+
+mod flight;
+mod flights;
+mod line;
+mod parcel;
+mod server;
+mod tls;
+
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use outbox::{Failure, Outgoing, PublishError, Publisher};
+use serde::Deserialize;
+use tokio::sync::RwLock;
+
+use self::flight::send;
+use self::flights::{Answer, Loss};
+use self::line::{Dialer, Line};
+use self::parcel::Parcel;
+use self::server::Server;
+use crate::link::Link;
+use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves};
+
+/// How long it may take to find out whether there is a server.
+const LOOK: Duration = Duration::from_millis(1500);
+
+/// The client asks at least so much.
+const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// Settings of [`Mqtt`].
+///
+/// ```
+/// use outbox_transports::MqttSettings;
+///
+/// let settings: MqttSettings = serde_json::from_str(r#"{
+///     "url": "mqtts://broker.example:8883",
+///     "username": "shop",
+///     "password": "hunter2",
+///     "topic": "shop/{aggregate_type}/{type}"
+/// }"#)?;
+/// assert!(!settings.retain);
+/// assert!(!format!("{settings:?}").contains("hunter2"));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MqttSettings {
+    /// `mqtt://HOST:PORT`, or `mqtts://` for TLS. `mqtt://USER:PASSWORD@HOST` works too; then special characters are
+    /// percent-encoded (`%40` for `@`).
+    pub url: Secret,
+    /// Who we are.
+    pub username: Option<Text>,
+    /// How we show it.
+    pub password: Option<Secret>,
+    /// The topic, with places for what an event has.
+    pub topic: Template,
+    /// Whether the server keeps the last message of each topic, for those who subscribe later.
+    #[serde(default)]
+    pub retain: bool,
+    /// What the server knows us by. No two connections may have the same: the server ends the older one. One that is different in
+    /// every process unless it is set.
+    pub client_id: Option<Text>,
+    /// What the message looks like.
+    #[serde(default)]
+    pub format: Format,
+    /// The `source` of CloudEvents.
+    #[serde(default = "source")]
+    pub source: Text,
+    /// How long connecting may take.
+    #[serde(default = "five_seconds", deserialize_with = "crate::time::read")]
+    pub connect_timeout: Duration,
+    /// How long nothing may be confirmed before the server counts as unavailable.
+    #[serde(default = "ten_seconds", deserialize_with = "crate::time::read")]
+    pub confirm_timeout: Duration,
+    /// How often to ask the server whether it is still there: at least `5s`.
+    #[serde(default = "ten_seconds", deserialize_with = "crate::time::read")]
+    pub keep_alive: Duration,
+    /// How large a message may be, headers included. The server's own limit is respected in any case.
+    #[serde(default = "quarter_of_a_gibibyte")]
+    pub max_bytes: usize,
+    /// Files for TLS.
+    #[serde(default)]
+    pub tls: Tls,
+}
+
+fn source() -> Text {
+    "outbox".into()
+}
+
+fn five_seconds() -> Duration {
+    Duration::from_secs(5)
+}
+
+fn ten_seconds() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn quarter_of_a_gibibyte() -> usize {
+    256 << 20
+}
+
+/// Publishes to an MQTT 5 server. Connects when it is first needed, and anew when the connection is lost.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use outbox::Topic;
+/// use outbox_transports::{Mqtt, MqttSettings};
+///
+/// let settings: MqttSettings =
+///     serde_json::from_str(r#"{ "url": "mqtt://localhost", "topic": "orders/{type}" }"#)?;
+/// let pair = Topic::new("orders").required_tags(["order_id"]).to(Mqtt::new("mosquitto", settings)?);
+/// assert_eq!(pair.id().publisher(), "mosquitto");
+/// # Ok(()) }
+/// ```
+///
+/// The event's id is a user property. An event is published when the server has acknowledged it, also if nobody has
+/// subscribed to its topic.
+pub struct Mqtt {
+    name: String,
+    settings: MqttSettings,
+    encoder: Encoder,
+    link: Link<Dialer>,
+    /// Shared by all who publish; held alone by the one who finds out which message the server does not stand.
+    alone: RwLock<()>,
+}
+
+impl Mqtt {
+    /// What MQTT promises.
+    pub const PROMISES: Promises = Promises {
+        order: Order::PerKey,
+        repeats: Repeats::Seen,
+        confirmed: "the server has taken charge of the message (QoS 1), for those who have subscribed",
+    };
+
+    /// A publisher of this name. Says what is wrong with the settings; does not connect yet.
+    pub fn new(name: impl Into<String>, settings: MqttSettings) -> Result<Self, String> {
+        let server = Server::parse(&settings)?;
+        if settings.tls.is_used() && !server.encrypted {
+            return Err("tls: the url is mqtt://, which has none; write mqtts://".to_owned());
+        }
+        tls::config(&settings.tls).map_err(|mistake| format!("tls: {mistake}"))?;
+        if let Some(topic) = settings.topic.fixed() {
+            parcel::check_topic(topic).map_err(|mistake| format!("topic: {mistake}"))?;
+        }
+        if settings.keep_alive < LEAST_KEEP_ALIVE {
+            return Err("keep_alive: use at least 5s".to_owned());
+        }
+        let client_id = match &settings.client_id {
+            Some(id) if id.as_str().is_empty() => {
+                return Err("client_id: leave it out for a new one".to_owned());
+            }
+            Some(id) => id.as_str().to_owned(),
+            None => new_client_id(),
+        };
+        let dialer = Dialer {
+            server,
+            tls: settings.tls.clone(),
+            client_id,
+            timeout: settings.connect_timeout,
+            keep_alive: settings.keep_alive,
+            retain: settings.retain,
+        };
+        let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("");
+        Ok(Self { name: name.into(), settings, encoder, link: Link::new(dialer), alone: RwLock::new(()) })
+    }
+
+    /// Sends one wave. An error says why there is no going on.
+    async fn deliver(
+        &self,
+        line: &Line,
+        parcels: &[(usize, Parcel)],
+        waves: &mut Waves<'_>,
+    ) -> Result<(), String> {
+        let together: Vec<&(usize, Parcel)> = parcels.iter().collect();
+        let suspects = {
+            let _with_others = self.alone.read().await;
+            self.attempt(line, &together, waves).await?
+        };
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        // Which of them it was the server did not say: alone, each answers for itself.
+        let _alone = self.alone.write().await;
+        for (suspect, _) in suspects {
+            let line = self.link.get().await?;
+            for (suspect, failure) in self.attempt(&line, &[suspect], waves).await? {
+                waves.failed(suspect.0, failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends these at once. Gives those without an answer if the server ended the connection over a message.
+    async fn attempt<'a>(
+        &self,
+        line: &Line,
+        numbered: &[&'a (usize, Parcel)],
+        waves: &mut Waves<'_>,
+    ) -> Result<Vec<(&'a (usize, Parcel), Failure)>, String> {
+        let parcels: Vec<&Parcel> = numbered.iter().map(|(_, parcel)| parcel).collect();
+        let answers = send(line, &parcels, self.settings.retain, self.settings.confirm_timeout).await;
+        let mut suspects = Vec::new();
+        let mut outage = None;
+        for (numbered, answer) in numbered.iter().zip(answers) {
+            let (place, Parcel { topic, .. }) = numbered;
+            match answer {
+                Answer::Published => waves.published(*place),
+                Answer::Refused(refusal) => waves.failed(*place, refusal.at(topic)),
+                Answer::Lost(Loss { blame: Some(refusal), .. }) => {
+                    suspects.push((*numbered, refusal.at(topic)));
+                }
+                Answer::Lost(Loss { reason, blame: None }) => {
+                    outage.get_or_insert(reason);
+                }
+            }
+        }
+        match outage {
+            Some(reason) => Err(format!("the connection to the MQTT server was lost: {reason}")),
+            None => Ok(suspects),
+        }
+    }
+}
+
+#[async_trait]
+impl Publisher for Mqtt {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let mut waves = Waves::new(events);
+        while let Some(wave) = waves.next() {
+            let line = match self.link.get().await {
+                Ok(line) => line,
+                Err(reason) => return waves.cut_off(reason),
+            };
+            let mut parcels = Vec::with_capacity(wave.len());
+            for place in wave {
+                let parcel = Parcel::pack(&self.settings, &self.encoder, &events[place]);
+                match parcel.and_then(|parcel| parcel.fits(line.largest).map(|()| parcel)) {
+                    Ok(parcel) => parcels.push((place, parcel)),
+                    Err(failure) => waves.failed(place, failure),
+                }
+            }
+            if let Err(reason) = self.deliver(&line, &parcels, &mut waves).await {
+                return waves.cut_off(reason);
+            }
+        }
+        waves.end()
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.link.within(LOOK).await.is_some()
+    }
+}
+
+impl fmt::Debug for Mqtt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mqtt").field("name", &self.name).field("settings", &self.settings).finish()
+    }
+}
+
+/// Letters and digits, and no more than 23 of them: what every server takes.
+fn new_client_id() -> String {
+    format!("outbox{:016x}", RandomState::new().hash_one(std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(more: &serde_json::Value) -> MqttSettings {
+        let mut settings = serde_json::json!({ "url": "mqtt://u:hunter2@localhost", "topic": "t/{type}" });
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(settings).unwrap()
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (more, said) in [
+            (serde_json::json!({ "topic": "a/#" }), "topic: its topic `a/#` has"),
+            (serde_json::json!({ "topic": "" }), "topic: its topic is empty"),
+            (serde_json::json!({ "client_id": "" }), "client_id: leave it out"),
+            (serde_json::json!({ "keep_alive": "4s" }), "keep_alive: use at least 5s"),
+            (serde_json::json!({ "tls": { "ca_file": "/dev/null" } }), "tls: the url is mqtt://"),
+            (
+                serde_json::json!({ "url": "mqtts://h", "tls": { "ca_file": "/dev/null" } }),
+                "tls: ca_file: there is no certificate in it",
+            ),
+        ] {
+            let error = Mqtt::new("m", settings(&more)).unwrap_err();
+            assert!(error.starts_with(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let mqtt = Mqtt::new("m", settings(&serde_json::json!({}))).unwrap();
+        assert!(!format!("{mqtt:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn every_client_has_an_id_of_its_own() {
+        let (one, two) = (new_client_id(), new_client_id());
+        assert!(one != two && one.len() <= 23 && one.bytes().all(|b| b.is_ascii_alphanumeric()), "{one}");
+    }
+}
