@@ -45,7 +45,23 @@ pub(super) enum Trouble {
     /// The broker takes nothing for this exchange, whatever it is; somebody may change that.
     Exchange(Failure),
     /// The broker closed the channel over one of the messages that have no answer.
-    Refused(Failure),
+    Refused(Refusal),
+}
+
+/// Why the broker does not take a message.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    text: String,
+    /// Whether it never will.
+    forever: bool,
+}
+
+impl Refusal {
+    /// The failure of this message.
+    pub(super) fn of(&self, parcel: &Parcel) -> Failure {
+        let text = format!("the broker refused the message of {} bytes: {}", parcel.body.len(), self.text);
+        if self.forever { Failure::dead(text) } else { Failure::retry(text) }
+    }
 }
 
 /// Sends these messages at once and waits until each is confirmed.
@@ -171,8 +187,10 @@ fn trouble(error: &lapin::Error) -> Trouble {
             Trouble::Exchange(Failure::retry(text))
         }
         // A permission for this routing key may be given later.
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Trouble::Refused(Failure::retry(text)),
-        AMQPErrorKind::Soft(_) => Trouble::Refused(Failure::dead(text)),
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
+            Trouble::Refused(Refusal { text, forever: false })
+        }
+        AMQPErrorKind::Soft(_) => Trouble::Refused(Refusal { text, forever: true }),
         AMQPErrorKind::Hard(_) => Trouble::Outage(format!("the broker closed the connection: {text}")),
     }
 }

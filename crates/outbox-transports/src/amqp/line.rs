@@ -38,7 +38,8 @@ impl Dial for Dialer {
     }
 
     fn is_up(line: &Line) -> bool {
-        line.connection.status().connected()
+        // A plug that was pulled is noticed only later.
+        line.connection.status().connected() && !line.plug.is_pulled()
     }
 }
 
@@ -171,8 +172,12 @@ enum Socket {
 }
 
 impl Plug {
+    fn socket(&self) -> MutexGuard<'_, Socket> {
+        self.0.lock().expect("nothing panics while it is held")
+    }
+
     fn hold(&self, stream: &tokio::net::TcpStream) -> std::io::Result<()> {
-        let mut socket = self.0.lock().expect("nothing panics while it is held");
+        let mut socket = self.socket();
         if matches!(*socket, Socket::Pulled) {
             return Err(std::io::ErrorKind::TimedOut.into());
         }
@@ -180,8 +185,12 @@ impl Plug {
         Ok(())
     }
 
+    fn is_pulled(&self) -> bool {
+        matches!(*self.socket(), Socket::Pulled)
+    }
+
     fn pull(&self) {
-        let mut socket = self.0.lock().expect("nothing panics while it is held");
+        let mut socket = self.socket();
         if let Socket::Held(stream) = std::mem::replace(&mut *socket, Socket::Pulled) {
             // It fails only if the connection has ended already.
             let _ = stream.shutdown(Shutdown::Both);

@@ -32,7 +32,9 @@ impl Parcel {
     ) -> Result<Self, Failure> {
         let routing_key = short("routing key", settings.routing_key.render(event)?)?;
         let message = encoder.encode(event)?;
-        message.fits(settings.max_bytes, "max_bytes")?;
+        if let Some(limit) = settings.max_bytes {
+            message.fits(limit, "this publisher")?;
+        }
         let Message { content_type, headers, body } = message;
         let id = short("id", event.id().as_str())?;
         let mut properties = BasicProperties::default()
@@ -84,10 +86,8 @@ mod tests {
     use crate::Format;
 
     fn packed(event: outbox::EventBuilder) -> Result<Parcel, Failure> {
-        let settings: AmqpSettings = serde_json::from_str(
-            r#"{"url": "amqp://localhost", "routing_key": "{type}", "max_bytes": 2000}"#,
-        )
-        .unwrap();
+        let mut settings = AmqpSettings::new("amqp://localhost", "", "{type}".parse().unwrap());
+        settings.max_bytes = Some(2000);
         Parcel::pack(&settings, &Encoder::new(Format::Plain, "shop"), &Outgoing::new(event.build().unwrap()))
     }
 
@@ -116,7 +116,7 @@ mod tests {
         let said = packed(Event::new("e").header("é".repeat(200), "v").json(&1)).unwrap_err().to_string();
         assert_eq!(said, "its header name has 400 bytes, and AMQP takes 255");
         let said = packed(Event::new("e").json(&"x".repeat(2000))).unwrap_err().to_string();
-        assert!(said.ends_with("and max_bytes takes 2000"), "{said}");
+        assert!(said.ends_with("and this publisher takes 2000"), "{said}");
         let parcel = packed(Event::new("e").header("h", "v".repeat(1000)).json(&1)).unwrap();
         assert!(parcel.fits(4096).is_ok());
         assert!(parcel.fits(1024).unwrap_err().to_string().starts_with("its headers have up to"));

@@ -201,7 +201,7 @@ fn disconnected(code: DisconnectReasonCode, more: Option<&str>) -> Loss {
 fn refused(code: ConnectReturnCode) -> String {
     use ConnectReturnCode as Code;
     let advice = match code {
-        Code::BadUserNamePassword | Code::NotAuthorized => "check username and password",
+        Code::BadUserNamePassword | Code::NotAuthorized => "check user and password",
         Code::UnsupportedProtocolVersion | Code::RefusedProtocolVersion => "it does not speak MQTT 5",
         Code::ClientIdentifierNotValid | Code::BadClientId => "check client_id",
         _ => return format!("it refused the connection, {code:?}"),

@@ -28,7 +28,9 @@ impl Parcel {
         let topic = settings.topic.render(event)?;
         check_topic(&topic).map_err(Failure::dead)?;
         let message = encoder.encode(event)?;
-        message.fits(settings.max_bytes, "max_bytes")?;
+        if let Some(limit) = settings.max_bytes {
+            message.fits(limit, "this publisher")?;
+        }
         let Message { content_type, headers, body } = message;
         for (name, value) in &headers {
             for text in [name, value] {
@@ -86,8 +88,7 @@ mod tests {
     use crate::Format;
 
     fn packed(event: EventBuilder) -> Result<Parcel, Failure> {
-        let settings: MqttSettings =
-            serde_json::from_str(r#"{"url": "mqtt://localhost", "topic": "shop/{type}"}"#).unwrap();
+        let settings = MqttSettings::new("mqtt://localhost", "shop/{type}".parse().unwrap());
         Parcel::pack(&settings, &Encoder::new(Format::Plain, "shop"), &Outgoing::new(event.build().unwrap()))
     }
 

@@ -53,12 +53,10 @@ impl Server {
             .then(|| Ok::<_, String>((decode(url.username())?, decode(url.password().unwrap_or_default())?)))
             .transpose()?;
         let password = settings.password.as_ref().map_or("", |password| password.expose());
-        match (in_url, &settings.username) {
-            (Some(_), Some(_)) => {
-                Err("username: there is one in the url as well; keep one of them".to_owned())
-            }
+        match (in_url, &settings.user) {
+            (Some(_), Some(_)) => Err("user: there is one in the url as well; keep one of them".to_owned()),
             (login, None) if settings.password.is_none() => Ok(login),
-            (_, None) => Err("password: it needs a username as well".to_owned()),
+            (_, None) => Err("password: it needs a user as well".to_owned()),
             (None, Some(user)) => Ok(Some((user.as_str().to_owned(), password.to_owned()))),
         }
     }
@@ -94,7 +92,7 @@ mod tests {
             assert_eq!((server.host.as_str(), server.port, server.encrypted), (host, port, encrypted));
             assert_eq!(server.login, login, "{url}");
         }
-        let server = parsed(&json!({ "url": "mqtt://h", "username": "u", "password": "p" })).unwrap();
+        let server = parsed(&json!({ "url": "mqtt://h", "user": "u", "password": "p" })).unwrap();
         assert_eq!(server.login, Some(("u".to_owned(), "p".to_owned())));
     }
 
@@ -104,8 +102,8 @@ mod tests {
             (json!({ "url": "http://u:hunter2@h" }), "url: write mqtt://"),
             (json!({ "url": "u:hunter2@h" }), "url: "),
             (json!({ "url": "mqtt://u:hunter2@h/topic" }), "url: nothing comes after the port"),
-            (json!({ "url": "mqtt://u:hunter2@h", "username": "u" }), "username: there is one in the url"),
-            (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: it needs a username"),
+            (json!({ "url": "mqtt://u:hunter2@h", "user": "u" }), "user: there is one in the url"),
+            (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: it needs a user"),
         ] {
             let said = parsed(&settings).unwrap_err();
             assert!(said.starts_with(start) && !said.contains("hunter2"), "{said}");

@@ -5,6 +5,7 @@ mod flights;
 mod line;
 mod parcel;
 mod server;
+mod settings;
 mod tls;
 
 use std::fmt;
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use outbox::{Failure, Outgoing, PublishError, Publisher};
-use serde::Deserialize;
 use tokio::sync::RwLock;
 
 use self::flight::send;
@@ -21,86 +21,15 @@ use self::flights::{Answer, Loss};
 use self::line::{Dialer, Line};
 use self::parcel::Parcel;
 use self::server::Server;
+pub use self::settings::MqttSettings;
 use crate::link::Link;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves};
+use crate::{Encoder, Order, Promises, Repeats, Waves};
 
 /// How long it may take to find out whether there is a server.
 const LOOK: Duration = Duration::from_millis(1500);
 
 /// The client asks at least so much.
 const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(5);
-
-/// Settings of [`Mqtt`].
-///
-/// ```
-/// use outbox_transports::MqttSettings;
-///
-/// let settings: MqttSettings = serde_json::from_str(r#"{
-///     "url": "mqtts://broker.example:8883",
-///     "username": "shop",
-///     "password": "hunter2",
-///     "topic": "shop/{aggregate_type}/{type}"
-/// }"#)?;
-/// assert!(!settings.retain);
-/// assert!(!format!("{settings:?}").contains("hunter2"));
-/// # Ok::<(), serde_json::Error>(())
-/// ```
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MqttSettings {
-    /// `mqtt://HOST:PORT`, or `mqtts://` for TLS. `mqtt://USER:PASSWORD@HOST` works too; then special characters are
-    /// percent-encoded (`%40` for `@`).
-    pub url: Secret,
-    /// Who we are.
-    pub username: Option<Text>,
-    /// How we show it.
-    pub password: Option<Secret>,
-    /// The topic, with places for what an event has.
-    pub topic: Template,
-    /// Whether the server keeps the last message of each topic, for those who subscribe later.
-    #[serde(default)]
-    pub retain: bool,
-    /// What the server knows us by. No two connections may have the same: the server ends the older one. One that is different in
-    /// every process unless it is set.
-    pub client_id: Option<Text>,
-    /// What the message looks like.
-    #[serde(default)]
-    pub format: Format,
-    /// The `source` of CloudEvents.
-    #[serde(default = "source")]
-    pub source: Text,
-    /// How long connecting may take.
-    #[serde(default = "five_seconds", deserialize_with = "crate::time::read")]
-    pub connect_timeout: Duration,
-    /// How long nothing may be confirmed before the server counts as unavailable.
-    #[serde(default = "ten_seconds", deserialize_with = "crate::time::read")]
-    pub confirm_timeout: Duration,
-    /// How often to ask the server whether it is still there: at least `5s`.
-    #[serde(default = "ten_seconds", deserialize_with = "crate::time::read")]
-    pub keep_alive: Duration,
-    /// How large a message may be, headers included. The server's own limit is respected in any case.
-    #[serde(default = "quarter_of_a_gibibyte")]
-    pub max_bytes: usize,
-    /// Files for TLS.
-    #[serde(default)]
-    pub tls: Tls,
-}
-
-fn source() -> Text {
-    "outbox".into()
-}
-
-fn five_seconds() -> Duration {
-    Duration::from_secs(5)
-}
-
-fn ten_seconds() -> Duration {
-    Duration::from_secs(10)
-}
-
-fn quarter_of_a_gibibyte() -> usize {
-    256 << 20
-}
 
 /// Publishes to an MQTT 5 server. Connects when it is first needed, and anew when the connection is lost.
 ///
@@ -109,8 +38,7 @@ fn quarter_of_a_gibibyte() -> usize {
 /// use outbox::Topic;
 /// use outbox_transports::{Mqtt, MqttSettings};
 ///
-/// let settings: MqttSettings =
-///     serde_json::from_str(r#"{ "url": "mqtt://localhost", "topic": "orders/{type}" }"#)?;
+/// let settings = MqttSettings::new("mqtt://localhost", "orders/{type}".parse()?);
 /// let pair = Topic::new("orders").required_tags(["order_id"]).to(Mqtt::new("mosquitto", settings)?);
 /// assert_eq!(pair.id().publisher(), "mosquitto");
 /// # Ok(()) }
@@ -201,7 +129,7 @@ impl Mqtt {
         waves: &mut Waves<'_>,
     ) -> Result<Vec<(&'a (usize, Parcel), Failure)>, String> {
         let parcels: Vec<&Parcel> = numbered.iter().map(|(_, parcel)| parcel).collect();
-        let answers = send(line, &parcels, self.settings.retain, self.settings.confirm_timeout).await;
+        let answers = send(line, &parcels, self.settings.retain, self.settings.ack_timeout).await;
         let mut suspects = Vec::new();
         let mut outage = None;
         for (numbered, answer) in numbered.iter().zip(answers) {
