@@ -18,17 +18,19 @@
 #[cfg(feature = "amqp")]
 mod amqp;
 mod lines;
-#[cfg(any(feature = "amqp", feature = "mqtt"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
 mod link;
 mod message;
 #[cfg(feature = "mqtt")]
 mod mqtt;
+#[cfg(feature = "nats")]
+mod nats;
 mod promises;
 mod template;
 mod text;
-#[cfg(any(feature = "amqp", feature = "mqtt"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
 mod time;
-#[cfg(any(feature = "amqp", feature = "mqtt"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
 mod tls;
 mod waves;
 
@@ -38,9 +40,11 @@ pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
 #[cfg(feature = "mqtt")]
 pub use mqtt::{Mqtt, MqttSettings};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "amqp", feature = "mqtt"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
 pub use tls::Tls;
 pub use waves::Waves;
