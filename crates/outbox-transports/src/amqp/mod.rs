@@ -72,53 +72,44 @@ impl Amqp {
     }
 
     /// Sends one wave. An error says why there is no going on.
-    async fn deliver(
-        &self,
-        line: &Line,
-        parcels: &[(usize, Parcel)],
-        waves: &mut Waves<'_>,
-    ) -> Result<(), String> {
-        let mut suspects = Vec::new();
-        let Some(refusal) = self.attempt(line, parcels.iter(), waves, &mut suspects).await? else {
-            return Ok(());
-        };
-        if let [(place, parcel)] = suspects.as_slice() {
-            waves.failed(*place, refusal.of(parcel));
-            return Ok(());
-        }
-        // Which of them it was the broker does not say: alone, each answers for itself.
-        for suspect in suspects {
-            if let Some(refusal) = self.attempt(line, [suspect].into_iter(), waves, &mut Vec::new()).await? {
-                waves.failed(suspect.0, refusal.of(&suspect.1));
+    async fn deliver(&self, line: &Line, parcels: &[Numbered], waves: &mut Waves<'_>) -> Result<(), String> {
+        let mut groups = vec![parcels.iter().collect::<Vec<_>>()];
+        while let Some(group) = groups.pop() {
+            let Some((refusal, mut suspects)) = self.attempt(line, &group, waves).await? else { continue };
+            if let [(place, parcel)] = suspects.as_slice() {
+                waves.failed(*place, refusal.of(parcel));
+                continue;
             }
+            // Which of them it was the broker does not say: so halves of them are sent until it is alone.
+            let second = suspects.split_off(suspects.len().div_ceil(2));
+            groups.extend([second, suspects]);
         }
         Ok(())
     }
 
-    /// Sends these at once. Gives those without an answer if one of them was refused, and how.
+    /// Sends these at once. If the broker refused one of them, gives why, and those that it may have been.
     async fn attempt<'a>(
         &self,
         line: &Line,
-        parcels: impl Iterator<Item = &'a (usize, Parcel)>,
+        group: &[&'a Numbered],
         waves: &mut Waves<'_>,
-        suspects: &mut Vec<&'a (usize, Parcel)>,
-    ) -> Result<Option<Refusal>, String> {
-        let numbered: Vec<&(usize, Parcel)> = parcels.collect();
-        let parcels: Vec<&Parcel> = numbered.iter().map(|(_, parcel)| parcel).collect();
+    ) -> Result<Option<(Refusal, Vec<&'a Numbered>)>, String> {
+        let parcels: Vec<&Parcel> = group.iter().map(|(_, parcel)| parcel).collect();
         let landing = send(line, &self.address, &parcels).await;
-        for (numbered, answer) in numbered.into_iter().zip(landing.answers) {
+        let mut suspects = Vec::new();
+        for (numbered, answer) in group.iter().zip(landing.answers) {
             match answer {
                 Some(Ok(())) => waves.published(numbered.0),
                 Some(Err(failure)) => waves.failed(numbered.0, failure),
-                None => suspects.push(numbered),
+                None => suspects.push(*numbered),
             }
         }
         match landing.trouble {
             None => Ok(None),
-            Some(Trouble::Refused(refusal)) => Ok(Some(refusal)),
+            Some(Trouble::Refused(refusal)) => Ok(Some((refusal, suspects))),
             Some(Trouble::Outage(reason)) => Err(reason),
             Some(Trouble::Exchange(failure)) => {
-                for (place, _) in suspects.drain(..) {
+                for (place, _) in suspects {
                     waves.failed(*place, failure.clone());
                 }
                 Ok(None)
@@ -126,6 +117,9 @@ impl Amqp {
         }
     }
 }
+
+/// A message, and its place in the batch.
+type Numbered = (usize, Parcel);
 
 #[async_trait]
 impl Publisher for Amqp {

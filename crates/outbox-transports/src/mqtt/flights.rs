@@ -1,6 +1,7 @@
 //! Messages on their way: which answer is to which message. The client does not say, so packet ids are matched here.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use outbox::Failure;
 use rumqttc::Outgoing;
@@ -46,19 +47,30 @@ impl Refusal {
 
 /// Why a connection was lost.
 #[derive(Clone, Debug)]
-pub(super) struct Loss {
-    pub(super) reason: String,
-    /// If one of the messages on their way is to blame: what to say of it.
-    pub(super) blame: Option<Refusal>,
+pub(super) enum Loss {
+    /// The server is not there, or does not answer.
+    Outage(String),
+    /// The server ended it, perhaps over one of the messages on their way: then this is what it has against it.
+    Over(Refusal),
 }
 
 impl Loss {
     pub(super) fn outage(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), blame: None }
+        Self::Outage(reason.into())
     }
 
-    fn over(refusal: Refusal) -> Self {
-        Self { reason: refusal.text.clone(), blame: Some(refusal) }
+    /// For people.
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::Outage(reason) => reason,
+            Self::Over(refusal) => &refusal.text,
+        }
+    }
+
+    /// The connection ended without a word. Mosquitto does so after it has refused a message; its answer to that is mostly lost
+    /// with the connection.
+    fn abrupt(error: impl fmt::Display) -> Self {
+        Self::Over(Refusal::for_now(format!("it ended the connection ({error})")))
     }
 }
 
@@ -144,7 +156,7 @@ impl From<ConnectionError> for Loss {
         match error {
             ConnectionError::ConnectionRefused(code) => Self::outage(refused(code)),
             ConnectionError::Timeout(_) => Self::outage("it did not answer in time"),
-            ConnectionError::Io(error) => Self::outage(error.to_string()),
+            ConnectionError::Io(error) => Self::abrupt(error),
             ConnectionError::Tls(error) => Self::outage(format!("TLS: {error}")),
             ConnectionError::MqttState(error) => error.into(),
             // Never what came instead, which may be anything.
@@ -163,18 +175,17 @@ impl From<StateError> for Loss {
             // The client knows only the codes that the protocol has for a PUBACK, and ends at any other. Mosquitto says by one
             // that a message is too large.
             StateError::Deserialization(Malformed::InvalidConnectReturnCode(0x95)) => {
-                Self::over(Refusal::forever("packet too large (0x95)"))
+                Self::Over(Refusal::forever("packet too large (0x95)"))
             }
             StateError::Deserialization(
                 Malformed::InvalidConnectReturnCode(code) | Malformed::InvalidReason(code),
-            ) => Self::over(Refusal::for_now(format!("reason code {code:#04x}"))),
+            ) => Self::Over(Refusal::for_now(format!("reason code {code:#04x}"))),
             StateError::OutgoingPacketTooLarge { pkt_size, max }
-            | StateError::Deserialization(Malformed::OutgoingPacketTooLarge { pkt_size, max }) => Self::over(
+            | StateError::Deserialization(Malformed::OutgoingPacketTooLarge { pkt_size, max }) => Self::Over(
                 Refusal::forever(format!("the packet has {pkt_size} bytes, and the server takes {max}")),
             ),
-            StateError::Deserialization(Malformed::Io(error)) | StateError::Io(error) => {
-                Self::outage(error.to_string())
-            }
+            StateError::Deserialization(Malformed::Io(error)) | StateError::Io(error) => Self::abrupt(error),
+            StateError::ConnectionAborted => Self::abrupt("closed by the server"),
             StateError::AwaitPingResp => Self::outage("the server does not answer any more"),
             error => Self::outage(error.to_string()),
         }
@@ -184,15 +195,15 @@ impl From<StateError> for Loss {
 /// Some servers say what they have against a message by ending the connection.
 fn disconnected(code: DisconnectReasonCode, more: Option<&str>) -> Loss {
     use DisconnectReasonCode as Code;
-    let text = with(&format!("the server ended the connection, {code:?} ({:#04x})", code as u8), more);
+    let text = with(&format!("it ended the connection, {code:?} ({:#04x})", code as u8), more);
     match code {
         Code::MalformedPacket
         | Code::ProtocolError
         | Code::TopicNameInvalid
         | Code::PacketTooLarge
-        | Code::PayloadFormatInvalid => Loss::over(Refusal::forever(text)),
+        | Code::PayloadFormatInvalid => Loss::Over(Refusal::forever(text)),
         Code::NotAuthorized | Code::ImplementationSpecificError | Code::QuotaExceeded => {
-            Loss::over(Refusal::for_now(text))
+            Loss::Over(Refusal::for_now(text))
         }
         _ => Loss::outage(text),
     }
@@ -246,28 +257,26 @@ mod tests {
         assert!(matches!(next().await, Answer::Published));
         assert!(matches!(next().await, Answer::Refused(why) if why.text == "not authorized (0x87)"));
         for _ in 3..=4 {
-            assert!(
-                matches!(next().await, Answer::Lost(loss) if loss.reason == "gone" && loss.blame.is_none())
-            );
+            assert!(matches!(next().await, Answer::Lost(Loss::Outage(reason)) if reason == "gone"));
         }
         assert!(flights.lost().is_some());
     }
 
     #[test]
-    fn a_connection_that_ends_over_a_message_says_so() {
+    fn a_connection_that_may_have_ended_over_a_message_says_so() {
         for (error, blamed) in [
             (StateError::Deserialization(Malformed::InvalidConnectReturnCode(0x95)), true),
             (StateError::Deserialization(Malformed::InvalidConnectReturnCode(0x8b)), true),
-            (StateError::ConnectionAborted, false),
+            (StateError::ConnectionAborted, true),
             (StateError::AwaitPingResp, false),
         ] {
             let loss = Loss::from(error);
-            assert_eq!(loss.blame.is_some(), blamed, "{}", loss.reason);
+            assert_eq!(matches!(loss, Loss::Over(_)), blamed, "{}", loss.reason());
         }
         let shutting_down = disconnected(DisconnectReasonCode::ServerShuttingDown, None);
-        assert!(shutting_down.blame.is_none());
+        assert!(matches!(shutting_down, Loss::Outage(_)));
         let malformed = disconnected(DisconnectReasonCode::MalformedPacket, Some("no"));
-        assert_eq!(malformed.reason, "the server ended the connection, MalformedPacket (0x81): no");
-        assert!(malformed.blame.is_some());
+        assert_eq!(malformed.reason(), "it ended the connection, MalformedPacket (0x81): no");
+        assert!(matches!(malformed, Loss::Over(Refusal { forever: true, .. })));
     }
 }

@@ -120,7 +120,7 @@ impl Line {
         let welcome = connected
             .await
             .map_err(|_| format!("no answer within {:?}", dialer.timeout))?
-            .map_err(|error: ConnectionError| Loss::from(error).reason)?;
+            .map_err(|error: ConnectionError| Loss::from(error).reason().to_owned())?;
         let terms = Terms::of(&welcome, dialer.retain)?;
         let shared = Arc::new(Shared {
             window: Semaphore::new(usize::from(terms.window)),

@@ -13,11 +13,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::{Failure, Outgoing, PublishError, Publisher};
+use outbox::{Outgoing, PublishError, Publisher};
 use tokio::sync::RwLock;
 
 use self::flight::send;
-use self::flights::{Answer, Loss};
+use self::flights::{Answer, Loss, Refusal};
 use self::line::{Dialer, Line};
 use self::parcel::Parcel;
 use self::server::Server;
@@ -96,51 +96,55 @@ impl Mqtt {
     }
 
     /// Sends one wave. An error says why there is no going on.
-    async fn deliver(
-        &self,
-        line: &Line,
-        parcels: &[(usize, Parcel)],
-        waves: &mut Waves<'_>,
-    ) -> Result<(), String> {
-        let together: Vec<&(usize, Parcel)> = parcels.iter().collect();
+    async fn deliver(&self, line: &Line, parcels: &[Numbered], waves: &mut Waves<'_>) -> Result<(), String> {
+        let all: Vec<&Numbered> = parcels.iter().collect();
         let suspects = {
             let _with_others = self.alone.read().await;
-            self.attempt(line, &together, waves).await?
+            self.attempt(line, &all, waves).await?
         };
         if suspects.is_empty() {
             return Ok(());
         }
-        // Which of them it was the server did not say: alone, each answers for itself.
+        // The server ended the connection, perhaps over one of them, and did not say over which. If it is there again at once,
+        // halves of them are sent until those are alone that it does not stand.
         let _alone = self.alone.write().await;
-        for (suspect, _) in suspects {
+        let mut groups = vec![without_reasons(suspects)];
+        while let Some(group) = groups.pop() {
             let line = self.link.get().await?;
-            for (suspect, failure) in self.attempt(&line, &[suspect], waves).await? {
-                waves.failed(suspect.0, failure);
+            let suspects = self.attempt(&line, &group, waves).await?;
+            if group.len() == 1 && suspects.len() == 1 {
+                // Once more, on a connection that nobody had before it.
+                let line = self.link.get().await?;
+                for ((place, parcel), refusal) in self.attempt(&line, &group, waves).await? {
+                    waves.failed(*place, refusal.at(&parcel.topic));
+                }
+            } else if !suspects.is_empty() {
+                let mut first = without_reasons(suspects);
+                let second = first.split_off(first.len().div_ceil(2));
+                groups.extend([second, first]);
             }
         }
         Ok(())
     }
 
-    /// Sends these at once. Gives those without an answer if the server ended the connection over a message.
+    /// Sends these at once. Gives those without an answer, if the server ended the connection, and what it may have against them.
     async fn attempt<'a>(
         &self,
         line: &Line,
-        numbered: &[&'a (usize, Parcel)],
+        group: &[&'a Numbered],
         waves: &mut Waves<'_>,
-    ) -> Result<Vec<(&'a (usize, Parcel), Failure)>, String> {
-        let parcels: Vec<&Parcel> = numbered.iter().map(|(_, parcel)| parcel).collect();
+    ) -> Result<Vec<(&'a Numbered, Refusal)>, String> {
+        let parcels: Vec<&Parcel> = group.iter().map(|(_, parcel)| parcel).collect();
         let answers = send(line, &parcels, self.settings.retain, self.settings.ack_timeout).await;
         let mut suspects = Vec::new();
         let mut outage = None;
-        for (numbered, answer) in numbered.iter().zip(answers) {
-            let (place, Parcel { topic, .. }) = numbered;
+        for (numbered, answer) in group.iter().zip(answers) {
+            let (place, parcel) = numbered;
             match answer {
                 Answer::Published => waves.published(*place),
-                Answer::Refused(refusal) => waves.failed(*place, refusal.at(topic)),
-                Answer::Lost(Loss { blame: Some(refusal), .. }) => {
-                    suspects.push((*numbered, refusal.at(topic)));
-                }
-                Answer::Lost(Loss { reason, blame: None }) => {
+                Answer::Refused(refusal) => waves.failed(*place, refusal.at(&parcel.topic)),
+                Answer::Lost(Loss::Over(refusal)) => suspects.push((*numbered, refusal)),
+                Answer::Lost(Loss::Outage(reason)) => {
                     outage.get_or_insert(reason);
                 }
             }
@@ -150,6 +154,13 @@ impl Mqtt {
             None => Ok(suspects),
         }
     }
+}
+
+/// A message, and its place in the batch.
+type Numbered = (usize, Parcel);
+
+fn without_reasons(suspects: Vec<(&Numbered, Refusal)>) -> Vec<&Numbered> {
+    suspects.into_iter().map(|(suspect, _)| suspect).collect()
 }
 
 #[async_trait]

@@ -1,28 +1,25 @@
-//! RabbitMQ, by a server of its own.
-#![cfg(feature = "amqp")]
-
-mod conformance;
+//! A RabbitMQ server, and eyes at its other end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance::{
-    Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, fates, is_dead, numbered, of_size,
-};
+
 use lapin::options::{BasicGetOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
-use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox::Publisher;
 use outbox_testbed::{Plan, Server};
 use outbox_transports::{Amqp, AmqpSettings, Promises};
 
+use crate::conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish};
+
 /// A server, and an exchange with a queue that no other test has.
-struct RabbitBed {
+pub struct RabbitBed {
     server: Kept,
     /// The exchange, and the queue.
-    name: String,
+    pub name: String,
     seen: Mutex<Vec<Received>>,
 }
 
@@ -37,7 +34,7 @@ fn plan() -> Plan {
 }
 
 impl RabbitBed {
-    fn server(&self) -> &Server {
+    pub fn server(&self) -> &Server {
         match &self.server {
             Kept::Shared(server) => server,
             Kept::Own(server) => server,
@@ -51,7 +48,7 @@ impl RabbitBed {
         }
     }
 
-    fn settings(&self, wish: &Wish) -> AmqpSettings {
+    pub fn settings(&self, wish: &Wish) -> AmqpSettings {
         let exchange = match wish.destination {
             Destination::Usual => self.name.as_str(),
             Destination::Missing => "nowhere-at-all",
@@ -66,30 +63,37 @@ impl RabbitBed {
     }
 
     /// With other settings than usual.
-    fn with(&self, change: impl FnOnce(&mut AmqpSettings)) -> Amqp {
+    pub fn with(&self, change: impl FnOnce(&mut AmqpSettings)) -> Amqp {
         let mut settings = self.settings(&Wish::default());
         change(&mut settings);
         Amqp::new("rabbit", settings).unwrap()
     }
 
-    async fn channel(&self) -> (Connection, Channel) {
+    pub async fn channel(&self) -> (Connection, Channel) {
         let connection =
             Connection::connect(&self.server().url(), ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
         (connection, channel)
     }
 
-    async fn bind(&self, routing_key: &str) {
+    pub async fn bind(&self, routing_key: &str) {
         let (_connection, channel) = self.channel().await;
         let (queue, exchange) = (self.name.as_str().into(), self.name.as_str().into());
         let (options, none) = (QueueBindOptions::default(), FieldTable::default());
         channel.queue_bind(queue, exchange, routing_key.into(), options, none).await.unwrap();
     }
 
-    async fn unbind(&self, routing_key: &str) {
-        let (_connection, channel) = self.channel().await;
-        let (queue, exchange) = (self.name.as_str().into(), self.name.as_str().into());
-        channel.queue_unbind(queue, exchange, routing_key.into(), FieldTable::default()).await.unwrap();
+    /// A command to the server, as an administrator.
+    pub fn control(&self, arguments: &[&str]) {
+        let (folder, port) = (self.server().folder(), self.server().port());
+        let output = std::process::Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl")
+            .args(arguments)
+            .env("HOME", folder.join("home"))
+            .env("RABBITMQ_NODENAME", format!("t{port}@localhost"))
+            .env("ERL_EPMD_PORT", (port + 2).to_string())
+            .output()
+            .expect("rabbitmqctl comes with the server");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
@@ -195,5 +199,3 @@ fn received(message: &lapin::message::Delivery) -> Received {
         body: message.data.clone(),
     }
 }
-
-conformance::tests!(RabbitBed);
