@@ -20,8 +20,9 @@ pub struct MosquittoBed {
     seen: Mutex<Vec<Received>>,
 }
 
+/// Without that setting Mosquitto holds back all answers but the first for 40 ms, wherever it has nothing else to wait for.
 pub fn plan() -> Plan {
-    Plan::mosquitto().user(USER, PASSWORD)
+    Plan::mosquitto().user(USER, PASSWORD).config("set_tcp_nodelay true")
 }
 
 impl MosquittoBed {
