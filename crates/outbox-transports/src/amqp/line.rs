@@ -1,5 +1,6 @@
 //! The connection to RabbitMQ: opened, watched, and cut off when it hangs.
 
+use std::cell::RefCell;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,6 +16,7 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default};
 
 use crate::Tls;
 use crate::link::Dial;
@@ -67,6 +69,7 @@ impl Line {
             dialer.uri.clone(),
             runtime,
             async move |uri: AMQPUri, runtime| {
+                silence();
                 let dialled = timeout(limit, async {
                     let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri.clone() };
                     let stream = plain.connect_async(&runtime).await?;
@@ -157,6 +160,16 @@ impl Drop for Line {
     }
 }
 
+thread_local! {
+    static SILENCE: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
+}
+
+/// Whatever is logged on this thread from now on is not. lapin dials on the thread that then serves the connection, where it would
+/// log every message that comes back, with its body; what matters of it is in our errors.
+fn silence() {
+    SILENCE.set(Some(set_default(NoSubscriber::default())));
+}
+
 /// Ends a connection that does not answer. lapin has no means of its own: it would wait for an answer to its goodbye, and send
 /// what it still has before that.
 #[derive(Clone, Default)]
@@ -212,5 +225,45 @@ pub(super) fn said(error: &lapin::Error) -> String {
         ErrorKind::ProtocolError(error) => error.get_message().to_string(),
         ErrorKind::IOError(error) => error.to_string(),
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    fn threads() -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+        names.filter(|name| name.starts_with("lapin-io-loop")).count()
+    }
+
+    /// Nobody speaks first, so whoever waits for an answer would wait for ever.
+    #[cfg(target_os = "linux")]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_broker_that_says_nothing_leaves_no_thread_behind() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let dialer = Dialer {
+            uri: format!("amqp://127.0.0.1:{port}").parse().unwrap(),
+            tls: Tls::default(),
+            timeout: Duration::from_millis(100),
+            name: "test".to_owned(),
+        };
+        for _ in 0..3 {
+            let said = dialer.dial().await.err().unwrap();
+            assert_eq!(
+                said,
+                format!("cannot connect to RabbitMQ at 127.0.0.1:{port}: no answer within 100ms")
+            );
+        }
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while threads() > 0 {
+            assert!(std::time::Instant::now() < deadline, "{} threads stay", threads());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 }

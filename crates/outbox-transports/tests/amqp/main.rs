@@ -6,6 +6,7 @@ mod bed;
 mod conformance;
 
 use std::collections::HashSet;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bed::RabbitBed;
@@ -253,4 +254,39 @@ async fn what_receivers_look_for_is_in_the_message() {
     assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.placed");
     assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "story");
     assert_eq!(properties.timestamp().unwrap(), u64::try_from(event.occurred_at().timestamp()).unwrap());
+}
+
+/// The client library would log every message that comes back, with its body.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_payload_is_logged() {
+    static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    struct Log;
+    impl std::io::Write for Log {
+        fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+            LOG.lock().unwrap().extend_from_slice(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).finish();
+    tracing::subscriber::set_global_default(log).unwrap();
+    tracing::info!("something is logged");
+
+    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
+    let publisher = bed.with(|settings| {
+        settings.exchange = "".into();
+        settings.routing_key = "no-such-queue".parse().unwrap();
+    });
+    let event = Event::new("e").header("card", "4111-1111").bytes("text/plain", "canary").build().unwrap();
+    publisher.publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
+
+    let log = String::from_utf8_lossy(&LOG.lock().unwrap()).into_owned();
+    assert!(log.contains("something is logged"));
+    let as_numbers = |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+    for canary in ["canary", "4111-1111"] {
+        assert!(!log.contains(canary) && !log.contains(&as_numbers(canary)), "{log}");
+    }
 }
