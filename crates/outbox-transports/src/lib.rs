@@ -17,8 +17,10 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod crypto;
 mod lines;
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod link;
 mod message;
 #[cfg(feature = "mqtt")]
@@ -26,11 +28,13 @@ mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 mod promises;
+#[cfg(feature = "redis")]
+mod redis;
 mod template;
 mod text;
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod time;
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod tls;
 mod waves;
 
@@ -43,8 +47,10 @@ pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
+#[cfg(feature = "redis")]
+pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 pub use tls::Tls;
 pub use waves::Waves;

@@ -35,6 +35,7 @@
 #![cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(unused))]
 
 mod admin;
+mod destination;
 mod error;
 mod event;
 pub mod fleet;
@@ -55,7 +56,11 @@ mod suspect;
 pub mod testing;
 mod tx;
 
+/// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
+pub(crate) const EVENTS: &str = "outbox::events";
+
 pub use admin::{Admin, DeadFilter};
+pub use destination::{Destination, Outage, Router};
 pub use error::{DatabaseError, DecodeError, Error, EventError, Result};
 pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,

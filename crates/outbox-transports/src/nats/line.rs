@@ -15,7 +15,7 @@ use percent_encoding::percent_decode_str;
 use super::NatsSettings;
 use super::wire::Prepared;
 use crate::link::Dial;
-use crate::{Secret, Tls};
+use crate::{Secret, Tls, crypto};
 
 /// What became of a message.
 pub(super) enum Sent {
@@ -223,6 +223,7 @@ impl Dial for Dialer {
 
     async fn dial(&self) -> Result<Line, String> {
         let credentials = self.credentials.read().await?;
+        crypto::choose_provider();
         // async-nats reads the files by itself, and says less if it cannot.
         self.tls.read()?;
         let connected = Arc::new(AtomicBool::new(false));
@@ -277,7 +278,7 @@ fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
 /// Credentials with what the file holds.
 enum Known {
     Plain(Auth),
-    Signed { jwt: String, key: nkeys::KeyPair },
+    Signed { jwt: String, key: Box<nkeys::KeyPair> },
 }
 
 impl Credentials {
@@ -297,7 +298,7 @@ impl Credentials {
                 let jwt = section(&text, "NATS USER JWT").ok_or_else(wrong)?.to_owned();
                 let seed = section(&text, "USER NKEY SEED").ok_or_else(wrong)?;
                 let key = nkeys::KeyPair::from_seed(seed).map_err(|_| wrong())?;
-                return Ok(Known::Signed { jwt, key });
+                return Ok(Known::Signed { jwt, key: Box::new(key) });
             }
         }
         Ok(Known::Plain(auth))

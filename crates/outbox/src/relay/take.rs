@@ -6,6 +6,7 @@
 //! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ pub(crate) struct Taker {
     full: Option<(Instant, Duration)>,
     /// Whether that pass has not come to the end yet.
     in_full: bool,
+    /// Types that the last pass left alone.
+    skipped: Vec<String>,
 }
 
 /// Why a pass ended.
@@ -142,7 +145,7 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
 impl Taker {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         let window = engine.settings.batch;
-        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false }
+        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false, skipped: Vec::new() }
     }
 
     /// A pass over everything that is due. Returns how many events were taken.
@@ -160,6 +163,14 @@ impl Taker {
         }
         if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
             self.cursor = None;
+        }
+        if self.engine.everywhere.swap(false, Ordering::AcqRel) {
+            self.cursor = None;
+        }
+        let skipped = self.engine.waiting.types();
+        if skipped != self.skipped {
+            // What was left alone lies before the place.
+            (self.skipped, self.cursor) = (skipped, None);
         }
         let mut turn = None;
         loop {
@@ -209,6 +220,9 @@ impl Taker {
                 *cost += began.elapsed().mul_f64(vain.clamp(0.0, 1.0));
             }
             self.in_full &= scanned >= limit;
+            if let Some((_, cost)) = self.full.filter(|_| !self.in_full) {
+                self.engine.full_pass_micros.store(cost.as_micros() as u64, Ordering::Relaxed);
+            }
             self.cursor = cursor.or(self.cursor);
             if scanned < limit {
                 self.window = self.engine.settings.batch;
@@ -258,6 +272,7 @@ impl Taker {
             limit,
             skip_recent: engine.settings.skip_recent,
             on_dead: engine.settings.on_dead,
+            skip_types: self.skipped.clone(),
         };
         let taken = engine.store.take(&take).await?;
         if let Origin::Keys(asked) = &take.from {

@@ -131,6 +131,7 @@ macro_rules! conformance_tests {
             order {
                 a_key_is_taken_from_its_head_in_order
                 a_held_head_holds_back_its_key_only
+                types_to_leave_alone_are_left_alone
                 a_retrying_head_holds_back_its_key_only
                 a_delayed_head_holds_back_its_key_only
                 a_limit_cuts_a_key_at_its_end
@@ -158,6 +159,7 @@ macro_rules! conformance_tests {
                 only_one_of_many_becomes_the_leader
             }
             admin {
+                relays_that_run_are_told_of
                 events_are_listed_counted_and_found
                 listing_goes_page_by_page
                 replay_makes_dead_events_new
@@ -398,6 +400,7 @@ fn taking(by: Holder) -> Take {
         limit: 1_000,
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
         frontiers: HashMap::new(),
     }
 }
