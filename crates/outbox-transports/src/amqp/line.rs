@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use lapin::options::ConfirmSelectOptions;
-use lapin::tcp::{AMQPUriTcpExt as _, OwnedIdentity, OwnedTLSConfig};
+use lapin::tcp::{AMQPUriTcpExt as _, RustlsConnector};
 use lapin::types::LongString;
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, Event};
@@ -58,7 +58,7 @@ pub(super) struct Line {
 
 impl Line {
     async fn open(dialer: &Dialer) -> Result<Self, String> {
-        let tls = read(&dialer.tls)?;
+        let tls = RustlsConnector::from(dialer.tls.client_config()?);
         let plug = Plug::default();
         let limit = dialer.timeout;
         let held = plug.clone();
@@ -78,7 +78,7 @@ impl Line {
                     }
                     match uri.scheme {
                         AMQPScheme::AMQP => Ok(stream),
-                        AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, tls.as_ref()).await,
+                        AMQPScheme::AMQPS => stream.into_rustls(&tls, &uri.authority.host).await,
                     }
                 });
                 dialled
@@ -209,14 +209,6 @@ impl Plug {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
-}
-
-/// The files, as lapin wants them.
-pub(super) fn read(tls: &Tls) -> Result<OwnedTLSConfig, String> {
-    let pems = tls.read()?;
-    let identity =
-        pems.identity.map(|(pem, key)| OwnedIdentity::PKCS8 { pem: pem.into_bytes(), key: key.into_bytes() });
-    Ok(OwnedTLSConfig { identity, cert_chain: pems.ca })
 }
 
 /// What an error says, for people.

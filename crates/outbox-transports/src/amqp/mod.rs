@@ -59,7 +59,7 @@ impl Amqp {
         let uri = settings::parse(&settings)?;
         let exchange = ShortString::try_new(settings.exchange.as_str())
             .map_err(|_| "exchange: a name has at most 255 bytes".to_owned())?;
-        line::read(&settings.tls).map_err(|mistake| format!("tls: {mistake}"))?;
+        settings.tls.client_config().map_err(|mistake| format!("tls: {mistake}"))?;
         let dialer = Dialer {
             uri,
             tls: settings.tls.clone(),

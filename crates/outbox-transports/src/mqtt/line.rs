@@ -15,7 +15,6 @@ use tokio::time::timeout;
 use super::flights::{Answer, Flights, Loss};
 use super::parcel::Parcel;
 use super::server::Server;
-use super::tls;
 use crate::Tls;
 use crate::link::Dial;
 
@@ -67,7 +66,7 @@ impl Dialer {
             options.set_credentials(user, password);
         }
         if self.server.encrypted {
-            let config = TlsConfiguration::Rustls(Arc::new(tls::config(&self.tls)?));
+            let config = TlsConfiguration::Rustls(Arc::new(self.tls.client_config()?));
             options.set_transport(Transport::tls_with_config(config));
         }
         Ok(options)

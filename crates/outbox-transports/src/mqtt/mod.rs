@@ -6,7 +6,6 @@ mod line;
 mod parcel;
 mod server;
 mod settings;
-mod tls;
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -69,7 +68,7 @@ impl Mqtt {
         if settings.tls.is_used() && !server.encrypted {
             return Err("tls: the url is mqtt://, which has none; write mqtts://".to_owned());
         }
-        tls::config(&settings.tls).map_err(|mistake| format!("tls: {mistake}"))?;
+        settings.tls.client_config().map_err(|mistake| format!("tls: {mistake}"))?;
         if let Some(topic) = settings.topic.fixed() {
             parcel::check_topic(topic).map_err(|mistake| format!("topic: {mistake}"))?;
         }

@@ -1,5 +1,6 @@
 //! Where the server is, and who we are to it.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
@@ -46,7 +47,7 @@ impl Server {
 
     fn login(settings: &MqttSettings, url: &Url) -> Result<Option<(String, String)>, String> {
         let decode = |text: &str| {
-            let decoded = percent_decode_str(text).decode_utf8().map(|text| text.into_owned());
+            let decoded = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
             decoded.map_err(|_| "url: user and password are not UTF-8".to_owned())
         };
         let in_url = (!url.username().is_empty())

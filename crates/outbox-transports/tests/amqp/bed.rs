@@ -26,7 +26,7 @@ pub struct RabbitBed {
 /// It takes long to start.
 enum Kept {
     Shared(&'static Server),
-    Own(Server),
+    Own(Box<Server>),
 }
 
 fn plan() -> Plan {
@@ -110,7 +110,7 @@ impl Bed for RabbitBed {
         }
         let server = tokio::task::block_in_place(|| match share {
             Share::Shared => Kept::Shared(SERVER.get_or_init(|| plan().start())),
-            Share::Own => Kept::Own(plan().start()),
+            Share::Own => Kept::Own(Box::new(plan().start())),
         });
         let name = format!("orders-{}", COUNT.fetch_add(1, Ordering::SeqCst));
         let bed = Self { server, name, seen: Mutex::default() };

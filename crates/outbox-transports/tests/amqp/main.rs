@@ -10,12 +10,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bed::RabbitBed;
-use conformance::{Bed, PASSWORD, Share, Wish, assert_no_secret, fates, is_dead, numbered};
+use conformance::{Bed, PASSWORD, Share, Wish, assert_no_secret, fates, is_dead, numbered, of_size};
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use outbox::{Event, Fate, Outgoing, Publisher};
-use outbox_testbed::Plan;
+use outbox_testbed::{Plan, Proxy};
 use outbox_transports::{Amqp, AmqpSettings};
 
 conformance::tests!(RabbitBed);
@@ -210,6 +210,35 @@ async fn a_broker_that_is_blocked_is_unavailable_until_it_is_not() {
     let received = bed.received(51).await.into_iter().filter(|message| seen.insert(message.id.clone()));
     let numbers: Vec<usize> = received.map(|message| message.text().parse().unwrap()).collect();
     assert_eq!(numbers, (0..=50).collect::<Vec<_>>(), "in order, repeats apart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_is_never_sent_behind_our_back() {
+    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
+    let proxy = Proxy::to(bed.server().port());
+    let (port, between) = (bed.server().port().to_string(), proxy.port().to_string());
+    let publisher = bed.with(|settings| {
+        settings.url = bed.server().url().replace(&port, &between).as_str().into();
+        settings.ack_timeout = Duration::from_secs(2);
+    });
+    assert!(publisher.is_healthy().await);
+    // Ten times as much as gets through: most of it waits inside the client when there are no confirms any more.
+    let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
+    proxy.let_through(900_000);
+    let error = publisher.publish_batch(&events).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
+    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    // From now on all gets through, also what is under way.
+    proxy.let_through(u64::MAX);
+    let arrived = bed.received(published).await.len();
+    assert!(
+        0 < published && published <= arrived && arrived < 300,
+        "{published} confirmed, {arrived} arrived"
+    );
+
+    publisher.publish_batch(&events).await.unwrap();
+    let ids: HashSet<String> = bed.received(900 + arrived).await.into_iter().map(|m| m.id).collect();
+    assert_eq!(ids.len(), 900);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bed::{MosquittoBed, plan};
 use conformance::{Bed, PASSWORD, Received, Share, USER, Wish, fates, is_dead, numbered, of_size};
 use outbox::{Event, Failure, Fate, Outgoing, Publisher};
-use outbox_testbed::Plan;
+use outbox_testbed::{Plan, Proxy};
 use outbox_transports::{Mqtt, MqttSettings};
 
 conformance::tests!(MosquittoBed);
@@ -169,6 +169,33 @@ async fn another_client_with_the_same_id_is_an_outage_that_passes() {
         assert!(error.is_unavailable() && Instant::now() < deadline, "{error}");
     }
     assert_eq!(ids(bed.received(3).await).len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_is_never_sent_behind_our_back() {
+    // As many at once as we like.
+    let Some(bed) = MosquittoBed::by(plan().config("max_inflight_messages 0")).await else { return };
+    let proxy = Proxy::to(bed.server.port());
+    let publisher = bed.with(|settings| {
+        settings.url = format!("mqtt://127.0.0.1:{}", proxy.port()).as_str().into();
+        settings.ack_timeout = Duration::from_secs(2);
+    });
+    assert!(publisher.is_healthy().await);
+    let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
+    proxy.let_through(900_000);
+    let error = publisher.publish_batch(&events).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
+    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    // From now on all gets through, also what is under way.
+    proxy.let_through(u64::MAX);
+    let arrived = bed.received(published).await.len();
+    assert!(
+        0 < published && published <= arrived && arrived < 300,
+        "{published} confirmed, {arrived} arrived"
+    );
+
+    publisher.publish_batch(&events).await.unwrap();
+    assert_eq!(ids(bed.received(900 + arrived).await).len(), 900);
 }
 
 #[tokio::test(flavor = "multi_thread")]
