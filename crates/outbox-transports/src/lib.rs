@@ -15,12 +15,16 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(any(feature = "kafka", feature = "webhook"))]
+mod duration;
 mod lines;
 mod message;
 mod promises;
 mod template;
 mod text;
 mod waves;
+#[cfg(feature = "webhook")]
+mod webhook;
 
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
@@ -28,3 +32,5 @@ pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};
 pub use waves::Waves;
+#[cfg(feature = "webhook")]
+pub use webhook::{Unverified, Webhook, WebhookSettings, WebhookTls, verify_webhook};

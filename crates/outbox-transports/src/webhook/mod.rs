@@ -1,0 +1,316 @@
+//! Webhooks: every event is an HTTP request, signed, to an address that was checked.
+
+mod address;
+mod answer;
+mod client;
+mod settings;
+mod signature;
+mod standing;
+mod target;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use chrono::Utc;
+use futures_util::stream::{self, StreamExt as _};
+use outbox::{Failure, Outgoing, PublishError, Publisher};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Request};
+
+use self::address::Gate;
+use self::answer::Verdict;
+use self::client::{cause, client, drain};
+pub use self::settings::{WebhookSettings, WebhookTls};
+use self::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
+pub use self::signature::{Unverified, verify_webhook};
+use self::standing::Standing;
+use self::target::{Target, percent_encode};
+use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Waves};
+
+/// How long reading that may take.
+const DRAINING: Duration = Duration::from_secs(1);
+/// When a batch is this old, no more of it is sent: the rest comes with the next one. Whoever has it published gives the whole of it
+/// so much time, and would otherwise not learn what was published.
+const LONGEST_BATCH: Duration = Duration::from_secs(10);
+/// How long a look at whether the receiver is there may take.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Sends every event as an HTTP `POST` of its own. An event is published when the answer is 2xx.
+///
+/// ```
+/// use outbox::Topic;
+/// use outbox_transports::{Webhook, WebhookSettings};
+///
+/// let mut settings = WebhookSettings::new("https://hooks.example.com/orders");
+/// settings.secrets = vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()];
+/// let pair = Topic::new("orders").to(Webhook::new("hooks", settings)?);
+/// # Ok::<(), String>(())
+/// ```
+///
+/// Requests have the headers `webhook-id` (the event's id), `webhook-timestamp` and, if there is a secret, `webhook-signature`, in
+/// the manner of Standard Webhooks; receivers check them with [`verify_webhook`].
+///
+/// | answer | what it means |
+/// | --- | --- |
+/// | 2xx | published |
+/// | 410, 413, 415, 422 | dead: the receiver is gone for good, or can never take this event |
+/// | 429, 502, 503, 504 with `Retry-After` | tried again after that, an hour at most; until then nothing is sent |
+/// | 502, 503, 504 | the receiver is unavailable, no event is to blame |
+/// | 3xx | tried again by the retry policy; redirects are not followed |
+/// | any other | tried again by the retry policy: 404 too, a deployment may be under way |
+/// | none in time, or the connection breaks | tried again by the retry policy: it may have been taken |
+/// | no connection: DNS, refused, TLS, or not in time | the receiver is unavailable |
+///
+/// It goes by https, to public addresses: every other host must be [allowed](WebhookSettings::allow). The address that was checked is
+/// the one that is connected to, proxies of the environment are not used, and nothing of an answer's body is kept.
+///
+/// HTTP has uses of its own for some headers (`host`, `content-length`, `connection`, …): an event's own ones of these names are
+/// left out. One that no HTTP header can hold makes the event dead.
+pub struct Webhook {
+    name: String,
+    client: Client,
+    gate: Arc<Gate>,
+    target: Target,
+    encoder: Encoder,
+    format: Format,
+    keys: Vec<Key>,
+    headers: HeaderMap,
+    /// For an answer, that a connection is there first included.
+    patience: Duration,
+    concurrency: usize,
+    max_bytes: usize,
+    standing: Standing,
+}
+
+impl fmt::Debug for Webhook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webhook")
+            .field("name", &self.name)
+            .field("to", &self.target.origin)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Webhook {
+    /// What it promises.
+    pub const PROMISES: Promises =
+        Promises { order: Order::PerKey, repeats: Repeats::Seen, confirmed: "the receiver has answered 2xx" };
+
+    /// Called `name`, with these settings. Checks them, and connects to nobody yet.
+    pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, String> {
+        let gate = Arc::new(Gate::new(&settings.allow)?);
+        let target = Target::new(settings.url.expose(), &gate)?;
+        if settings.secrets.len() > 2 {
+            return Err("secrets: two are the most that can be active at once".to_owned());
+        }
+        let keys = settings.secrets.iter().map(|secret| Key::new(secret.expose()));
+        let keys = keys.collect::<Result<Vec<_>, _>>().map_err(|error| format!("secrets: {error}"))?;
+        if settings.concurrency == 0 {
+            return Err("concurrency: at least one request must be under way at once".to_owned());
+        }
+        for (name, duration) in [("timeout", settings.timeout), ("connect_timeout", settings.connect_timeout)]
+        {
+            if duration.is_zero() {
+                return Err(format!("{name}: it must be more than nothing"));
+            }
+        }
+        let client = client(&settings, gate.clone())?;
+        Ok(Self {
+            name: name.into(),
+            client,
+            gate,
+            target,
+            encoder: Encoder::new(settings.format, settings.source.as_str()),
+            format: settings.format,
+            keys,
+            headers: headers(&settings)?,
+            patience: settings.connect_timeout.saturating_add(settings.timeout),
+            concurrency: settings.concurrency,
+            max_bytes: settings.max_bytes,
+            standing: Standing::default(),
+        })
+    }
+
+    /// Sends one event, unless the batch was `cut` off meanwhile.
+    async fn send(&self, event: &Outgoing, cut: &AtomicBool) -> Verdict {
+        if cut.load(Ordering::Relaxed) {
+            return Verdict::Untried;
+        }
+        let verdict = match self.request(event) {
+            Ok(request) => self.ask(request).await,
+            Err(failure) => Verdict::Failed(failure),
+        };
+        match &verdict {
+            Verdict::Published => self.standing.took_one(),
+            Verdict::SlowDown(pause, _) => self.standing.asked_for(*pause),
+            Verdict::Unavailable(_) => self.standing.was_away(),
+            Verdict::Failed(_) | Verdict::Untried => {}
+        }
+        if matches!(verdict, Verdict::SlowDown(..) | Verdict::Unavailable(_)) {
+            cut.store(true, Ordering::Relaxed);
+        }
+        verdict
+    }
+
+    async fn ask(&self, request: Request) -> Verdict {
+        let (origin, url) = (&self.target.origin, request.url().clone());
+        match tokio::time::timeout(self.patience, self.client.execute(request)).await {
+            Ok(Ok(response)) => {
+                let verdict = answer::read(response.status(), response.headers(), &url, origin, Utc::now());
+                // However it ends: what the answer means is known already.
+                let _ = tokio::time::timeout(DRAINING, drain(response)).await;
+                verdict
+            }
+            Ok(Err(error)) if error.is_connect() => {
+                Verdict::Unavailable(format!("no connection to {origin}: {}", cause(&error)))
+            }
+            Ok(Err(error)) => Verdict::Failed(Failure::retry(format!(
+                "no answer from {origin}: {}; it may have taken the event",
+                cause(&error)
+            ))),
+            Err(_) => Verdict::Failed(Failure::retry(format!(
+                "no answer from {origin} in {} s; it may have taken the event",
+                self.patience.as_secs_f32()
+            ))),
+        }
+    }
+
+    fn request(&self, event: &Outgoing) -> Result<Request, Failure> {
+        let message = self.encoder.encode(event)?;
+        message.fits(self.max_bytes, "the webhook")?;
+        let url = self.target.of(event)?;
+        let mut headers = HeaderMap::with_capacity(message.headers.len() + self.headers.len() + 4);
+        for (name, value) in &message.headers {
+            let name = HeaderName::from_bytes(name.as_bytes());
+            let name =
+                name.map_err(|_| Failure::dead("one of its headers has a name that HTTP cannot hold"))?;
+            if !is_taken(&name) {
+                let value = self.header_value(&name, value)?;
+                headers.insert(name, value);
+            }
+        }
+        headers.insert(CONTENT_TYPE, self.header_value(&CONTENT_TYPE, &message.content_type)?);
+        headers.extend(self.headers.clone());
+        let (id, timestamp) = (event.id().as_str(), Utc::now().timestamp().to_string());
+        let signature = sign(&self.keys, id, &timestamp, &message.body);
+        for (name, value) in [(ID, id), (TIMESTAMP, timestamp.as_str()), (SIGNATURE, signature.as_str())] {
+            if !value.is_empty() {
+                let name = HeaderName::from_static(name);
+                let value = self.header_value(&name, value)?;
+                headers.insert(name, value);
+            }
+        }
+        let request = self.client.post(url).headers(headers).body(message.body);
+        request
+            .build()
+            .map_err(|error| Failure::dead(format!("no request can be made of it: {}", cause(&error))))
+    }
+
+    fn header_value(&self, name: &HeaderName, value: &str) -> Result<HeaderValue, Failure> {
+        // What the CloudEvents binding for HTTP says of attributes.
+        let encoded = (self.format == Format::Cloudevents && name.as_str().starts_with("ce-"))
+            .then(|| percent_encode(value, |b| matches!(b, b'!'..=b'~') && b != b'"' && b != b'%'));
+        HeaderValue::from_bytes(encoded.as_deref().unwrap_or(value).as_bytes()).map_err(|_| {
+            Failure::dead(format!(
+                "its header {name:?} has a line break in it, or another character that HTTP cannot hold"
+            ))
+        })
+    }
+}
+
+#[async_trait]
+impl Publisher for Webhook {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let start = Instant::now();
+        let cut = AtomicBool::new(false);
+        let mut waves = Waves::new(events);
+        let mut away = None;
+        while let Some(wave) = waves.next() {
+            let (cut, waves) = (&cut, &mut waves);
+            let sent = stream::iter(wave)
+                .map(|index| async move { (index, self.send(&events[index], cut).await) })
+                .buffer_unordered(self.concurrency);
+            let mut sent = std::pin::pin!(sent);
+            // Each to its end, even after an outage: what is under way may well be taken.
+            while let Some((index, verdict)) = sent.next().await {
+                match verdict {
+                    Verdict::Published => waves.published(index),
+                    Verdict::Failed(failure) | Verdict::SlowDown(_, failure) => waves.failed(index, failure),
+                    Verdict::Unavailable(reason) => away = Some(reason),
+                    Verdict::Untried => {}
+                }
+                if start.elapsed() > LONGEST_BATCH && !cut.swap(true, Ordering::Relaxed) {
+                    away.get_or_insert_with(|| {
+                        format!("{} is slow: the rest of the batch waits", self.target.origin)
+                    });
+                }
+            }
+        }
+        match away {
+            Some(reason) => waves.cut_off(reason),
+            None => waves.end(),
+        }
+    }
+
+    async fn is_healthy(&self) -> bool {
+        if self.standing.is_paused() {
+            return false;
+        }
+        if self.standing.is_fresh() {
+            return true;
+        }
+        let look = async {
+            let addresses = self.gate.addresses(&self.target.host).await.ok()?;
+            let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
+            tokio::net::TcpStream::connect(addresses.as_slice()).await.ok()
+        };
+        matches!(tokio::time::timeout(LOOK, look).await, Ok(Some(_)))
+    }
+}
+
+/// The headers of the settings.
+fn headers(settings: &WebhookSettings) -> Result<HeaderMap, String> {
+    let one = |(name, value): (&String, &Secret)| {
+        let name_of = HeaderName::from_bytes(name.as_bytes());
+        let name_of = name_of.map_err(|_| format!("headers: HTTP has no header called {name:?}"))?;
+        if is_taken(&name_of) {
+            return Err(format!("headers: {name} is not yours to set"));
+        }
+        let value = HeaderValue::from_bytes(value.expose().as_bytes());
+        let mut value = value.map_err(|_| {
+            format!("headers: the value of {name} has a line break in it, or another character that HTTP cannot hold")
+        })?;
+        value.set_sensitive(true);
+        Ok((name_of, value))
+    };
+    settings.headers.iter().map(one).collect()
+}
+
+/// Whether HTTP or we have a use of our own for this header.
+fn is_taken(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "host"
+            | "content-length"
+            | "content-type"
+            | "transfer-encoding"
+            | "connection"
+            | "keep-alive"
+            | "te"
+            | "trailer"
+            | "upgrade"
+            | "expect"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | ID
+            | TIMESTAMP
+            | SIGNATURE
+    )
+}
