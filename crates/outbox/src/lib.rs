@@ -35,6 +35,7 @@
 #![cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(unused))]
 
 mod admin;
+mod destination;
 mod error;
 mod event;
 pub mod fleet;
@@ -56,6 +57,7 @@ pub mod testing;
 mod tx;
 
 pub use admin::{Admin, DeadFilter};
+pub use destination::{Destination, Outage, Router};
 pub use error::{DatabaseError, DecodeError, Error, EventError, Result};
 pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,

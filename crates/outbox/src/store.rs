@@ -270,6 +270,8 @@ pub struct Take {
     pub skip_recent: Duration,
     /// What a dead event does to the later events of its key.
     pub on_dead: OnDead,
+    /// Leave alone events of these types. They still hold back the later events of their keys.
+    pub skip_types: Vec<String>,
     /// For [`Holder::Exclusive`]: the newest event of each key that the taker already holds. Everything of
     /// that key up to there counts as taken.
     pub frontiers: HashMap<String, i64>,

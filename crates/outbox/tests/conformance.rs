@@ -55,6 +55,7 @@ mod sql {
             limit: 10,
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
             frontiers: Default::default(),
         };
         let taken = store.take(&take).await.unwrap().deliveries;

@@ -2,15 +2,17 @@
 
 mod bed;
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bed::{FOREVER, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    Backoff, Error, Failure, LatchPublisher, Outgoing, PublishError, Publisher, StatisticsPublisher,
+    Backoff, Destination, Error, Event, Failure, Fate, Interceptor, LatchPublisher, Outgoing, PublishError,
+    Publisher, Relay, Router, StatisticsPublisher,
 };
 
 const SEC: Duration = Duration::from_secs(1);
@@ -56,6 +58,70 @@ impl Publisher for Moody {
     }
 }
 
+/// Says what a function says.
+struct Says<F>(F);
+
+impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Says<F> {
+    fn new(says: F) -> Self {
+        Self(says)
+    }
+}
+
+#[async_trait]
+impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Publisher for Says<F> {
+    fn name(&self) -> &'static str {
+        "says"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        (self.0)(events)
+    }
+}
+
+/// Is not there until it is told to be. Does not know so before it is asked to publish.
+#[derive(Default)]
+struct Down {
+    is_up: AtomicBool,
+    tries: AtomicU32,
+    arrived: Mutex<HashSet<String>>,
+}
+
+impl Down {
+    fn arrived(&self) -> usize {
+        self.arrived.lock().unwrap().len()
+    }
+}
+
+#[async_trait]
+impl Publisher for Down {
+    fn name(&self) -> &'static str {
+        "down"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.tries.fetch_add(1, Ordering::SeqCst);
+        if !self.is_up.load(Ordering::SeqCst) {
+            return Err(PublishError::unavailable("nobody there"));
+        }
+        self.arrived.lock().unwrap().extend(events.iter().map(|event| event.id().to_string()));
+        Ok(())
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.is_up.load(Ordering::SeqCst) || self.tries.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// Polls until it is so.
+async fn relay_until(relay: &Relay, so: impl Fn() -> bool) {
+    let until = tokio::time::Instant::now() + FOREVER;
+    while !so() {
+        assert!(tokio::time::Instant::now() < until, "it takes too long");
+        relay.poll_once().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 on_every_database! {
     /// Of the types asked for, and no others.
     async fn events_of_the_queue_reach_a_publisher(|bed|) {
@@ -87,27 +153,213 @@ on_every_database! {
         assert_eq!(bed.tally().await, (0, 0, 6, 0));
     }
 
-    /// It is not the event's fault: no attempt is counted, however long it takes.
-    async fn an_unhealthy_publisher_is_waited_for(frozen |bed|) {
+    /// It is not the event's fault: no attempt is counted, however long it takes, and nothing is asked of it.
+    async fn an_unhealthy_publisher_is_waited_for(|bed|) {
         let latch = LatchPublisher::expecting(1);
         let moody = Arc::new(Moody::new(&latch, false, 0));
-        let retry = Backoff::default().max_attempts(2).no_jitter();
-        let relay = bed.outbox.single_node().retry(retry).forward(["e"], moody.clone()).start().await.unwrap();
+        let relay = bed.outbox.single_node().retry(Backoff::never()).forward(["e"], moody.clone()).start().await.unwrap();
         let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for _ in 0..5 {
-            relay.idle().await.unwrap();
+            relay.poll_once().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
             let stored = bed.find(&id).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0));
-            bed.advance(SEC);
         }
         assert_eq!(moody.asked.load(Ordering::SeqCst), 0, "nothing was asked of it");
         moody.well.store(true, Ordering::SeqCst);
-        bed.advance(SEC);
-        relay.poll_once().await.unwrap();
-        let arrived = latch.wait(FOREVER).await.unwrap();
+        let arrived = latch.wait(FOREVER).await.expect("it is asked again how it is");
         assert_eq!((arrived[0].id(), arrived[0].attempt()), (&id, 1));
+        relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(bed.status(&id).await, Status::Done);
+    }
+
+    /// The events of the one that is down stay in the table as they are; those of the others come, later ones too.
+    async fn an_outage_of_one_destination_holds_up_no_other(|bed|) {
+        let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(20));
+        let relay = bed.outbox.multi_node()
+            .retry(Backoff::never())
+            .poll_interval(Duration::from_millis(20))
+            .forward(["lost"], lost.clone())
+            .forward(["fine"], fine.clone())
+            .start().await.unwrap();
+        let waiting = bed.write("lost", 0..300).await;
+        bed.write("fine", 0..10).await;
+        // More of the one behind than a relay takes at a time.
+        bed.write("lost", 300..3_000).await;
+        bed.write("fine", 10..20).await;
+        fine.wait(FOREVER).await.expect("the others go on");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let tries = lost.tries.load(Ordering::SeqCst);
+        assert!(tries < 20, "{tries} tries of a destination that is down");
+        for id in [&waiting[0], &waiting[299]] {
+            let stored = bed.find(id).await;
+            assert_eq!((stored.status, stored.attempts), (Status::New, 0));
+        }
+        lost.is_up.store(true, Ordering::SeqCst);
+        relay_until(&relay, || lost.arrived() == 3_000).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 3_020, 0), "none is dead");
+    }
+
+    /// Where an event goes depends on more than its type: those that wait are put off one by one, and the rest goes on.
+    async fn a_router_that_goes_by_tenant_is_not_held_up_either(|bed|) {
+        struct ByTenant(Destination, Destination);
+
+        impl Router for ByTenant {
+            fn route(&self, event: &Event) -> Option<Destination> {
+                match event.tenant_id()? {
+                    "lost" => Some(self.0.clone()),
+                    _ => Some(self.1.clone()),
+                }
+            }
+        }
+
+        let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(5));
+        let router = ByTenant(lost.clone().into(), fine.clone().into());
+        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward_by(router).start().await.unwrap();
+        for n in 0..5 {
+            for tenant in ["lost", "fine"] {
+                bed.outbox.send(Event::new("e").tenant(tenant).json(&n)).await.unwrap();
+            }
+        }
+        let nowhere = bed.outbox.send(Event::new("e").json(&9)).await.unwrap().unwrap();
+        fine.wait(FOREVER).await.expect("the other tenant's arrive");
+        lost.is_up.store(true, Ordering::SeqCst);
+        relay_until(&relay, || lost.arrived() == 5).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 10, 1), "and one had nowhere to go");
+        assert_eq!(bed.status(&nowhere).await, Status::Dead);
+    }
+
+    /// One call for many, and what a publisher says of each is what becomes of each.
+    async fn what_became_of_each_event_of_a_batch_is_told_of_each(|bed|) {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let sizes_seen = sizes.clone();
+        let publisher = Says::new(move |events| {
+            sizes_seen.lock().unwrap().push(events.len());
+            let fate = |event: &Outgoing| match event.payload::<u64>().unwrap() % 3 {
+                0 => Fate::Published,
+                1 => Fate::Failed(Failure::dead("a one")),
+                _ if event.attempt() == 1 => Fate::Untried,
+                _ => Fate::Published,
+            };
+            Err(PublishError::each(events.iter().map(fate).collect()))
+        });
+        let ids = bed.write("e", 0..30).await;
+        let seen = sizes.clone();
+        let relay = bed.outbox.multi_node().workers(1).forward_any(publisher).start().await.unwrap();
+        relay_until(&relay, || seen.lock().unwrap().len() >= 3).await;
+        relay.stop().await.unwrap();
+        assert_eq!(sizes.lock().unwrap()[0], 30, "all in one batch");
+        assert_eq!((bed.status(&ids[0]).await, bed.status(&ids[1]).await), (Status::Done, Status::Dead));
+        let untried = bed.find(&ids[2]).await;
+        assert_eq!((untried.status, untried.attempts), (Status::New, 0), "what was not tried is no attempt");
+    }
+
+    /// An error that nobody can pin to an event costs only the event that it is about.
+    async fn an_error_without_an_owner_is_traced_to_its_event(|bed|) {
+        let publisher = Says::new(|events| match events.iter().any(|event| event.payload::<u64>().unwrap() == 7) {
+            true if events[0].payload::<u64>().unwrap() == 7 => panic!("of a seven"),
+            true => Err(Failure::retry("somewhere in there").into()),
+            false => Ok(()),
+        });
+        let ids = bed.write("e", 0..20).await;
+        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward_any(publisher).start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 19, 1));
+        let dead = bed.find(&ids[7]).await;
+        assert_eq!(dead.last_error.as_deref(), Some("the publisher panicked: of a seven"));
+    }
+
+    /// Also when many keys share a batch, and some of it fails.
+    async fn a_key_stays_in_order_through_failures_of_a_batch(|bed|) {
+        let arrived = Arc::new(Mutex::new(Vec::new()));
+        let (theirs, failed) = (arrived.clone(), AtomicU32::new(0));
+        let publisher = Says::new(move |events| {
+            let mut stopped = HashSet::new();
+            let fates = events.iter().map(|event| {
+                let key = event.ordering_key().unwrap();
+                if stopped.contains(key) {
+                    return Fate::Untried;
+                }
+                if failed.fetch_add(1, Ordering::SeqCst) % 7 == 3 {
+                    stopped.insert(key);
+                    return Fate::Failed(Failure::retry_after(Duration::from_millis(1), "every seventh"));
+                }
+                theirs.lock().unwrap().push((key.to_owned(), event.payload::<u64>().unwrap()));
+                Fate::Published
+            });
+            let fates: Vec<Fate> = fates.collect();
+            if fates.iter().all(|fate| *fate == Fate::Published) { Ok(()) } else { Err(PublishError::each(fates)) }
+        });
+        for n in 0..40 {
+            for key in ["a", "b", "c"] {
+                bed.outbox.send(numbered("e", n).ordering_key(key)).await.unwrap();
+            }
+        }
+        let retry = Backoff::default().max_attempts(100);
+        let relay = bed.outbox.ordered().retry(retry).forward_any(publisher).start().await.unwrap();
+        relay_until(&relay, || arrived.lock().unwrap().len() == 120).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        let arrived = arrived.lock().unwrap();
+        for key in ["a", "b", "c"] {
+            let numbers: Vec<u64> = arrived.iter().filter(|(k, _)| k == key).map(|(_, n)| *n).collect();
+            assert_eq!(numbers, (0..40).collect::<Vec<_>>(), "{key}");
+        }
+    }
+
+    /// Handlers and publishers take turns at a key.
+    async fn a_key_may_go_to_handlers_and_publishers(|bed|) {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (published, handled) = (order.clone(), order.clone());
+        let publisher = Says::new(move |events| {
+            published.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
+            Ok(())
+        });
+        for n in 0..30 {
+            let event_type = if n % 3 == 0 { "handled" } else { "published" };
+            bed.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
+        }
+        let relay = bed.outbox.single_node()
+            .on_type("handled", move |cx: outbox::Cx| {
+                handled.lock().unwrap().push(cx.payload::<u64>().unwrap());
+                std::future::ready(())
+            })
+            .forward(["published"], publisher)
+            .start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
+    }
+
+    /// Each event of a batch is shown to them, before and after.
+    async fn interceptors_see_every_event_of_a_batch(|bed|) {
+        #[derive(Clone, Default)]
+        struct Counts(Arc<AtomicU32>, Arc<AtomicU32>);
+
+        impl Interceptor for Counts {
+            fn before(&self, cx: &outbox::Cx) -> Result<(), Failure> {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                if cx.payload::<u64>().unwrap() == 3 { Err(Failure::dead("not this one")) } else { Ok(()) }
+            }
+
+            fn after(&self, _: &outbox::Cx, result: &Result<outbox::Outcome, Failure>) {
+                self.1.fetch_add(u32::from(result.is_ok()), Ordering::SeqCst);
+            }
+        }
+
+        let (counts, latch) = (Counts::default(), LatchPublisher::expecting(9));
+        bed.write("e", 0..10).await;
+        let relay = bed.outbox.multi_node().interceptor(counts.clone()).forward_any(latch.clone()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!((counts.0.load(Ordering::SeqCst), counts.1.load(Ordering::SeqCst)), (10, 9));
+        assert_eq!(bed.tally().await, (0, 0, 9, 1));
     }
 
     /// Its destination has gone away: that is no fault of the event's.

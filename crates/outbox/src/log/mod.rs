@@ -33,7 +33,6 @@ pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
-pub(crate) use publisher::Forward;
 pub use publisher::{Fate, Outgoing, PublishError, Publisher};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;

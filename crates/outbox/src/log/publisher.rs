@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 
 use super::query::Position;
 use crate::event::Event;
-use crate::handler::{Cx, Failure, Handler, Outcome};
+use crate::handler::Failure;
 
 /// Tells the world: a broker, a webhook, a read model.
 ///
@@ -269,28 +269,3 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for PublishError {
         Failure::from(error).into()
     }
 }
-
-/// A publisher as a handler of the queue.
-pub(crate) struct Forward(pub(crate) Arc<dyn Publisher>);
-
-#[async_trait]
-impl Handler for Forward {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
-        if !self.0.is_healthy().await {
-            // Not the event's fault: no attempt.
-            return Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE));
-        }
-        let (attempt, seq, created_at) = (cx.attempt, cx.seq, cx.created_at);
-        let outgoing = Outgoing { attempt, seq, created_at, ..Outgoing::new(cx.event) };
-        match self.0.publish_batch(std::slice::from_ref(&outgoing)).await {
-            Ok(()) => Ok(Outcome::Done),
-            Err(error) if error.published() > 0 => Ok(Outcome::Done),
-            // Nor is what has become of it since.
-            Err(_) if !self.0.is_healthy().await => Ok(Outcome::RetryAfter(UNHEALTHY_PAUSE)),
-            Err(error) => Err(error.failure),
-        }
-    }
-}
-
-/// How long an event of the queue waits for a publisher that is not healthy.
-const UNHEALTHY_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);

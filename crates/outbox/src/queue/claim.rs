@@ -148,6 +148,7 @@ impl Claiming<'_> {
             limit,
             skip_recent: Duration::ZERO,
             on_dead: self.queue.on_dead,
+            skip_types: Vec::new(),
             frontiers: HashMap::new(),
         }
     }

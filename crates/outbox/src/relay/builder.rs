@@ -10,12 +10,13 @@ use super::Relay;
 use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
 use super::in_tx::{AnyOutbox, Transactional};
+use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
-use crate::log::{Forward, Pair, Publisher};
+use crate::log::Pair;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::sql::Database;
 use crate::sql::begin::Finished;
@@ -310,11 +311,11 @@ impl<S> RelayBuilder<S> {
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        self.fallback(Arc::new(RawFn(handler)))
+        self.fallback(Route { call: Call::Plain(Arc::new(RawFn(handler))), retry: None })
     }
 
-    fn fallback(mut self, handler: Arc<dyn Handler>) -> Self {
-        if !self.routes.add_fallback(Route { call: Call::Plain(handler), retry: None }) {
+    fn fallback(mut self, route: Route) -> Self {
+        if !self.routes.add_fallback(route) {
             let any = "*".to_owned();
             self.mistake
                 .get_or_insert(Error::DuplicateHandler { aggregate_type: any.clone(), event_type: any });
@@ -322,10 +323,10 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// Sends events of these types to a [`Publisher`], whatever aggregate they belong to, one at a time.
+    /// Sends events of these types to a [`Publisher`](crate::Publisher), whatever aggregate they belong to, in batches.
     ///
-    /// While the publisher is not [healthy](Publisher::is_healthy) they wait, and no attempt is counted. Its errors are
-    /// retried as a handler's are.
+    /// While its destination is [not available](crate::PublishError::unavailable) they wait, and no attempt is counted. Other
+    /// errors are retried as a handler's are, of each event by itself.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -341,18 +342,28 @@ impl<S> RelayBuilder<S> {
     pub fn forward<T: Into<EventType>>(
         self,
         types: impl IntoIterator<Item = T>,
-        publisher: impl Publisher,
+        to: impl Into<Destination>,
     ) -> Self {
-        let forward: Arc<dyn Handler> = Arc::new(Forward(Arc::new(publisher)));
+        let destination = to.into();
         types.into_iter().fold(self, |builder, event_type| {
-            let route = Route { call: Call::Plain(forward.clone()), retry: None };
-            builder.route(GLOBAL.into(), event_type.into(), route)
+            builder.route(GLOBAL.into(), event_type.into(), destination.clone().into())
         })
     }
 
-    /// Sends every event that no handler is for to a [`Publisher`], as [`forward`](RelayBuilder::forward) does.
-    pub fn forward_any(self, publisher: impl Publisher) -> Self {
-        self.fallback(Arc::new(Forward(Arc::new(publisher))))
+    /// Sends every event that no handler is for to a [`Publisher`](crate::Publisher), as [`forward`](RelayBuilder::forward) does.
+    pub fn forward_any(self, to: impl Into<Destination>) -> Self {
+        let destination = to.into();
+        self.fallback(destination.into())
+    }
+
+    /// Has a [`Router`] choose where events go that no handler is for, as [`forward`](RelayBuilder::forward) does. What it
+    /// sends nowhere goes to [`on_any`](RelayBuilder::on_any) or [`forward_any`](RelayBuilder::forward_any), if there is one.
+    pub fn forward_by(mut self, router: impl Router) -> Self {
+        if !self.routes.add_router(Arc::new(router)) {
+            self.mistake
+                .get_or_insert(Error::Setting("there is a router already: forward_by is for one".to_owned()));
+        }
+        self
     }
 
     /// Handles a [`Message`] with an async function that gets a transaction:

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tracing::Instrument as _;
 
+use super::forward::{self, Sent, forward};
 use super::in_tx::{AnyOutbox, End, Ended, InTx};
 use super::lanes::Strand;
 use super::report;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
+use crate::destination::{Destination, Router};
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
 use crate::join;
 use crate::retry::{Backoff, RetryPolicy, decide};
@@ -26,6 +28,7 @@ use crate::suspect::{self, Start};
 #[derive(Default)]
 pub(crate) struct Routes {
     by_type: HashMap<String, Vec<(String, Route)>>,
+    router: Option<Arc<dyn Router>>,
     fallback: Option<Route>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
@@ -45,6 +48,14 @@ pub(crate) enum Call {
     Plain(Arc<dyn Handler>),
     /// With the event, and a transaction that settles it as well.
     InTx(Arc<dyn InTx>),
+    /// Not by itself: a publisher gets it, with others.
+    Publish(Destination),
+}
+
+impl From<Destination> for Route {
+    fn from(destination: Destination) -> Self {
+        Self { retry: destination.retry.clone(), call: Call::Publish(destination) }
+    }
 }
 
 impl Routes {
@@ -65,25 +76,61 @@ impl Routes {
         free
     }
 
+    /// Decides about what no handler is for; false if there is such a router already.
+    pub(crate) fn add_router(&mut self, router: Arc<dyn Router>) -> bool {
+        let free = self.router.is_none();
+        self.router.get_or_insert(router);
+        free
+    }
+
+    /// Where an event goes, if a publisher gets it.
+    pub(crate) fn destination(&self, event: &Event) -> Option<Destination> {
+        match self.find(event)?.call {
+            Call::Publish(destination) => Some(destination),
+            Call::Plain(_) | Call::InTx(_) => None,
+        }
+    }
+
+    /// Where all events of a type go, whatever else they have, if that is one destination.
+    pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
+        let routes = self.by_type.get(event_type.as_str()).map_or(&[][..], Vec::as_slice);
+        let mut calls: Vec<Call> = routes.iter().map(|(_, route)| route.call.clone()).collect();
+        if !routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
+            calls.push(match &self.router {
+                Some(router) => Call::Publish(router.of_type(event_type)?),
+                None => self.fallback.as_ref()?.call.clone(),
+            });
+        }
+        let mut destinations = calls.into_iter().map(|call| match call {
+            Call::Publish(destination) => Some(destination),
+            Call::Plain(_) | Call::InTx(_) => None,
+        });
+        let first = destinations.next()??;
+        destinations.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(first)
+    }
+
     /// Why some handler cannot work with this outbox.
     pub(crate) fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
         routes
             .filter_map(|route| match &route.call {
                 Call::InTx(handler) => handler.misfit(outbox),
-                Call::Plain(_) => None,
+                Call::Plain(_) | Call::Publish(_) => None,
             })
             .next()
     }
 
-    /// The user's handler: for the aggregate type, or the one registered without an aggregate type, or the fallback.
-    fn find(&self, event: &Event) -> Option<&Route> {
+    /// Who serves an event: the handler for the aggregate type, or the one registered without an aggregate type, or whom the
+    /// router names, or the fallback.
+    fn find(&self, event: &Event) -> Option<Route> {
         if is_report(event) {
             return None;
         }
         let routes = self.by_type.get(event.event_type().as_str()).map_or(&[][..], Vec::as_slice);
         let of = |aggregate: &str| routes.iter().find(|(a, _)| a == aggregate).map(|(_, route)| route);
-        of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).or(self.fallback.as_ref())
+        let routed = || self.router.as_ref()?.route(event).map(Route::from);
+        let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
+        named.or_else(routed).or_else(|| self.fallback.clone())
     }
 }
 
@@ -99,13 +146,17 @@ pub(crate) async fn work(engine: Arc<Engine>) {
             Some(place) => place.handler().await,
             None => None,
         };
+        if let Some(destination) = engine.destination(&strand) {
+            forward(&engine, strand, &destination).await;
+            continue;
+        }
         match strand {
             Strand::One(job) => {
                 if job.cold {
                     engine.lanes.uncount_cold(1);
                 }
                 if let Some(told) = handle(&engine, &job).await {
-                    engine.settler.say(Spoken::verdict(told, job.epoch)).await;
+                    engine.settler.say(Spoken::verdicts(vec![told], job.epoch)).await;
                 }
             }
             Strand::Key(key) => follow(&engine, key).await,
@@ -116,6 +167,9 @@ pub(crate) async fn work(engine: Arc<Engine>) {
 /// Handles the events of a key one after another, up to the first that is not done.
 async fn follow(engine: &Arc<Engine>, key: String) {
     for _ in 0..TURN {
+        if engine.destination_of_key(&key).is_some() {
+            break;
+        }
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);
         let epoch = job.epoch;
@@ -136,42 +190,62 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         engine.settler.say(spoken).await;
         return;
     }
-    // The others get a turn.
+    // The others get a turn, or a publisher does.
     engine.lanes.push_cold(vec![Strand::Key(key)]);
+}
+
+/// Whether an event may be handled now.
+pub(super) enum Ready<'a> {
+    /// It may. Holds off other events that may have killed their process, if it is such a one.
+    Go(Option<tokio::sync::MutexGuard<'a, ()>>),
+    /// No: this is to become of it.
+    Verdict(Verdict),
+    /// It is not this node's to handle any more.
+    Gone,
+}
+
+/// Looks whether an event may be handled, right before it is.
+pub(super) async fn ready<'a>(engine: &'a Engine, job: &Job) -> Ready<'a> {
+    let delivery = &job.delivery;
+    let event = &delivery.event;
+    if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
+        tracing::debug!(store = engine.name(), event = %event.id(), "not handled: the lease is over");
+        engine.held.forget(event.id(), job.tag());
+        return Ready::Gone;
+    }
+    if let Some(expires_in) = delivery.expires_in {
+        let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
+        if expires_in <= waited {
+            tracing::error!(store = engine.name(), event = %event.id(), event_type = %event.event_type(), "event is dead: expired");
+            return Ready::Verdict(Verdict::Dead { counted: false, reason: "expired".to_owned() });
+        }
+    }
+    if !delivery.suspect {
+        return Ready::Go(None);
+    }
+    // One at a time: if the process dies, only this one is counted.
+    let alone = engine.suspects.lock().await;
+    match count_start(engine, job).await {
+        Start::Go => Ready::Go(Some(alone)),
+        Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
+        Start::Leave => {
+            engine.held.forget(event.id(), job.tag());
+            Ready::Gone
+        }
+    }
 }
 
 /// Handles one event. `None`: it is not this node's to handle any more.
 async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let delivery = &job.delivery;
     let event = &delivery.event;
-    if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
-        tracing::debug!(store = engine.name(), event = %event.id(), "not handled: the lease is over");
-        engine.held.forget(event.id(), job.tag());
-        return None;
-    }
-    let to_write = |verdict| Some(Told::to_write(job.settlement(verdict)));
-    if let Some(expires_in) = delivery.expires_in {
-        let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
-        if expires_in <= waited {
-            tracing::error!(store = engine.name(), event = %event.id(), event_type = %event.event_type(), "event is dead: expired");
-            return to_write(Verdict::Dead { counted: false, reason: "expired".to_owned() });
-        }
-    }
-    // One at a time: if the process dies, only this one is counted.
-    let _alone = if delivery.suspect { Some(engine.suspects.lock().await) } else { None };
-    if delivery.suspect {
-        match count_start(engine, job).await {
-            Start::Go => {}
-            Start::Bury(reason) => return to_write(Verdict::Dead { counted: false, reason }),
-            Start::Leave => {
-                engine.held.forget(event.id(), job.tag());
-                return None;
-            }
-        }
-    }
-
+    let _alone = match ready(engine, job).await {
+        Ready::Go(alone) => alone,
+        Ready::Verdict(verdict) => return Some(Told::to_write(job.settlement(verdict))),
+        Ready::Gone => return None,
+    };
     let route = engine.routes.find(event);
-    let (result, settled) = match call(engine, job, route).await {
+    let (result, settled) = match call(engine, job, route.as_ref()).await {
         Ended::Said(result) => (result, false),
         Ended::Settled { wrote } => {
             if wrote {
@@ -186,14 +260,15 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
             return None;
         }
     };
-    let policy = route.and_then(|route| route.retry.as_deref()).unwrap_or(&*engine.settings.retry);
+    let own = route.as_ref().and_then(|route| route.retry.as_deref());
+    let policy = own.unwrap_or(&*engine.settings.retry);
     let verdict = decide_safely(engine.name(), result, delivery.attempts, policy);
     report(engine, job, &verdict, route.is_some() || is_report(event));
     Some(Told { settlement: job.settlement(verdict), written: settled })
 }
 
 /// A retry policy is the user's code as well: one that panics must not end the worker.
-fn decide_safely(
+pub(super) fn decide_safely(
     store: &str,
     result: Result<Outcome, Failure>,
     attempts: u32,
@@ -219,17 +294,7 @@ async fn count_start(engine: &Engine, job: &Job) -> Start {
 /// Runs interceptors and the handler.
 async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
     let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
-    let interceptors = &engine.routes.interceptors;
-    let mut entered = 0;
-    let mut refused = None;
-    for interceptor in interceptors {
-        let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(&cx)));
-        if let Err(failure) = before.unwrap_or_else(|panic| Err(panicked("an interceptor", &*panic))) {
-            refused = Some(failure);
-            break;
-        }
-        entered += 1;
-    }
+    let (entered, refused) = before(&engine.routes.interceptors, &cx);
     let ended = match (refused, route) {
         (Some(failure), _) => Ended::Said(Err(failure)),
         (None, Some(route)) => run(engine, job, &route.call, cx.clone()).await,
@@ -247,14 +312,30 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
         Ended::Settled { .. } => &Ok(Outcome::Done),
         Ended::Stale => &Err(Failure::retry("somebody else holds the event by now")),
     };
-    for interceptor in interceptors[..entered].iter().rev() {
-        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(&cx, said)));
+    after(engine, &cx, entered, said);
+    ended
+}
+
+/// Shows an event to the interceptors. Returns how many have seen it, and the failure of one that refused it.
+pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, Option<Failure>) {
+    for (entered, interceptor) in interceptors.iter().enumerate() {
+        let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(cx)));
+        if let Err(failure) = before.unwrap_or_else(|panic| Err(panicked("an interceptor", &*panic))) {
+            return (entered, Some(failure));
+        }
+    }
+    (interceptors.len(), None)
+}
+
+/// Shows those that have seen an event what became of it.
+pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outcome, Failure>) {
+    for interceptor in engine.routes.interceptors[..entered].iter().rev() {
+        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, said)));
         if let Err(panic) = after {
             let Failure { message, .. } = panicked("an interceptor", &*panic);
             tracing::error!(store = engine.name(), event = %cx.id(), error = message, "after-interceptor failed");
         }
     }
-    ended
 }
 
 async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
@@ -268,6 +349,12 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
             // Made inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
             Ended::Said(guarded(HANDLER, limit, handled).await)
+        }
+        // Where it goes has changed since this worker took it.
+        Call::Publish(destination) => {
+            let one = [forward::outgoing(job)];
+            let sent = forward::publish(engine, &destination.gate, &one).await.pop();
+            Ended::Said(sent.unwrap_or(Sent::Untried).as_handled())
         }
         Call::InTx(handler) => {
             let end = End {
@@ -312,7 +399,7 @@ fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
 }
 
 /// Log lines name the event, never its payload.
-fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
+pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;

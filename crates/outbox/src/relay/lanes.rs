@@ -16,6 +16,9 @@ pub(crate) enum Strand {
     Key(String),
 }
 
+/// How far a worker looks for strands to take along: this many times as many as it wants.
+const LOOK: usize = 4;
+
 /// Both queues. Workers take two from the hot one for each one from the cold one, so neither starves.
 pub(crate) struct Lanes {
     queues: Mutex<Queues>,
@@ -123,6 +126,41 @@ impl Lanes {
                 return strand;
             }
         }
+    }
+
+    /// Takes along up to `most` strands that are wanted, from among the first that are queued. Does not wait.
+    pub(crate) fn take_more(&self, most: usize, wanted: impl Fn(&Strand) -> bool) -> Vec<Strand> {
+        let mut taken = Vec::new();
+        let mut queues = self.queues();
+        let mut hot = VecDeque::new();
+        let look_at = queues.hot.len().min(most * LOOK);
+        for (job, place) in queues.hot.drain(..look_at) {
+            let strand = Strand::One(job);
+            match strand {
+                strand if taken.len() < most && wanted(&strand) => taken.push(strand),
+                Strand::One(job) => hot.push_back((job, place)),
+                Strand::Key(_) => {}
+            }
+        }
+        hot.append(&mut queues.hot);
+        queues.hot = hot;
+        let mut cold = VecDeque::new();
+        let look_at = queues.cold.len().min(most * LOOK);
+        for strand in queues.cold.drain(..look_at) {
+            if taken.len() < most && wanted(&strand) {
+                taken.push(strand);
+            } else {
+                cold.push_back(strand);
+            }
+        }
+        cold.append(&mut queues.cold);
+        queues.cold = cold;
+        drop(queues);
+        // Their permits. One that a worker holds already makes it look once in vain.
+        if let Ok(permits) = self.ready.try_acquire_many(taken.len() as u32) {
+            permits.forget();
+        }
+        taken
     }
 
     /// Waits until the cold queue is half empty.

@@ -12,12 +12,14 @@
 //! | `take` | one task reads or claims what is due |
 //! | `lanes`, `runs`, `held` | what is queued, in which order, and what this node holds |
 //! | `dispatch` | workers call handlers |
+//! | `forward` | workers hand events to publishers, in batches |
 //! | `settle` | one task writes verdicts in batches |
 //! | `upkeep` | leases, leadership, purge |
 //! | `publish` | the log: one task for all pairs of topic and publisher |
 
 mod builder;
 mod dispatch;
+mod forward;
 mod held;
 pub(crate) mod hot;
 pub(crate) mod in_tx;
@@ -41,6 +43,7 @@ pub(crate) use builder::{Mode, Settings};
 pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
 pub(crate) use dispatch::Routes;
 
+use self::forward::Waiting;
 use self::held::Held;
 use self::hot::HotDoor;
 use self::in_tx::AnyOutbox;
@@ -107,6 +110,8 @@ pub(crate) struct Engine {
     pub(crate) alarm: Alarm,
     /// Told after every settlement and every pass: for those who wait for quiet.
     pub(crate) progress: Notify,
+    /// Destinations that are not available.
+    pub(crate) waiting: Waiting,
     /// Where verdicts go.
     pub(crate) settler: Speaker,
     /// Held while an event runs that may have killed its process before.
@@ -208,6 +213,7 @@ impl Relay {
             station: Station::new(&settings),
             wake: Notify::new(),
             alarm: Alarm::default(),
+            waiting: Waiting::default(),
             progress: Notify::new(),
             suspects: tokio::sync::Mutex::new(()),
             stop: CancellationToken::new(),

@@ -114,12 +114,48 @@ impl Runs {
         let run = inner.runs.get_mut(key)?;
         let job = run.queue.pop_front();
         if job.is_none() {
-            run.state = State::Idle;
-            if !self.exclusive || run.unsettled == 0 {
-                inner.runs.remove(key);
-            }
+            self.rest(&mut inner, key);
         }
         job
+    }
+
+    /// Nothing is left to handle of a key.
+    fn rest(&self, inner: &mut Inner, key: &str) {
+        let Some(run) = inner.runs.get_mut(key) else { return };
+        run.state = State::Idle;
+        if !self.exclusive || run.unsettled == 0 {
+            inner.runs.remove(key);
+        }
+    }
+
+    /// Looks at the next event of a key.
+    pub(crate) fn peek<T>(&self, key: &str, look: impl FnOnce(&Job) -> T) -> Option<T> {
+        self.inner().runs.get(key)?.queue.front().map(look)
+    }
+
+    /// The next events of a key for the worker that is at it: at most this many, while they are wanted, which is asked with how
+    /// many were taken before.
+    pub(crate) fn next_while(
+        &self,
+        key: &str,
+        most: usize,
+        wanted: impl Fn(usize, &Job) -> bool,
+    ) -> Vec<Job> {
+        let mut inner = self.inner();
+        let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
+        let most = most.min(run.queue.len());
+        let count = (0..most).find(|n| !wanted(*n, &run.queue[*n])).unwrap_or(most);
+        run.queue.drain(..count).collect()
+    }
+
+    /// The worker at a key is done with what it took: true if there is more, and the key needs a worker.
+    pub(crate) fn goes_on(&self, key: &str) -> bool {
+        let mut inner = self.inner();
+        let more = inner.runs.get(key).is_some_and(|run| !run.queue.is_empty());
+        if !more {
+            self.rest(&mut inner, key);
+        }
+        more
     }
 
     /// Whether more events of the key are queued.

@@ -55,9 +55,10 @@ pub(crate) enum Spoken {
 }
 
 impl Spoken {
-    pub(crate) fn verdict(told: Told, epoch: i64) -> Self {
-        let urgent = told.settlement.verdict != Verdict::Done;
-        Spoken::Verdicts { told: vec![told], epoch, key: None, halted: false, urgent }
+    /// Of events without a key.
+    pub(crate) fn verdicts(told: Vec<Told>, epoch: i64) -> Self {
+        let urgent = told.iter().any(|told| told.settlement.verdict != Verdict::Done);
+        Spoken::Verdicts { told, epoch, key: None, halted: false, urgent }
     }
 
     /// Whether it may wait a little for others to be written with.

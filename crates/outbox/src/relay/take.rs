@@ -41,6 +41,8 @@ pub(crate) struct Taker {
     full: Option<(Instant, Duration)>,
     /// Whether that pass has not come to the end yet.
     in_full: bool,
+    /// Types that the last pass left alone.
+    skipped: Vec<String>,
 }
 
 /// Why a pass ended.
@@ -142,7 +144,7 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
 impl Taker {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         let window = engine.settings.batch;
-        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false }
+        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false, skipped: Vec::new() }
     }
 
     /// A pass over everything that is due. Returns how many events were taken.
@@ -160,6 +162,11 @@ impl Taker {
         }
         if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
             self.cursor = None;
+        }
+        let skipped = self.engine.waiting.types();
+        if skipped != self.skipped {
+            // What was left alone lies before the place.
+            (self.skipped, self.cursor) = (skipped, None);
         }
         let mut turn = None;
         loop {
@@ -258,6 +265,7 @@ impl Taker {
             limit,
             skip_recent: engine.settings.skip_recent,
             on_dead: engine.settings.on_dead,
+            skip_types: self.skipped.clone(),
         };
         let taken = engine.store.take(&take).await?;
         if let Origin::Keys(asked) = &take.from {

@@ -67,6 +67,10 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Val
         values.push(Value::micros(take.skip_recent));
         let _ = write!(due, " AND e.created_at <= {{earlier ${}}}", values.len());
     }
+    if !take.skip_types.is_empty() {
+        values.push(Value::texts(take.skip_types.iter().map(String::as_str)));
+        let _ = write!(due, " AND NOT (e.event_type {{in texts ${}}})", values.len());
+    }
     let limit = take.limit;
     let mut text = match &take.from {
         Origin::Start => {

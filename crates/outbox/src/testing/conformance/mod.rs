@@ -131,6 +131,7 @@ macro_rules! conformance_tests {
             order {
                 a_key_is_taken_from_its_head_in_order
                 a_held_head_holds_back_its_key_only
+                types_to_leave_alone_are_left_alone
                 a_retrying_head_holds_back_its_key_only
                 a_delayed_head_holds_back_its_key_only
                 a_limit_cuts_a_key_at_its_end
@@ -398,6 +399,7 @@ fn taking(by: Holder) -> Take {
         limit: 1_000,
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
         frontiers: HashMap::new(),
     }
 }

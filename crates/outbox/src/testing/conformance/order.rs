@@ -45,6 +45,30 @@ pub async fn a_held_head_holds_back_its_key_only(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("two").await), written[1..2]);
 }
 
+/// What is not taken because of its type still holds back its key; everything else comes.
+pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let other = |key: &str| event("other").ordering_key(key);
+    let written = scene
+        .write([event("other"), keyed("a"), other("a"), keyed("a"), other("b"), keyed("b"), event("free")])
+        .await;
+    let skip_types = vec!["nobody's".to_owned(), "other".to_owned()];
+    let by = exclusive(&scene, "all").await;
+    let skipping = Take { skip_types: skip_types.clone(), ..taking(by) };
+    let taken = scene.take(&skipping).await;
+    assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[6].clone()]);
+    assert_eq!(behind(&taken), ["a", "b"]);
+    scene.pass(2 * LEASE);
+    let taken = scene.take(&Take { skip_types, ..leasing("one") }).await;
+    assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[6].clone()]);
+    assert_eq!(behind(&taken), ["a", "b"]);
+    assert_eq!(
+        scene.take(&leasing("two")).await.deliveries.len(),
+        3,
+        "the first without a key, and both of b"
+    );
+}
+
 /// Through every retry.
 pub async fn a_retrying_head_holds_back_its_key_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

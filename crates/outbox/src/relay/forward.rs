@@ -1,0 +1,410 @@
+//! Forwarding: workers hand events to publishers, many at a time.
+//!
+//! A worker that comes upon an event for a destination takes along what else is queued for it. The events of a key stay in
+//! their order, and behind one that was not published the rest of its key goes back. While a destination is not available its
+//! events are not taken from the table at all, where that can be told by their type.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::dispatch::{Ready, after, before, decide_safely, guarded, ready, report};
+use super::lanes::Strand;
+use super::runs::TURN;
+use super::settle::{Spoken, Told};
+use super::{Engine, Job};
+use crate::destination::{Destination, Gate};
+use crate::event::{Event, EventType};
+use crate::handler::{Cx, Failure, Interceptor, Outcome};
+use crate::log::{Fate, Outgoing};
+use crate::store::Verdict;
+
+/// At most this many events at a time.
+const MOST: usize = 250;
+
+/// How long an event waits that cannot be left in the table until its destination is available again.
+const PUT_OFF: Duration = Duration::from_secs(2);
+
+/// What became of an event that was to be published.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Sent {
+    Done,
+    Failed(Failure),
+    /// Not sent: it waits behind one that was not published.
+    Untried,
+    /// Not sent, or not known to have arrived: there is no destination at the moment.
+    Unavailable,
+}
+
+impl Sent {
+    /// The same as a handler would say it.
+    pub(super) fn as_handled(self) -> Result<Outcome, Failure> {
+        match self {
+            Sent::Done => Ok(Outcome::Done),
+            Sent::Failed(failure) => Err(failure),
+            Sent::Untried | Sent::Unavailable => Ok(Outcome::RetryAfter(PUT_OFF)),
+        }
+    }
+}
+
+/// Publishes a strand, and what else is queued for the same destination.
+pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destination) {
+    let Some(batch) = Batch::gather(engine, strand, to) else { return };
+    let verdicts = batch.publish(engine, to).await;
+    batch.settle(engine, verdicts).await;
+}
+
+/// Events for one destination, those of each key in order.
+struct Batch {
+    jobs: Vec<Job>,
+    /// The keys that this worker is at now.
+    keys: Vec<String>,
+}
+
+impl Batch {
+    fn gather(engine: &Engine, first: Strand, to: &Destination) -> Option<Self> {
+        let mut batch = Self { jobs: Vec::new(), keys: Vec::new() };
+        batch.add(engine, first, to);
+        // One that may have killed its process goes alone.
+        if batch.jobs.first().is_some_and(|job| !job.delivery.suspect) {
+            let wanted = |strand: &Strand| match strand {
+                Strand::One(job) => engine.is_for(job, to),
+                Strand::Key(key) => engine.runs.peek(key, |job| engine.is_for(job, to)).unwrap_or(false),
+            };
+            while batch.jobs.len() < MOST {
+                let more = engine.lanes.take_more(MOST - batch.jobs.len(), wanted);
+                if more.is_empty() {
+                    break;
+                }
+                more.into_iter().for_each(|strand| batch.add(engine, strand, to));
+            }
+        }
+        (!batch.jobs.is_empty()).then_some(batch)
+    }
+
+    fn add(&mut self, engine: &Engine, strand: Strand, to: &Destination) {
+        match strand {
+            Strand::One(job) => {
+                if job.cold {
+                    engine.lanes.uncount_cold(1);
+                }
+                self.jobs.push(job);
+            }
+            Strand::Key(key) => {
+                let alone = self.jobs.is_empty();
+                let most = TURN.min(MOST.saturating_sub(self.jobs.len()).max(1));
+                let jobs = engine.runs.next_while(&key, most, |taken, job| {
+                    // The first one may be a suspect; then it is the only one.
+                    engine.leads_to(&job.delivery.event, to)
+                        && (!job.delivery.suspect || (alone && taken == 0))
+                });
+                engine.lanes.uncount_cold(jobs.len());
+                self.jobs.extend(jobs);
+                self.keys.push(key);
+            }
+        }
+    }
+
+    /// Publishes what may be published. `None` for an event that is not this node's to handle any more.
+    async fn publish(&self, engine: &Arc<Engine>, to: &Destination) -> Vec<Option<Verdict>> {
+        let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(self.jobs.len());
+        let mut stopped: HashSet<&str> = HashSet::new();
+        let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
+        let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
+        // While an event runs that may have killed its process, no other such one does.
+        let mut _alone = None;
+        for (index, job) in self.jobs.iter().enumerate() {
+            let key = job.delivery.event.ordering_key();
+            verdicts.push(Some(Verdict::Released));
+            if key.is_some_and(|key| stopped.contains(key)) {
+                continue;
+            }
+            let verdict = match ready(engine, job).await {
+                Ready::Go(alone) => {
+                    _alone = alone;
+                    self.intercept(engine, to, index, &mut entered).map(Some)
+                }
+                Ready::Verdict(verdict) => Some(Some(verdict)),
+                Ready::Gone => Some(None),
+            };
+            match verdict {
+                None => sending.push((index, outgoing(job))),
+                Some(verdict) => {
+                    verdicts[index] = verdict;
+                    stopped.extend(key);
+                }
+            }
+        }
+        let events: Vec<Outgoing> = sending.iter().map(|(_, outgoing)| outgoing.clone()).collect();
+        let sent = publish(engine, &to.gate, &events).await;
+        for ((index, _), sent) in sending.iter().zip(sent) {
+            let job = &self.jobs[*index];
+            if let Some((cx, entered)) = entered.remove(index) {
+                after(engine, &cx, entered, &sent.clone().as_handled());
+            }
+            let verdict = match sent {
+                Sent::Untried => Verdict::Released,
+                Sent::Unavailable => engine.put_off(&job.delivery.event, &to.gate),
+                sent => decide(engine, job, sent.as_handled(), to),
+            };
+            report(engine, job, &verdict, true);
+            verdicts[*index] = Some(verdict);
+        }
+        verdicts
+    }
+
+    /// Asks the interceptors. A verdict if one refuses.
+    fn intercept(
+        &self,
+        engine: &Engine,
+        to: &Destination,
+        index: usize,
+        entered: &mut HashMap<usize, (Cx, usize)>,
+    ) -> Option<Verdict> {
+        let interceptors: &[Arc<dyn Interceptor>] = &engine.routes.interceptors;
+        if interceptors.is_empty() {
+            return None;
+        }
+        let job = &self.jobs[index];
+        let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
+        let (count, refused) = before(interceptors, &cx);
+        let Some(failure) = refused else {
+            entered.insert(index, (cx, count));
+            return None;
+        };
+        let result = Err(failure);
+        after(engine, &cx, count, &result);
+        let verdict = decide(engine, job, result, to);
+        report(engine, job, &verdict, true);
+        Some(verdict)
+    }
+
+    /// Says what became of the events, and what is next for their keys.
+    async fn settle(self, engine: &Arc<Engine>, verdicts: Vec<Option<Verdict>>) {
+        let mut free: HashMap<i64, Vec<Told>> = HashMap::new();
+        let mut by_key: HashMap<&str, Vec<(&Job, Option<Verdict>)>> = HashMap::new();
+        for (job, verdict) in self.jobs.iter().zip(verdicts) {
+            match job.delivery.event.ordering_key() {
+                Some(key) => by_key.entry(key).or_default().push((job, verdict)),
+                None => {
+                    let told = verdict.map(|verdict| Told::to_write(job.settlement(verdict)));
+                    free.entry(job.epoch).or_default().extend(told);
+                }
+            }
+        }
+        for (epoch, told) in free {
+            engine.settler.say(Spoken::verdicts(told, epoch)).await;
+        }
+        for key in &self.keys {
+            let jobs = by_key.remove(key.as_str()).unwrap_or_default();
+            settle_key(engine, key, jobs).await;
+        }
+    }
+}
+
+/// The events of a key, up to the first that is not done; behind that one everything goes back.
+async fn settle_key(engine: &Arc<Engine>, key: &str, jobs: Vec<(&Job, Option<Verdict>)>) {
+    let halted = jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
+    let mut told: HashMap<i64, Vec<Told>> = HashMap::new();
+    for (job, verdict) in jobs {
+        let verdict = verdict.map(|verdict| Told::to_write(job.settlement(verdict)));
+        told.entry(job.epoch).or_default().extend(verdict);
+    }
+    let rest = if halted { engine.runs.halt(key) } else { Vec::new() };
+    engine.lanes.uncount_cold(rest.len());
+    for job in &rest {
+        told.entry(job.epoch).or_default().push(Told::to_write(job.settlement(Verdict::Released)));
+    }
+    // With leases the database alone knows when the next of the key may be taken.
+    let urgent = halted || (!engine.station.is_exclusive() && !engine.runs.has_more(key));
+    let mut told: Vec<(i64, Vec<Told>)> = told.into_iter().collect();
+    told.sort_unstable_by_key(|(epoch, _)| *epoch);
+    let last = told.len().saturating_sub(1);
+    for (n, (epoch, told)) in told.into_iter().enumerate() {
+        let key = Some(key.to_owned());
+        engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent }).await;
+    }
+    if !halted && engine.runs.goes_on(key) {
+        engine.lanes.push_cold(vec![Strand::Key(key.to_owned())]);
+    }
+}
+
+fn decide(engine: &Engine, job: &Job, result: Result<Outcome, Failure>, to: &Destination) -> Verdict {
+    let policy = to.retry.as_deref().unwrap_or(&*engine.settings.retry);
+    decide_safely(engine.name(), result, job.delivery.attempts, policy)
+}
+
+pub(super) fn outgoing(job: &Job) -> Outgoing {
+    let delivery = &job.delivery;
+    Outgoing {
+        attempt: delivery.attempts + 1,
+        seq: delivery.seq,
+        created_at: delivery.created_at,
+        ..Outgoing::new(delivery.event.clone())
+    }
+}
+
+/// Has a batch published, and says what became of each event.
+pub(super) async fn publish(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+    let all = |sent: Sent| vec![sent; events.len()];
+    if events.is_empty() {
+        return Vec::new();
+    }
+    if gate.is_shut() {
+        return all(Sent::Unavailable);
+    }
+    let publisher = &gate.publisher;
+    let published = async {
+        if !publisher.is_healthy().await {
+            return Ok(Err((None, "it says that it is not healthy".to_owned())));
+        }
+        match publisher.publish_batch(events).await {
+            Ok(()) => Ok(Ok(None)),
+            Err(error) if error.is_unavailable() || !publisher.is_healthy().await => {
+                let reason = error.to_string();
+                Ok(Err((Some(error), reason)))
+            }
+            Err(error) => Ok(Ok(Some(error))),
+        }
+    };
+    let error = match guarded("the publisher", engine.settings.handler_timeout, published).await {
+        Ok(Ok(None)) => {
+            gate.works();
+            return all(Sent::Done);
+        }
+        Ok(Ok(Some(error))) => error,
+        Ok(Err((error, reason))) => {
+            gate.shut(&reason);
+            let known = |index| error.as_ref().filter(|error| error.is_unavailable())?.fate(index);
+            return (0..events.len()).map(|index| known(index).map_or(Sent::Unavailable, cut_off)).collect();
+        }
+        // It panicked, or took too long.
+        Err(failure) => failure.into(),
+    };
+    if error.published() > 0 {
+        gate.works();
+    }
+    match (error.fate(0), events) {
+        (Some(_), _) => {
+            (0..events.len()).map(|index| error.fate(index).map_or(Sent::Untried, known)).collect()
+        }
+        (None, [_]) => all(Sent::Failed(error.failure)),
+        // Nobody knows which it was.
+        (None, _) => Box::pin(publish_each(engine, gate, events)).await,
+    }
+}
+
+fn known(fate: Fate) -> Sent {
+    match fate {
+        Fate::Published => Sent::Done,
+        Fate::Failed(failure) => Sent::Failed(failure),
+        Fate::Untried => Sent::Untried,
+    }
+}
+
+fn cut_off(fate: Fate) -> Sent {
+    match known(fate) {
+        Sent::Untried => Sent::Unavailable,
+        sent => sent,
+    }
+}
+
+/// One by one, of each key up to the first that fails.
+async fn publish_each(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+    let mut stopped = HashSet::new();
+    let mut sent = Vec::with_capacity(events.len());
+    for event in events {
+        let key = event.ordering_key();
+        if key.is_some_and(|key| stopped.contains(key)) {
+            sent.push(Sent::Untried);
+            continue;
+        }
+        let one = publish(engine, gate, std::slice::from_ref(event)).await.pop().unwrap_or(Sent::Untried);
+        if one != Sent::Done {
+            stopped.extend(key);
+        }
+        sent.push(one);
+    }
+    sent
+}
+
+/// Destinations that are not available, and the types of events that are left in the table because of that.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    gates: Mutex<Vec<(Arc<Gate>, BTreeSet<EventType>)>>,
+}
+
+impl Waiting {
+    /// Types that are not to be taken now.
+    pub(crate) fn types(&self) -> Vec<String> {
+        let gates = self.gates.lock().expect("no one panics while holding this lock");
+        let shut = gates.iter().filter(|(gate, _)| gate.is_shut());
+        let types: BTreeSet<&EventType> = shut.flat_map(|(_, types)| types).collect();
+        types.into_iter().map(ToString::to_string).collect()
+    }
+
+    /// Notes that a type waits for this gate. Says whether nobody waited for it before.
+    fn add(&self, gate: &Arc<Gate>, event_type: &EventType) -> bool {
+        let mut gates = self.gates.lock().expect("no one panics while holding this lock");
+        if let Some((_, types)) = gates.iter_mut().find(|(other, _)| Arc::ptr_eq(other, gate)) {
+            types.insert(event_type.clone());
+            return false;
+        }
+        gates.push((gate.clone(), BTreeSet::from([event_type.clone()])));
+        true
+    }
+
+    fn remove(&self, gate: &Arc<Gate>) {
+        self.gates
+            .lock()
+            .expect("no one panics while holding this lock")
+            .retain(|(other, _)| !Arc::ptr_eq(other, gate));
+    }
+}
+
+impl Engine {
+    /// Where the next event of a strand goes, if it goes to a publisher.
+    pub(super) fn destination(&self, strand: &Strand) -> Option<Destination> {
+        match strand {
+            Strand::One(job) => self.routes.destination(&job.delivery.event),
+            Strand::Key(key) => self.destination_of_key(key),
+        }
+    }
+
+    pub(super) fn destination_of_key(&self, key: &str) -> Option<Destination> {
+        self.runs.peek(key, |job| self.routes.destination(&job.delivery.event)).flatten()
+    }
+
+    fn leads_to(&self, event: &Event, to: &Destination) -> bool {
+        self.routes.destination(event).is_some_and(|destination| destination.is_same(to))
+    }
+
+    /// Whether it can go to this destination together with others.
+    fn is_for(&self, job: &Job, to: &Destination) -> bool {
+        !job.delivery.suspect && self.leads_to(&job.delivery.event, to)
+    }
+
+    /// What becomes of an event whose destination is not available: it stays in the table, untouched, if its type tells that it
+    /// waits; else it comes again.
+    fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
+        let of_type = self.routes.destination_of_type(event.event_type());
+        if !of_type.is_some_and(|of_type| Arc::ptr_eq(&of_type.gate, gate)) {
+            let error = gate
+                .outage()
+                .map(|outage| format!("{} is not available: {}", gate.publisher.name(), outage.reason));
+            return Verdict::Again { after: PUT_OFF, counted: false, error };
+        }
+        if self.waiting.add(gate, event.event_type()) {
+            let (engine, gate) = (self.clone(), gate.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = gate.opened() => {}
+                    () = engine.stop.cancelled() => {}
+                }
+                engine.waiting.remove(&gate);
+                engine.wake.notify_one();
+            });
+        }
+        Verdict::Released
+    }
+}
