@@ -17,15 +17,21 @@
 
 #[cfg(any(feature = "kafka", feature = "webhook"))]
 mod duration;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod lines;
 mod message;
 mod promises;
+#[cfg(any(feature = "kafka", feature = "webhook"))]
+mod standing;
 mod template;
 mod text;
 mod waves;
 #[cfg(feature = "webhook")]
 mod webhook;
 
+#[cfg(feature = "kafka")]
+pub use kafka::{Compression, Kafka, KafkaSasl, KafkaSettings, KafkaTls, Mechanism};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
 pub use promises::{Order, Promises, Repeats};

@@ -5,7 +5,6 @@ mod answer;
 mod client;
 mod settings;
 mod signature;
-mod standing;
 mod target;
 
 use std::fmt;
@@ -26,8 +25,8 @@ use self::client::{cause, client, drain};
 pub use self::settings::{WebhookSettings, WebhookTls};
 use self::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
 pub use self::signature::{Unverified, verify_webhook};
-use self::standing::Standing;
 use self::target::{Target, percent_encode};
+use crate::standing::Standing;
 use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Waves};
 
 /// How long reading that may take.

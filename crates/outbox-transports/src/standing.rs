@@ -1,19 +1,19 @@
-//! How a receiver stands: well of late, or to be left alone for a moment.
+//! How a destination stands: well of late, or to be left alone for a moment.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// For this long after it took an event a receiver counts as well.
+/// For this long after it took an event a destination counts as well.
 const FRESH: Duration = Duration::from_secs(5);
 /// How long it is left alone after an outage, at first.
 const SHORTEST: Duration = Duration::from_millis(500);
 /// And at most.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// What is known of a receiver. An outage that a connection does not show, a gateway that answers 503 for one, would else cost
+/// What is known of a destination. An outage that a connection does not show, a gateway that answers 503 for one, would else cost
 /// every event its attempts.
 #[derive(Debug, Default)]
-pub(super) struct Standing(Mutex<State>);
+pub(crate) struct Standing(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
@@ -26,13 +26,13 @@ struct State {
 }
 
 impl Standing {
-    pub(super) fn took_one(&self) {
+    pub(crate) fn took_one(&self) {
         let mut state = self.lock();
         *state = State { well_at: Some(Instant::now()), asked_until: state.asked_until, ..State::default() };
     }
 
     /// It was not there: leaves it alone, for longer each time.
-    pub(super) fn was_away(&self) {
+    pub(crate) fn was_away(&self) {
         let mut state = self.lock();
         // Many requests fail at once: that is one outage.
         if !state.is_paused() {
@@ -43,18 +43,19 @@ impl Standing {
     }
 
     /// It asked to be left alone.
-    pub(super) fn asked_for(&self, pause: Duration) {
+    #[cfg(feature = "webhook")]
+    pub(crate) fn asked_for(&self, pause: Duration) {
         let mut state = self.lock();
         let until = Instant::now() + pause.min(LONGEST);
         state.asked_until = state.asked_until.max(Some(until));
     }
 
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.lock().is_paused()
     }
 
     /// Whether it took an event just now.
-    pub(super) fn is_fresh(&self) -> bool {
+    pub(crate) fn is_fresh(&self) -> bool {
         self.lock().well_at.is_some_and(|at| at.elapsed() < FRESH)
     }
 
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_that_was_away_is_left_alone_until_it_takes_one() {
+    fn a_destination_that_was_away_is_left_alone_until_it_takes_one() {
         let standing = Standing::default();
         assert!(!standing.is_paused() && !standing.is_fresh());
         standing.took_one();
