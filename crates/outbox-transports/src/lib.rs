@@ -15,28 +15,38 @@
 //! # Ok(()) }
 //! ```
 
-#[cfg(any(feature = "kafka", feature = "webhook"))]
-mod duration;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod lines;
+#[cfg(feature = "nats")]
+mod link;
 mod message;
+#[cfg(feature = "nats")]
+mod nats;
 mod promises;
 #[cfg(any(feature = "kafka", feature = "webhook"))]
 mod standing;
 mod template;
 mod text;
+#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+mod time;
+#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+mod tls;
 mod waves;
 #[cfg(feature = "webhook")]
 mod webhook;
 
 #[cfg(feature = "kafka")]
-pub use kafka::{Compression, Kafka, KafkaSasl, KafkaSettings, KafkaTls, Mechanism};
+pub use kafka::{Compression, Kafka, KafkaSasl, KafkaSettings, Mechanism};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
 pub use template::Template;
 pub use text::{Secret, Text};
+#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+pub use tls::Tls;
 pub use waves::Waves;
 #[cfg(feature = "webhook")]
-pub use webhook::{Unverified, Webhook, WebhookSettings, WebhookTls, verify_webhook};
+pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};

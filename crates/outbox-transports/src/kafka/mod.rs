@@ -15,7 +15,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::FutureRecord;
 
 use self::client::{Client, Producer};
-pub use self::settings::{Compression, KafkaSasl, KafkaSettings, KafkaTls, Mechanism};
+pub use self::settings::{Compression, KafkaSasl, KafkaSettings, Mechanism};
 use self::verdict::{Verdict, is_topic};
 use crate::standing::Standing;
 use crate::{Encoder, Message, Order, Promises, Repeats, Template, Waves};

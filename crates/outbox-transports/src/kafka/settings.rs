@@ -8,7 +8,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use serde::{Deserialize, Deserializer};
 
-use crate::{Format, Secret, Template, Text, duration};
+use crate::{Format, Secret, Template, Text, Tls, time};
 
 /// Which brokers, and how. `brokers` and `topic` must be there.
 ///
@@ -39,15 +39,16 @@ pub struct KafkaSettings {
     #[serde(default)]
     pub compression: Compression,
     /// How long Kafka has to take an event, the brokers' being found included.
-    #[serde(default = "timeout", deserialize_with = "duration::deserialize")]
+    #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
     /// How large a message may be, in bytes, before compression; a larger event is dead. Not more than the topic takes.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
     /// Who we are, if brokers ask.
     pub sasl: Option<KafkaSasl>,
-    /// Goes by TLS if it is there, even empty. Needs the feature `kafka-tls`.
-    pub tls: Option<KafkaTls>,
+    /// Goes by TLS if it is there, even empty. Needs the feature `kafka-tls`. A `ca_file` is trusted instead of those whom
+    /// the system trusts: librdkafka cannot do both.
+    pub tls: Option<Tls>,
     /// More settings, by librdkafka's own names. What would weaken a promise is refused.
     #[serde(default, deserialize_with = "options")]
     pub options: BTreeMap<String, Secret>,
@@ -94,20 +95,6 @@ pub enum Mechanism {
     /// The same, with longer sums.
     #[serde(rename = "SCRAM-SHA-512")]
     ScramSha512,
-}
-
-/// TLS of the connections to brokers. Without any of it the certificates of the system are trusted.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct KafkaTls {
-    /// A file of certificates, PEM: these are trusted, and no others.
-    pub ca_file: Option<Text>,
-    /// Our own certificate, PEM, for brokers that ask for one.
-    pub cert_file: Option<Text>,
-    /// Its private key, PEM.
-    pub key_file: Option<Text>,
-    /// What the key is locked with.
-    pub key_password: Option<Secret>,
 }
 
 impl KafkaSettings {
@@ -214,9 +201,6 @@ impl KafkaSettings {
                     config.set(name, file.as_str());
                 }
             }
-            if let Some(password) = &tls.key_password {
-                config.set("ssl.key.password", password.expose());
-            }
         }
         Ok(())
     }
@@ -229,7 +213,6 @@ impl KafkaSettings {
                 .any(|s| name.contains(s))
         });
         let own = self.sasl.iter().map(|sasl| &sasl.password);
-        let own = own.chain(self.tls.iter().filter_map(|tls| tls.key_password.as_ref()));
         let all = own.chain(of_options.map(|(_, value)| value)).map(|secret| secret.expose().to_owned());
         all.filter(|secret| !secret.is_empty()).collect()
     }

@@ -6,7 +6,6 @@ use reqwest::{Certificate, Client, Identity, Response};
 
 use super::address::{Checked, Gate};
 use super::settings::WebhookSettings;
-use crate::Text;
 
 /// How much of an answer is read: enough to use its connection again.
 const MOST_OF_AN_ANSWER: usize = 64 * 1024;
@@ -24,33 +23,22 @@ pub(super) fn client(settings: &WebhookSettings, gate: Arc<Gate>) -> Result<Clie
         .referer(false)
         .connect_timeout(settings.connect_timeout)
         .user_agent(concat!("outbox/", env!("CARGO_PKG_VERSION")));
-    if let Some(file) = &settings.tls.ca_file {
-        let certificates = Certificate::from_pem_bundle(&read("ca_file", file)?);
+    let pems = settings.tls.read().map_err(|error| format!("tls: {error}"))?;
+    if let Some(pem) = pems.ca {
+        let certificates = Certificate::from_pem_bundle(pem.as_bytes());
         let certificates = certificates.ok().filter(|all| !all.is_empty());
-        builder =
-            builder.tls_certs_only(certificates.ok_or("tls.ca_file: there is no PEM certificate in it")?);
+        builder = builder.tls_certs_merge(certificates.ok_or("tls: there is no certificate in ca_file")?);
     } else if settings.url.expose().starts_with("http://") {
         // Needs none, and a small container has none.
         builder = builder.tls_certs_only([]);
     }
-    builder = match (&settings.tls.cert_file, &settings.tls.key_file) {
-        (Some(certificate), Some(key)) => {
-            let mut pem = read("cert_file", certificate)?;
-            pem.push(b'\n');
-            pem.extend(read("key_file", key)?);
-            let identity = Identity::from_pem(&pem);
-            builder.identity(
-                identity.map_err(|_| "tls: cert_file and key_file are no certificate and key in PEM")?,
-            )
-        }
-        (None, None) => builder,
-        _ => return Err("tls: cert_file and key_file go together".to_owned()),
-    };
+    if let Some((certificate, key)) = pems.identity {
+        let identity = Identity::from_pem(format!("{certificate}\n{key}").as_bytes());
+        let identity =
+            identity.map_err(|_| "tls: cert_file and key_file are no certificate and key in PEM")?;
+        builder = builder.identity(identity);
+    }
     builder.build().map_err(|error| format!("tls: {}", cause(&error)))
-}
-
-fn read(setting: &str, file: &Text) -> Result<Vec<u8>, String> {
-    std::fs::read(file.as_str()).map_err(|error| format!("tls.{setting}: {}: {error}", file.as_str()))
 }
 
 /// Reads on, so that the connection can be used again. A long answer is not worth it.

@@ -7,6 +7,7 @@ mod settings;
 mod signature;
 mod target;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,26 +17,30 @@ use async_trait::async_trait;
 use chrono::Utc;
 use futures_util::stream::{self, StreamExt as _};
 use outbox::{Failure, Outgoing, PublishError, Publisher};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Request};
 
 use self::address::Gate;
 use self::answer::Verdict;
 use self::client::{cause, client, drain};
-pub use self::settings::{WebhookSettings, WebhookTls};
+pub use self::settings::WebhookSettings;
 use self::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
 pub use self::signature::{Unverified, verify_webhook};
-use self::target::{Target, percent_encode};
+use self::target::Target;
 use crate::standing::Standing;
 use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Waves};
 
-/// How long reading that may take.
+/// How long reading the rest of an answer may take.
 const DRAINING: Duration = Duration::from_secs(1);
 /// When a batch is this old, no more of it is sent: the rest comes with the next one. Whoever has it published gives the whole of it
 /// so much time, and would otherwise not learn what was published.
 const LONGEST_BATCH: Duration = Duration::from_secs(10);
 /// How long a look at whether the receiver is there may take.
 const LOOK: Duration = Duration::from_secs(2);
+
+/// What the CloudEvents binding for HTTP has encoded in attributes, with everything beyond ASCII.
+const ATTRIBUTE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// Sends every event as an HTTP `POST` of its own. An event is published when the answer is 2xx.
 ///
@@ -209,10 +214,10 @@ impl Webhook {
     }
 
     fn header_value(&self, name: &HeaderName, value: &str) -> Result<HeaderValue, Failure> {
-        // What the CloudEvents binding for HTTP says of attributes.
-        let encoded = (self.format == Format::Cloudevents && name.as_str().starts_with("ce-"))
-            .then(|| percent_encode(value, |b| matches!(b, b'!'..=b'~') && b != b'"' && b != b'%'));
-        HeaderValue::from_bytes(encoded.as_deref().unwrap_or(value).as_bytes()).map_err(|_| {
+        let attribute = self.format == Format::Cloudevents && name.as_str().starts_with("ce-");
+        let value: Cow<'_, str> =
+            if attribute { utf8_percent_encode(value, ATTRIBUTE).into() } else { value.into() };
+        HeaderValue::from_bytes(value.as_bytes()).map_err(|_| {
             Failure::dead(format!(
                 "its header {name:?} has a line break in it, or another character that HTTP cannot hold"
             ))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::{Format, Secret, Text, duration};
+use crate::{Format, Secret, Text, Tls, time};
 
 /// Where webhooks go, and how. `url` is all that must be there.
 ///
@@ -41,10 +41,10 @@ pub struct WebhookSettings {
     #[serde(default)]
     pub allow: Vec<Text>,
     /// How long a connection may take, finding the address and TLS included.
-    #[serde(default = "connect_timeout", deserialize_with = "duration::deserialize")]
+    #[serde(default = "connect_timeout", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
     /// How long an answer may take.
-    #[serde(default = "timeout", deserialize_with = "duration::deserialize")]
+    #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
     /// How many requests are under way at once, of a batch. Of an ordering key it is never more than one.
     #[serde(default = "concurrency")]
@@ -52,21 +52,9 @@ pub struct WebhookSettings {
     /// How large a request may be, in bytes; a larger event is dead.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
-    /// Whom to trust, and who we are.
+    /// Whom to trust besides those whom the system trusts, and who we are.
     #[serde(default)]
-    pub tls: WebhookTls,
-}
-
-/// TLS of a webhook. Without any of it the certificates of the system are trusted.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct WebhookTls {
-    /// A file of certificates, PEM: these are trusted, and no others.
-    pub ca_file: Option<Text>,
-    /// Our own certificate, PEM, for receivers that ask for one.
-    pub cert_file: Option<Text>,
-    /// Its private key, PEM.
-    pub key_file: Option<Text>,
+    pub tls: Tls,
 }
 
 impl WebhookSettings {
@@ -83,7 +71,7 @@ impl WebhookSettings {
             timeout: timeout(),
             concurrency: concurrency(),
             max_bytes: max_bytes(),
-            tls: WebhookTls::default(),
+            tls: Tls::default(),
         }
     }
 }

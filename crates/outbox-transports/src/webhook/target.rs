@@ -1,6 +1,7 @@
 //! The URL of a webhook: a host that is checked once, and a path that may differ from event to event.
 
 use outbox::{Event, Failure};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Url;
 
 use super::address::{Gate, refused};
@@ -61,21 +62,10 @@ impl Target {
 }
 
 /// Nothing that an event has means anything to a URL.
-fn escape(value: &str) -> String {
-    percent_encode(value, |b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~'))
-}
+const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Writes as `%41` what is not to be `kept`.
-pub(super) fn percent_encode(text: &str, kept: impl Fn(u8) -> bool) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if kept(byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
+fn escape(value: &str) -> String {
+    utf8_percent_encode(value, VALUE).to_string()
 }
 
 #[cfg(test)]

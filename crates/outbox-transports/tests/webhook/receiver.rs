@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
 /// A request that came.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    /// Who sent it: another port is another connection.
+    pub peer: SocketAddr,
     pub path: String,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -67,7 +68,6 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
     /// How many are being answered, and how many there were at most.
     at_once: Mutex<(usize, usize)>,
-    news: Notify,
 }
 
 impl Receiver {
@@ -85,10 +85,11 @@ impl Receiver {
             answers: Box::new(answers),
             seen: Mutex::default(),
             at_once: Mutex::default(),
-            news: Notify::new(),
         });
         let app = Router::new().fallback(answer).with_state(shared.clone());
-        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        let server = tokio::spawn(async move {
+            axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await.unwrap()
+        });
         Self { address, shared, server }
     }
 
@@ -122,8 +123,14 @@ impl Drop for Receiver {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let seen = Seen { path: uri.to_string(), headers, body };
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let seen = Seen { peer, path: uri.to_string(), headers, body };
     let count = {
         let mut all = shared.seen.lock().unwrap();
         all.push(seen.clone());
@@ -134,7 +141,6 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
         at_once.0 += 1;
         at_once.1 = at_once.1.max(at_once.0);
     }
-    shared.news.notify_waiters();
     let reply = (shared.answers)(count, &seen);
     tokio::time::sleep(reply.after).await;
     shared.at_once.lock().unwrap().0 -= 1;

@@ -211,10 +211,6 @@ fn mistakes_in_the_settings_are_named() {
         settings
     };
     Webhook::new("hooks", settings(|_| ())).unwrap();
-    let header = |settings: &mut WebhookSettings, name: &str, value: &str| {
-        settings.headers.insert(name.to_owned(), value.into());
-    };
-    let _ = header;
     for (change, said) in [
         (
             (|s| drop(s.headers.insert("x-a".to_owned(), "hunter2\r\nx-b: 1".into())))
@@ -231,9 +227,9 @@ fn mistakes_in_the_settings_are_named() {
         (|s| s.concurrency = 0, "concurrency: "),
         (|s| s.timeout = Duration::ZERO, "timeout: "),
         (|s| s.allow = vec!["10.0.0.0/99".into()], "allow: "),
-        (|s| s.tls.ca_file = Some("/no/such/file".into()), "tls.ca_file: /no/such/file: "),
-        (|s| s.tls.ca_file = Some("/dev/null".into()), "tls.ca_file: there is no PEM certificate in it"),
-        (|s| s.tls.cert_file = Some("/dev/null".into()), "tls: cert_file and key_file go together"),
+        (|s| s.tls.ca_file = Some("/no/such/file".into()), "tls: ca_file `/no/such/file`: "),
+        (|s| s.tls.ca_file = Some("/dev/null".into()), "tls: there is no certificate in ca_file"),
+        (|s| s.tls.cert_file = Some("/dev/null".into()), "tls: cert_file needs key_file as well"),
         (|s| s.url = "https://127.0.0.1/hunter2".into(), "url: 127.0.0.1 is not on the public internet"),
     ] {
         let error = Webhook::new("hooks", settings(change)).unwrap_err();

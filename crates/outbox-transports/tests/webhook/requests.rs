@@ -138,18 +138,20 @@ async fn after_a_refusal_the_key_waits_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn connections_are_used_again_and_a_long_answer_is_not_read() {
+async fn a_connection_is_used_again_unless_its_answer_is_long() {
     let long = vec![b'x'; 8 * 1024 * 1024];
     let receiver = Receiver::start(move |count, _| {
-        let body = if count == 1 { long.clone().into() } else { "fine".into() };
+        let body = if count == 3 { long.clone().into() } else { "fine".into() };
         Reply { body, ..Reply::status(200) }
     })
     .await;
     let webhook = receiver.webhook();
-    for number in 0..3 {
+    for number in 0..4 {
         webhook.publish_batch(&[event(number)]).await.unwrap();
     }
-    assert_eq!(receiver.seen().len(), 3);
+    let peers: Vec<_> = receiver.seen().iter().map(|seen| seen.peer).collect();
+    assert_eq!((peers[0], peers[1]), (peers[1], peers[2]), "what was read to its end can be used again");
+    assert_ne!(peers[2], peers[3], "eight megabytes are not worth reading");
 }
 
 #[tokio::test]
