@@ -50,7 +50,8 @@ pub(super) fn read(
             wait,
             Failure::retry_after(wait, format!("{said}, and asks to wait {}", text(wait))),
         ),
-        (502..=504, None) => Verdict::Unavailable(said),
+        // 401: it takes nothing from us, whatever the event.
+        (401, _) | (502..=504, None) => Verdict::Unavailable(said),
         _ => Verdict::Failed(Failure::retry(said)),
     }
 }
@@ -97,7 +98,7 @@ mod tests {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(answer(status, None), Verdict::Published, "{status}");
         }
-        for status in [400, 401, 403, 404, 405, 408, 409, 425, 429, 500, 501, 505, 599] {
+        for status in [400, 403, 404, 405, 408, 409, 425, 429, 500, 501, 505, 599] {
             let Verdict::Failed(failure) = answer(status, None) else { panic!("{status}") };
             assert_eq!(failure, Failure::retry(&failure), "{status}");
             assert!(failure.to_string().starts_with(&format!("{ORIGIN} answers {status}")), "{failure}");
@@ -106,7 +107,7 @@ mod tests {
             let Verdict::Failed(failure) = answer(status, None) else { panic!("{status}") };
             assert_eq!(failure, Failure::dead(&failure), "{status}");
         }
-        for status in [502, 503, 504] {
+        for status in [401, 502, 503, 504] {
             assert!(matches!(answer(status, None), Verdict::Unavailable(_)), "{status}");
         }
     }

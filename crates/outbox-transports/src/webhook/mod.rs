@@ -62,7 +62,7 @@ const ATTRIBUTE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 /// | 2xx | published |
 /// | 410, 413, 415, 422 | dead: the receiver is gone for good, or can never take this event |
 /// | 429, 502, 503, 504 with `Retry-After` | tried again after that, an hour at most; until then nothing is sent |
-/// | 502, 503, 504 | the receiver is unavailable, no event is to blame |
+/// | 401, 502, 503, 504 | the receiver is unavailable, or does not know us: no event is to blame |
 /// | 3xx | tried again by the retry policy; redirects are not followed |
 /// | any other | tried again by the retry policy: 404 too, a deployment may be under way |
 /// | none in time, or the connection breaks | tried again by the retry policy: it may have been taken |

@@ -1,6 +1,9 @@
 //! Webhooks against a real HTTP server.
 #![cfg(feature = "webhook")]
 
+mod bed;
+#[path = "../conformance/mod.rs"]
+mod conformance;
 mod receiver;
 mod refusals;
 mod requests;
