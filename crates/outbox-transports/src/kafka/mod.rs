@@ -4,6 +4,7 @@ mod client;
 mod settings;
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -171,6 +172,13 @@ impl Kafka {
     }
 }
 
+/// Whether a broker answers, when asked about a topic or about all.
+async fn has_brokers(producer: &Arc<Producer>, topic: Option<String>) -> bool {
+    let producer = producer.clone();
+    let look = tokio::task::spawn_blocking(move || producer.has_brokers(topic.as_deref(), LOOK));
+    look.await.unwrap_or(false)
+}
+
 fn no_topic(topic: &str) -> String {
     format!("{topic:?} is no name of a topic: letters, digits, `.`, `_` and `-`, 249 at most")
 }
@@ -205,11 +213,15 @@ impl Publisher for Kafka {
             let verdicts = self.wave(&producer, events, &wave).await;
             let some_went = verdicts.contains(&Verdict::Published);
             let late = verdicts.contains(&Verdict::Late);
-            let mut away = None;
+            let (mut away, mut look_at) = (None, BTreeSet::new());
             for (index, verdict) in wave.into_iter().zip(verdicts) {
                 match verdict {
                     Verdict::Published => waves.published(index),
                     Verdict::Failed(failure) => waves.failed(index, failure),
+                    Verdict::NoTopic(topic, failure) => {
+                        waves.failed(index, failure);
+                        look_at.insert(topic);
+                    }
                     Verdict::Late if some_went => waves.failed(index, self.late()),
                     Verdict::Late => away = Some(self.outage(&producer)),
                     Verdict::Unavailable(reason) => away = Some(reason),
@@ -222,6 +234,9 @@ impl Publisher for Kafka {
             if let Some(reason) = away {
                 self.standing.was_away();
                 return waves.cut_off(reason);
+            }
+            for topic in look_at {
+                has_brokers(&producer, Some(topic)).await;
             }
             if late {
                 // The producer is gone, and the time is as well.
@@ -242,8 +257,6 @@ impl Publisher for Kafka {
             return true;
         }
         let Ok(producer) = self.client.producer().await else { return false };
-        let topic = self.topic.fixed().map(str::to_owned);
-        let look = tokio::task::spawn_blocking(move || producer.has_brokers(topic.as_deref(), LOOK));
-        look.await.unwrap_or(false)
+        has_brokers(&producer, self.topic.fixed().map(str::to_owned)).await
     }
 }

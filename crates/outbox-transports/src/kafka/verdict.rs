@@ -10,6 +10,8 @@ pub(super) enum Verdict {
     Published,
     /// It was refused, or nobody knows.
     Failed(Failure),
+    /// Its topic is not there, or not for us. librdkafka remembers that for minutes, unless it is made to look again.
+    NoTopic(String, Failure),
     /// Time is up: the event's failure if others went through meanwhile, else an outage.
     Late,
     /// It is not the event: the brokers, or this producer.
@@ -22,13 +24,14 @@ pub(super) fn read(error: &KafkaError, topic: &str) -> Verdict {
         return Verdict::Failed(Failure::retry(format!("Kafka: {error}")));
     };
     let retry = |text: String| Verdict::Failed(Failure::retry(text));
+    let no_topic = |text: String| Verdict::NoTopic(topic.to_owned(), Failure::retry(text));
     match code {
         Code::MessageTimedOut | Code::TimedOutQueue => Verdict::Late,
         Code::UnknownTopic | Code::UnknownPartition | Code::UnknownTopicOrPartition => {
-            retry(format!("there is no topic {topic:?}: create it, or let the brokers create topics"))
+            no_topic(format!("there is no topic {topic:?}: create it, or let the brokers create topics"))
         }
         Code::TopicAuthorizationFailed => {
-            retry(format!("the brokers do not let us write to the topic {topic:?}"))
+            no_topic(format!("the brokers do not let us write to the topic {topic:?}"))
         }
         Code::InvalidTopic => {
             Verdict::Failed(Failure::dead(format!("the brokers say that {topic:?} is no name of a topic")))
@@ -81,9 +84,10 @@ mod tests {
         let read = |code| read(&KafkaError::MessageProduction(code), "orders");
         assert_eq!(
             read(Code::UnknownTopicOrPartition),
-            Verdict::Failed(Failure::retry(
-                "there is no topic \"orders\": create it, or let the brokers create topics"
-            ))
+            Verdict::NoTopic(
+                "orders".to_owned(),
+                Failure::retry("there is no topic \"orders\": create it, or let the brokers create topics")
+            )
         );
         assert_eq!(
             read(Code::MessageSizeTooLarge),

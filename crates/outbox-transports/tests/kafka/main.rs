@@ -6,3 +6,5 @@ mod cluster;
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod faults;
+mod logs;
+mod messages;
