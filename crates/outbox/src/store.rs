@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::event::{Event, EventId};
@@ -113,6 +114,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
+    /// Says that a relay runs, and what it says of itself: for people. Forgets those that were last seen over a day ago.
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()>;
+
+    /// A relay has stopped.
+    async fn retire(&self, node: &NodeId) -> Result<()>;
+
+    /// The relays that were seen, the one that was seen last first.
+    async fn nodes(&self) -> Result<Vec<Node>>;
+
+    /// A watch that is called when something is written, where the database carries calls.
+    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        Ok(None)
+    }
+
     /// Hears when another process says that something was appended, where the database carries such news. They are hints:
     /// some may be lost.
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
@@ -141,6 +156,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 pub trait Listener: Send {
     /// Waits for the next word. Connects again by itself after an error.
     async fn heard(&mut self) -> Result<()>;
+}
+
+/// Lets a relay sleep until something is written. One relay of a table has the watch; the others hear what it hears.
+#[async_trait]
+pub trait Watch: Send {
+    /// Whether this one has the watch now: asks for it if nobody has it.
+    async fn is_ours(&mut self) -> Result<bool>;
+
+    /// From now on whoever writes calls. False: somebody is writing right now, and will not call. What was committed before
+    /// is not called for: look once more.
+    async fn lie_down(&mut self) -> Result<bool>;
+
+    /// Nobody needs to call any more.
+    async fn get_up(&mut self) -> Result<()>;
+
+    /// Waits for a call.
+    async fn called(&mut self) -> Result<()>;
 }
 
 /// A store that the relay and others share.
@@ -191,6 +223,58 @@ impl fmt::Debug for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A relay that runs, or has run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub node: NodeId,
+    /// When it was first seen.
+    pub started_at: DateTime<Utc>,
+    /// How long ago it was last seen, by the database's clock.
+    pub seen: Duration,
+    /// What it says of itself.
+    pub state: NodeState,
+}
+
+impl Node {
+    /// How often a relay says that it runs.
+    pub const SAYS_SO: Duration = Duration::from_secs(20);
+
+    /// Whether it has been seen lately.
+    pub fn is_running(&self) -> bool {
+        self.seen < 3 * Self::SAYS_SO
+    }
+}
+
+/// What a relay says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NodeState {
+    /// Its mode: `single_node`, `multi_node`, `ordered`.
+    pub mode: String,
+    /// The version of this library.
+    pub version: String,
+    /// Whether it delivers; false for one that stands by.
+    pub active: bool,
+    /// Destinations that are not available.
+    #[serde(default)]
+    pub outages: Vec<NodeOutage>,
+}
+
+/// A destination that is not available, as a relay sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NodeOutage {
+    /// Its publisher's name.
+    pub destination: String,
+    /// Since when.
+    pub since: DateTime<Utc>,
+    /// Why, for people.
+    pub reason: String,
+    /// The types of events that wait for it.
+    pub types: Vec<String>,
 }
 
 /// Rises with every claim of a row. A settlement names the claim it belongs to, so one that comes too late

@@ -236,6 +236,7 @@ on_every_database! {
             limit: 50,
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
             frontiers: Default::default(),
         };
         let mut medians = Vec::new();

@@ -435,6 +435,7 @@ impl World {
                     limit: *limit,
                     skip_recent: seconds(*skip_recent),
                     on_dead: *on_dead,
+                    skip_types: Vec::new(),
                     frontiers: HashMap::new(),
                 })
                 .await;
@@ -446,6 +447,7 @@ impl World {
                     limit: *limit,
                     skip_recent: Duration::ZERO,
                     on_dead: *on_dead,
+                    skip_types: Vec::new(),
                     frontiers: HashMap::new(),
                 })
                 .await;

@@ -13,8 +13,8 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, NodeId,
-    Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, Node,
+    NodeId, NodeState, Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -196,6 +196,18 @@ impl Store for Guarded {
 
     async fn backlog(&self) -> Result<Backlog> {
         self.slow(self.inner.backlog()).await
+    }
+
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+        self.quick(self.inner.announce(node, state)).await
+    }
+
+    async fn retire(&self, node: &NodeId) -> Result<()> {
+        self.quick(self.inner.retire(node)).await
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>> {
+        self.slow(self.inner.nodes()).await
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {

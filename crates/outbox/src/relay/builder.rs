@@ -38,6 +38,16 @@ impl Mode {
         matches!(self, Mode::SingleNode)
     }
 
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mode::SingleNode => "single_node",
+            Mode::MultiNode => "multi_node",
+            Mode::Ordered => "ordered",
+            Mode::WriterOnly => "writer_only",
+            Mode::LogOnly => "log_only",
+        }
+    }
+
     pub(crate) fn delivers(self) -> bool {
         !matches!(self, Mode::WriterOnly | Mode::LogOnly)
     }

@@ -5,8 +5,10 @@
 //! events are not taken from the table at all, where that can be told by their type.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use super::dispatch::{Ready, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
@@ -17,7 +19,7 @@ use crate::destination::{Destination, Gate};
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing};
-use crate::store::Verdict;
+use crate::store::{NodeOutage, Verdict};
 
 /// At most this many events at a time.
 const MOST: usize = 250;
@@ -331,34 +333,66 @@ async fn publish_each(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) ->
 /// Destinations that are not available, and the types of events that are left in the table because of that.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    gates: Mutex<Vec<(Arc<Gate>, BTreeSet<EventType>)>>,
+    gates: Mutex<Vec<Wait>>,
+    changed: Notify,
+}
+
+/// What waits for one destination.
+struct Wait {
+    gate: Arc<Gate>,
+    /// All events of these types do, and are left in the table.
+    whole: BTreeSet<EventType>,
+    /// Some events of these do, and come again.
+    part: BTreeSet<EventType>,
 }
 
 impl Waiting {
+    fn gates(&self) -> MutexGuard<'_, Vec<Wait>> {
+        self.gates.lock().expect("no one panics while holding this lock")
+    }
+
     /// Types that are not to be taken now.
     pub(crate) fn types(&self) -> Vec<String> {
-        let gates = self.gates.lock().expect("no one panics while holding this lock");
-        let shut = gates.iter().filter(|(gate, _)| gate.is_shut());
-        let types: BTreeSet<&EventType> = shut.flat_map(|(_, types)| types).collect();
+        let gates = self.gates();
+        let shut = gates.iter().filter(|wait| wait.gate.is_shut());
+        let types: BTreeSet<&EventType> = shut.flat_map(|wait| &wait.whole).collect();
         types.into_iter().map(ToString::to_string).collect()
     }
 
-    /// Notes that a type waits for this gate. Says whether nobody waited for it before.
-    fn add(&self, gate: &Arc<Gate>, event_type: &EventType) -> bool {
-        let mut gates = self.gates.lock().expect("no one panics while holding this lock");
-        if let Some((_, types)) = gates.iter_mut().find(|(other, _)| Arc::ptr_eq(other, gate)) {
+    /// The destinations that are not available.
+    pub(crate) fn outages(&self) -> Vec<NodeOutage> {
+        let gates = self.gates();
+        let told = |wait: &Wait| {
+            let types = wait.whole.iter().chain(&wait.part).map(ToString::to_string).collect();
+            Some(NodeOutage::new(wait.gate.publisher.name(), wait.gate.outage()?, types))
+        };
+        gates.iter().filter_map(told).collect()
+    }
+
+    /// Waits until something has changed.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Notes that a type waits for this gate. Says whether nothing did before.
+    fn add(&self, gate: &Arc<Gate>, event_type: &EventType, whole: bool) -> bool {
+        let mut gates = self.gates();
+        let known = gates.iter().position(|wait| Arc::ptr_eq(&wait.gate, gate));
+        let at = known.unwrap_or_else(|| {
+            gates.push(Wait { gate: gate.clone(), whole: BTreeSet::new(), part: BTreeSet::new() });
+            gates.len() - 1
+        });
+        let types = if whole { &mut gates[at].whole } else { &mut gates[at].part };
+        if !types.contains(event_type) {
             types.insert(event_type.clone());
-            return false;
+            self.changed.notify_one();
         }
-        gates.push((gate.clone(), BTreeSet::from([event_type.clone()])));
-        true
+        known.is_none()
     }
 
     fn remove(&self, gate: &Arc<Gate>) {
-        self.gates
-            .lock()
-            .expect("no one panics while holding this lock")
-            .retain(|(other, _)| !Arc::ptr_eq(other, gate));
+        self.gates().retain(|wait| !Arc::ptr_eq(&wait.gate, gate));
+        self.changed.notify_one();
     }
 }
 
@@ -388,13 +422,8 @@ impl Engine {
     /// waits; else it comes again.
     fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
         let of_type = self.routes.destination_of_type(event.event_type());
-        if !of_type.is_some_and(|of_type| Arc::ptr_eq(&of_type.gate, gate)) {
-            let error = gate
-                .outage()
-                .map(|outage| format!("{} is not available: {}", gate.publisher.name(), outage.reason));
-            return Verdict::Again { after: PUT_OFF, counted: false, error };
-        }
-        if self.waiting.add(gate, event.event_type()) {
+        let whole = of_type.is_some_and(|of_type| Arc::ptr_eq(&of_type.gate, gate));
+        if self.waiting.add(gate, event.event_type(), whole) {
             let (engine, gate) = (self.clone(), gate.clone());
             tokio::spawn(async move {
                 tokio::select! {
@@ -404,6 +433,11 @@ impl Engine {
                 engine.waiting.remove(&gate);
                 engine.wake.notify_one();
             });
+        }
+        if !whole {
+            let reason = gate.outage().map(|outage| outage.reason).unwrap_or_default();
+            let error = Some(format!("{} is not available: {reason}", gate.publisher.name()));
+            return Verdict::Again { after: PUT_OFF, counted: false, error };
         }
         Verdict::Released
     }

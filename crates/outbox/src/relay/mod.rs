@@ -15,10 +15,12 @@
 //! | `forward` | workers hand events to publishers, in batches |
 //! | `settle` | one task writes verdicts in batches |
 //! | `upkeep` | leases, leadership, purge |
+//! | `doze` | sleeping until somebody writes, and saying that this relay runs |
 //! | `publish` | the log: one task for all pairs of topic and publisher |
 
 mod builder;
 mod dispatch;
+mod doze;
 mod forward;
 mod held;
 pub(crate) mod hot;
@@ -33,6 +35,7 @@ mod take;
 mod upkeep;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
@@ -106,6 +109,10 @@ pub(crate) struct Engine {
     pub(crate) station: Station,
     /// Something may be due: look now.
     pub(crate) wake: Notify,
+    /// At the whole table, that is.
+    pub(crate) everywhere: AtomicBool,
+    /// What the last look at the whole table cost, in microseconds.
+    pub(crate) full_pass_micros: AtomicU64,
     /// Something will be due: look then.
     pub(crate) alarm: Alarm,
     /// Told after every settlement and every pass: for those who wait for quiet.
@@ -172,6 +179,8 @@ struct Tasks {
     purge: Option<JoinHandle<()>>,
     desk: Option<JoinHandle<()>>,
     ear: Option<JoinHandle<()>>,
+    doze: Option<JoinHandle<()>>,
+    announce: Option<JoinHandle<()>>,
     hold: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
@@ -212,6 +221,8 @@ impl Relay {
             runs: Runs::new(settings.mode.is_exclusive()),
             station: Station::new(&settings),
             wake: Notify::new(),
+            everywhere: AtomicBool::new(false),
+            full_pass_micros: AtomicU64::new(0),
             alarm: Alarm::default(),
             waiting: Waiting::default(),
             progress: Notify::new(),
@@ -243,6 +254,8 @@ impl Relay {
             tasks.taker = Some(tokio::spawn(take::run(engine.clone(), shared.clone())));
             taker = Some(shared);
             tasks.hold = Some(tokio::spawn(hold.keep()));
+            tasks.doze = Some(tokio::spawn(doze::doze(engine.clone())));
+            tasks.announce = Some(tokio::spawn(doze::announce(engine.clone())));
             if let Some(claim) = claim {
                 // Without a hot path too: then writers only say that there is something to take.
                 claim.open(engine.clone());
@@ -389,7 +402,7 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         let _ = settler.await;
     }
     engine.over.cancel();
-    for task in [tasks.hold, tasks.desk, tasks.ear].into_iter().flatten() {
+    for task in [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.announce].into_iter().flatten() {
         let _ = task.await;
     }
     let result = give_back(&engine, all_ended).await;

@@ -6,6 +6,7 @@
 //! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -163,6 +164,9 @@ impl Taker {
         if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
             self.cursor = None;
         }
+        if self.engine.everywhere.swap(false, Ordering::AcqRel) {
+            self.cursor = None;
+        }
         let skipped = self.engine.waiting.types();
         if skipped != self.skipped {
             // What was left alone lies before the place.
@@ -216,6 +220,9 @@ impl Taker {
                 *cost += began.elapsed().mul_f64(vain.clamp(0.0, 1.0));
             }
             self.in_full &= scanned >= limit;
+            if let Some((_, cost)) = self.full.filter(|_| !self.in_full) {
+                self.engine.full_pass_micros.store(cost.as_micros() as u64, Ordering::Relaxed);
+            }
             self.cursor = cursor.or(self.cursor);
             if scanned < limit {
                 self.window = self.engine.settings.batch;

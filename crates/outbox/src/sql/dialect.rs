@@ -11,7 +11,7 @@ use super::names::{Names, Statement, render};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::store::{Completion, Holder, Listener, NodeId, OnDead};
+use crate::store::{Completion, Holder, Listener, NodeId, OnDead, Watch};
 
 /// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
 /// and `Sqlite`; sealed.
@@ -303,6 +303,17 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
 
     /// Whether processes can tell each other that there is something new.
     const RINGS: bool = false;
+
+    /// Says that a node runs: `$1` is its name, `$2` its state.
+    const ANNOUNCE: &'static str;
+
+    /// Wakes those who sleep, on a connection of its own; `None` where the database carries no calls.
+    fn watch(
+        _options: Options<Self>,
+        _names: &Names,
+    ) -> impl Future<Output = Result<Option<Box<dyn Watch>>>> + Send {
+        async { Ok(None) }
+    }
 
     /// Hears of it, on a connection of its own.
     fn listen(

@@ -12,6 +12,7 @@ mod joins;
 pub(crate) mod line;
 pub(crate) mod log;
 mod names;
+mod nodes;
 mod pairs;
 mod promise;
 mod settle;
@@ -26,6 +27,8 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "postgres")]
+mod watch;
 
 use std::sync::Arc;
 

@@ -43,6 +43,7 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0003_inbox.sql"),
         include_str!("../../migrations/mysql/0004_log.sql"),
         include_str!("../../migrations/mysql/0005_topic_progress.sql"),
+        include_str!("../../migrations/mysql/0006_node.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -196,6 +197,9 @@ impl Dialect for MySql {
     }
 
     // Not IGNORE, which would pass over more than rows that are there.
+    const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
+        ON DUPLICATE KEY UPDATE seen_at = {now}, state = $2";
+
     const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
         SELECT s.of_topic, s.of_publisher, \
         CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(l.position) FROM {log} l), 0) ELSE 0 END, {now}, {now} \

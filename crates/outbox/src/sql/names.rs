@@ -53,6 +53,12 @@ impl Names {
         }
     }
 
+    /// The table of events, with its schema and quotes.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn events(&self) -> String {
+        self.table("")
+    }
+
     /// What the names of the log start with: the log of `outbox_event` is `outbox_log`.
     fn base(&self) -> &str {
         self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table)
@@ -77,6 +83,8 @@ impl Names {
             "joins" => self.table("_join"),
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
+            "nodes" => self.table("_node"),
+            "call" => self.table("_call"),
             "version" => self.table("_schema"),
             "log" => self.of_log(""),
             "log_tags" => self.of_log("_tag"),

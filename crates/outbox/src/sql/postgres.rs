@@ -15,8 +15,9 @@ use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value,
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement};
 use super::statements::{insert_values, row_values};
+use super::watch::PgWatch;
 use crate::error::{Error, Result, without_credentials};
-use crate::store::{Completion, Holder, Listener, OnDead};
+use crate::store::{Completion, Holder, Listener, OnDead, Watch};
 
 /// Leases in one statement. `w` is the window, locked; `stops` the first event of each key that is not in it;
 /// `taken` what was leased. Rows of `w` without a lease were blocked by an earlier event of their key.
@@ -52,6 +53,7 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0003_inbox.sql"),
         include_str!("../../migrations/postgres/0004_log.sql"),
         include_str!("../../migrations/postgres/0005_topic_progress.sql"),
+        include_str!("../../migrations/postgres/0006_node.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -176,6 +178,9 @@ impl Dialect for Postgres {
          WHERE e.event_id = s.id AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending}"
     }
 
+    const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
+        ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state";
+
     const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
         SELECT s.of_topic, s.of_publisher, \
         CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \
@@ -271,6 +276,10 @@ impl Dialect for Postgres {
         let mut listener = PgListener::connect_with(&pool(1).connect_lazy_with(options)).await?;
         listener.listen(channel).await?;
         Ok(Some(Box::new(Ear(listener))))
+    }
+
+    async fn watch(options: PgConnectOptions, names: &Names) -> Result<Option<Box<dyn Watch>>> {
+        Ok(Some(Box::new(PgWatch::open(options, names).await?)))
     }
 
     async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<()> {

@@ -37,6 +37,7 @@ impl Dialect for Sqlite {
         include_str!("../../migrations/sqlite/0003_inbox.sql"),
         include_str!("../../migrations/sqlite/0004_log.sql"),
         include_str!("../../migrations/sqlite/0005_topic_progress.sql"),
+        include_str!("../../migrations/sqlite/0006_node.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
@@ -165,6 +166,9 @@ impl Dialect for Sqlite {
     }
 
     // WHERE, or SQLite would read ON as a part of the join.
+    const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
+        ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state";
+
     const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
         SELECT s.of_topic, s.of_publisher, \
         CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \

@@ -24,8 +24,8 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
     Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener,
-    LogStore, NodeId, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status, Store,
-    StoredEvent, Take, Taken, Verdict,
+    LogStore, Node, NodeId, NodeState, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status,
+    Store, StoredEvent, Take, Taken, Verdict, Watch,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -770,6 +770,26 @@ impl<DB: Database> Store for SqlStore<DB> {
         migrated?;
         tx.commit().await?;
         Ok(())
+    }
+
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+        self.announce_node(node, state).await
+    }
+
+    async fn retire(&self, node: &NodeId) -> Result<()> {
+        self.retire_node(node).await
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>> {
+        self.all_nodes().await
+    }
+
+    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        match &self.pools.read {
+            // Not in a fleet, where every connection counts.
+            Source::Pool(pool) => DB::watch((*pool.connect_options()).clone(), &self.sql.names).await,
+            Source::Line(_) => Ok(None),
+        }
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {

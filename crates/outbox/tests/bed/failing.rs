@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use outbox::store::{
     Acted, Backlog, Claim, Completion, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore,
-    Move, NodeId, PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store, Stored,
-    StoredEvent, Take, Taken,
+    Move, Node, NodeId, NodeState, PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store,
+    Stored, StoredEvent, Take, Taken, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -234,6 +234,22 @@ impl Store for Failing {
 
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
         self.inner.purge_joins(older_than, limit).await
+    }
+
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+        self.inner.announce(node, state).await
+    }
+
+    async fn retire(&self, node: &NodeId) -> Result<()> {
+        self.inner.retire(node).await
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>> {
+        self.inner.nodes().await
+    }
+
+    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        self.inner.watch().await
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
 use crate::event::EventId;
-use crate::store::{Backlog, Filter, Purge, Purgeable, Stats, Status, Verdict};
+use crate::store::{Backlog, Filter, NodeId, NodeState, Purge, Purgeable, Stats, Status, Verdict};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -269,4 +269,29 @@ pub async fn purging_everything_takes_pending_events_too(harness: &impl Harness)
     let left: Vec<EventId> =
         scene.all().await.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
     assert_eq!(left, young);
+}
+
+/// For people to see.
+pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let (a, b) = (NodeId::from("a"), NodeId::from("b"));
+    let mut state = NodeState::default();
+    state.mode = "multi_node".to_owned();
+    scene.store.announce(&a, &state).await.unwrap();
+    scene.pass(SECOND);
+    scene.store.announce(&b, &NodeState::default()).await.unwrap();
+    state.active = true;
+    scene.pass(SECOND);
+    scene.store.announce(&a, &state).await.unwrap();
+    let nodes = scene.store.nodes().await.unwrap();
+    let told: Vec<_> = nodes.iter().map(|node| (&node.node, node.seen, &node.state)).collect();
+    assert_eq!(told, [(&a, Duration::ZERO, &state), (&b, SECOND, &NodeState::default())]);
+    assert_eq!((nodes[1].started_at - nodes[0].started_at).to_std(), Ok(SECOND), "the first time is kept");
+    assert!(nodes[0].is_running());
+    scene.store.retire(&a).await.unwrap();
+    scene.pass(DAY);
+    let nodes = scene.store.nodes().await.unwrap();
+    assert_eq!((&nodes[0].node, nodes.len(), nodes[0].is_running()), (&b, 1, false));
+    scene.store.announce(&a, &state).await.unwrap();
+    assert_eq!(scene.store.nodes().await.unwrap().len(), 1, "one not seen for a day is forgotten");
 }

@@ -159,6 +159,7 @@ macro_rules! conformance_tests {
                 only_one_of_many_becomes_the_leader
             }
             admin {
+                relays_that_run_are_told_of
                 events_are_listed_counted_and_found
                 listing_goes_page_by_page
                 replay_makes_dead_events_new

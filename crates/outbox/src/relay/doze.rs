@@ -1,0 +1,117 @@
+//! Between two passes: sleeping until somebody writes, and saying that this relay runs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Engine;
+use crate::error::Result;
+use crate::store::{Node, NodeOutage, NodeState, Watch};
+
+/// How long a relay stays awake after it was called: under load it polls, and nobody needs to call.
+const LULL: Duration = Duration::from_millis(10);
+
+/// The longest time between two looks while somebody writes and has not committed yet.
+const UNDECIDED: Duration = Duration::from_millis(100);
+
+/// How often those who do not have the watch ask for it.
+const STANDBY: Duration = Duration::from_secs(1);
+
+/// How long to wait before another try after the connection was lost.
+const DEAF: Duration = Duration::from_secs(2);
+
+/// Has the taker look when something is written elsewhere. Only hints: the poll interval covers what is missed.
+pub(super) async fn doze(engine: Arc<Engine>) {
+    let dozing = async {
+        loop {
+            match engine.store.watch().await {
+                Ok(None) => return,
+                Ok(Some(mut watch)) => {
+                    let Err(error) = keep_watch(&engine, &mut *watch).await else { return };
+                    tracing::debug!(store = engine.name(), %error, "lost the line on which writers call: polling");
+                }
+                Err(error) => {
+                    tracing::debug!(store = engine.name(), %error, "writers cannot call: polling");
+                }
+            }
+            tokio::time::sleep(DEAF).await;
+        }
+    };
+    // What is dropped here holds locks that end with its connection, and nothing else.
+    tokio::select! {
+        () = dozing => {}
+        () = engine.stop.cancelled() => {}
+    }
+}
+
+async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
+    let mut undecided = LULL;
+    loop {
+        // One that stands by has nothing to be woken for, and must not keep the watch from the one who has.
+        if engine.station.holder().is_none() {
+            tokio::time::sleep(STANDBY).await;
+            continue;
+        }
+        if !watch.is_ours().await? {
+            if let Ok(called) = tokio::time::timeout(STANDBY, watch.called()).await {
+                called?;
+                engine.look_everywhere();
+            }
+            continue;
+        }
+        if watch.lie_down().await? {
+            undecided = LULL;
+            // What was committed before is not called for.
+            engine.look_everywhere();
+            watch.called().await?;
+            watch.get_up().await?;
+        } else {
+            undecided = (undecided * 3 / 2).min(UNDECIDED);
+        }
+        engine.look_everywhere();
+        // A pass that has to read much, since much waits for a destination, does not come as often.
+        let costly = Duration::from_micros(engine.full_pass_micros.load(Ordering::Relaxed)) * 4;
+        tokio::time::sleep(undecided.max(costly).min(engine.settings.poll_interval)).await;
+    }
+}
+
+/// Says that this relay runs, and which destinations are not available to it, until the relay is over.
+pub(super) async fn announce(engine: Arc<Engine>) {
+    loop {
+        if let Err(error) = engine.store.announce(engine.node(), &engine.state()).await {
+            tracing::debug!(store = engine.name(), %error, "could not say that this relay runs");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Node::SAYS_SO) => {}
+            () = engine.waiting.changed() => {}
+            () = engine.over.cancelled() => break,
+        }
+    }
+    if let Err(error) = engine.store.retire(engine.node()).await {
+        tracing::debug!(store = engine.name(), %error, "could not say that this relay has stopped");
+    }
+}
+
+impl Engine {
+    /// Has the taker look at the whole table.
+    fn look_everywhere(&self) {
+        self.everywhere.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    fn state(&self) -> NodeState {
+        NodeState {
+            mode: self.settings.mode.name().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            active: self.station.holder().is_some(),
+            outages: self.waiting.outages(),
+        }
+    }
+}
+
+impl NodeOutage {
+    pub(super) fn new(destination: &str, outage: crate::destination::Outage, types: Vec<String>) -> Self {
+        let (destination, since, reason) = (destination.to_owned(), outage.since, outage.reason);
+        Self { destination, since, reason, types }
+    }
+}

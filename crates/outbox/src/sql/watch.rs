@@ -1,0 +1,76 @@
+//! Sleeping until something is written, on PostgreSQL.
+//!
+//! `NOTIFY` makes all commits that send one wait for each other, so writers send one only while somebody sleeps. Whether
+//! somebody does, an advisory lock says: the one who sleeps holds it alone, and whoever writes tries to share it, without
+//! waiting. One who gets a share keeps it to the end of the transaction, and as long as that is open nobody goes to sleep: so no
+//! commit is missed. The trigger of `0006_node.sql` is the other half.
+
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+
+use super::names::Names;
+use crate::error::Result;
+use crate::store::Watch;
+
+/// The table's number, and those of its locks: of the one who sleeps, as in the trigger, and of the one who has the watch.
+const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 11), \
+     hashtextextended(n.nspname || '.' || c.relname, 12) \
+     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::text::regclass";
+
+/// On a connection of its own, which holds the locks: they end with it.
+pub(super) struct PgWatch {
+    line: PgListener,
+    /// Held while asleep.
+    asleep: i64,
+    /// Held by the one who has the watch.
+    watch: i64,
+    is_ours: bool,
+}
+
+impl PgWatch {
+    pub(super) async fn open(options: PgConnectOptions, names: &Names) -> Result<Self> {
+        let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+        let mut line = PgListener::connect_with(&pool).await?;
+        // A new connection would not have our locks.
+        line.eager_reconnect(false);
+        let (table, asleep, watch): (i64, i64, i64) =
+            sqlx::query_as(NUMBERS).bind(names.events()).fetch_one(&mut line).await?;
+        line.listen(&format!("outbox_due_{table}")).await?;
+        Ok(Self { line, asleep, watch, is_ours: false })
+    }
+
+    async fn ask(&mut self, question: &'static str, lock: i64) -> Result<bool> {
+        let (answer,): (bool,) = sqlx::query_as(question).bind(lock).fetch_one(&mut self.line).await?;
+        Ok(answer)
+    }
+}
+
+#[async_trait]
+impl Watch for PgWatch {
+    async fn is_ours(&mut self) -> Result<bool> {
+        if !self.is_ours {
+            self.is_ours = self.ask("SELECT pg_try_advisory_lock($1)", self.watch).await?;
+        }
+        Ok(self.is_ours)
+    }
+
+    async fn lie_down(&mut self) -> Result<bool> {
+        self.ask("SELECT pg_try_advisory_lock($1)", self.asleep).await
+    }
+
+    async fn get_up(&mut self) -> Result<()> {
+        self.ask("SELECT pg_advisory_unlock($1)", self.asleep).await?;
+        Ok(())
+    }
+
+    async fn called(&mut self) -> Result<()> {
+        match self.line.try_recv().await? {
+            Some(_) => {
+                // All that are there: one look serves them.
+                while self.line.next_buffered().is_some() {}
+                Ok(())
+            }
+            None => Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into()),
+        }
+    }
+}

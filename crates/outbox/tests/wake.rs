@@ -1,0 +1,102 @@
+//! Relays that sleep are woken by whoever writes, in whatever language.
+
+#![cfg(feature = "postgres")]
+
+mod bed;
+
+use std::time::Duration;
+
+use bed::{Bed, FOREVER, Seen};
+use sqlx::Postgres;
+
+/// Longer than any test waits.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+async fn bed() -> Option<Bed<Postgres>> {
+    Bed::<Postgres>::new().await
+}
+
+/// As any client does.
+async fn insert(bed: &Bed<Postgres>, n: u64) {
+    let insert = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", bed.table);
+    bed.run(&insert).await.unwrap();
+}
+
+/// Over and over: asleep, called, up, asleep again.
+#[tokio::test]
+async fn an_insert_by_another_client_is_delivered_at_once() {
+    let Some(bed) = bed().await else { return };
+    let seen = Seen::default();
+    let relay =
+        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+    for n in 0..30 {
+        insert(&bed, n).await;
+        seen.reach(n as usize + 1).await;
+        tokio::time::sleep(Duration::from_millis(n * 3)).await;
+    }
+    relay.stop().await.unwrap();
+}
+
+/// It was inserted while the relay was awake, and nobody calls at its commit: the relay stays awake until then.
+#[tokio::test]
+async fn a_transaction_that_commits_late_is_not_slept_through() {
+    let Some(bed) = bed().await else { return };
+    let seen = Seen::default();
+    let relay =
+        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+    insert(&bed, 0).await;
+    seen.reach(1).await;
+    // Right after the call: most of these begin while it is up.
+    for n in 1..=20 {
+        let mut tx = bed.outbox.pool().begin().await.unwrap();
+        let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", bed.table);
+        sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(n * 5)).await;
+        tx.commit().await.unwrap();
+        seen.reach(n as usize + 1).await;
+    }
+    relay.stop().await.unwrap();
+}
+
+/// Only one has the watch; the others hear what it hears, and one of them takes it over.
+#[tokio::test]
+async fn the_watch_is_taken_over() {
+    let Some(bed) = bed().await else { return };
+    let (first, second) = (Seen::default(), Seen::default());
+    let one =
+        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", first.handler()).start().await.unwrap();
+    insert(&bed, 0).await;
+    first.reach(1).await;
+    let other = bed.another().await;
+    let two =
+        other.outbox.multi_node().poll_interval(NEVER).on_type("e", second.handler()).start().await.unwrap();
+    one.stop().await.unwrap();
+    // It asks for the watch every second.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    insert(&bed, 1).await;
+    second.reach(1).await;
+    two.stop().await.unwrap();
+}
+
+/// Whoever cuts the line gets a new one; until then there is polling.
+#[tokio::test]
+async fn a_lost_line_is_replaced() {
+    let Some(bed) = bed().await else { return };
+    let seen = Seen::default();
+    let relay =
+        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+    insert(&bed, 0).await;
+    seen.reach(1).await;
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
+               AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.' || ";
+    let until = tokio::time::Instant::now() + FOREVER;
+    while bed.number(&format!("{cut}'{}', 12)", bed.table)).await == 0 {
+        assert!(tokio::time::Instant::now() < until, "nobody has the watch");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    insert(&bed, 1).await;
+    seen.reach(2).await;
+    insert(&bed, 2).await;
+    seen.reach(3).await;
+    relay.stop().await.unwrap();
+}
