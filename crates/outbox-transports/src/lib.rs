@@ -15,37 +15,43 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(any(feature = "nats", feature = "redis", feature = "webhook"))]
+mod crypto;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod lines;
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "nats", feature = "redis"))]
 mod link;
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
 mod promises;
+#[cfg(feature = "redis")]
+mod redis;
 #[cfg(any(feature = "kafka", feature = "webhook"))]
 mod standing;
 mod template;
 mod text;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
 mod time;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
 mod tls;
 mod waves;
 #[cfg(feature = "webhook")]
 mod webhook;
 
 #[cfg(feature = "kafka")]
-pub use kafka::{Compression, Kafka, KafkaSasl, KafkaSettings, Mechanism};
+pub use kafka::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
+#[cfg(feature = "redis")]
+pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "kafka", feature = "nats", feature = "webhook"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
 pub use tls::Tls;
 pub use waves::Waves;
 #[cfg(feature = "webhook")]

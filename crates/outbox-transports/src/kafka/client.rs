@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::Shared;
 use rdkafka::ClientConfig;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -70,7 +72,7 @@ enum Slot {
     Empty,
     Open(Arc<Producer>),
     /// Until this is told, the last one may still send.
-    Closing(oneshot::Receiver<()>),
+    Closing(Shared<oneshot::Receiver<()>>),
 }
 
 impl Client {
@@ -80,16 +82,10 @@ impl Client {
 
     /// The producer. Makes one if there is none, which connects to nobody yet.
     pub(super) async fn producer(&self) -> Result<Arc<Producer>, String> {
-        let closing = {
-            let mut slot = self.lock();
-            match std::mem::replace(&mut *slot, Slot::Empty) {
-                Slot::Open(producer) => {
-                    *slot = Slot::Open(producer.clone());
-                    return Ok(producer);
-                }
-                Slot::Closing(closed) => Some(closed),
-                Slot::Empty => None,
-            }
+        let closing = match &*self.lock() {
+            Slot::Open(producer) => return Ok(producer.clone()),
+            Slot::Closing(closed) => Some(closed.clone()),
+            Slot::Empty => None,
         };
         if let Some(closed) = closing {
             // An error is as good: then it is gone.
@@ -119,7 +115,7 @@ impl Client {
     pub(super) fn discard(&self, producer: &Arc<Producer>) {
         let mut slot = self.lock();
         if matches!(&*slot, Slot::Open(open) if Arc::ptr_eq(open, producer)) {
-            *slot = Slot::Closing(close(producer.clone()));
+            *slot = Slot::Closing(close(producer.clone()).shared());
         }
     }
 

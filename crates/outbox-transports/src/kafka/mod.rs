@@ -16,7 +16,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::FutureRecord;
 
 use self::client::{Client, Producer};
-pub use self::settings::{Compression, KafkaSasl, KafkaSettings, Mechanism};
+pub use self::settings::{KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
 use self::verdict::{Verdict, is_topic};
 use crate::standing::Standing;
 use crate::{Encoder, Message, Order, Promises, Repeats, Template, Waves};
@@ -110,6 +110,9 @@ impl Kafka {
         let message = self.encoder.encode(event)?;
         let key = event.ordering_key().or(event.aggregate_id()).map(str::to_owned);
         let room = self.max_bytes.saturating_sub(key.as_ref().map_or(0, String::len));
+        if message.headers.iter().any(|(name, _)| name.contains('\0')) {
+            return Err(Failure::dead("one of its headers has a name that Kafka cannot hold"));
+        }
         message.fits(room, &format!("the topic {topic:?}"))?;
         Ok(Ready { topic, key, message })
     }
@@ -210,6 +213,9 @@ impl Publisher for Kafka {
         let producer = self.client.producer().await.map_err(PublishError::unavailable)?;
         let mut waves = Waves::new(events);
         while let Some(wave) = waves.next() {
+            if start.elapsed() > LONGEST_BATCH {
+                return waves.cut_off("Kafka is slow: the rest of the batch waits");
+            }
             let verdicts = self.wave(&producer, events, &wave).await;
             let some_went = verdicts.contains(&Verdict::Published);
             let late = verdicts.contains(&Verdict::Late);
@@ -241,9 +247,6 @@ impl Publisher for Kafka {
             if late {
                 // The producer is gone, and the time is as well.
                 return waves.end();
-            }
-            if start.elapsed() > LONGEST_BATCH {
-                return waves.cut_off("Kafka is slow: the rest of the batch waits");
             }
         }
         waves.end()

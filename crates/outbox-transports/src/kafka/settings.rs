@@ -37,7 +37,7 @@ pub struct KafkaSettings {
     pub source: Text,
     /// How messages are compressed.
     #[serde(default)]
-    pub compression: Compression,
+    pub compression: KafkaCompression,
     /// How long Kafka has to take an event, the brokers' being found included.
     #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
@@ -57,7 +57,7 @@ pub struct KafkaSettings {
 /// How messages are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Compression {
+pub enum KafkaCompression {
     /// Not at all.
     #[default]
     None,
@@ -75,7 +75,7 @@ pub enum Compression {
 pub struct KafkaSasl {
     /// How they are shown to brokers.
     #[serde(default)]
-    pub mechanism: Mechanism,
+    pub mechanism: KafkaMechanism,
     /// The user.
     pub user: Text,
     /// The password.
@@ -84,7 +84,7 @@ pub struct KafkaSasl {
 
 /// How a user and a password are shown to brokers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub enum Mechanism {
+pub enum KafkaMechanism {
     /// As they are.
     #[default]
     #[serde(rename = "PLAIN")]
@@ -105,7 +105,7 @@ impl KafkaSettings {
             topic,
             format: Format::default(),
             source: source(),
-            compression: Compression::default(),
+            compression: KafkaCompression::default(),
             timeout: timeout(),
             max_bytes: max_bytes(),
             sasl: None,
@@ -148,10 +148,10 @@ impl KafkaSettings {
         config.set(
             "compression.codec",
             match self.compression {
-                Compression::None => "none",
-                Compression::Gzip => "gzip",
-                Compression::Snappy => "snappy",
-                Compression::Lz4 => "lz4",
+                KafkaCompression::None => "none",
+                KafkaCompression::Gzip => "gzip",
+                KafkaCompression::Snappy => "snappy",
+                KafkaCompression::Lz4 => "lz4",
             },
         );
         config.set_log_level(RDKafkaLogLevel::Info);
@@ -166,7 +166,7 @@ impl KafkaSettings {
     }
 
     fn security(&self, config: &mut ClientConfig) -> Result<(), String> {
-        let scram = self.sasl.as_ref().is_some_and(|sasl| sasl.mechanism != Mechanism::Plain);
+        let scram = self.sasl.as_ref().is_some_and(|sasl| sasl.mechanism != KafkaMechanism::Plain);
         if !cfg!(feature = "kafka-tls") && (self.tls.is_some() || scram) {
             let what = if scram { "sasl: SCRAM" } else { "tls: it" };
             return Err(format!(
@@ -185,13 +185,15 @@ impl KafkaSettings {
             config.set(
                 "sasl.mechanism",
                 match sasl.mechanism {
-                    Mechanism::Plain => "PLAIN",
-                    Mechanism::ScramSha256 => "SCRAM-SHA-256",
-                    Mechanism::ScramSha512 => "SCRAM-SHA-512",
+                    KafkaMechanism::Plain => "PLAIN",
+                    KafkaMechanism::ScramSha256 => "SCRAM-SHA-256",
+                    KafkaMechanism::ScramSha512 => "SCRAM-SHA-512",
                 },
             );
         }
         if let Some(tls) = &self.tls {
+            // librdkafka reads them itself, later: this is to tell now.
+            tls.read().map_err(|error| format!("tls: {error}"))?;
             for (name, file) in [
                 ("ssl.ca.location", &tls.ca_file),
                 ("ssl.certificate.location", &tls.cert_file),

@@ -15,7 +15,7 @@ use percent_encoding::percent_decode_str;
 use super::NatsSettings;
 use super::wire::Prepared;
 use crate::link::Dial;
-use crate::{Secret, Tls};
+use crate::{Secret, Tls, crypto};
 
 /// What became of a message.
 pub(super) enum Sent {
@@ -223,6 +223,7 @@ impl Dial for Dialer {
 
     async fn dial(&self) -> Result<Line, String> {
         let credentials = self.credentials.read().await?;
+        crypto::choose_provider();
         // async-nats reads the files by itself, and says less if it cannot.
         self.tls.read()?;
         let connected = Arc::new(AtomicBool::new(false));

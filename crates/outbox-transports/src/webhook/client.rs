@@ -6,16 +6,14 @@ use reqwest::{Certificate, Client, Identity, Response};
 
 use super::address::{Checked, Gate};
 use super::settings::WebhookSettings;
+use crate::crypto;
 
 /// How much of an answer is read: enough to use its connection again.
 const MOST_OF_AN_ANSWER: usize = 64 * 1024;
 
 /// The one client of a webhook; it keeps connections.
 pub(super) fn client(settings: &WebhookSettings, gate: Arc<Gate>) -> Result<Client, String> {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Somebody else may be quicker, which is fine: there is one then.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+    crypto::choose_provider();
     let mut builder = Client::builder()
         .dns_resolver(Arc::new(Checked(gate)))
         .redirect(reqwest::redirect::Policy::none())

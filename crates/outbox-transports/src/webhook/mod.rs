@@ -86,6 +86,7 @@ pub struct Webhook {
     patience: Duration,
     concurrency: usize,
     max_bytes: usize,
+    longest_batch: Duration,
     standing: Standing,
 }
 
@@ -104,6 +105,7 @@ impl Webhook {
         Promises { order: Order::PerKey, repeats: Repeats::Seen, confirmed: "the receiver has answered 2xx" };
 
     /// Called `name`, with these settings. Checks them, and connects to nobody yet.
+    #[expect(clippy::needless_pass_by_value, reason = "all transports are made alike")]
     pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, String> {
         let gate = Arc::new(Gate::new(&settings.allow)?);
         let target = Target::new(settings.url.expose(), &gate)?;
@@ -134,6 +136,7 @@ impl Webhook {
             patience: settings.connect_timeout.saturating_add(settings.timeout),
             concurrency: settings.concurrency,
             max_bytes: settings.max_bytes,
+            longest_batch: LONGEST_BATCH,
             standing: Standing::default(),
         })
     }
@@ -235,9 +238,9 @@ impl Publisher for Webhook {
         let start = Instant::now();
         let cut = AtomicBool::new(false);
         let mut waves = Waves::new(events);
-        let mut away = None;
+        let (mut away, mut slow, mut left) = (None, false, false);
         while let Some(wave) = waves.next() {
-            let (cut, waves) = (&cut, &mut waves);
+            let cut = &cut;
             let sent = stream::iter(wave)
                 .map(|index| async move { (index, self.send(&events[index], cut).await) })
                 .buffer_unordered(self.concurrency);
@@ -248,17 +251,18 @@ impl Publisher for Webhook {
                     Verdict::Published => waves.published(index),
                     Verdict::Failed(failure) | Verdict::SlowDown(_, failure) => waves.failed(index, failure),
                     Verdict::Unavailable(reason) => away = Some(reason),
-                    Verdict::Untried => {}
+                    Verdict::Untried => left = true,
                 }
-                if start.elapsed() > LONGEST_BATCH && !cut.swap(true, Ordering::Relaxed) {
-                    away.get_or_insert_with(|| {
-                        format!("{} is slow: the rest of the batch waits", self.target.origin)
-                    });
+                if start.elapsed() > self.longest_batch && !cut.swap(true, Ordering::Relaxed) {
+                    slow = true;
                 }
             }
         }
         match away {
             Some(reason) => waves.cut_off(reason),
+            None if slow && left => {
+                waves.cut_off(format!("{} is slow: the rest of the batch waits", self.target.origin))
+            }
             None => waves.end(),
         }
     }
@@ -317,4 +321,51 @@ fn is_taken(name: &HeaderName) -> bool {
             | TIMESTAMP
             | SIGNATURE
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use outbox::{Event, Fate};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_batch_that_takes_too_long_is_cut_off_and_keeps_what_was_published() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut request = [0; 10_000];
+            while connection.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
+                tokio::time::sleep(Duration::from_millis(60)).await;
+                connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            }
+        });
+        let mut settings = WebhookSettings::new(format!("http://{address}/").as_str());
+        settings.allow = vec!["127.0.0.1".into()];
+        let mut webhook = Webhook::new("hooks", settings).unwrap();
+        webhook.longest_batch = Duration::from_millis(50);
+        let event = || Outgoing::new(Event::new("e").ordering_key("k").json(&1).build().unwrap());
+        let error = webhook.publish_batch(&[event(), event()]).await.unwrap_err();
+        assert!(error.is_unavailable(), "no event is to blame: {error}");
+        assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Published), Some(Fate::Untried)));
+        // Its last event may take as long as it takes.
+        webhook.publish_batch(&[event()]).await.unwrap();
+    }
+
+    #[test]
+    fn a_header_with_a_line_break_is_refused() {
+        let webhook = Webhook::new("hooks", WebhookSettings::new("https://hooks.example.com/")).unwrap();
+        let name = HeaderName::from_static("outbox-key");
+        for value in ["a\r\nx-forged: 1", "a\nb", "a\rb", "a\0b"] {
+            let failure = webhook.header_value(&name, value).unwrap_err();
+            assert_eq!(failure, Failure::dead(&failure));
+            assert!(
+                failure.to_string().starts_with("its header \"outbox-key\" has a line break"),
+                "{failure}"
+            );
+        }
+        assert_eq!(webhook.header_value(&name, "grüße").unwrap().as_bytes(), "grüße".as_bytes());
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use outbox::{Event, Outgoing, Publisher as _};
-use outbox_transports::{Kafka, KafkaSasl, KafkaSettings, Mechanism};
+use outbox_transports::{Kafka, KafkaMechanism, KafkaSasl, KafkaSettings};
 
 use crate::cluster::Cluster;
 
@@ -36,8 +36,11 @@ async fn librdkafka_speaks_through_tracing_and_says_no_secret() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
     let cluster = Cluster::start(1);
-    let sasl =
-        KafkaSasl { mechanism: Mechanism::Plain, user: "ada".into(), password: "canary-password".into() };
+    let sasl = KafkaSasl {
+        mechanism: KafkaMechanism::Plain,
+        user: "ada".into(),
+        password: "canary-password".into(),
+    };
     let mut settings =
         KafkaSettings { sasl: Some(sasl), timeout: Duration::from_secs(1), ..cluster.settings() };
     settings.options.insert("debug".to_owned(), "all".into());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use outbox::{Event, EventBuilder, Failure, Fate, Outgoing, Publisher as _};
-use outbox_transports::{Compression, Kafka, KafkaSasl, KafkaSettings, Mechanism, Tls};
+use outbox_transports::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings, Tls};
 
 use crate::cluster::Cluster;
 use crate::conformance::{fates, numbered};
@@ -40,7 +40,9 @@ async fn the_key_is_the_ordering_key_or_the_aggregate_id_or_none() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_compression_arrives() {
     let cluster = Cluster::start(1);
-    for compression in [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4] {
+    for compression in
+        [KafkaCompression::None, KafkaCompression::Gzip, KafkaCompression::Snappy, KafkaCompression::Lz4]
+    {
         let settings = KafkaSettings { compression, ..cluster.settings() };
         let event = Event::new("e").json(&"x".repeat(1_000)).build().unwrap();
         let kafka = Kafka::new("kafka", settings).unwrap();
@@ -103,7 +105,7 @@ fn mistakes_in_the_settings_are_named() {
         assert!(error.starts_with(said) && !error.contains("hunter2"), "{name}: {error}");
     }
     let scram =
-        KafkaSasl { mechanism: Mechanism::ScramSha256, user: "ada".into(), password: "hunter2".into() };
+        KafkaSasl { mechanism: KafkaMechanism::ScramSha256, user: "ada".into(), password: "hunter2".into() };
     for (change, said) in [
         ((|s| s.brokers = "a:1,,b:1".into()) as Change, "brokers: "),
         (|s| s.topic = "a b".parse().unwrap(), "topic: \"a b\" is no name of a topic"),

@@ -87,9 +87,8 @@ impl Receiver {
             at_once: Mutex::default(),
         });
         let app = Router::new().fallback(answer).with_state(shared.clone());
-        let server = tokio::spawn(async move {
-            axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await.unwrap()
-        });
+        let app = app.into_make_service_with_connect_info::<SocketAddr>();
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { address, shared, server }
     }
 
