@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish};
-use outbox::Publisher;
-use outbox_testbed::{Plan, Server};
+use conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, numbered};
+use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox_testbed::{Plan, Proxy, Server};
 use outbox_transports::{Promises, Redis, RedisSettings};
-use redis::Value;
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Value};
 
 struct RedisBed {
     server: Server,
@@ -39,7 +39,8 @@ impl RedisBed {
 
     async fn connection(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 }
 
@@ -140,3 +141,138 @@ impl Bed for RedisBed {
 }
 
 conformance::tests!(RedisBed);
+
+fn publisher_of(server: &Server, change: impl FnOnce(&mut RedisSettings)) -> Redis {
+    let mut settings = RedisSettings::new(&server.url(), "orders".parse().unwrap());
+    change(&mut settings);
+    Redis::new("redis", settings).unwrap()
+}
+
+async fn length(server: &Server) -> usize {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("XLEN").arg("orders").query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
+    let plan = Plan::redis().user(USER, PASSWORD).mutual_tls();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let (certificate, key) = server.client_certificate();
+    let file = |path: &std::path::Path| Some(path.to_str().unwrap().into());
+    let known = publisher_of(&server, |settings| {
+        settings.tls.ca_file = file(&server.ca_file());
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    known.publish_batch(&[numbered(1, None)]).await.unwrap();
+
+    let stranger = publisher_of(&server, |settings| settings.tls.ca_file = file(&server.ca_file()));
+    assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
+    let unknown_authority = publisher_of(&server, |settings| {
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    let error = unknown_authority.publish_batch(&[numbered(3, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("ertificate"), "{error}");
+    let no_file = publisher_of(&server, |settings| settings.tls.ca_file = Some("/no/such/file".into()));
+    let error = no_file.publish_batch(&[numbered(4, None)]).await.unwrap_err();
+    assert!(error.to_string().contains("ca_file `/no/such/file`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stream_is_kept_short_if_so_wished() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let events: Vec<Outgoing> = (0..2_000).map(|n| numbered(n, None)).collect();
+    publisher_of(&server, |settings| settings.max_len = Some(500)).publish_batch(&events).await.unwrap();
+    let length = length(&server).await;
+    assert!((500..1_000).contains(&length), "{length}");
+}
+
+#[tokio::test]
+async fn a_server_that_forgets_is_refused_if_so_wished() {
+    let plan = Plan::redis().config("appendonly no");
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let careful = publisher_of(&server, |settings| settings.require_persistence = true);
+    assert!(!careful.is_healthy().await);
+    let error = careful.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("appendonly"), "{error}");
+    publisher_of(&server, |_| {}).publish_batch(&[numbered(1, None)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_without_memory_is_unavailable_and_kills_nothing() {
+    let plan = Plan::redis().config("maxmemory 1kb").config("maxmemory-policy noeviction");
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let publisher = publisher_of(&server, |_| {});
+    assert!(!publisher.is_healthy().await);
+    let error = publisher.publish_batch(&[numbered(1, Some("k")), numbered(2, Some("k"))]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("OOM"), "{error}");
+    assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
+}
+
+#[tokio::test]
+async fn a_replica_is_unavailable() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let primary = plan.start();
+    let replica = Plan::redis().config(&format!("replicaof 127.0.0.1 {}", primary.port())).start();
+    let publisher = publisher_of(&replica, |_| {});
+    assert!(!publisher.is_healthy().await);
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("read only replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_key_that_is_no_stream_fails_its_events_only() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let () = redis::cmd("SET").arg("taken").arg(1).query_async(&mut connection).await.unwrap();
+    let publisher = publisher_of(&server, |settings| settings.stream = "{type}".parse().unwrap());
+    let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
+    let error = publisher.publish_batch(&[event("taken"), event("orders")]).await.unwrap_err();
+    assert!(!error.is_unavailable() && error.to_string().contains("`taken` is no stream"), "{error}");
+    assert_eq!(error.fate(1), Some(Fate::Published));
+    assert_eq!(length(&server).await, 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_unnoticed_is_found_by_a_look_at_it() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let proxy = Proxy::to(server.port());
+    let settings =
+        RedisSettings::new(&format!("redis://127.0.0.1:{}", proxy.port()), "orders".parse().unwrap());
+    let publisher = Redis::new("redis", settings).unwrap();
+    publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
+    // Nothing gets through any more, and nobody says so.
+    proxy.let_through(0);
+    assert!(!publisher.is_healthy().await);
+    proxy.cut();
+    conformance::outages::wait_until_healthy(&publisher).await;
+    publisher.publish_batch(&[numbered(2, None)]).await.unwrap();
+    assert_eq!(length(&server).await, 2);
+}

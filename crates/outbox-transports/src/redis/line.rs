@@ -1,8 +1,7 @@
 //! A connection to Redis.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use outbox::Failure;
@@ -58,7 +57,6 @@ impl Answer {
 pub(super) struct Line {
     connection: MultiplexedConnection,
     given_up: AtomicBool,
-    used: Mutex<Instant>,
     place: String,
 }
 
@@ -68,16 +66,10 @@ impl Line {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// For how long it was not used.
-    pub(super) fn idle(&self) -> Duration {
-        self.used.lock().expect("nothing panics while it is held").elapsed()
-    }
-
     /// Sends all commands at once. An answer for each, or why nobody knows what became of them.
     pub(super) async fn send(&self, mut commands: Pipeline) -> Result<Vec<RedisResult<Value>>, String> {
         let answers = commands.ignore_errors().query_async(&mut self.connection.clone()).await;
         let answers: Vec<RedisResult<Value>> = answers.map_err(|error| explain(&self.place, &error))?;
-        *self.used.lock().expect("nothing panics while it is held") = Instant::now();
         if answers.len() != commands.len() {
             return Err(format!(
                 "Redis at {} gave {} answers to {}",
@@ -89,12 +81,17 @@ impl Line {
         Ok(answers)
     }
 
-    /// Whether the server answers, and could take something.
-    pub(super) async fn answers(&self, limit: Duration) -> bool {
-        let mut connection = self.connection.clone();
-        let ping = redis::cmd("PING");
-        let answer = tokio::time::timeout(limit, ping.query_async::<Value>(&mut connection)).await;
-        matches!(answer, Ok(Ok(_)))
+    /// Whether the server takes what is written; `None` if it does not answer.
+    ///
+    /// `PING` is answered by a replica too, and by a server without memory. This write is refused by them, and changes nothing: without
+    /// NOMKSTREAM it would make a stream.
+    pub(super) async fn takes_writes(&self) -> Option<bool> {
+        let mut probe = redis::cmd("XADD");
+        probe.arg("outbox:no-such-stream").arg("NOMKSTREAM").arg("*").arg("f").arg("v");
+        match probe.query_async::<Value>(&mut self.connection.clone()).await {
+            Err(error) if error.code().is_none() => None,
+            answer => Some(!matches!(Answer::of("", answer), Answer::Outage(_))),
+        }
     }
 }
 
@@ -191,8 +188,7 @@ impl Dial for Dialer {
         if self.require_persistence {
             self.check_persistence(&mut connection).await?;
         }
-        let (given_up, used) = (AtomicBool::new(false), Mutex::new(Instant::now()));
-        Ok(Line { connection, given_up, used, place: self.place.clone() })
+        Ok(Line { connection, given_up: AtomicBool::new(false), place: self.place.clone() })
     }
 
     fn is_up(line: &Line) -> bool {

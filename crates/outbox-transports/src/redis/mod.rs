@@ -126,9 +126,6 @@ impl RedisSettings {
 /// A look at the connection takes no longer.
 const QUICK: Duration = Duration::from_millis(1_500);
 
-/// A connection that was not used for so long may have been closed by something in between.
-const STALE: Duration = Duration::from_secs(20);
-
 impl Redis {
     /// What Redis Streams promise.
     pub const PROMISES: Promises = Promises {
@@ -221,17 +218,10 @@ impl Publisher for Redis {
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let mut waves = Waves::new(events);
-        let mut line = match self.link.get().await {
+        let line = match self.link.get().await {
             Ok(line) => line,
             Err(reason) => return waves.cut_off(reason),
         };
-        if line.idle() > STALE && !line.answers(QUICK).await {
-            line.give_up();
-            line = match self.link.get().await {
-                Ok(line) => line,
-                Err(reason) => return waves.cut_off(reason),
-            };
-        }
         while let Some(wave) = waves.next() {
             if let Err(reason) = self.send_wave(&line, events, wave, &mut waves).await {
                 line.give_up();
@@ -246,10 +236,10 @@ impl Publisher for Redis {
             // A connection that broke unnoticed is one that does not answer: then a new one says how things are.
             for _ in 0..2 {
                 let Ok(line) = self.link.get().await else { return false };
-                if line.answers(QUICK).await {
-                    return true;
+                match tokio::time::timeout(QUICK / 2, line.takes_writes()).await {
+                    Ok(Some(takes)) => return takes,
+                    Ok(None) | Err(_) => line.give_up(),
                 }
-                line.give_up();
             }
             false
         };

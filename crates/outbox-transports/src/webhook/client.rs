@@ -25,7 +25,7 @@ pub(super) fn client(settings: &WebhookSettings, gate: Arc<Gate>) -> Result<Clie
     if let Some(pem) = pems.ca {
         let certificates = Certificate::from_pem_bundle(pem.as_bytes());
         let certificates = certificates.ok().filter(|all| !all.is_empty());
-        builder = builder.tls_certs_merge(certificates.ok_or("tls: there is no certificate in ca_file")?);
+        builder = builder.tls_certs_only(certificates.ok_or("tls: there is no certificate in ca_file")?);
     } else if settings.url.expose().starts_with("http://") {
         // Needs none, and a small container has none.
         builder = builder.tls_certs_only([]);

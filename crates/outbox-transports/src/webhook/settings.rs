@@ -52,7 +52,7 @@ pub struct WebhookSettings {
     /// How large a request may be, in bytes; a larger event is dead.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
-    /// Whom to trust besides those whom the system trusts, and who we are.
+    /// Whom to trust instead of those whom the system trusts, and who we are. The files are read when the webhook is made.
     #[serde(default)]
     pub tls: Tls,
 }

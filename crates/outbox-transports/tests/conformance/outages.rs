@@ -78,8 +78,14 @@ async fn goes_on_after<B: Bed>(mut bed: B, end: impl Fn(&mut B)) {
     let arrived: HashSet<&str> = received.iter().map(|message| message.id.as_str()).collect();
     let lost = events.iter().filter(|event| !arrived.contains(event.id().as_str()));
     let lost: Vec<_> = lost.map(|event| String::from_utf8_lossy(event.payload_bytes())).collect();
-    let confirmed_early = events.iter().filter(|event| before.contains(event.id().as_str())).count();
-    assert!(lost.is_empty(), "confirmed and lost: {lost:?}; {confirmed_early} were confirmed before the end");
+    assert!(
+        lost.is_empty(),
+        "{} of {} that were confirmed are lost, {} of them before the end, the first being {:?}",
+        lost.len(),
+        events.len(),
+        before.iter().filter(|id| !arrived.contains(id.as_str())).count(),
+        lost.first()
+    );
 
     if B::PROMISES.order == Order::PerKey {
         let mut last: BTreeMap<String, usize> = BTreeMap::new();
@@ -123,7 +129,7 @@ pub async fn a_server_that_hangs_is_unavailable_in_time_and_used_again_later<B: 
     assert!(received.iter().any(|message| message.id == after.id().as_str()));
 }
 
-async fn wait_until_healthy(publisher: &dyn Publisher) {
+pub async fn wait_until_healthy(publisher: &dyn Publisher) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !publisher.is_healthy().await {
         assert!(Instant::now() < deadline, "it stays unhealthy");
