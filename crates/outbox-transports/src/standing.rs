@@ -43,7 +43,7 @@ impl Standing {
     }
 
     /// It asked to be left alone.
-    #[cfg(feature = "webhook")]
+    #[cfg(any(test, feature = "webhook"))]
     pub(crate) fn asked_for(&self, pause: Duration) {
         let mut state = self.lock();
         let until = Instant::now() + pause.min(LONGEST);

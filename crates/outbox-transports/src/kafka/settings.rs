@@ -192,14 +192,14 @@ impl KafkaSettings {
             );
         }
         if let Some(tls) = &self.tls {
-            // librdkafka reads them itself, later: this is to tell now.
-            tls.read().map_err(|error| format!("tls: {error}"))?;
-            for (name, file) in [
-                ("ssl.ca.location", &tls.ca_file),
-                ("ssl.certificate.location", &tls.cert_file),
-                ("ssl.key.location", &tls.key_file),
+            // librdkafka reads the files itself, for every producer: this is to tell now.
+            let pems = tls.read().map_err(|error| format!("tls: {error}"))?;
+            for (is_there, name, file) in [
+                (pems.ca.is_some(), "ssl.ca.location", &tls.ca_file),
+                (pems.identity.is_some(), "ssl.certificate.location", &tls.cert_file),
+                (pems.identity.is_some(), "ssl.key.location", &tls.key_file),
             ] {
-                if let Some(file) = file {
+                if let Some(file) = file.as_ref().filter(|_| is_there) {
                     config.set(name, file.as_str());
                 }
             }

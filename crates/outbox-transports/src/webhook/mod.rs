@@ -3,11 +3,11 @@
 mod address;
 mod answer;
 mod client;
+mod request;
 mod settings;
 mod signature;
 mod target;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,17 @@ use async_trait::async_trait;
 use chrono::Utc;
 use futures_util::stream::{self, StreamExt as _};
 use outbox::{Failure, Outgoing, PublishError, Publisher};
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Request};
 
 use self::address::Gate;
 use self::answer::Verdict;
 use self::client::{cause, client, drain};
+use self::request::Writer;
 pub use self::settings::WebhookSettings;
-use self::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
 pub use self::signature::{Unverified, verify_webhook};
 use self::target::Target;
 use crate::standing::Standing;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Waves};
+use crate::{Order, Promises, Repeats, Waves};
 
 /// How long reading the rest of an answer may take.
 const DRAINING: Duration = Duration::from_secs(1);
@@ -38,9 +36,6 @@ const DRAINING: Duration = Duration::from_secs(1);
 const LONGEST_BATCH: Duration = Duration::from_secs(10);
 /// How long a look at whether the receiver is there may take.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// What the CloudEvents binding for HTTP has encoded in attributes, with everything beyond ASCII.
-const ATTRIBUTE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// Sends every event as an HTTP `POST` of its own. An event is published when the answer is 2xx.
 ///
@@ -72,20 +67,17 @@ const ATTRIBUTE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 /// the one that is connected to, proxies of the environment are not used, and nothing of an answer's body is kept.
 ///
 /// HTTP has uses of its own for some headers (`host`, `content-length`, `connection`, …): an event's own ones of these names are
-/// left out. One that no HTTP header can hold makes the event dead.
+/// left out, and so are `authorization` and `cookie`, which are for the settings to say. One that no HTTP header can hold makes
+/// the event dead.
 pub struct Webhook {
     name: String,
     client: Client,
     gate: Arc<Gate>,
     target: Target,
-    encoder: Encoder,
-    format: Format,
-    keys: Vec<Key>,
-    headers: HeaderMap,
+    writer: Writer,
     /// For an answer, that a connection is there first included.
     patience: Duration,
     concurrency: usize,
-    max_bytes: usize,
     longest_batch: Duration,
     standing: Standing,
 }
@@ -109,11 +101,6 @@ impl Webhook {
     pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, String> {
         let gate = Arc::new(Gate::new(&settings.allow)?);
         let target = Target::new(settings.url.expose(), &gate)?;
-        if settings.secrets.len() > 2 {
-            return Err("secrets: two are the most that can be active at once".to_owned());
-        }
-        let keys = settings.secrets.iter().map(|secret| Key::new(secret.expose()));
-        let keys = keys.collect::<Result<Vec<_>, _>>().map_err(|error| format!("secrets: {error}"))?;
         if settings.concurrency == 0 {
             return Err("concurrency: at least one request must be under way at once".to_owned());
         }
@@ -129,13 +116,9 @@ impl Webhook {
             client,
             gate,
             target,
-            encoder: Encoder::new(settings.format, settings.source.as_str()),
-            format: settings.format,
-            keys,
-            headers: headers(&settings)?,
+            writer: Writer::new(&settings)?,
             patience: settings.connect_timeout.saturating_add(settings.timeout),
             concurrency: settings.concurrency,
-            max_bytes: settings.max_bytes,
             longest_batch: LONGEST_BATCH,
             standing: Standing::default(),
         })
@@ -146,7 +129,8 @@ impl Webhook {
         if cut.load(Ordering::Relaxed) {
             return Verdict::Untried;
         }
-        let verdict = match self.request(event) {
+        let request = self.target.of(event).and_then(|url| self.writer.request(&self.client, url, event));
+        let verdict = match request {
             Ok(request) => self.ask(request).await,
             Err(failure) => Verdict::Failed(failure),
         };
@@ -183,48 +167,6 @@ impl Webhook {
                 self.patience.as_secs_f32()
             ))),
         }
-    }
-
-    fn request(&self, event: &Outgoing) -> Result<Request, Failure> {
-        let message = self.encoder.encode(event)?;
-        message.fits(self.max_bytes, "the webhook")?;
-        let url = self.target.of(event)?;
-        let mut headers = HeaderMap::with_capacity(message.headers.len() + self.headers.len() + 4);
-        for (name, value) in &message.headers {
-            let name = HeaderName::from_bytes(name.as_bytes());
-            let name =
-                name.map_err(|_| Failure::dead("one of its headers has a name that HTTP cannot hold"))?;
-            if !is_taken(&name) {
-                let value = self.header_value(&name, value)?;
-                headers.insert(name, value);
-            }
-        }
-        headers.insert(CONTENT_TYPE, self.header_value(&CONTENT_TYPE, &message.content_type)?);
-        headers.extend(self.headers.clone());
-        let (id, timestamp) = (event.id().as_str(), Utc::now().timestamp().to_string());
-        let signature = sign(&self.keys, id, &timestamp, &message.body);
-        for (name, value) in [(ID, id), (TIMESTAMP, timestamp.as_str()), (SIGNATURE, signature.as_str())] {
-            if !value.is_empty() {
-                let name = HeaderName::from_static(name);
-                let value = self.header_value(&name, value)?;
-                headers.insert(name, value);
-            }
-        }
-        let request = self.client.post(url).headers(headers).body(message.body);
-        request
-            .build()
-            .map_err(|error| Failure::dead(format!("no request can be made of it: {}", cause(&error))))
-    }
-
-    fn header_value(&self, name: &HeaderName, value: &str) -> Result<HeaderValue, Failure> {
-        let attribute = self.format == Format::Cloudevents && name.as_str().starts_with("ce-");
-        let value: Cow<'_, str> =
-            if attribute { utf8_percent_encode(value, ATTRIBUTE).into() } else { value.into() };
-        HeaderValue::from_bytes(value.as_bytes()).map_err(|_| {
-            Failure::dead(format!(
-                "its header {name:?} has a line break in it, or another character that HTTP cannot hold"
-            ))
-        })
     }
 }
 
@@ -283,46 +225,6 @@ impl Publisher for Webhook {
     }
 }
 
-/// The headers of the settings.
-fn headers(settings: &WebhookSettings) -> Result<HeaderMap, String> {
-    let one = |(name, value): (&String, &Secret)| {
-        let name_of = HeaderName::from_bytes(name.as_bytes());
-        let name_of = name_of.map_err(|_| format!("headers: HTTP has no header called {name:?}"))?;
-        if is_taken(&name_of) {
-            return Err(format!("headers: {name} is not yours to set"));
-        }
-        let value = HeaderValue::from_bytes(value.expose().as_bytes());
-        let mut value = value.map_err(|_| {
-            format!("headers: the value of {name} has a line break in it, or another character that HTTP cannot hold")
-        })?;
-        value.set_sensitive(true);
-        Ok((name_of, value))
-    };
-    settings.headers.iter().map(one).collect()
-}
-
-/// Whether HTTP or we have a use of our own for this header.
-fn is_taken(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "host"
-            | "content-length"
-            | "content-type"
-            | "transfer-encoding"
-            | "connection"
-            | "keep-alive"
-            | "te"
-            | "trailer"
-            | "upgrade"
-            | "expect"
-            | "proxy-authorization"
-            | "proxy-connection"
-            | ID
-            | TIMESTAMP
-            | SIGNATURE
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use outbox::{Event, Fate};
@@ -352,20 +254,5 @@ mod tests {
         assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Published), Some(Fate::Untried)));
         // Its last event may take as long as it takes.
         webhook.publish_batch(&[event()]).await.unwrap();
-    }
-
-    #[test]
-    fn a_header_with_a_line_break_is_refused() {
-        let webhook = Webhook::new("hooks", WebhookSettings::new("https://hooks.example.com/")).unwrap();
-        let name = HeaderName::from_static("outbox-key");
-        for value in ["a\r\nx-forged: 1", "a\nb", "a\rb", "a\0b"] {
-            let failure = webhook.header_value(&name, value).unwrap_err();
-            assert_eq!(failure, Failure::dead(&failure));
-            assert!(
-                failure.to_string().starts_with("its header \"outbox-key\" has a line break"),
-                "{failure}"
-            );
-        }
-        assert_eq!(webhook.header_value(&name, "grüße").unwrap().as_bytes(), "grüße".as_bytes());
     }
 }

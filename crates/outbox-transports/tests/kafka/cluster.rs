@@ -85,7 +85,7 @@ impl Cluster {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.servers.as_str())
             .set("group.id", "eyes")
-            .set("enable.partition.eof", "false")
+            .set("fetch.wait.max.ms", "20")
             .create()
             .unwrap();
         let mut partitions = TopicPartitionList::new();
