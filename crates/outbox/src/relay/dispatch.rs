@@ -345,6 +345,7 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %cx.id(), event_type = %cx.event_type(), attempt = cx.attempt()
     );
+    crate::trace::go_on(&span, cx.headers());
     match call {
         Call::Plain(handler) => {
             // Made inside of the guarded future: a handler may panic before its first await.
