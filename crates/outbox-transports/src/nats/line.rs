@@ -278,7 +278,7 @@ fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
 /// Credentials with what the file holds.
 enum Known {
     Plain(Auth),
-    Signed { jwt: String, key: nkeys::KeyPair },
+    Signed { jwt: String, key: Box<nkeys::KeyPair> },
 }
 
 impl Credentials {
@@ -298,7 +298,7 @@ impl Credentials {
                 let jwt = section(&text, "NATS USER JWT").ok_or_else(wrong)?.to_owned();
                 let seed = section(&text, "USER NKEY SEED").ok_or_else(wrong)?;
                 let key = nkeys::KeyPair::from_seed(seed).map_err(|_| wrong())?;
-                return Ok(Known::Signed { jwt, key });
+                return Ok(Known::Signed { jwt, key: Box::new(key) });
             }
         }
         Ok(Known::Plain(auth))

@@ -8,6 +8,7 @@
 #![allow(dead_code, reason = "each test file uses what its server can do")]
 
 pub mod cases;
+mod log;
 pub mod outages;
 mod relay;
 
@@ -198,7 +199,8 @@ macro_rules! conformance_tests {
             what_is_too_big_fails_for_good_and_holds_back_its_key_only,
             a_destination_that_does_not_exist_is_named,
             a_wrong_password_is_told_without_showing_it,
-            nothing_that_is_shown_holds_a_password
+            nothing_that_is_shown_holds_a_password,
+            nothing_that_is_logged_holds_a_password_or_a_payload
         );
         $crate::conformance_tests!(@ $bed, outages:
             a_server_that_is_down_is_unavailable_until_it_is_there,
