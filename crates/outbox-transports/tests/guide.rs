@@ -1,5 +1,12 @@
 //! The settings in the guide are settings.
-#![cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
+#![cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -79,5 +86,30 @@ fn the_examples_for_redis_make_publishers() {
     assert!(!settings.is_empty());
     for settings in settings {
         outbox_transports::Redis::new("orders", settings).unwrap();
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_examples_for_kafka_make_publishers() {
+    let settings: Vec<outbox_transports::KafkaSettings> = settings("kafka");
+    assert!(!settings.is_empty());
+    for settings in settings {
+        outbox_transports::Kafka::new("orders", settings).unwrap();
+    }
+    let unknown = "brokers = \"host\"\ntopic = \"t\"\nretries = 3";
+    let error = toml::from_str::<outbox_transports::KafkaSettings>(unknown).unwrap_err();
+    assert!(error.to_string().contains("retries"), "{error}");
+}
+
+#[cfg(feature = "webhook")]
+#[test]
+fn the_examples_for_webhooks_make_publishers() {
+    let settings: Vec<outbox_transports::WebhookSettings> = settings("webhook");
+    assert!(!settings.is_empty());
+    for mut settings in settings {
+        // What stands in place of a variable is no secret.
+        settings.secrets = settings.secrets.iter().map(|_| "a secret of the shop's".into()).collect();
+        outbox_transports::Webhook::new("orders", settings).unwrap();
     }
 }
