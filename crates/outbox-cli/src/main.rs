@@ -124,7 +124,8 @@ impl Command {
         match self {
             // Its handlers fail on purpose: those lines are for people who ask for them.
             Command::Demo(_) => "off",
-            Command::Relay(_) => "info",
+            // Not a line for each event.
+            Command::Relay(_) => "info,outbox::events=warn",
             _ => "warn",
         }
     }

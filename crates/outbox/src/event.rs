@@ -688,6 +688,7 @@ impl EventBuilder {
                 check_text(field, value, limit)?;
             }
         }
+        crate::trace::inject(&mut parts.headers);
         for (name, value) in &parts.headers {
             check_text("header name", name, 255)?;
             check_characters("header value", value)?;

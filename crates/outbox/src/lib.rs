@@ -56,7 +56,11 @@ pub mod store;
 mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod tx;
+
+/// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
+pub(crate) const EVENTS: &str = "outbox::events";
 
 pub use admin::{Admin, DeadFilter};
 pub use destination::{Destination, Outage, Router};

@@ -15,6 +15,7 @@ use super::report;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
+use crate::EVENTS;
 use crate::destination::{Destination, Router};
 use crate::error::Error;
 use crate::event::{Event, EventType};
@@ -344,6 +345,7 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %cx.id(), event_type = %cx.event_type(), attempt = cx.attempt()
     );
+    crate::trace::go_on(&span, cx.headers());
     match call {
         Call::Plain(handler) => {
             // Made inside of the guarded future: a handler may panic before its first await.
@@ -413,6 +415,9 @@ pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler:
         Verdict::Again { after, counted: true, error } => {
             tracing::warn!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "no handler yet");
         }
-        _ => tracing::debug!(store, event = %id, %event_type, attempt, "handled"),
+        Verdict::Done => tracing::info!(target: EVENTS, store, event = %id, %event_type, attempt, "handled"),
+        Verdict::Again { .. } | Verdict::Released => {
+            tracing::debug!(target: EVENTS, store, event = %id, %event_type, attempt, "put off");
+        }
     }
 }
