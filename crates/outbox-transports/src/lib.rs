@@ -15,12 +15,18 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "amqp")]
+mod amqp;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod client_config;
 #[cfg(any(feature = "nats", feature = "redis"))]
 mod crypto;
 mod lines;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod link;
 mod message;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 mod promises;
@@ -28,14 +34,18 @@ mod promises;
 mod redis;
 mod template;
 mod text;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod time;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod tls;
 mod waves;
 
+#[cfg(feature = "amqp")]
+pub use amqp::{Amqp, AmqpSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "mqtt")]
+pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
@@ -43,6 +53,6 @@ pub use promises::{Order, Promises, Repeats};
 pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 pub use tls::Tls;
 pub use waves::Waves;
