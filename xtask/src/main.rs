@@ -2,6 +2,7 @@
 //!
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
+//! - `features` says what is built
 //! - `servers` installs, starts and stops throw-away servers
 //! - `cleanup` ends what was started, even when xtask itself is killed
 
@@ -10,6 +11,7 @@
 mod cargo;
 mod ci;
 mod cleanup;
+mod features;
 mod options;
 mod program;
 mod servers;

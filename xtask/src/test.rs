@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::cargo::cargo;
 use crate::cleanup::{Cleanup, Stop};
+use crate::features;
 use crate::options::Options;
 use crate::servers::{self, Server};
 
@@ -32,7 +33,7 @@ impl Outcome {
 /// Starts the servers, runs the tests, stops the servers.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let mut servers = servers::start(options)?;
-    let (tally, cargo_succeeded) = run_cargo_test(cargo_test(options, &servers))?;
+    let (tally, cargo_succeeded) = run_cargo_test(cargo_test(options, &servers)?)?;
     let servers_lasted = report_crashes(&mut servers)?;
     drop(servers);
 
@@ -58,11 +59,11 @@ fn report_crashes(servers: &mut [Server]) -> Result<bool> {
     Ok(all_last)
 }
 
-fn cargo_test(options: &Options, servers: &[Server]) -> Command {
+fn cargo_test(options: &Options, servers: &[Server]) -> Result<Command> {
     let mut command = cargo();
-    command.args(["test", "--all-features", "--no-fail-fast"]);
-    let names_package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
-    if !options.cargo_test.iter().take_while(|argument| *argument != "--").any(names_package) {
+    let packages = features::packages_in(&options.cargo_test);
+    command.args(["test", "--no-fail-fast", "--features", &features::of(&packages)?]);
+    if packages.is_empty() {
         command.arg("--workspace");
     }
     command.args(&options.cargo_test);
@@ -78,7 +79,7 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Command {
     if options.require_servers() {
         command.env("OUTBOX_TEST_REQUIRE", "1");
     }
-    command
+    Ok(command)
 }
 
 /// Shows what the tests print and counts along; tells whether cargo was content.

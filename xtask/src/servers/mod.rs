@@ -3,6 +3,7 @@
 //! A new kind of server is a file with a [`Recipe`] and its line in [`ALL`].
 
 mod apt;
+mod brokers;
 mod home;
 mod mariadb;
 mod mysql;
@@ -86,7 +87,11 @@ impl Server {
 /// Starts the servers that the options name, side by side, and installs first what they need.
 pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     let recipes = options.servers();
-    let missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    let mut missing: Vec<&str> =
+        recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    if options.require_servers() {
+        missing.extend(brokers::missing_packages());
+    }
     apt::install(&missing, options.install)?;
     for recipe in &recipes {
         recipe.fetch(options.install)?;

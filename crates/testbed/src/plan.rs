@@ -1,0 +1,112 @@
+//! What a server is to be like.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::sync::Mutex;
+
+use crate::kind::{self, Kind};
+use crate::mosquitto::Mosquitto;
+use crate::nats::Nats;
+use crate::rabbitmq::Rabbitmq;
+use crate::redis::Redis;
+use crate::server::Server;
+
+/// What a server is to be like, before it starts.
+#[derive(Clone)]
+pub struct Plan {
+    pub(crate) kind: &'static dyn Kind,
+    pub(crate) user: Option<(String, String)>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) config: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tls {
+    /// The server shows a certificate.
+    Server,
+    /// The client does too.
+    Mutual,
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plan").field("kind", &self.kind.name()).finish_non_exhaustive()
+    }
+}
+
+impl Plan {
+    fn of(kind: &'static dyn Kind) -> Self {
+        Self { kind, user: None, tls: None, config: Vec::new() }
+    }
+
+    /// NATS with JetStream, its storage in files.
+    pub fn nats() -> Self {
+        Self::of(&Nats)
+    }
+
+    /// Redis, with an append-only file.
+    pub fn redis() -> Self {
+        Self::of(&Redis)
+    }
+
+    /// Mosquitto, which speaks MQTT 3.1.1 and 5.
+    pub fn mosquitto() -> Self {
+        Self::of(&Mosquitto)
+    }
+
+    /// RabbitMQ. It takes several seconds to start: share one between tests.
+    pub fn rabbitmq() -> Self {
+        Self::of(&Rabbitmq)
+    }
+
+    /// Only this user may come in, with this password; both in plain letters and digits.
+    pub fn user(mut self, name: &str, password: &str) -> Self {
+        let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
+        assert!(plain(name) && plain(password), "user and password: letters and digits");
+        self.user = Some((name.to_owned(), password.to_owned()));
+        self
+    }
+
+    /// Over TLS only, with a certificate for `localhost` and 127.0.0.1 by an authority of its own: see [`Server::ca_file`].
+    pub fn tls(mut self) -> Self {
+        self.tls = Some(Tls::Server);
+        self
+    }
+
+    /// Over TLS only, and clients must show a certificate too: see [`Server::client_certificate`].
+    pub fn mutual_tls(mut self) -> Self {
+        self.tls = Some(Tls::Mutual);
+        self
+    }
+
+    /// A line of its configuration file, in its own language: `max_payload: 1000` for NATS.
+    pub fn config(mut self, line: &str) -> Self {
+        self.config.push(line.to_owned());
+        self
+    }
+
+    /// Whether it can be run here. If not, says so, for a test to pass by; with `OUTBOX_TEST_REQUIRE=1`, as `cargo xtask test` sets it,
+    /// that is a failure.
+    pub fn is_here(&self) -> bool {
+        static SAID: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+        let (name, package) = (self.kind.name(), self.kind.package());
+        if kind::find(self.kind.server()).is_some() {
+            return true;
+        }
+        let required = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
+        assert!(!required, "{name} is required, and not here: install the Debian package {package}");
+        if SAID.lock().expect("nobody panics with it").insert(name) {
+            // Not eprintln!: the test runner keeps that to itself when a test passes.
+            let _ = writeln!(
+                std::io::stderr(),
+                "left out: tests on {name}, because the Debian package {package} is not installed"
+            );
+        }
+        false
+    }
+
+    /// Starts it; returns when it takes connections.
+    pub fn start(self) -> Server {
+        Server::of(&self)
+    }
+}

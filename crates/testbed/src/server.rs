@@ -1,0 +1,179 @@
+//! A running server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::kind::Site;
+use crate::plan::Plan;
+use crate::port::Ports;
+use crate::process::{Process, tail};
+use crate::tls::Certificates;
+
+/// A running server. Dropping it ends it and removes its data.
+#[derive(Debug)]
+pub struct Server {
+    plan: Plan,
+    process: Process,
+    ports: Ports,
+    certificates: Option<Certificates>,
+}
+
+impl Server {
+    /// [`Plan::nats`], started.
+    pub fn nats() -> Self {
+        Plan::nats().start()
+    }
+
+    /// [`Plan::redis`], started.
+    pub fn redis() -> Self {
+        Plan::redis().start()
+    }
+
+    /// [`Plan::mosquitto`], started.
+    pub fn mosquitto() -> Self {
+        Plan::mosquitto().start()
+    }
+
+    /// [`Plan::rabbitmq`], started.
+    pub fn rabbitmq() -> Self {
+        Plan::rabbitmq().start()
+    }
+
+    /// Another program may take the port between our look and the server's start: then try the next.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        for attempt in 1.. {
+            let process = Process::new(plan.kind.name());
+            let certificates = plan.tls.map(|_| Certificates::make(&process.folder));
+            let ports = Ports::reserve(plan.kind.ports());
+            let mut server = Self { plan: plan.clone(), process, ports, certificates };
+            plan.kind.configure(&server.site());
+            match server.try_start() {
+                Ok(()) => return server,
+                Err(error) if attempt == 3 => panic!("{error}"),
+                Err(_) => {}
+            }
+        }
+        unreachable!("the third attempt returns or panics")
+    }
+
+    /// Its address, with user and password where it has any: `nats://127.0.0.1:21234`.
+    pub fn url(&self) -> String {
+        let user = self.user().map_or(String::new(), |(name, password)| format!("{name}:{password}@"));
+        self.url_with(&user)
+    }
+
+    /// The same without user and password.
+    pub fn bare_url(&self) -> String {
+        self.url_with("")
+    }
+
+    /// The same for somebody else.
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        self.url_with(&format!("{user}:{password}@"))
+    }
+
+    fn url_with(&self, user: &str) -> String {
+        let (clear, encrypted) = self.plan.kind.schemes();
+        let scheme = if self.plan.tls.is_some() { encrypted } else { clear };
+        format!("{scheme}://{user}127.0.0.1:{}{}", self.port(), self.plan.kind.path())
+    }
+
+    fn user(&self) -> Option<(&str, &str)> {
+        let planned = self.plan.user.as_ref().map(|(name, password)| (name.as_str(), password.as_str()));
+        planned.or(self.plan.kind.default_user())
+    }
+
+    /// The port that it listens on, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.ports.first
+    }
+
+    /// Where its data is.
+    pub fn folder(&self) -> &Path {
+        &self.process.folder
+    }
+
+    /// What it has said until now.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.process.log()).unwrap_or_default()).into_owned()
+    }
+
+    /// The certificate of the authority that its own is by. For a plan with TLS.
+    pub fn ca_file(&self) -> PathBuf {
+        self.certificates().ca.clone()
+    }
+
+    /// A certificate and its key for a client to show. For a plan with TLS.
+    pub fn client_certificate(&self) -> (PathBuf, PathBuf) {
+        self.certificates().client.clone()
+    }
+
+    fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("the plan says `tls` or `mutual_tls`")
+    }
+
+    /// Asks it to end, and waits until it has. Its data stays.
+    pub fn stop(&mut self) {
+        // One that is frozen hears nothing.
+        self.process.signal(Signal::CONT);
+        self.process.end(Signal::TERM);
+    }
+
+    /// Ends it at once, as a crash would. Its data stays, as far as it was written.
+    pub fn kill(&mut self) {
+        self.process.end(Signal::KILL);
+    }
+
+    /// Lets it hang: its connections stay open, and nothing answers.
+    pub fn freeze(&self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.process.signal(Signal::CONT);
+    }
+
+    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port, with the same data; returns when it takes
+    /// connections.
+    pub fn start(&mut self) {
+        if !self.process.has_ended() {
+            return;
+        }
+        self.try_start().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn try_start(&mut self) -> Result<(), String> {
+        let command = self.plan.kind.command(&self.site());
+        self.process.spawn(command);
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let name = self.plan.kind.name();
+        let died = loop {
+            if self.process.has_ended() {
+                break "ended instead of starting";
+            }
+            if self.plan.kind.is_ready(&self.site()) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                break "took no connection within two minutes";
+            }
+            sleep(Duration::from_millis(10));
+        };
+        self.process.end(Signal::KILL);
+        Err(format!("{name} {died}; its log ends with:\n    {}", tail(&self.process.log())))
+    }
+
+    fn site(&self) -> Site<'_> {
+        Site {
+            plan: &self.plan,
+            folder: &self.process.folder,
+            port: self.ports.first,
+            certificates: self.certificates.as_ref(),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Every server starts, lasts through a restart on its port, hangs when told to, and goes away with its folder.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use outbox_testbed::{Plan, Server};
+
+fn connects(server: &Server) -> bool {
+    TcpStream::connect(("127.0.0.1", server.port())).is_ok()
+}
+
+fn starts_stops_and_goes_away(plan: Plan) {
+    if !plan.is_here() {
+        return;
+    }
+    let mut server = plan.start();
+    assert!(connects(&server));
+    let (port, folder) = (server.port(), server.folder().to_owned());
+    assert!(server.url().contains(&format!("127.0.0.1:{port}")), "{}", server.url());
+    server.stop();
+    assert!(!connects(&server));
+    server.start();
+    assert!(connects(&server) && server.port() == port);
+    server.kill();
+    assert!(!connects(&server));
+    server.start();
+    assert!(connects(&server));
+    drop(server);
+    assert!(!folder.exists() && TcpStream::connect(("127.0.0.1", port)).is_err());
+}
+
+#[test]
+fn nats_starts_stops_and_goes_away() {
+    starts_stops_and_goes_away(Plan::nats());
+    starts_stops_and_goes_away(Plan::nats().user("ada", "secret").mutual_tls().config("max_payload: 1000"));
+}
+
+#[test]
+fn redis_starts_stops_and_goes_away() {
+    starts_stops_and_goes_away(Plan::redis());
+    starts_stops_and_goes_away(Plan::redis().user("ada", "secret").mutual_tls().config("maxmemory 10mb"));
+}
+
+#[test]
+fn mosquitto_starts_stops_and_goes_away() {
+    starts_stops_and_goes_away(Plan::mosquitto());
+    starts_stops_and_goes_away(
+        Plan::mosquitto().user("ada", "secret").mutual_tls().config("message_size_limit 1000"),
+    );
+}
+
+#[test]
+fn rabbitmq_starts_stops_and_goes_away() {
+    starts_stops_and_goes_away(
+        Plan::rabbitmq().user("ada", "secret").tls().config("max_message_size = 1000"),
+    );
+}
+
+#[test]
+fn redis_keeps_its_data_through_a_crash_and_answers_nothing_while_frozen() {
+    if !Plan::redis().is_here() {
+        return;
+    }
+    let mut redis = Server::redis();
+    let ask = |command: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        write!(stream, "{command}\r\n").unwrap();
+        let mut answer = [0; 64];
+        stream.read(&mut answer).map(|read| String::from_utf8_lossy(&answer[..read]).into_owned())
+    };
+    assert_eq!(ask("SET a 1").unwrap(), "+OK\r\n");
+    redis.freeze();
+    assert!(ask("GET a").is_err());
+    redis.thaw();
+    assert_eq!(ask("GET a").unwrap(), "$1\r\n1\r\n");
+    redis.kill();
+    redis.start();
+    let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
+    stream.write_all(b"GET a\r\n").unwrap();
+    let mut answer = [0; 7];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"$1\r\n1\r\n");
+}
+
+#[test]
+fn a_server_ends_with_a_test_that_panics() {
+    if !Plan::redis().is_here() {
+        return;
+    }
+    let ended: (u16, PathBuf) = std::thread::spawn(|| {
+        let server = Server::redis();
+        let place = (server.port(), server.folder().to_owned());
+        std::panic::panic_any(place);
+    })
+    .join()
+    .map_err(|place| *place.downcast().unwrap())
+    .unwrap_err();
+    assert!(TcpStream::connect(("127.0.0.1", ended.0)).is_err() && !ended.1.exists());
+}

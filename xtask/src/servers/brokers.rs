@@ -1,0 +1,16 @@
+//! Message brokers. Tests start their own, with `outbox-testbed`; here they are only installed.
+
+use crate::program;
+
+/// A program, and the Debian package that it comes with.
+const ALL: [(&str, &str); 5] = [
+    ("nats-server", "nats-server"),
+    ("redis-server", "redis-server"),
+    ("mosquitto", "mosquitto"),
+    ("rabbitmq-server", "rabbitmq-server"),
+    ("openssl", "openssl"),
+];
+
+pub(crate) fn missing_packages() -> impl Iterator<Item = &'static str> {
+    ALL.iter().filter(|(program, _)| program::find(program).is_none()).map(|(_, package)| *package)
+}
