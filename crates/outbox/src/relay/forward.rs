@@ -425,12 +425,15 @@ impl Engine {
         let whole = of_type.is_some_and(|of_type| Arc::ptr_eq(&of_type.gate, gate));
         if self.waiting.add(gate, event.event_type(), whole) {
             let (engine, gate) = (self.clone(), gate.clone());
+            let unavailable = self.metrics.unavailable(gate.publisher.name());
+            unavailable.set(1.0);
             tokio::spawn(async move {
                 tokio::select! {
                     () = gate.opened() => {}
                     () = engine.stop.cancelled() => {}
                 }
                 engine.waiting.remove(&gate);
+                unavailable.set(0.0);
                 engine.wake.notify_one();
             });
         }
