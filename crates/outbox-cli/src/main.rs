@@ -79,7 +79,8 @@ impl Command {
             // Its handlers fail on purpose: those lines are for people who ask for them.
             Command::Demo(_) => "off",
             Command::Migrate(_) => "warn",
-            Command::Relay(_) => "info",
+            // Not a line for each event.
+            Command::Relay(_) => "info,outbox::events=warn",
         }
     }
 }

@@ -56,6 +56,9 @@ mod suspect;
 pub mod testing;
 mod tx;
 
+/// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
+pub(crate) const EVENTS: &str = "outbox::events";
+
 pub use admin::{Admin, DeadFilter};
 pub use destination::{Destination, Outage, Router};
 pub use error::{DatabaseError, DecodeError, Error, EventError, Result};

@@ -14,14 +14,13 @@
 //! | `outbox.settle.stale` | counter | verdicts that came too late to count |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
 //! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited |
-//! | `outbox.destination.unavailable` | gauge | 1 while events wait for a destination that cannot be reached |
+//! | `outbox.destination.unavailable` | gauge | 1 while the destination is not available and its events wait |
 //! | `outbox.log.published` | counter | events of the log that a publisher took |
 //! | `outbox.log.errors` | counter | batches that a publisher failed to take |
 //! | `outbox.log.leading` | gauge | 1 while this node leads the pair of topic and publisher |
 //! | `outbox.log.lag` | gauge | how many positions the pair is behind the end of the log |
 //!
-//! Each carries the label `store`, that of destinations also `destination`, those of the log also `topic` and `publisher`. A
-//! [`Fleet`](crate::Fleet) has some of its own, without a label:
+//! Each carries the label `store`, those of the log also `topic` and `publisher`, that of a destination also `destination`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
 //!
 //! | name | kind | counts |
 //! | --- | --- | --- |
@@ -76,7 +75,7 @@ impl Metrics {
         }
     }
 
-    /// Whether events wait for this destination. There is none before the first outage.
+    /// Whether a destination is not available.
     pub(crate) fn unavailable(&self, destination: &str) -> Gauge {
         let labels = [("store", self.store.clone()), ("destination", destination.to_owned())];
         gauge!(format!("{}.destination.unavailable", self.prefix), &labels)

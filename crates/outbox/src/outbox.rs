@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::Pool;
 use tracing::Instrument as _;
 
+use crate::EVENTS;
 use crate::admin::Admin;
 use crate::error::{EventError, Result};
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
@@ -549,9 +550,8 @@ impl<DB: Database> Outbox<DB> {
             batch.hinted.retain(|event| stored.contains(event.id()));
         }
         for event in &batch.events {
-            // Not INFO: it would be a line for every business transaction.
             let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
-            tracing::debug!(store = store.name(), event = %id, %event_type, correlation_id, "event written");
+            tracing::info!(target: EVENTS, store = store.name(), event = %id, %event_type, correlation_id, "event written");
         }
         hooks.after_write(&batch.events);
         Ok(batch)

@@ -77,8 +77,15 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         lines
     };
     line(&["WARN", "no handler yet", "no handler for event type", "event_type=stranger", "store="]);
-    line(&["DEBUG", "handled", "event_type=good", "event=", "store="]);
-    line(&["DEBUG", "event written", "event_type=later", "correlation_id=\"story-7\"", "store="]);
+    line(&["INFO", "outbox::events", "handled", "event_type=good", "event=", "store="]);
+    line(&[
+        "INFO",
+        "outbox::events",
+        "event written",
+        "event_type=later",
+        "correlation_id=\"story-7\"",
+        "store=",
+    ]);
     line(&["DEBUG", "claimed work items", "count=3", "owner=worker", "store="]);
     line(&["ERROR", "event is dead", "no such address", "store="]);
     line(&["WARN", "work item was abandoned", "busy", "store="]);

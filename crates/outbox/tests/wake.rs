@@ -87,10 +87,10 @@ async fn a_lost_line_is_replaced() {
         bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
     insert(&bed, 0).await;
     seen.reach(1).await;
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks l JOIN pg_class c ON c.oid = l.objid \
-               WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND c.relname";
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
+               AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.' || ";
     let until = tokio::time::Instant::now() + FOREVER;
-    while bed.number(&format!("{cut} = '{}'", bed.table)).await == 0 {
+    while bed.number(&format!("{cut}'{}', 12)", bed.table)).await == 0 {
         assert!(tokio::time::Instant::now() < until, "nobody has the watch");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -8,15 +8,20 @@ CREATE TABLE IF NOT EXISTS {nodes} (
 
 -- Wakes up a relay that sleeps. NOTIFY in every commit would have all commits wait for each other, so it is sent only while
 -- somebody sleeps: then a lock is held that this cannot share. One who inserts while all are awake holds a share of it until
--- the end of the transaction, and nobody goes to sleep before that.
+-- the end of the transaction, and nobody goes to sleep before that. The lock's number is made of the table's name.
 CREATE OR REPLACE FUNCTION {call}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT pg_try_advisory_xact_lock_shared((1819047777::bigint << 32) | TG_RELID::bigint) THEN
-        PERFORM pg_notify('outbox_due_' || TG_RELID, '');
-    END IF;
+    PERFORM pg_notify('outbox_due_' || TG_RELID, '');
     RETURN NULL;
 END
 $$;
-DROP TRIGGER IF EXISTS {events_written} ON {events};
-CREATE TRIGGER {events_written} AFTER INSERT ON {events}
-    FOR EACH STATEMENT EXECUTE FUNCTION {call}();
+DO $do$
+BEGIN
+    DROP TRIGGER IF EXISTS {events_written} ON {events};
+    EXECUTE format(
+        'CREATE TRIGGER {events_written} AFTER INSERT ON {events} FOR EACH STATEMENT '
+        'WHEN (NOT pg_try_advisory_xact_lock_shared(%s)) EXECUTE FUNCTION {call}()',
+        (SELECT hashtextextended(n.nspname || '.' || c.relname, 11) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = '{events}'::regclass));
+END
+$do$;

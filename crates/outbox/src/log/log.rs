@@ -5,6 +5,7 @@ use std::fmt;
 use super::query::{Condition, Position, Query};
 use super::store::{Stored, log_of};
 use super::{Appended, LogEvent};
+use crate::EVENTS;
 use crate::error::{Error, EventError, Result};
 use crate::event::{Due, Event, IntoEvent};
 use crate::outbox::Outbox;
@@ -265,7 +266,7 @@ fn tell(store: &str, events: &[Event], appended: &Appended) {
     for (event, position) in events.iter().zip(appended.positions()) {
         // Not INFO: it would be a line for every business transaction.
         let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
-        tracing::debug!(store, event = %id, %event_type, %position, correlation_id, "event appended");
+        tracing::info!(target: EVENTS, store, event = %id, %event_type, %position, correlation_id, "event appended");
     }
 }
 

@@ -15,6 +15,7 @@ use super::report;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
+use crate::EVENTS;
 use crate::destination::{Destination, Router};
 use crate::error::Error;
 use crate::event::{Event, EventType};
@@ -413,6 +414,9 @@ pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler:
         Verdict::Again { after, counted: true, error } => {
             tracing::warn!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "no handler yet");
         }
-        _ => tracing::debug!(store, event = %id, %event_type, attempt, "handled"),
+        Verdict::Done => tracing::info!(target: EVENTS, store, event = %id, %event_type, attempt, "handled"),
+        Verdict::Again { .. } | Verdict::Released => {
+            tracing::debug!(target: EVENTS, store, event = %id, %event_type, attempt, "put off");
+        }
     }
 }

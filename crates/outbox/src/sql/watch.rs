@@ -12,15 +12,18 @@ use super::names::Names;
 use crate::error::Result;
 use crate::store::Watch;
 
-/// The first half of the key of the lock; the second is the table's number.
-const ASLEEP: i64 = 1_819_047_777 << 32;
-/// The same for the lock of the one who has the watch.
-const WATCH: i64 = 1_819_047_778 << 32;
+/// The table's number, and those of its locks: of the one who sleeps, as in the trigger, and of the one who has the watch.
+const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 11), \
+     hashtextextended(n.nspname || '.' || c.relname, 12) \
+     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::text::regclass";
 
 /// On a connection of its own, which holds the locks: they end with it.
 pub(super) struct PgWatch {
     line: PgListener,
-    table: i64,
+    /// Held while asleep.
+    asleep: i64,
+    /// Held by the one who has the watch.
+    watch: i64,
     is_ours: bool,
 }
 
@@ -30,17 +33,14 @@ impl PgWatch {
         let mut line = PgListener::connect_with(&pool).await?;
         // A new connection would not have our locks.
         line.eager_reconnect(false);
-        let (table,): (i64,) = sqlx::query_as("SELECT $1::text::regclass::oid::bigint")
-            .bind(names.events())
-            .fetch_one(&mut line)
-            .await?;
+        let (table, asleep, watch): (i64, i64, i64) =
+            sqlx::query_as(NUMBERS).bind(names.events()).fetch_one(&mut line).await?;
         line.listen(&format!("outbox_due_{table}")).await?;
-        Ok(Self { line, table, is_ours: false })
+        Ok(Self { line, asleep, watch, is_ours: false })
     }
 
     async fn ask(&mut self, question: &'static str, lock: i64) -> Result<bool> {
-        let (answer,): (bool,) =
-            sqlx::query_as(question).bind(lock | self.table).fetch_one(&mut self.line).await?;
+        let (answer,): (bool,) = sqlx::query_as(question).bind(lock).fetch_one(&mut self.line).await?;
         Ok(answer)
     }
 }
@@ -49,17 +49,17 @@ impl PgWatch {
 impl Watch for PgWatch {
     async fn is_ours(&mut self) -> Result<bool> {
         if !self.is_ours {
-            self.is_ours = self.ask("SELECT pg_try_advisory_lock($1)", WATCH).await?;
+            self.is_ours = self.ask("SELECT pg_try_advisory_lock($1)", self.watch).await?;
         }
         Ok(self.is_ours)
     }
 
     async fn lie_down(&mut self) -> Result<bool> {
-        self.ask("SELECT pg_try_advisory_lock($1)", ASLEEP).await
+        self.ask("SELECT pg_try_advisory_lock($1)", self.asleep).await
     }
 
     async fn get_up(&mut self) -> Result<()> {
-        self.ask("SELECT pg_advisory_unlock($1)", ASLEEP).await?;
+        self.ask("SELECT pg_advisory_unlock($1)", self.asleep).await?;
         Ok(())
     }
 

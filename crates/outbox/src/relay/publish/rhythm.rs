@@ -176,7 +176,7 @@ mod tests {
             rhythm.unavailable(now, "gone");
         }
         assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
-        assert_eq!(rhythm.try_at, now + 5 * SEC);
+        assert_eq!(rhythm.try_at, now + 2 * SEC);
         assert!(rhythm.last_error.is_some());
         rhythm.forgive(now);
         assert_eq!((rhythm.last_error, rhythm.try_at), (None, now));

@@ -1,6 +1,6 @@
 //! Which pairs this node should lead: its share of them, decided in a pure function.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::log::{PairId, Roll};
@@ -20,9 +20,15 @@ pub(super) struct Change {
 pub(super) struct Share {
     /// Free the last time we looked: whoever should have taken them does not.
     free_before: HashSet<PairId>,
-    /// Taken although our share was full, because nobody else did. They stay.
-    spare: HashSet<PairId>,
+    /// Taken although our share was full, because nobody else did. They stay for so many rounds: then others get another
+    /// chance, who may only have been slow.
+    spare: HashMap<PairId, u32>,
+    /// For how many rounds one stays when it becomes spare the next time.
+    patience: HashMap<PairId, u32>,
 }
+
+/// For how many rounds a pair stays with a node whose share is full, the first time and at most.
+const SPARE: (u32, u32) = (5, 640);
 
 impl Share {
     /// Every node may lead its part of the pairs that this node runs, rounded up. What nobody takes for two rounds, because
@@ -35,9 +41,15 @@ impl Share {
         roll: &Roll,
     ) -> Change {
         let quota = runs.len().div_ceil(roll.nodes.len().max(1));
-        self.spare.retain(|pair| leads.contains(pair));
+        self.spare.retain(|pair, rounds| {
+            *rounds -= 1;
+            *rounds > 0 && leads.contains(pair)
+        });
+        for led in roll.pairs.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me)) {
+            self.patience.remove(&led.id);
+        }
         let counted: Vec<&PairId> = {
-            let mut counted: Vec<_> = leads.iter().filter(|pair| !self.spare.contains(*pair)).collect();
+            let mut counted: Vec<_> = leads.iter().filter(|pair| !self.spare.contains_key(*pair)).collect();
             counted.sort();
             counted
         };
@@ -60,7 +72,9 @@ impl Share {
             if n < room {
                 change.claim.push(pair.clone());
             } else if self.free_before.contains(pair) {
-                self.spare.insert(pair.clone());
+                let patience = self.patience.entry(pair.clone()).or_insert(SPARE.0);
+                self.spare.insert(pair.clone(), *patience);
+                *patience = (*patience * 2).min(SPARE.1);
                 change.claim.push(pair.clone());
             }
         }
@@ -128,9 +142,34 @@ mod tests {
         assert_eq!(change, Change::default(), "the other node should take them");
         let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
         assert_eq!(change.claim.len(), 2, "it does not");
-        // And they are not given up again.
-        let change = share.change(&"n0".into(), &runs, &ids(0..4), &roll(2, &[Some("n0"); 4]));
-        assert_eq!(change, Change::default());
+        // And they are not given up again at once.
+        let all = roll(2, &[Some("n0"); 4]);
+        for _ in 1..SPARE.0 {
+            assert_eq!(share.change(&"n0".into(), &runs, &ids(0..4), &all), Change::default());
+        }
+    }
+
+    /// It may only have been slow.
+    #[test]
+    fn the_other_node_gets_another_chance_but_ever_less_often() {
+        let mut share = Share::default();
+        let (free, all) = (roll(2, &[Some("n0"), Some("n0"), None, None]), roll(2, &[Some("n0"); 4]));
+        let mut rounds = Vec::new();
+        for _ in 0..3 {
+            share.change(&"n0".into(), &ids(0..4), &ids(0..2), &free);
+            assert_eq!(share.change(&"n0".into(), &ids(0..4), &ids(0..2), &free).claim.len(), 2);
+            let kept =
+                (1..).find(|_| !share.change(&"n0".into(), &ids(0..4), &ids(0..4), &all).give_up.is_empty());
+            rounds.push(kept.unwrap());
+        }
+        assert_eq!(rounds, [5, 10, 20]);
+        share.change(
+            &"n0".into(),
+            &ids(0..4),
+            &ids(0..2),
+            &roll(2, &[Some("n0"), Some("n0"), Some("n1"), Some("n1")]),
+        );
+        assert!(share.patience.is_empty(), "it takes them after all");
     }
 
     #[test]
