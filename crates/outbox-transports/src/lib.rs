@@ -15,16 +15,34 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod crypto;
 mod lines;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod link;
 mod message;
+#[cfg(feature = "nats")]
+mod nats;
 mod promises;
+#[cfg(feature = "redis")]
+mod redis;
 mod template;
 mod text;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod time;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod tls;
 mod waves;
 
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
+#[cfg(feature = "redis")]
+pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
+#[cfg(any(feature = "nats", feature = "redis"))]
+pub use tls::Tls;
 pub use waves::Waves;

@@ -21,10 +21,12 @@ mod nats;
 mod plan;
 mod port;
 mod process;
+mod proxy;
 mod rabbitmq;
 mod redis;
 mod server;
 mod tls;
 
 pub use plan::Plan;
+pub use proxy::Proxy;
 pub use server::Server;

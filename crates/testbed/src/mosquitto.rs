@@ -33,9 +33,6 @@ impl Kind for Mosquitto {
             format!("allow_anonymous {}", site.plan.user.is_none()),
             "persistence true".to_owned(),
             format!("persistence_location {}/", site.folder.display()),
-            // A crash loses what came since the last change that was written: so write at every one.
-            "autosave_on_changes true".to_owned(),
-            "autosave_interval 1".to_owned(),
             "max_queued_messages 0".to_owned(),
         ];
         // As root it would become the account `mosquitto`, which may not read our folder.

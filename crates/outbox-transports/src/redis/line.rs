@@ -1,0 +1,255 @@
+//! A connection to Redis.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use outbox::Failure;
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo as _, Pipeline, RedisError, RedisResult, TlsCertificates, Value,
+};
+
+use super::RedisSettings;
+use crate::link::Dial;
+use crate::{Tls, crypto};
+
+/// What became of an entry.
+pub(super) enum Answer {
+    /// The stream has it.
+    Added,
+    Refused(Failure),
+    /// The server takes nothing at the moment.
+    Outage(String),
+}
+
+impl Answer {
+    pub(super) fn of(stream: &str, answer: RedisResult<Value>) -> Self {
+        let error = match answer {
+            // With NOMKSTREAM.
+            Ok(Value::Nil) => {
+                let text = format!("there is no stream `{stream}`: create it, or set `create = true`");
+                return Self::Refused(Failure::retry(text));
+            }
+            Ok(_) => return Self::Added,
+            Err(error) => error,
+        };
+        match error.code() {
+            Some(
+                "OOM" | "READONLY" | "LOADING" | "MISCONF" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"
+                | "NOREPLICAS" | "BUSY" | "NOAUTH",
+            ) => Self::Outage(format!("Redis takes nothing at the moment: {error}")),
+            Some("MOVED" | "ASK") => {
+                let text = format!(
+                    "the stream `{stream}` is on another node of a Redis Cluster, which is not supported"
+                );
+                Self::Refused(Failure::retry(text))
+            }
+            Some("WRONGTYPE") => Self::Refused(Failure::retry(format!("`{stream}` is no stream: {error}"))),
+            _ => Self::Refused(Failure::retry(format!("the stream `{stream}` refuses it: {error}"))),
+        }
+    }
+}
+
+/// A connection, which is used until it breaks and then never again. Nothing is sent behind our back: when the last use of it ends, the
+/// client drops what it has not written yet.
+pub(super) struct Line {
+    connection: MultiplexedConnection,
+    given_up: AtomicBool,
+    place: String,
+}
+
+impl Line {
+    /// It is not used again.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends all commands at once. An answer for each, or why nobody knows what became of them.
+    pub(super) async fn send(&self, mut commands: Pipeline) -> Result<Vec<RedisResult<Value>>, String> {
+        let answers = commands.ignore_errors().query_async(&mut self.connection.clone()).await;
+        let answers: Vec<RedisResult<Value>> = answers.map_err(|error| explain(&self.place, &error))?;
+        if answers.len() != commands.len() {
+            return Err(format!(
+                "Redis at {} gave {} answers to {}",
+                self.place,
+                answers.len(),
+                commands.len()
+            ));
+        }
+        Ok(answers)
+    }
+
+    /// Whether the server takes what is written; `None` if it does not answer.
+    ///
+    /// `PING` is answered by a replica too, and by a server without memory. This write is refused by them, and changes nothing: without
+    /// NOMKSTREAM it would make a stream.
+    pub(super) async fn takes_writes(&self) -> Option<bool> {
+        let mut probe = redis::cmd("XADD");
+        probe.arg("outbox:no-such-stream").arg("NOMKSTREAM").arg("*").arg("f").arg("v");
+        match probe.query_async::<Value>(&mut self.connection.clone()).await {
+            Err(error) if error.code().is_none() => None,
+            answer => Some(!matches!(Answer::of("", answer), Answer::Outage(_))),
+        }
+    }
+}
+
+/// How to connect.
+pub(super) struct Dialer {
+    info: ConnectionInfo,
+    place: String,
+    tls: Tls,
+    connect_timeout: Duration,
+    timeout: Duration,
+    require_persistence: bool,
+}
+
+impl Dialer {
+    pub(super) fn new(settings: &RedisSettings) -> Result<Self, String> {
+        // What is wrong with it is not said with it: there may be a password in it.
+        let wrong = || "`url` is no address of a Redis server: write redis://host:6379".to_owned();
+        let mut info = settings.url.expose().into_connection_info().map_err(|_| wrong())?;
+        let (place, encrypted) = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => (format!("{host}:{port}"), false),
+            ConnectionAddr::TcpTls { host, port, .. } => (format!("{host}:{port}"), true),
+            ConnectionAddr::Unix(path) => (path.display().to_string(), false),
+            _ => return Err(wrong()),
+        };
+        if settings.tls.is_used() && !encrypted {
+            return Err("`tls` needs a `url` that starts with rediss://".to_owned());
+        }
+        if settings.tls.cert_file.is_some() != settings.tls.key_file.is_some() {
+            return Err("`cert_file` and `key_file` go together".to_owned());
+        }
+        let mut redis = info.redis_settings().clone();
+        if let Some(user) = &settings.user {
+            redis = redis.set_username(user.as_str());
+        }
+        if let Some(password) = &settings.password {
+            redis = redis.set_password(password.expose());
+        }
+        info = info.set_redis_settings(redis);
+        Ok(Self {
+            info,
+            place,
+            tls: settings.tls.clone(),
+            connect_timeout: settings.connect_timeout,
+            timeout: settings.timeout,
+            require_persistence: settings.require_persistence,
+        })
+    }
+
+    fn client(&self) -> Result<Client, String> {
+        crypto::choose_provider();
+        let opened = if self.tls.is_used() {
+            let pems = self.tls.read()?;
+            let certificates = TlsCertificates {
+                client_tls: pems.identity.map(|(certificate, key)| ClientTlsConfig {
+                    client_cert: certificate.into_bytes(),
+                    client_key: key.into_bytes(),
+                }),
+                root_cert: pems.ca.map(String::into_bytes),
+            };
+            Client::build_with_tls(self.info.clone(), certificates)
+        } else {
+            Client::open(self.info.clone())
+        };
+        opened.map_err(|error| explain(&self.place, &error))
+    }
+
+    async fn check_persistence(&self, connection: &mut MultiplexedConnection) -> Result<(), String> {
+        let place = &self.place;
+        let mut info = redis::cmd("INFO");
+        let said: String = info.arg("persistence").query_async(connection).await.map_err(|error| {
+            format!("Redis at {place} does not say whether it persists, which `require_persistence` asks for: {error}")
+        })?;
+        if said.lines().any(|line| line.trim() == "aof_enabled:1") {
+            return Ok(());
+        }
+        Err(format!(
+            "Redis at {place} writes no append-only file and would lose what it confirms: set `appendonly yes` there, or \
+             `require_persistence = false` here"
+        ))
+    }
+}
+
+#[async_trait]
+impl Dial for Dialer {
+    type Line = Line;
+
+    async fn dial(&self) -> Result<Line, String> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            .set_response_timeout(Some(self.timeout));
+        let client = self.client()?;
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connecting.await.map_err(|error| explain(&self.place, &error))?;
+        if self.require_persistence {
+            self.check_persistence(&mut connection).await?;
+        }
+        Ok(Line { connection, given_up: AtomicBool::new(false), place: self.place.clone() })
+    }
+
+    fn is_up(line: &Line) -> bool {
+        !line.given_up.load(Ordering::Relaxed)
+    }
+}
+
+fn explain(place: &str, error: &RedisError) -> String {
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => format!("Redis at {place} refuses user and password: {error}"),
+        _ if error.is_timeout() => format!("Redis at {place} did not answer in time"),
+        _ if error.is_connection_refusal() => format!("cannot connect to Redis at {place}: {error}"),
+        _ => format!("the connection to Redis at {place} failed: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(url: &str) -> RedisSettings {
+        RedisSettings::new(url, "s".parse().unwrap())
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_secrets() {
+        for url in
+            ["", "hunter2", "http://ada:hunter2@one", "redis://ada:hunter2@one:port", "redis://:hunter2@"]
+        {
+            let said = Dialer::new(&settings(url)).err().unwrap_or_else(|| panic!("{url} was taken"));
+            assert!(!said.contains("hunter2") && said.contains("redis://host:6379"), "{said}");
+        }
+        let mut plain = settings("redis://one");
+        plain.tls.ca_file = Some("ca.pem".into());
+        assert_eq!(Dialer::new(&plain).err().unwrap(), "`tls` needs a `url` that starts with rediss://");
+    }
+
+    #[test]
+    fn a_user_of_the_settings_goes_before_that_of_the_address() {
+        let mut settings = settings("redis://ada:one@host/3");
+        settings.password = Some("two".into());
+        let dialer = Dialer::new(&settings).unwrap();
+        let redis = dialer.info.redis_settings();
+        assert_eq!((redis.username(), redis.password(), redis.db()), (Some("ada"), Some("two"), 3));
+        assert_eq!(dialer.place, "host:6379");
+    }
+
+    #[test]
+    fn what_a_server_says_is_judged() {
+        let judge = |code: &str| {
+            let error = redis::make_extension_error(code.to_owned(), Some("said so".to_owned()));
+            Answer::of("orders", Err(error))
+        };
+        for code in ["OOM", "READONLY", "LOADING", "MISCONF"] {
+            assert!(matches!(judge(code), Answer::Outage(_)), "{code}");
+        }
+        for code in ["WRONGTYPE", "MOVED", "ERR"] {
+            let Answer::Refused(failure) = judge(code) else { panic!("{code}") };
+            assert!(failure.to_string().contains("`orders`"), "{failure}");
+        }
+        assert!(matches!(Answer::of("orders", Ok(Value::Nil)), Answer::Refused(_)));
+        assert!(matches!(Answer::of("orders", Ok(Value::Int(1))), Answer::Added));
+    }
+}

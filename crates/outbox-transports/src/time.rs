@@ -1,0 +1,66 @@
+//! Times in settings, as people write them: `500ms`, `5s`, `1m`, `2h`.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+
+/// Reads a time that is written as a text. None is longer than a day.
+pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    deserializer.deserialize_any(Written)
+}
+
+struct Written;
+
+impl Visitor<'_> for Written {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a time such as \"5s\"")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        parse(text).map_err(E::custom)
+    }
+
+    // The mistake that everybody makes once.
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Duration, E> {
+        Err(E::invalid_type(Unexpected::Signed(number), &self))
+    }
+}
+
+fn parse(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let each = match unit {
+        "ms" => Some(1),
+        "s" => Some(1_000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let time = each.zip(number.parse::<u64>().ok()).and_then(|(each, number)| number.checked_mul(each));
+    match time.map(Duration::from_millis) {
+        None => Err("write a whole number and its unit, as in 500ms, 5s, 1m or 2h".to_owned()),
+        Some(Duration::ZERO) => Err("a time of zero: leave it out for the default".to_owned()),
+        Some(time) if time > Duration::from_secs(86_400) => {
+            Err(format!("{text} is too long: use at most 24h"))
+        }
+        Some(time) => Ok(time),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_whole_numbers_with_a_unit() {
+        for (text, ms) in [("500ms", 500), ("5s", 5_000), ("1m", 60_000), ("2h", 7_200_000)] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "-1s", "1.5s", "5 s", "0s", "25h", "99999999999999999999s"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! While the server is well.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use base64::Engine as _;
+use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox_transports::{Format, Order, Repeats};
+use serde_json::Value;
+
+use super::{
+    Bed, Destination, Received, SOURCE, Share, WRONG_PASSWORD, Wish, assert_no_secret, fates, ids, is_dead,
+    numbered, of_size,
+};
+
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn by_id(received: Vec<Received>) -> HashMap<String, Received> {
+    received.into_iter().map(|message| (message.id.clone(), message)).collect()
+}
+
+fn payloads() -> Vec<(&'static str, Outgoing)> {
+    let event = || {
+        Event::new("order.placed")
+            .aggregate("Order", "o-1")
+            .tenant("acme")
+            .header("traceparent", TRACE)
+            .header("Region", "eu-west")
+            .header("note", "grüße ✓")
+    };
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let made = [
+        ("JSON as it was written", event().json_text(" {\"b\" : 1,\n \"a\":2.50, \"b2\":\"\\u00e9\"} ")),
+        ("every byte, NUL and 0xff among them", event().bytes("application/octet-stream", every_byte)),
+        ("no byte", event().bytes("application/octet-stream", Vec::new())),
+        ("text of many alphabets", event().bytes("text/plain; charset=utf-8", "日本語 ✓ \u{1f980}\r\n\0")),
+        ("200 KB", event().bytes("image/png", vec![0xa5; 200_000])),
+    ];
+    made.into_iter().map(|(what, event)| (what, Outgoing::new(event.build().unwrap()))).collect()
+}
+
+pub async fn every_payload_arrives_to_the_byte_with_its_id_headers_and_trace<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let payloads = payloads();
+    let events: Vec<Outgoing> = payloads.iter().map(|(_, event)| event.clone()).collect();
+    let publisher = bed.publisher(&Wish::default());
+    assert!(publisher.is_healthy().await);
+    publisher.publish_batch(&events).await.unwrap();
+
+    let received = by_id(bed.received(events.len()).await);
+    assert_eq!(received.len(), events.len());
+    for (what, event) in &payloads {
+        let message = received.get(event.id().as_str()).unwrap_or_else(|| panic!("{what} did not arrive"));
+        assert!(message.body == event.payload_bytes(), "{what} has changed");
+        assert_eq!(message.header("outbox-id"), Some(event.id().as_str()), "{what}");
+        assert_eq!(message.header("outbox-type"), Some("order.placed"), "{what}");
+        assert_eq!(message.header("outbox-aggregate-id"), Some("o-1"), "{what}");
+        assert_eq!(message.header("outbox-tenant-id"), Some("acme"), "{what}");
+        assert_eq!(message.header("traceparent"), Some(TRACE), "{what}");
+        assert_eq!(message.header("Region"), Some("eu-west"), "{what}");
+        assert_eq!(message.header("note"), Some("grüße ✓"), "{what}");
+        assert_eq!(message.content_type.as_deref(), Some(event.content_type()), "{what}");
+    }
+}
+
+pub async fn a_batch_of_a_thousand_arrives_whole<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let keys: Vec<String> = (0..100).map(|key| format!("k{key}")).collect();
+    let events: Vec<Outgoing> =
+        (0..1_000).map(|n| numbered(n, (n % 2 == 0).then(|| keys[n % 100].as_str()))).collect();
+    bed.publisher(&Wish::default()).publish_batch(&events).await.unwrap();
+    let received = by_id(bed.received(1_000).await);
+    for event in &events {
+        assert_eq!(received[event.id().as_str()].body, event.payload_bytes());
+    }
+    assert_eq!(received.len(), 1_000);
+}
+
+pub async fn batches_side_by_side_arrive_whole<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let publisher = bed.publisher(&Wish::default());
+    let batches: Vec<Vec<Outgoing>> =
+        (0..8).map(|batch| (0..50).map(|n| numbered(n, Some(&format!("{batch}")))).collect()).collect();
+    let sent = batches.iter().map(|batch| publisher.publish_batch(batch));
+    for outcome in futures_util::future::join_all(sent).await {
+        outcome.unwrap();
+    }
+    let received = by_id(bed.received(400).await);
+    assert!(batches.iter().flatten().all(|event| received.contains_key(event.id().as_str())));
+}
+
+pub async fn the_events_of_a_key_arrive_in_order_over_many_batches<B: Bed>() {
+    if B::PROMISES.order == Order::Any {
+        return;
+    }
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let publisher = bed.publisher(&Wish::default());
+    let events: Vec<Outgoing> = (0..600).map(|n| numbered(n, Some(["a", "b", "c"][n % 3]))).collect();
+    for batch in events.chunks(60) {
+        publisher.publish_batch(batch).await.unwrap();
+    }
+    let mut numbers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for message in bed.received(600).await {
+        let key = message.header("outbox-key").expect("the key").to_owned();
+        numbers.entry(key).or_default().push(message.text().parse().unwrap());
+    }
+    for (first, key) in ["a", "b", "c"].into_iter().enumerate() {
+        let expected: Vec<usize> = (first..600).step_by(3).collect();
+        assert_eq!(numbers[key], expected, "of key {key}");
+    }
+}
+
+pub async fn a_repeat_is_dropped_or_can_be_told_by_its_id<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let events: Vec<Outgoing> = (0..10).map(|n| numbered(n, None)).collect();
+    bed.publisher(&Wish::default()).publish_batch(&events).await.unwrap();
+    // As by another relay, after the first one was lost: a repeat is a success.
+    bed.publisher(&Wish::default()).publish_batch(&events).await.unwrap();
+    let count = match B::PROMISES.repeats {
+        Repeats::Dropped => 10,
+        Repeats::Seen => 20,
+    };
+    let received = bed.received(count).await;
+    assert_eq!(received.len(), count);
+    let distinct: HashSet<String> = received.into_iter().map(|message| message.id).collect();
+    assert_eq!(distinct, ids(&events).into_iter().collect());
+}
+
+pub async fn a_cloud_event_in_binary_mode_has_its_attributes_in_headers<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let (_, event) = payloads().remove(0);
+    let wish = Wish { format: Format::Cloudevents, ..Wish::default() };
+    bed.publisher(&wish).publish_batch(std::slice::from_ref(&event)).await.unwrap();
+    let message = bed.received(1).await.remove(0);
+    assert_eq!((message.id.as_str(), message.body.as_slice()), (event.id().as_str(), event.payload_bytes()));
+    for (attribute, value) in [
+        ("specversion", "1.0"),
+        ("id", event.id().as_str()),
+        ("source", SOURCE),
+        ("type", "order.placed"),
+        ("subject", "o-1"),
+        ("tenantid", "acme"),
+    ] {
+        let name = format!("{}{attribute}", B::CE_PREFIX);
+        assert_eq!(message.header(&name), Some(value), "{name} of {:?}", message.headers);
+    }
+    assert_eq!(message.header("traceparent"), Some(TRACE));
+    assert_eq!(message.content_type.as_deref(), Some("application/json"));
+}
+
+pub async fn a_cloud_event_in_structured_mode_is_one_object<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let (_, json) = payloads().remove(0);
+    let (_, bytes) = payloads().remove(1);
+    let wish = Wish { format: Format::CloudeventsStructured, ..Wish::default() };
+    bed.publisher(&wish).publish_batch(&[json.clone(), bytes.clone()]).await.unwrap();
+    let received = by_id(bed.received(2).await);
+    for event in [&json, &bytes] {
+        let message = &received[event.id().as_str()];
+        let object: Value = serde_json::from_slice(&message.body).unwrap();
+        assert_eq!((object["specversion"].as_str(), object["source"].as_str()), (Some("1.0"), Some(SOURCE)));
+        assert_eq!(
+            (object["id"].as_str(), object["subject"].as_str()),
+            (Some(event.id().as_str()), Some("o-1"))
+        );
+        assert_eq!(object["datacontenttype"].as_str(), Some(event.content_type()));
+        let content_type = message.content_type.as_deref().unwrap_or_default();
+        assert!(content_type.starts_with("application/cloudevents+json"), "{content_type}");
+    }
+    let object: Value = serde_json::from_slice(&received[json.id().as_str()].body).unwrap();
+    assert_eq!(object["data"]["a"], 2.5);
+    let object: Value = serde_json::from_slice(&received[bytes.id().as_str()].body).unwrap();
+    let data = object["data_base64"].as_str().expect("base64");
+    let data = base64::engine::general_purpose::STANDARD.decode(data).unwrap();
+    assert_eq!(data, bytes.payload_bytes());
+}
+
+pub async fn what_is_too_big_fails_for_good_and_holds_back_its_key_only<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let publisher = bed.publisher(&Wish::default());
+    let events = [
+        numbered(0, None),
+        numbered(1, Some("k")),
+        of_size(bed.too_big(), Some("k")),
+        numbered(3, Some("k")),
+        numbered(4, Some("j")),
+        numbered(5, None),
+    ];
+    let error = publisher.publish_batch(&events).await.unwrap_err();
+    assert!(!error.is_unavailable(), "{error}");
+    let fates = fates(&error, events.len());
+    for index in [0, 1, 4, 5] {
+        assert_eq!(fates[index], Some(Fate::Published), "{index}: {error}");
+    }
+    assert_eq!(fates[3], Some(Fate::Untried), "it waits behind the one that failed");
+    let Some(Fate::Failed(failure)) = &fates[2] else { panic!("{:?}", fates[2]) };
+    assert!(is_dead(failure), "trying again cannot help: {failure:?}");
+    assert!(failure.to_string().contains("bytes"), "{failure}");
+
+    let arrived: HashSet<String> = bed.received(4).await.into_iter().map(|message| message.id).collect();
+    let expected: HashSet<String> =
+        [0, 1, 4, 5].iter().map(|&index| events[index].id().to_string()).collect();
+    assert_eq!(arrived, expected);
+
+    // Whatever the server thought of it, the next one arrives.
+    publisher.publish_batch(&events[3..4]).await.unwrap();
+    assert_eq!(bed.received(5).await.len(), 5);
+}
+
+pub async fn a_destination_that_does_not_exist_is_named<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let Some(missing) = bed.missing() else { return };
+    let wish = Wish { destination: Destination::Missing, timeout: Duration::from_secs(5), ..Wish::default() };
+    let error = bed.publisher(&wish).publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await;
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains(&missing), "`{error}` does not name {missing}");
+    assert!(!error.is_unavailable(), "the server is there: {error}");
+    for fate in fates(&error, 2) {
+        assert!(!matches!(fate, Some(Fate::Published)));
+        if let Some(Fate::Failed(failure)) = fate {
+            assert!(!is_dead(&failure), "somebody may create it: {failure}");
+        }
+    }
+    // The others go on.
+    bed.publisher(&Wish::default()).publish_batch(&[numbered(2, None)]).await.unwrap();
+    assert_eq!(bed.received(1).await.len(), 1);
+}
+
+pub async fn a_wrong_password_is_told_without_showing_it<B: Bed>() {
+    if !B::PASSWORDS {
+        return;
+    }
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let publisher = bed.publisher(&Wish { password: WRONG_PASSWORD, ..Wish::default() });
+    assert!(!publisher.is_healthy().await);
+    let error = publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err();
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
+    let text = error.to_string();
+    let told = ["password", "authori", "authenti", "credentials", "access refused", "login"];
+    assert!(told.iter().any(|word| text.to_lowercase().contains(word)), "what is wrong is not said: {text}");
+    assert_no_secret(&format!("{text} {error:?}"));
+}
+
+pub async fn nothing_that_is_shown_holds_a_password<B: Bed>() {
+    if !B::PASSWORDS {
+        return;
+    }
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let shown = bed.shown();
+    assert!(shown.contains("***"), "secrets are marked: {shown}");
+    assert_no_secret(&shown);
+}

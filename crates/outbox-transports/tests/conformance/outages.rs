@@ -1,0 +1,138 @@
+//! While the server is not well.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use outbox::{Fate, Outgoing, Publisher};
+use outbox_transports::Order;
+use tokio::sync::watch;
+
+use super::relay::{Progress, deliver};
+use super::{Bed, Share, Wish, assert_no_secret, fates, ids, numbered};
+
+/// Over what a publisher was told to wait at most: the machine may be busy.
+const SLACK: Duration = Duration::from_secs(8);
+
+pub async fn a_server_that_is_down_is_unavailable_until_it_is_there<B: Bed>() {
+    let Some(mut bed) = B::open(Share::Own).await else { return };
+    bed.stop();
+    let wish = Wish::impatient();
+    let publisher = bed.publisher(&wish);
+    let events = [numbered(0, None), numbered(1, Some("k"))];
+    let began = Instant::now();
+    assert!(!publisher.is_healthy().await);
+    assert!(began.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", began.elapsed());
+
+    let began = Instant::now();
+    let error = publisher.publish_batch(&events).await.unwrap_err();
+    assert!(began.elapsed() < wish.timeout + SLACK, "{:?}", began.elapsed());
+    assert!(error.is_unavailable(), "{error}");
+    assert_no_secret(&format!("{error} {error:?}"));
+    for fate in fates(&error, 2) {
+        assert!(matches!(fate, None | Some(Fate::Untried)), "{fate:?}");
+    }
+
+    bed.start();
+    wait_until_healthy(&*publisher).await;
+    publisher.publish_batch(&events).await.unwrap();
+    let received: HashSet<String> = bed.received(2).await.into_iter().map(|message| message.id).collect();
+    assert_eq!(received, ids(&events).into_iter().collect());
+}
+
+pub async fn what_was_confirmed_outlives_a_restart_and_the_publisher_goes_on<B: Bed>() {
+    let Some(bed) = B::open(Share::Own).await else { return };
+    goes_on_after(bed, B::stop).await;
+}
+
+pub async fn what_was_confirmed_outlives_a_crash_and_the_publisher_goes_on<B: Bed>() {
+    if !B::SURVIVES_CRASHES {
+        return;
+    }
+    let Some(bed) = B::open(Share::Own).await else { return };
+    goes_on_after(bed, B::kill).await;
+}
+
+/// The server ends in the middle of a stream of batches, and comes back.
+async fn goes_on_after<B: Bed>(mut bed: B, end: impl Fn(&mut B)) {
+    let publisher = bed.publisher(&Wish::impatient());
+    let events: Vec<Outgoing> =
+        (0..3_000).map(|n| numbered(n, Some(["a", "b", "c", "d", "e"][n % 5]))).collect();
+    let (progress, mut seen) = watch::channel(Progress::default());
+    let relay = tokio::spawn(deliver(publisher, events.clone(), progress));
+
+    let until = async |seen: &mut watch::Receiver<Progress>, enough: &dyn Fn(&Progress) -> bool| {
+        tokio::time::timeout(Duration::from_secs(60), seen.wait_for(|progress| enough(progress)))
+            .await
+            .expect("it goes on within a minute")
+            .expect("the relay is still there");
+    };
+    until(&mut seen, &|progress| progress.confirmed.len() >= 200).await;
+    tokio::task::block_in_place(|| end(&mut bed));
+    let before = seen.borrow().confirmed.clone();
+    assert!(before.len() < events.len(), "it ended too late to prove anything");
+    until(&mut seen, &|progress| progress.outages > 0).await;
+    tokio::task::block_in_place(|| bed.start());
+    relay.await.expect("all are delivered");
+
+    let received = bed.received(events.len()).await;
+    let arrived: HashSet<&str> = received.iter().map(|message| message.id.as_str()).collect();
+    let lost = events.iter().filter(|event| !arrived.contains(event.id().as_str()));
+    let lost: Vec<_> = lost.map(|event| String::from_utf8_lossy(event.payload_bytes())).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {} that were confirmed are lost, {} of them before the end, the first being {:?}",
+        lost.len(),
+        events.len(),
+        before.iter().filter(|id| !arrived.contains(id.as_str())).count(),
+        lost.first()
+    );
+
+    if B::PROMISES.order == Order::PerKey {
+        let mut last: BTreeMap<String, usize> = BTreeMap::new();
+        let mut again = HashSet::new();
+        for message in received.iter().filter(|message| again.insert(message.id.clone())) {
+            let number: usize = message.text().parse().unwrap();
+            let key = message.header("outbox-key").expect("the key").to_owned();
+            let before = last.insert(key.clone(), number);
+            assert!(before.is_none_or(|before| before < number), "{key}: {number} came after {before:?}");
+        }
+    }
+}
+
+pub async fn a_server_that_hangs_is_unavailable_in_time_and_used_again_later<B: Bed>() {
+    let Some(mut bed) = B::open(Share::Own).await else { return };
+    let wish = Wish::impatient();
+    let publisher = bed.publisher(&wish);
+    publisher.publish_batch(&[numbered(0, Some("k"))]).await.unwrap();
+    if !bed.freeze() {
+        return;
+    }
+    let began = Instant::now();
+    let error = publisher.publish_batch(&[numbered(1, Some("k")), numbered(2, Some("k"))]).await.unwrap_err();
+    assert!(began.elapsed() < wish.timeout + SLACK, "{:?}", began.elapsed());
+    assert!(error.is_unavailable(), "{error}");
+    assert_no_secret(&format!("{error} {error:?}"));
+    assert_eq!(
+        error.fate(1).unwrap_or(Fate::Untried),
+        Fate::Untried,
+        "it waits behind one that nobody knows of"
+    );
+    let began = Instant::now();
+    assert!(!publisher.is_healthy().await, "it has just not answered");
+    assert!(began.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", began.elapsed());
+
+    bed.thaw();
+    wait_until_healthy(&*publisher).await;
+    let after = numbered(3, Some("k"));
+    publisher.publish_batch(std::slice::from_ref(&after)).await.unwrap();
+    let received = bed.received(2).await;
+    assert!(received.iter().any(|message| message.id == after.id().as_str()));
+}
+
+pub async fn wait_until_healthy(publisher: &dyn Publisher) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !publisher.is_healthy().await {
+        assert!(Instant::now() < deadline, "it stays unhealthy");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,61 @@
+//! The settings in the guide are settings.
+#![cfg(any(feature = "nats", feature = "redis"))]
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// The TOML examples of the guide, with something in place of each environment variable.
+fn examples() -> Vec<Table> {
+    let guide = include_str!("../../../docs/guide/transports.md");
+    let blocks = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks
+        .map(|block| without_variables(block).parse().unwrap_or_else(|error| panic!("{block}\n{error}")))
+        .collect()
+}
+
+fn without_variables(text: &str) -> String {
+    let mut parts = text.split("${");
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (_, after) = part.split_once('}').expect("a closing brace");
+        whole.push_str("something");
+        whole.push_str(after);
+    }
+    whole
+}
+
+/// The settings of all examples for this kind of publisher.
+fn settings<T: DeserializeOwned>(kind: &str) -> Vec<T> {
+    let tables = examples();
+    let publishers = tables.iter().filter_map(|table| table.get("publishers")).filter_map(Value::as_table);
+    let of_kind = publishers.flat_map(Table::values).filter_map(|publisher| publisher.get(kind));
+    of_kind
+        .map(|written| T::deserialize(written.clone()).unwrap_or_else(|error| panic!("{kind}: {error}")))
+        .collect()
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn the_examples_for_nats_make_publishers() {
+    let settings: Vec<outbox_transports::NatsSettings> = settings("nats");
+    assert!(settings.len() >= 2);
+    for settings in settings {
+        outbox_transports::Nats::new("orders", settings).unwrap();
+    }
+    let unknown = "url = \"nats://host\"\nsubject = \"s\"\nretries = 3";
+    let error = toml::from_str::<outbox_transports::NatsSettings>(unknown).unwrap_err();
+    assert!(error.to_string().contains("retries"), "{error}");
+    let unitless = "url = \"nats://host\"\nsubject = \"s\"\nack_timeout = \"5\"";
+    let error = toml::from_str::<outbox_transports::NatsSettings>(unitless).unwrap_err();
+    assert!(error.to_string().contains("5s"), "{error}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn the_examples_for_redis_make_publishers() {
+    let settings: Vec<outbox_transports::RedisSettings> = settings("redis");
+    assert!(!settings.is_empty());
+    for settings in settings {
+        outbox_transports::Redis::new("orders", settings).unwrap();
+    }
+}

@@ -1,0 +1,351 @@
+//! NATS JetStream, by a server of its own.
+#![cfg(feature = "nats")]
+
+mod conformance;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy, Info};
+use async_nats::{ConnectOptions, jetstream};
+use async_trait::async_trait;
+use base64::Engine as _;
+use conformance::{
+    Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, is_dead, numbered, of_size,
+};
+use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox_testbed::{Plan, Proxy, Server};
+use outbox_transports::{Nats, NatsSettings, Promises};
+
+struct NatsBed {
+    server: Server,
+}
+
+impl NatsBed {
+    fn settings(&self, wish: &Wish) -> NatsSettings {
+        let subject = match wish.destination {
+            Destination::Usual => "orders.{type}",
+            Destination::Missing => "nowhere.at-all",
+        };
+        let mut settings = NatsSettings::new(&self.server.bare_url(), subject.parse().unwrap());
+        settings.user = Some(USER.into());
+        settings.password = Some(wish.password.into());
+        settings.format = wish.format;
+        settings.source = SOURCE.into();
+        settings.connect_timeout = wish.timeout;
+        settings.ack_timeout = wish.timeout;
+        settings
+    }
+
+    async fn jetstream(&self) -> jetstream::Context {
+        let options = ConnectOptions::with_user_and_password(USER.to_owned(), PASSWORD.to_owned());
+        jetstream::new(options.connect(self.server.bare_url()).await.unwrap())
+    }
+}
+
+#[async_trait]
+impl Bed for NatsBed {
+    const PROMISES: Promises = Nats::PROMISES;
+
+    async fn open(_: Share) -> Option<Self> {
+        let plan = Plan::nats().user(USER, PASSWORD);
+        if !plan.is_here() {
+            return None;
+        }
+        let bed = Self { server: plan.start() };
+        let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
+        bed.jetstream().await.create_stream(stream).await.unwrap();
+        Some(bed)
+    }
+
+    fn publisher(&self, wish: &Wish) -> Arc<dyn Publisher> {
+        Arc::new(Nats::new("nats", self.settings(wish)).unwrap())
+    }
+
+    fn shown(&self) -> String {
+        let mut settings = self.settings(&Wish::default());
+        settings.url = self.server.url().as_str().into();
+        settings.token = None;
+        format!("{settings:?} {:?}", Nats::new("nats", settings.clone()).unwrap())
+    }
+
+    async fn received(&self, count: usize) -> Vec<Received> {
+        let stream = self.jetstream().await.get_stream("orders").await.unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let state = loop {
+            let Info { state, .. } = stream.get_info().await.unwrap();
+            if state.messages >= count as u64 || Instant::now() > deadline {
+                break state;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        let mut received = Vec::new();
+        if state.messages == 0 {
+            return received;
+        }
+        for sequence in state.first_sequence..=state.last_sequence {
+            let message = stream.get_raw_message(sequence).await.unwrap();
+            let header = |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
+            let headers = message.headers.iter();
+            received.push(Received {
+                id: header("Nats-Msg-Id").unwrap(),
+                content_type: header("Content-Type"),
+                headers: headers
+                    .map(|(name, values)| (name.to_string(), values[0].as_str().to_owned()))
+                    .collect(),
+                body: message.payload.to_vec(),
+            });
+        }
+        received
+    }
+
+    fn missing(&self) -> Option<String> {
+        Some("nowhere.at-all".to_owned())
+    }
+
+    fn too_big(&self) -> usize {
+        1_048_576
+    }
+
+    fn stop(&mut self) {
+        self.server.stop();
+    }
+
+    fn kill(&mut self) {
+        self.server.kill();
+    }
+
+    fn start(&mut self) {
+        self.server.start();
+    }
+
+    fn freeze(&mut self) -> bool {
+        self.server.freeze();
+        true
+    }
+
+    fn thaw(&mut self) {
+        self.server.thaw();
+    }
+}
+
+conformance::tests!(NatsBed);
+
+/// A server with one stream for `orders.>`, and a publisher to it.
+async fn served(
+    plan: Plan,
+    stream: Config,
+    change: impl FnOnce(&Server, &mut NatsSettings),
+) -> Option<(Server, Nats)> {
+    if !plan.is_here() {
+        return None;
+    }
+    let server = plan.start();
+    let client = async_nats::connect(server.url()).await.unwrap();
+    let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..stream };
+    jetstream::new(client).create_stream(stream).await.unwrap();
+    let mut settings = NatsSettings::new(&server.url(), "orders.{type}".parse().unwrap());
+    change(&server, &mut settings);
+    Some((server, Nats::new("nats", settings).unwrap()))
+}
+
+async fn messages(server: &Server) -> u64 {
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    jetstream.get_stream("orders").await.unwrap().get_info().await.unwrap().state.messages
+}
+
+#[tokio::test]
+async fn what_was_given_up_is_never_sent_behind_our_back() {
+    let mut proxy = None;
+    let through_proxy = |server: &Server, settings: &mut NatsSettings| {
+        let between = Proxy::to(server.port());
+        settings.url = format!("nats://127.0.0.1:{}", between.port()).as_str().into();
+        proxy = Some(between);
+    };
+    let Some((server, publisher)) = served(Plan::nats(), Config::default(), through_proxy).await else {
+        return;
+    };
+    let proxy = proxy.unwrap();
+    assert!(publisher.is_healthy().await);
+    // Ten times as much as gets through: most of it waits inside the client when the connection breaks.
+    let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
+    proxy.let_through(900_000);
+    let (outcome, ()) = tokio::join!(publisher.publish_batch(&events), async {
+        while messages(&server).await < 20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        proxy.cut();
+    });
+    let error = outcome.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let arrived = messages(&server).await;
+    assert!(published as u64 <= arrived && arrived < 300, "{published} were confirmed, {arrived} arrived");
+
+    publisher.publish_batch(&events).await.unwrap();
+    assert_eq!(messages(&server).await, 900);
+}
+
+#[tokio::test]
+async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
+    let plan = Plan::nats().user(USER, PASSWORD).mutual_tls();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let (certificate, key) = server.client_certificate();
+    let file = |path: &std::path::Path| Some(path.to_str().unwrap().into());
+    let publisher = |change: &dyn Fn(&mut NatsSettings)| {
+        let mut settings = NatsSettings::new(&server.url(), "orders.{type}".parse().unwrap());
+        change(&mut settings);
+        Nats::new("nats", settings).unwrap()
+    };
+    let known = publisher(&|settings| {
+        settings.tls.ca_file = file(&server.ca_file());
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    assert!(known.is_healthy().await);
+    let error = known.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.to_string().contains("no stream takes the subject"), "{error}");
+
+    let stranger = publisher(&|settings| settings.tls.ca_file = file(&server.ca_file()));
+    assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
+    let unknown_authority = publisher(&|settings| {
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    let error = unknown_authority.publish_batch(&[numbered(3, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("ertificate"), "{error}");
+    let no_file = publisher(&|settings| settings.tls.ca_file = Some("/no/such/file".into()));
+    let error = no_file.publish_batch(&[numbered(4, None)]).await.unwrap_err();
+    assert!(error.to_string().contains("ca_file `/no/such/file`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_token_lets_in() {
+    let plan = Plan::nats().config("authorization { token: \"correcthorse\" }");
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let mut settings = NatsSettings::new(&server.url(), "orders".parse().unwrap());
+    assert!(!Nats::new("nats", settings.clone()).unwrap().is_healthy().await);
+    settings.token = Some("correcthorse".into());
+    assert!(Nats::new("nats", settings).unwrap().is_healthy().await);
+    let in_url = server.url().replace("nats://", "nats://correcthorse@");
+    let settings = NatsSettings::new(&in_url, "orders".parse().unwrap());
+    assert!(Nats::new("nats", settings).unwrap().is_healthy().await);
+}
+
+/// A JWT as NATS wants it: signed by the key of whoever stands above.
+fn jwt(issuer: &nkeys::KeyPair, subject: &nkeys::KeyPair, nats: &serde_json::Value) -> String {
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    let claims = serde_json::json!({
+        "jti": "TEST", "iat": 1_700_000_000, "iss": issuer.public_key(), "name": "test",
+        "sub": subject.public_key(), "nats": nats,
+    });
+    let header = encode(br#"{"typ":"JWT","alg":"ed25519-nkey"}"#);
+    let signed = format!("{header}.{}", encode(claims.to_string().as_bytes()));
+    let signature = encode(&issuer.sign(signed.as_bytes()).unwrap());
+    format!("{signed}.{signature}")
+}
+
+#[tokio::test]
+async fn a_credentials_file_lets_in_and_is_read_anew() {
+    if !Plan::nats().is_here() {
+        return;
+    }
+    let (operator, account) = (nkeys::KeyPair::new_operator(), nkeys::KeyPair::new_account());
+    let (user, stranger) = (nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user());
+    let of = |kind: &str| serde_json::json!({"type": kind, "version": 2});
+    let limits = serde_json::json!({"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1});
+    let of_account = serde_json::json!({"type": "account", "version": 2, "limits": limits});
+    let of_user = serde_json::json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1});
+    let server = Plan::nats()
+        .config(&format!("operator: {}", jwt(&operator, &operator, &of("operator"))))
+        .config(&format!("system_account: {}", account.public_key()))
+        .config("resolver: MEMORY")
+        .config(&format!(
+            "resolver_preload: {{ {}: {} }}",
+            account.public_key(),
+            jwt(&operator, &account, &of_account)
+        ))
+        .start();
+    let file = server.folder().join("relay.creds");
+    let write = |key: &nkeys::KeyPair| {
+        let (jwt, seed) = (jwt(&account, &user, &of_user), key.seed().unwrap());
+        let text = format!(
+            "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\
+             -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let mut settings = NatsSettings::new(&server.url(), "orders".parse().unwrap());
+    assert!(!Nats::new("nats", settings.clone()).unwrap().is_healthy().await);
+    settings.credentials_file = Some(file.to_str().unwrap().into());
+    let publisher = Nats::new("nats", settings).unwrap();
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("relay.creds"), "{error}");
+    write(&stranger);
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("authorization"), "{error}");
+    assert!(!format!("{error:?}").contains(&stranger.seed().unwrap()));
+    write(&user);
+    assert!(publisher.is_healthy().await);
+}
+
+#[tokio::test]
+async fn a_subject_that_may_not_be_published_to_is_named() {
+    let users = "authorization { users: [
+        {user: ada, password: secret, permissions: {publish: {deny: \"orders.forbidden\"}}} ] }";
+    let plan = Plan::nats().config(users);
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let options = ConnectOptions::with_user_and_password("ada".to_owned(), "secret".to_owned());
+    let jetstream = jetstream::new(options.connect(server.url()).await.unwrap());
+    let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
+    jetstream.create_stream(stream).await.unwrap();
+    let mut settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.{type}".parse().unwrap());
+    settings.ack_timeout = Duration::from_secs(2);
+    let publisher = Nats::new("nats", settings).unwrap();
+    let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
+    let error = publisher.publish_batch(&[event("forbidden"), event("allowed")]).await.unwrap_err();
+    assert!(!error.is_unavailable() && error.to_string().contains("orders.forbidden"), "{error}");
+    assert_eq!(error.fate(1), Some(Fate::Published));
+}
+
+#[tokio::test]
+async fn an_event_that_makes_no_subject_is_dead_and_its_neighbours_arrive() {
+    let Some((server, publisher)) = served(Plan::nats(), Config::default(), |_, _| {}).await else { return };
+    let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
+    let error = publisher.publish_batch(&[event("a..b"), event("fine"), event("a*")]).await.unwrap_err();
+    for (index, named) in [(0, "`orders.a..b`"), (2, "`orders.a*`")] {
+        let Some(Fate::Failed(failure)) = error.fate(index) else { panic!("{:?}", error.fate(index)) };
+        assert!(is_dead(&failure) && failure.to_string().contains(named), "{failure}");
+    }
+    assert_eq!((error.fate(1), messages(&server).await), (Some(Fate::Published), 1));
+}
+
+#[tokio::test]
+async fn what_is_too_big_for_the_stream_is_dead() {
+    let stream = Config { max_message_size: 1_000, ..Config::default() };
+    let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
+    let error = publisher.publish_batch(&[of_size(2_000, None), numbered(1, None)]).await.unwrap_err();
+    let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
+    assert!(is_dead(&failure) && failure.to_string().contains("bytes"), "{failure}");
+    assert_eq!(error.fate(1), Some(Fate::Published));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_full_is_tried_again() {
+    let stream = Config { max_messages: 1, discard: DiscardPolicy::New, ..Config::default() };
+    let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
+    publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
+    let error = publisher.publish_batch(&[numbered(2, None)]).await.unwrap_err();
+    let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
+    assert!(!is_dead(&failure) && failure.to_string().contains("maximum messages exceeded"), "{failure}");
+}

@@ -1,0 +1,278 @@
+//! Redis Streams, by a server of its own.
+#![cfg(feature = "redis")]
+
+mod conformance;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, numbered};
+use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox_testbed::{Plan, Proxy, Server};
+use outbox_transports::{Promises, Redis, RedisSettings};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Value};
+
+struct RedisBed {
+    server: Server,
+}
+
+impl RedisBed {
+    fn settings(&self, wish: &Wish) -> RedisSettings {
+        let stream = match wish.destination {
+            Destination::Usual => "orders",
+            Destination::Missing => "nowhere",
+        };
+        let mut settings = RedisSettings::new(&self.server.bare_url(), stream.parse().unwrap());
+        settings.user = Some(USER.into());
+        settings.password = Some(wish.password.into());
+        settings.format = wish.format;
+        settings.source = SOURCE.into();
+        settings.connect_timeout = wish.timeout;
+        settings.timeout = wish.timeout;
+        settings.max_bytes = 300_000;
+        settings.create = wish.destination == Destination::Usual;
+        settings.require_persistence = true;
+        settings
+    }
+
+    async fn connection(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(self.server.url()).unwrap();
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+}
+
+type Entries = Vec<(String, Vec<Value>)>;
+
+fn bytes(value: &Value) -> Vec<u8> {
+    match value {
+        Value::BulkString(bytes) => bytes.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn received(fields: &[Value]) -> Received {
+    let mut message = Received::default();
+    for field in fields.chunks(2) {
+        let (name, value) = (String::from_utf8(bytes(&field[0])).unwrap(), bytes(&field[1]));
+        if name == "payload" {
+            message.body = value;
+            continue;
+        }
+        let value = String::from_utf8(value).unwrap();
+        if name == "content-type" {
+            message.content_type = Some(value);
+        } else {
+            message.headers.push((name, value));
+        }
+    }
+    let id = ["outbox-id", "ce-id"].iter().find_map(|name| message.header(name));
+    // In structured mode it is in the body.
+    let in_body = || {
+        serde_json::from_slice::<serde_json::Value>(&message.body).unwrap()["id"].as_str().unwrap().to_owned()
+    };
+    message.id = id.map_or_else(in_body, str::to_owned);
+    message
+}
+
+#[async_trait]
+impl Bed for RedisBed {
+    const PROMISES: Promises = Redis::PROMISES;
+
+    async fn open(_: Share) -> Option<Self> {
+        let plan = Plan::redis().user(USER, PASSWORD);
+        plan.is_here().then(|| Self { server: plan.start() })
+    }
+
+    fn publisher(&self, wish: &Wish) -> Arc<dyn Publisher> {
+        Arc::new(Redis::new("redis", self.settings(wish)).unwrap())
+    }
+
+    fn shown(&self) -> String {
+        let mut settings = self.settings(&Wish::default());
+        settings.url = self.server.url().as_str().into();
+        format!("{settings:?} {:?}", Redis::new("redis", settings.clone()).unwrap())
+    }
+
+    async fn received(&self, count: usize) -> Vec<Received> {
+        let mut connection = self.connection().await;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let mut range = redis::cmd("XRANGE");
+            let entries: Entries =
+                range.arg("orders").arg("-").arg("+").query_async(&mut connection).await.unwrap();
+            if entries.len() >= count || Instant::now() > deadline {
+                return entries.iter().map(|(_, fields)| received(fields)).collect();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn missing(&self) -> Option<String> {
+        Some("nowhere".to_owned())
+    }
+
+    fn too_big(&self) -> usize {
+        300_000
+    }
+
+    fn stop(&mut self) {
+        self.server.stop();
+    }
+
+    fn kill(&mut self) {
+        self.server.kill();
+    }
+
+    fn start(&mut self) {
+        self.server.start();
+    }
+
+    fn freeze(&mut self) -> bool {
+        self.server.freeze();
+        true
+    }
+
+    fn thaw(&mut self) {
+        self.server.thaw();
+    }
+}
+
+conformance::tests!(RedisBed);
+
+fn publisher_of(server: &Server, change: impl FnOnce(&mut RedisSettings)) -> Redis {
+    let mut settings = RedisSettings::new(&server.url(), "orders".parse().unwrap());
+    change(&mut settings);
+    Redis::new("redis", settings).unwrap()
+}
+
+async fn length(server: &Server) -> usize {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("XLEN").arg("orders").query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
+    let plan = Plan::redis().user(USER, PASSWORD).mutual_tls();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let (certificate, key) = server.client_certificate();
+    let file = |path: &std::path::Path| Some(path.to_str().unwrap().into());
+    let known = publisher_of(&server, |settings| {
+        settings.tls.ca_file = file(&server.ca_file());
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    known.publish_batch(&[numbered(1, None)]).await.unwrap();
+
+    let stranger = publisher_of(&server, |settings| settings.tls.ca_file = file(&server.ca_file()));
+    assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
+    let unknown_authority = publisher_of(&server, |settings| {
+        settings.tls.cert_file = file(&certificate);
+        settings.tls.key_file = file(&key);
+    });
+    let error = unknown_authority.publish_batch(&[numbered(3, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("ertificate"), "{error}");
+    let no_file = publisher_of(&server, |settings| settings.tls.ca_file = Some("/no/such/file".into()));
+    let error = no_file.publish_batch(&[numbered(4, None)]).await.unwrap_err();
+    assert!(error.to_string().contains("ca_file `/no/such/file`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stream_is_kept_short_if_so_wished() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let events: Vec<Outgoing> = (0..2_000).map(|n| numbered(n, None)).collect();
+    publisher_of(&server, |settings| settings.max_len = Some(500)).publish_batch(&events).await.unwrap();
+    let length = length(&server).await;
+    assert!((500..1_000).contains(&length), "{length}");
+}
+
+#[tokio::test]
+async fn a_server_that_forgets_is_refused_if_so_wished() {
+    let plan = Plan::redis().config("appendonly no");
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let careful = publisher_of(&server, |settings| settings.require_persistence = true);
+    assert!(!careful.is_healthy().await);
+    let error = careful.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("appendonly"), "{error}");
+    publisher_of(&server, |_| {}).publish_batch(&[numbered(1, None)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_without_memory_is_unavailable_and_kills_nothing() {
+    let plan = Plan::redis().config("maxmemory 1kb").config("maxmemory-policy noeviction");
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let publisher = publisher_of(&server, |_| {});
+    assert!(!publisher.is_healthy().await);
+    let error = publisher.publish_batch(&[numbered(1, Some("k")), numbered(2, Some("k"))]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("OOM"), "{error}");
+    assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
+}
+
+#[tokio::test]
+async fn a_replica_is_unavailable() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let primary = plan.start();
+    let replica = Plan::redis().config(&format!("replicaof 127.0.0.1 {}", primary.port())).start();
+    let publisher = publisher_of(&replica, |_| {});
+    assert!(!publisher.is_healthy().await);
+    let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("read only replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_key_that_is_no_stream_fails_its_events_only() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let () = redis::cmd("SET").arg("taken").arg(1).query_async(&mut connection).await.unwrap();
+    let publisher = publisher_of(&server, |settings| settings.stream = "{type}".parse().unwrap());
+    let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
+    let error = publisher.publish_batch(&[event("taken"), event("orders")]).await.unwrap_err();
+    assert!(!error.is_unavailable() && error.to_string().contains("`taken` is no stream"), "{error}");
+    assert_eq!(error.fate(1), Some(Fate::Published));
+    assert_eq!(length(&server).await, 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_unnoticed_is_found_by_a_look_at_it() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let proxy = Proxy::to(server.port());
+    let settings =
+        RedisSettings::new(&format!("redis://127.0.0.1:{}", proxy.port()), "orders".parse().unwrap());
+    let publisher = Redis::new("redis", settings).unwrap();
+    publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
+    // Nothing gets through any more, and nobody says so.
+    proxy.let_through(0);
+    assert!(!publisher.is_healthy().await);
+    proxy.cut();
+    conformance::outages::wait_until_healthy(&publisher).await;
+    publisher.publish_batch(&[numbered(2, None)]).await.unwrap();
+    assert_eq!(length(&server).await, 2);
+}
