@@ -4,13 +4,17 @@
 //! | --- | --- |
 //! | `demo` | `outbox demo`: a small shop that shows and checks what an outbox promises |
 //! | `migrate` | `outbox migrate`: creates or upgrades the tables |
-//! | `relay` | `outbox relay`: delivers events to standard output or a file |
+//! | `relay` | `outbox relay`: delivers events, as flags or a settings file say |
+//! | `check` | `outbox check`: reads a settings file and says what it understood |
+//! | `config` | the settings file |
 //! | `database` | the `--database` setting: which kind, how it may be shown, what its errors mean |
 //!
 //! A new command is a file with its `Options` and a `run`, and its line in [`Command`].
 //!
 //! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage.
 
+mod check;
+mod config;
 mod database;
 mod demo;
 mod migrate;
@@ -23,7 +27,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -35,18 +39,40 @@ struct Cli {
     #[arg(long, global = true, env = "OUTBOX_LOG", value_name = "LEVEL")]
     log: Option<String>,
 
+    /// How log lines look
+    #[arg(
+        long,
+        global = true,
+        env = "OUTBOX_LOG_FORMAT",
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t
+    )]
+    log_format: LogFormat,
+
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   outbox demo                                          see it work; needs nothing, leaves nothing behind
   outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
-  outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line";
+  outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
+  outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`";
 
 #[derive(Subcommand)]
 enum Command {
+    Check(check::Options),
     Demo(demo::Options),
     Migrate(migrate::Options),
     Relay(relay::Options),
@@ -67,6 +93,7 @@ impl std::error::Error for Usage {}
 impl Command {
     fn name(&self) -> &'static str {
         match self {
+            Command::Check(_) => "check",
             Command::Demo(_) => "demo",
             Command::Migrate(_) => "migrate",
             Command::Relay(_) => "relay",
@@ -78,7 +105,7 @@ impl Command {
         match self {
             // Its handlers fail on purpose: those lines are for people who ask for them.
             Command::Demo(_) => "off",
-            Command::Migrate(_) => "warn",
+            Command::Migrate(_) | Command::Check(_) => "warn",
             // Not a line for each event.
             Command::Relay(_) => "info,outbox::events=warn",
         }
@@ -124,8 +151,9 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<ExitCode> {
-    log(cli.log.as_deref().unwrap_or(cli.command.log()))?;
+    log(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
     match cli.command {
+        Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Relay(options) => relay::run(options).await,
@@ -133,7 +161,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
 }
 
 /// Sends log lines to standard error.
-fn log(filter: &str) -> Result<()> {
+fn log(filter: &str, format: LogFormat) -> Result<()> {
     let wrong = || {
         Usage(format!(
             "--log (or OUTBOX_LOG) is {filter:?}: use off, error, warn, info, debug or trace, \
@@ -146,10 +174,10 @@ fn log(filter: &str) -> Result<()> {
         return Err(wrong().into());
     }
     let filter = EnvFilter::try_new(filter).map_err(|_| wrong())?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
     Ok(())
 }
