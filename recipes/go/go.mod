@@ -1,5 +1,5 @@
 module example.org/orders
 
-go 1.21
+go 1.25.0
 
-require github.com/jackc/pgx/v5 v5.6.0
+require github.com/jackc/pgx/v5 v5.9.2
