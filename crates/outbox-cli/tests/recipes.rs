@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use outbox::StoreOptions;
+use outbox::{Event, Outbox, StoreOptions};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection, PgConnection, SqliteConnection};
 
@@ -24,6 +24,7 @@ fn left_out(why: &str) {
     println!("left out: {why}");
 }
 
+/// The address of a server, or that the test is left out.
 fn server(variable: &str) -> Option<String> {
     let url = std::env::var(variable).ok();
     if url.is_none() {
@@ -149,34 +150,55 @@ async fn is_delivered(url: &str) {
     assert_eq!((stats.done, stats.new), (2, 2), "the two reviews wait: {stats:?}");
 }
 
-/// Makes a database of its own on PostgreSQL, has the program write into it, and looks at what arrives.
+/// A database of its own on PostgreSQL, with the tables in it.
+struct Shop {
+    admin: PgConnection,
+    name: String,
+    url: String,
+}
+
+impl Shop {
+    async fn open(name: &str) -> Option<Self> {
+        let server = server("OUTBOX_TEST_POSTGRES")?;
+        let name = format!("recipe_{name}_{}", std::process::id());
+        let mut admin = PgConnection::connect(&server).await.unwrap();
+        let create = format!("CREATE DATABASE {name}");
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
+        let url = sibling(&server, &name);
+        run(&mut outbox(&["migrate"], &url)).unwrap();
+        Some(Self { admin, name, url })
+    }
+
+    async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.url).await.unwrap()
+    }
+
+    async fn close(mut self) {
+        let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
+        sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut self.admin).await.unwrap();
+    }
+}
+
+/// Has the program write, and looks at what arrives.
 async fn on_postgres<P>(
     name: &str,
     kitchen: Result<P, String>,
     cook: impl FnOnce(&P, &str) -> Result<String, String>,
 ) {
-    let Some(server) = server("OUTBOX_TEST_POSTGRES") else { return };
     let kitchen = match kitchen {
         Ok(kitchen) => kitchen,
         Err(why) => return left_out(&why),
     };
-    let database = format!("recipe_{name}_{}", std::process::id());
-    let mut admin = PgConnection::connect(&server).await.unwrap();
-    let create = format!("CREATE DATABASE {database}");
-    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
-    let url = sibling(&server, &database);
-    run(&mut outbox(&["migrate"], &url)).unwrap();
-
-    let said = tokio::task::block_in_place(|| cook(&kitchen, &url)).unwrap();
+    let Some(shop) = Shop::open(name).await else { return };
+    let said = tokio::task::block_in_place(|| cook(&kitchen, &shop.url)).unwrap();
     assert!(said.contains("order 42 was there: no order, and no event"), "{said}");
     assert!(said.contains("the review of order 42 was asked for before"), "{said}");
-    is_delivered(&url).await;
-    let mut connection = PgConnection::connect(&url).await.unwrap();
+    is_delivered(&shop.url).await;
     let tomorrow = "SELECT count(*) FROM outbox_event WHERE event_type = 'order.review' \
                     AND available_at BETWEEN now() + interval '23 hours' AND now() + interval '25 hours'";
-    assert_eq!(sqlx::query_scalar::<_, i64>(tomorrow).fetch_one(&mut connection).await.unwrap(), 2);
-    let drop = format!("DROP DATABASE {database} WITH (FORCE)");
-    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut admin).await.unwrap();
+    let delayed: i64 = sqlx::query_scalar(tomorrow).fetch_one(&mut shop.connect().await).await.unwrap();
+    assert_eq!(delayed, 2);
+    shop.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,17 +225,30 @@ fn script(name: &str) -> AssertSqlSafe<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_sql_writes_is_delivered_from_postgres() {
-    let Some(server) = server("OUTBOX_TEST_POSTGRES") else { return };
-    let database = format!("recipe_sql_{}", std::process::id());
-    let mut admin = PgConnection::connect(&server).await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {database}"))).execute(&mut admin).await.unwrap();
-    let url = sibling(&server, &database);
-    run(&mut outbox(&["migrate"], &url)).unwrap();
-    let mut connection = PgConnection::connect(&url).await.unwrap();
-    sqlx::raw_sql(script("postgres.sql")).execute(&mut connection).await.unwrap();
-    is_delivered(&url).await;
-    let drop = format!("DROP DATABASE {database} WITH (FORCE)");
-    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut admin).await.unwrap();
+    let Some(shop) = Shop::open("sql").await else { return };
+    sqlx::raw_sql(script("postgres.sql")).execute(&mut shop.connect().await).await.unwrap();
+    is_delivered(&shop.url).await;
+    shop.close().await;
+}
+
+/// The guide's statement takes part in the library's lock on a key.
+#[tokio::test]
+async fn a_key_that_another_language_has_locked_is_waited_for() {
+    let Some(shop) = Shop::open("lock").await else { return };
+    let guide = fs::read_to_string(recipe("../docs/guide/recipes.md")).unwrap();
+    let lock = guide.lines().find(|line| line.starts_with("SELECT pg_advisory_xact_lock")).unwrap();
+    assert!(lock.contains("'customer-7'"), "{lock}");
+    let mut theirs = shop.connect().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut theirs).await.unwrap();
+
+    let outbox = Outbox::postgres(&shop.url).await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    sqlx::raw_sql("SET LOCAL lock_timeout = '300ms'").execute(&mut *tx).await.unwrap();
+    let placed = |key| Event::new("order.placed").ordering_key(key).json(&42);
+    outbox.write(&mut tx, placed("customer-8")).await.unwrap();
+    let refused = outbox.write(&mut tx, placed("customer-7")).await.unwrap_err();
+    assert!(refused.to_string().contains("lock timeout"), "{refused}");
+    shop.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
