@@ -26,8 +26,11 @@ async function transaction(pool, work) {
   }
 }
 
+/** An order that cannot be. */
+class Refused extends Error {}
+
 /** The order and its events: all of them, or none. */
-async function placeOrder(pool, order, customer, total, traceparent) {
+async function placeOrder(pool, order, customer, total, traceparent, card = 'good') {
   await transaction(pool, async (client) => {
     // Events of one key are delivered in the order of their inserts. Two transactions of one customer must
     // therefore not insert side by side: this lock makes the second wait for the first to commit.
@@ -42,6 +45,7 @@ async function placeOrder(pool, order, customer, total, traceparent) {
     // Not before tomorrow, and once for each order however often it is asked for.
     await writeEvent(client, 'order.review', { order }, { dedupKey: `review-${order}`, delaySeconds: 86_400 });
     await appendToLog(client, 'OrderPlaced', [`order=${order}`, `customer=${customer}`], { total });
+    if (card !== 'good') throw new Refused(`no money from a ${card} card`);
   });
 }
 
@@ -84,10 +88,10 @@ try {
   await placeOrder(pool, 41, 7, 995, traceparent);
   await placeOrder(pool, 42, 7, 1250, traceparent);
   try {
-    await placeOrder(pool, 42, 7, 1250, traceparent);
+    await placeOrder(pool, 43, 7, 500, traceparent, 'stolen');
   } catch (error) {
-    if (error.code !== '23505') throw error; // unique_violation
-    console.log('order 42 was there: no order, and no event');
+    if (!(error instanceof Refused)) throw error;
+    console.log(`order 43: ${error.message}, so no order, and no event`);
   }
   const review = await transaction(pool, (client) =>
     writeEvent(client, 'order.review', { order: 42 }, { dedupKey: 'review-42' }));

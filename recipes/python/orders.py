@@ -16,7 +16,11 @@ TABLES = """
 """
 
 
-def place_order(connection, order, customer, total, traceparent):
+class Refused(Exception):
+    """An order that cannot be."""
+
+
+def place_order(connection, order, customer, total, traceparent, card="good"):
     """The order and its events: all of them, or none."""
     with connection.transaction():
         # Events of one key are delivered in the order of their inserts. Two transactions of one customer must
@@ -40,6 +44,8 @@ def place_order(connection, order, customer, total, traceparent):
             delay=timedelta(days=1),
         )
         append_to_log(connection, "OrderPlaced", [f"order={order}", f"customer={customer}"], {"total": total})
+        if card != "good":
+            raise Refused(f"no money from a {card} card")
 
 
 def write_event(
@@ -93,9 +99,9 @@ def main():
         place_order(connection, 41, 7, 995, traceparent)
         place_order(connection, 42, 7, 1250, traceparent)
         try:
-            place_order(connection, 42, 7, 1250, traceparent)
-        except psycopg.errors.UniqueViolation:
-            print("order 42 was there: no order, and no event")
+            place_order(connection, 43, 7, 500, traceparent, card="stolen")
+        except Refused as refused:
+            print(f"order 43: {refused}, so no order, and no event")
         if write_event(connection, "order.review", {"order": 42}, dedup_key="review-42") is None:
             print("the review of order 42 was asked for before")
 

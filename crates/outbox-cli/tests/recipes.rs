@@ -191,7 +191,7 @@ async fn on_postgres<P>(
     };
     let Some(shop) = Shop::open(name).await else { return };
     let said = tokio::task::block_in_place(|| cook(&kitchen, &shop.url)).unwrap();
-    assert!(said.contains("order 42 was there: no order, and no event"), "{said}");
+    assert!(said.contains("order 43: no money from a stolen card, so no order, and no event"), "{said}");
     assert!(said.contains("the review of order 42 was asked for before"), "{said}");
     is_delivered(&shop.url).await;
     let tomorrow = "SELECT count(*) FROM outbox_event WHERE event_type = 'order.review' \
