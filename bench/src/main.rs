@@ -10,6 +10,7 @@ mod drain;
 mod hot;
 mod log;
 mod order;
+mod relay;
 
 use std::time::Duration;
 
@@ -84,7 +85,19 @@ enum What {
         #[arg(long, default_value_t = 16)]
         clients: usize,
     },
-    /// All of them.
+    /// The relay daemon as a process of its own: throughput, memory, latency.
+    Relay {
+        /// The command to measure.
+        #[arg(long, default_value = "target/release/outbox")]
+        outbox: std::path::PathBuf,
+        /// How large the backlog of a round is.
+        #[arg(long, default_value_t = 200_000)]
+        events: usize,
+        /// How large the backlog is with which memory is measured.
+        #[arg(long, default_value_t = 1_000_000)]
+        backlog: usize,
+    },
+    /// All of them but the relay's.
     All,
 }
 
@@ -98,6 +111,7 @@ async fn main() -> anyhow::Result<()> {
         What::Claim { finished } => claim::run(&bed, finished).await,
         What::Order { events, keys } => order::run(&bed, events, &keys).await,
         What::Log { events, appends, clients } => log::run(&bed, events, appends, clients).await,
+        What::Relay { outbox, events, backlog } => relay::run(&bed, &outbox, events, backlog).await,
         What::All => {
             drain::run(&bed, 100_000).await?;
             hot::run(&bed, 20_000, &[8, 32]).await?;

@@ -7,18 +7,38 @@
 //! | `relay` | `outbox relay`: delivers events, as flags or a settings file say |
 //! | `check` | `outbox check`: reads a settings file and says what it understood |
 //! | `config` | the settings file |
-//! | `database` | the `--database` setting: which kind, how it may be shown, what its errors mean |
+//! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `log`, `status` | looking into an outbox, and repairing it |
+//! | `databases` | `outbox databases`: several side by side |
+//! | `completions` | `outbox completions`: for shells |
+//! | `database`, `open` | the `--database` setting: which kind, how it may be shown, what its errors mean; opening it |
+//! | `which`, `age` | flags that select events; times as people write them |
+//! | `show`, `progress` | tables, JSON, colours; bars, and Ctrl-C |
 //!
 //! A new command is a file with its `Options` and a `run`, and its line in [`Command`].
 //!
-//! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage.
+//! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 3 for nothing found or nothing to do.
 
+mod age;
 mod check;
+mod completions;
 mod config;
 mod database;
+mod databases;
+mod dead;
 mod demo;
+mod events;
+mod explain;
+mod joins;
+mod log;
 mod migrate;
+mod open;
+mod progress;
+mod purge;
 mod relay;
+mod send;
+mod show;
+mod status;
+mod which;
 
 use std::fmt;
 use std::io::{IsTerminal, Write};
@@ -65,10 +85,16 @@ enum LogFormat {
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox demo                                          see it work; needs nothing, leaves nothing behind
+  outbox demo                                          see it work; leaves nothing behind
   outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
   outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
-  outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`";
+  outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`
+  outbox status --watch                                see how it is doing; DATABASE_URL says where
+  outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X            why an event has not been delivered yet
+  outbox dead list                                     what was given up, and why
+
+Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.
+With --json answers are one JSON object a line. Colours are for terminals, and never with NO_COLOR.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -76,6 +102,16 @@ enum Command {
     Demo(demo::Options),
     Migrate(migrate::Options),
     Relay(relay::Options),
+    Send(send::Options),
+    Status(status::Options),
+    Events(events::Options),
+    Dead(dead::Options),
+    Explain(explain::Options),
+    Purge(purge::Options),
+    Joins(joins::Options),
+    Log(log::Options),
+    Databases(databases::Options),
+    Completions(completions::Options),
 }
 
 /// The user asked for something that cannot be: exit code 2, with the usage of the command.
@@ -97,6 +133,16 @@ impl Command {
             Command::Demo(_) => "demo",
             Command::Migrate(_) => "migrate",
             Command::Relay(_) => "relay",
+            Command::Send(_) => "send",
+            Command::Status(_) => "status",
+            Command::Events(_) => "events",
+            Command::Dead(_) => "dead",
+            Command::Explain(_) => "explain",
+            Command::Purge(_) => "purge",
+            Command::Joins(_) => "joins",
+            Command::Log(_) => "log",
+            Command::Databases(_) => "databases",
+            Command::Completions(_) => "completions",
         }
     }
 
@@ -105,11 +151,16 @@ impl Command {
         match self {
             // Its handlers fail on purpose: those lines are for people who ask for them.
             Command::Demo(_) => "off",
-            Command::Migrate(_) | Command::Check(_) => "warn",
             // Not a line for each event.
             Command::Relay(_) => "info,outbox::events=warn",
+            _ => "warn",
         }
     }
+}
+
+/// There was nothing to find, or nothing to do.
+pub(crate) fn nothing() -> ExitCode {
+    ExitCode::from(3)
 }
 
 /// Prints a line. A reader that has gone away, as in `outbox … | head`, is not a failure of ours.
@@ -146,22 +197,36 @@ fn main() -> ExitCode {
 fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     let mut cli = Cli::command();
     cli.build();
-    let command = cli.find_subcommand_mut(name).expect("every command is known to clap");
+    let mut command = cli.find_subcommand_mut(name).expect("every command is known to clap");
+    let action = std::env::args().skip(1).find(|word| command.find_subcommand(word).is_some());
+    if let Some(action) = action {
+        command = command.find_subcommand_mut(action).expect("it was just found");
+    }
     command.error(ErrorKind::InvalidValue, usage).exit()
 }
 
 async fn run(cli: Cli) -> Result<ExitCode> {
-    log(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
+    log_to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
     match cli.command {
         Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Relay(options) => relay::run(options).await,
+        Command::Send(options) => send::run(options).await,
+        Command::Status(options) => status::run(options).await,
+        Command::Events(options) => events::run(options).await,
+        Command::Dead(options) => dead::run(options).await,
+        Command::Explain(options) => explain::run(&options).await,
+        Command::Purge(options) => purge::run(&options).await,
+        Command::Joins(options) => joins::run(options).await,
+        Command::Log(options) => log::run(options).await,
+        Command::Databases(options) => databases::run(options).await,
+        Command::Completions(options) => completions::run(&options, Cli::command()),
     }
 }
 
 /// Sends log lines to standard error.
-fn log(filter: &str, format: LogFormat) -> Result<()> {
+fn log_to_stderr(filter: &str, format: LogFormat) -> Result<()> {
     let wrong = || {
         Usage(format!(
             "--log (or OUTBOX_LOG) is {filter:?}: use off, error, warn, info, debug or trace, \

@@ -63,6 +63,6 @@ async fn migrate(database: &DatabaseUrl, tables: &StoreOptions, newest: &str) ->
 }
 
 /// The version that the script brings the tables to, which it names above each of its steps.
-fn version(sql: &str) -> &str {
+pub(crate) fn version(sql: &str) -> &str {
     sql.lines().filter_map(|line| line.strip_prefix("-- version ")).next_back().unwrap_or("?")
 }

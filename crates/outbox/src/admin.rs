@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::event::EventId;
+use crate::explain::Explanation;
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
     Backlog, Filter, JoinFilter, Purge, Purgeable, SharedStore, Stats, Status, Store, StoredEvent,
@@ -30,33 +31,76 @@ pub struct Admin {
     store: SharedStore,
 }
 
-/// Which dead events: of a type, of an aggregate type, or all.
+/// Which dead events: of a type, of an aggregate, of a tenant, by when they died, or all.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use outbox::DeadFilter;
+///
+/// let lately = DeadFilter::default().event_type("order.placed").tenant("acme").within(Duration::from_secs(3_600));
+/// # let _ = lately;
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeadFilter {
-    event_type: Option<String>,
-    aggregate_type: Option<String>,
-}
+pub struct DeadFilter(Filter);
 
 impl DeadFilter {
     /// Only this event type.
     pub fn event_type(mut self, event_type: impl AsRef<str>) -> Self {
-        self.event_type = Some(event_type.as_ref().to_owned());
+        self.0.event_type = Some(event_type.as_ref().to_owned());
         self
     }
 
     /// Only this aggregate type.
     pub fn aggregate_type(mut self, aggregate_type: impl AsRef<str>) -> Self {
-        self.aggregate_type = Some(aggregate_type.as_ref().to_owned());
+        self.0.aggregate_type = Some(aggregate_type.as_ref().to_owned());
+        self
+    }
+
+    /// Only this aggregate, of whatever type.
+    pub fn aggregate_id(mut self, id: impl Into<String>) -> Self {
+        self.0.aggregate_id = Some(id.into());
+        self
+    }
+
+    /// Only this tenant.
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.0.tenant_id = Some(tenant.into());
+        self
+    }
+
+    /// Only this ordering key.
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.0.ordering_key = Some(key.into());
+        self
+    }
+
+    /// Only this correlation id.
+    pub fn correlation(mut self, id: impl Into<String>) -> Self {
+        self.0.correlation_id = Some(id.into());
+        self
+    }
+
+    /// Only those that died more recently than this.
+    pub fn within(mut self, age: Duration) -> Self {
+        self.0.settled_within = Some(age);
+        self
+    }
+
+    /// Only those that died longer ago than this.
+    pub fn before(mut self, age: Duration) -> Self {
+        self.0.settled_before = Some(age);
+        self
+    }
+
+    /// Only those after this place in the table, to go on page by page.
+    pub fn after(mut self, seq: i64) -> Self {
+        self.0.after_seq = Some(seq);
         self
     }
 
     fn filter(&self) -> Filter {
-        Filter {
-            status: Some(Status::Dead),
-            event_type: self.event_type.clone(),
-            aggregate_type: self.aggregate_type.clone(),
-            ..Filter::default()
-        }
+        Filter { status: Some(Status::Dead), ..self.0.clone() }
     }
 }
 
@@ -79,7 +123,7 @@ impl Admin {
     /// Makes a dead event new again, with no attempts behind it. False if there is no such dead event.
     pub async fn replay(&self, id: &EventId) -> Result<bool> {
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-        Ok(self.store.replay(&filter, 1).await? > 0)
+        Ok(self.store.replay(&filter, 1).await?.moved > 0)
     }
 
     /// Replays all dead events that match, `batch` at a time. Returns how many. One that dies again while this runs is
@@ -91,12 +135,52 @@ impl Admin {
         let mut filter = filter.filter();
         let mut total = 0;
         loop {
+            let replayed = self.store.replay(&filter, batch).await?;
+            total += replayed.moved;
             // By place in the table: what dies again stays behind.
-            let page = self.store.list(&filter, batch).await?;
-            let Some(last) = page.last().map(|event| event.seq) else { return Ok(total) };
-            total += self.store.replay(&filter, page.len()).await?;
+            let Some(last) = replayed.last else { return Ok(total) };
             filter.after_seq = Some(last);
         }
+    }
+
+    /// Why an event has not been delivered yet, or what became of it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Event, Reason};
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let later = Event::new("reminder").deliver_after(std::time::Duration::from_secs(3_600)).json(&());
+    /// let id = outbox.send(later).await?.expect("it has no deduplication key");
+    ///
+    /// let explained = outbox.admin().explain(&id).await?;
+    /// assert!(matches!(explained.reason(), Reason::NotDue { .. }));
+    /// println!("{explained}");                      // … is not due for another 60 min …
+    /// # Ok(()) }
+    /// ```
+    pub async fn explain(&self, id: &EventId) -> Result<Explanation> {
+        let error = match self.store.circumstances(id).await {
+            Ok(circumstances) => return Ok(Explanation::of(id, &circumstances)),
+            Err(error) => error,
+        };
+        // Tables of another version may lack what was asked for: then that is why.
+        let error = if let Error::Database(_) = error {
+            self.store.check_schema().await.err().unwrap_or(error)
+        } else {
+            error
+        };
+        match error {
+            Error::NotMigrated { .. } | Error::SchemaTooOld { .. } | Error::SchemaTooNew { .. } => {
+                Ok(Explanation::of_schema(id, &error))
+            }
+            error => Err(error),
+        }
+    }
+
+    /// How many events that match there are of each type, the most frequent first.
+    pub async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
+        self.store.types(filter, limit).await
     }
 
     /// Takes a pending event back. False if it is done, dead, gone, or being handled right now.

@@ -199,6 +199,12 @@ impl fmt::Display for EventId {
     }
 }
 
+impl Serialize for EventId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
 impl fmt::Debug for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -682,6 +688,7 @@ impl EventBuilder {
                 check_text(field, value, limit)?;
             }
         }
+        crate::trace::inject(&mut parts.headers);
         for (name, value) in &parts.headers {
             check_text("header name", name, 255)?;
             check_characters("header value", value)?;

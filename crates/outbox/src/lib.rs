@@ -26,6 +26,7 @@
 //! | `log` | [`Log`]: events that stay, found by tags; decisions on them |
 //! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
+//! | `explain` | [`Explanation`]: why an event has not been delivered yet |
 //! | [`metrics`] | what is counted |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
 //!
@@ -38,6 +39,7 @@ mod admin;
 mod destination;
 mod error;
 mod event;
+mod explain;
 pub mod fleet;
 mod handler;
 mod hook;
@@ -54,6 +56,7 @@ pub mod store;
 mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod tx;
 
 /// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
@@ -66,6 +69,7 @@ pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
     Payload, PayloadError,
 };
+pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
 pub use handler::{
     Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,

@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::error::Result;
 use crate::event::{Event, EventId};
+pub use crate::explain::Circumstances;
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
 pub use crate::log::{Frontier, LogStore, Move, PairStore, Roll, Stored};
 
@@ -85,8 +86,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// One event and where it stands.
     async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>>;
 
-    /// Makes up to `limit` matching dead events new again, with no attempts behind them. Returns how many.
-    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64>;
+    /// Everything in the database that decides when an event is delivered: the event itself, what stands before it in its
+    /// key and in the queue, and who is at work.
+    async fn circumstances(&self, id: &EventId) -> Result<Circumstances>;
+
+    /// How many events that match there are of each type, the most frequent first.
+    async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>>;
+
+    /// Makes up to `limit` matching dead events new again, oldest first, with no attempts behind them.
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<Replayed>;
 
     /// Deletes a pending event that nobody holds. Returns whether there was one.
     async fn cancel(&self, id: &EventId) -> Result<bool>;
@@ -216,6 +224,12 @@ impl From<String> for NodeId {
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
+    }
+}
+
+impl Serialize for NodeId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
     }
 }
 
@@ -496,7 +510,8 @@ pub enum Purgeable {
 }
 
 /// The state of a stored event. The numbers are what the table holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
 #[repr(i16)]
 pub enum Status {
     /// Waiting for its first delivery, or put off by its handler.
@@ -537,14 +552,43 @@ impl fmt::Display for Status {
 pub struct Filter {
     /// Only this status.
     pub status: Option<Status>,
+    /// Only what is still to be delivered: NEW or RETRY.
+    pub pending: bool,
     /// Only this type.
     pub event_type: Option<String>,
     /// Only this aggregate type.
     pub aggregate_type: Option<String>,
+    /// Only this aggregate.
+    pub aggregate_id: Option<String>,
+    /// Only this tenant.
+    pub tenant_id: Option<String>,
+    /// Only this ordering key.
+    pub ordering_key: Option<String>,
+    /// Only this correlation id.
+    pub correlation_id: Option<String>,
     /// Only this event.
     pub id: Option<EventId>,
     /// Only events after this place, to read page by page.
     pub after_seq: Option<i64>,
+    /// Only events up to this place.
+    pub upto_seq: Option<i64>,
+    /// Only those that were stored longer ago than this.
+    pub older_than: Option<Duration>,
+    /// Only those that were stored more recently than this.
+    pub newer_than: Option<Duration>,
+    /// Only those that became DONE or DEAD longer ago than this.
+    pub settled_before: Option<Duration>,
+    /// Only those that became DONE or DEAD more recently than this.
+    pub settled_within: Option<Duration>,
+}
+
+/// What a replay came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// How many events are new again.
+    pub moved: u64,
+    /// The place of the last one that was looked at, to go on [after](Filter::after_seq); `None` if nothing matched.
+    pub last: Option<i64>,
 }
 
 /// An event as it stands in the table.

@@ -643,7 +643,7 @@ impl World {
             row.unlock();
             expected += 1;
         }
-        assert_eq!(self.store.replay(&Filter::default(), limit).await.unwrap(), expected);
+        assert_eq!(self.store.replay(&Filter::default(), limit).await.unwrap().moved, expected);
     }
 
     async fn purge(&mut self, what: Purgeable, older_than: u64) {

@@ -11,6 +11,7 @@ use super::time::Time;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct Database {
+    pub(crate) name: Option<Text>,
     pub(crate) url: Option<Spanned<Secret>>,
     pub(crate) table: Option<Text>,
     pub(crate) schema: Option<Text>,

@@ -71,7 +71,11 @@ pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
         tokio::select! {
             told = signals.next() => match told {
                 Told::Stop => break false,
-                Told::Reload => changeable.reload().await,
+                Told::Reload => {
+                    changeable.reload().await;
+                    // What waited for a destination may have another one now.
+                    serving.wake();
+                }
             },
             () = gone.told() => break true,
             () = tokio::time::sleep(LOOK) => {}

@@ -67,6 +67,14 @@ impl Serving {
         }
     }
 
+    /// Looks for due events now.
+    pub(crate) fn wake(&self) {
+        match self {
+            Serving::One { relay, .. } => relay.wake(),
+            Serving::Fleet { relay, .. } => relay.wake(),
+        }
+    }
+
     pub(crate) async fn stop(self) -> outbox::Result<()> {
         match self {
             Serving::One { relay, .. } => relay.stop().await,
@@ -89,7 +97,10 @@ async fn one(
     let url = database.url.as_ref().map(|url| url.get_ref().expose()).unwrap_or_default();
     let (table, schema) = (database.table(), database.schema());
     let connections = database.connections.map_or(CONNECTIONS, |count| count.get_u32());
-    let (_, options) = Tables::new(url, table, schema).options(connections)?;
+    let (_, mut options) = Tables::new(url, table, schema).options(connections)?;
+    if let Some(name) = &database.name {
+        options = options.name(name.as_str());
+    }
     let url = DatabaseUrl::parse(url)?.called(setting);
     let explain = |error| url.explain_outbox(error);
     url.probe().await?;

@@ -13,8 +13,9 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership, LogStore, Node,
-    NodeId, NodeState, Purge, Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership,
+    LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats, Store,
+    StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -182,7 +183,15 @@ impl Store for Guarded {
         self.slow(self.inner.find(id)).await
     }
 
-    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
+        self.slow(self.inner.circumstances(id)).await
+    }
+
+    async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
+        self.slow(self.inner.types(filter, limit)).await
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<Replayed> {
         self.slow(self.inner.replay(filter, limit)).await
     }
 

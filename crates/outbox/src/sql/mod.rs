@@ -11,6 +11,7 @@ mod inbox;
 mod joins;
 pub(crate) mod line;
 pub(crate) mod log;
+mod look;
 mod names;
 mod nodes;
 mod pairs;

@@ -181,23 +181,30 @@ fn condition(filter: &Filter) -> (String, Vec<Value>) {
         Some(status) => format!("e.status = {}", status as i16),
         None => "1 = 1".to_owned(),
     };
+    if filter.pending {
+        text.push_str(" AND {pending}");
+    }
     let mut values = Vec::new();
-    let mut add = |column: &str, compare: &str, value: Value| {
+    // `$` stands where the value goes.
+    let mut add = |condition: &str, value: Option<Value>| {
+        let (Some(value), Some((before, after))) = (value, condition.split_once('$')) else { return };
         values.push(value);
-        let _ = write!(text, " AND e.{column} {compare} ${}", values.len());
+        let _ = write!(text, " AND e.{before}${}{after}", values.len());
     };
-    if let Some(event_type) = &filter.event_type {
-        add("event_type", "=", Value::text(event_type));
-    }
-    if let Some(aggregate_type) = &filter.aggregate_type {
-        add("aggregate_type", "=", Value::text(aggregate_type));
-    }
-    if let Some(id) = &filter.id {
-        add("event_id", "=", Value::text(id.as_str()));
-    }
-    if let Some(seq) = filter.after_seq {
-        add("seq", ">", Value::Int(seq));
-    }
+    let text_of = |text: &Option<String>| text.as_ref().map(Value::text);
+    add("event_type = $", text_of(&filter.event_type));
+    add("aggregate_type = $", text_of(&filter.aggregate_type));
+    add("aggregate_id = $", text_of(&filter.aggregate_id));
+    add("tenant_id = $", text_of(&filter.tenant_id));
+    add("ordering_key = $", text_of(&filter.ordering_key));
+    add("correlation_id = $", text_of(&filter.correlation_id));
+    add("event_id = $", filter.id.as_ref().map(|id| Value::text(id.as_str())));
+    add("seq > $", filter.after_seq.map(Value::Int));
+    add("seq <= $", filter.upto_seq.map(Value::Int));
+    add("created_at < {earlier $}", filter.older_than.map(Value::micros));
+    add("created_at >= {earlier $}", filter.newer_than.map(Value::micros));
+    add("done_at < {earlier $}", filter.settled_before.map(Value::micros));
+    add("done_at >= {earlier $}", filter.settled_within.map(Value::micros));
     (text, values)
 }
 
@@ -214,6 +221,31 @@ pub(super) fn list(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 pub(super) fn count(filter: &Filter) -> (String, Vec<Value>) {
     let (condition, values) = condition(filter);
     (format!("SELECT count(*) FROM {{events}} e WHERE {condition}"), values)
+}
+
+/// How many there are of each type.
+pub(super) fn types(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
+    let (condition, values) = condition(filter);
+    let text = format!(
+        "SELECT e.event_type, count(*) FROM {{events}} e WHERE {condition} \
+         GROUP BY e.event_type ORDER BY 2 DESC, 1 LIMIT {limit}"
+    );
+    (text, values)
+}
+
+/// The time, who leads the table, when something was last settled, and whether anybody holds a row.
+pub(super) const SURROUNDINGS: &str = "SELECT {now}, \
+     (SELECT x.holder FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now}), \
+     (SELECT max(e.done_at) FROM {events} e), \
+     (SELECT count(*) FROM (SELECT e.seq FROM {events} e WHERE {pending} AND e.locked_until > {now} LIMIT 1) h)";
+
+/// How many free events are due before this place in the queue, up to a limit.
+pub(super) fn due_before(limit: u64) -> String {
+    format!(
+        "SELECT count(*) FROM (SELECT e.seq FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
+         AND (e.locked_until IS NULL OR e.locked_until <= {{now}}) AND e.available_at <= {{time $1}} \
+         AND (e.available_at < {{time $1}} OR e.seq < $2) ORDER BY e.available_at, e.seq LIMIT {limit}) d"
+    )
 }
 
 /// The numbers of the rows that a filter selects.

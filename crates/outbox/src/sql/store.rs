@@ -23,9 +23,9 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, Leadership, Listener,
-    LogStore, Node, NodeId, NodeState, OnDead, Origin, Purge, Purgeable, Settled, Settlement, Stats, Status,
-    Store, StoredEvent, Take, Taken, Verdict, Watch,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
+    Leadership, Listener, LogStore, Node, NodeId, NodeState, OnDead, Origin, Purge, Purgeable, Replayed,
+    Settled, Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -514,7 +514,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(at.zip(now).map(|(at, now)| (now - at).to_std().unwrap_or_default()))
     }
 
-    fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
+    pub(super) fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
         let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
         let seq = DB::int(row, 1)?.unwrap_or_default();
         let available_at = DB::time(row, 2)?.unwrap_or_default();
@@ -699,15 +699,27 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(self.list(&filter, 1).await?.pop())
     }
 
-    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
+        self.look_around(id).await
+    }
+
+    async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
+        let (text, values) = sql::types(filter, limit);
+        let mut types = Vec::new();
+        for row in self.fetch(&text, values).await? {
+            types.extend(DB::text(&row, 0)?.zip(DB::int(&row, 1)?.map(i64::unsigned_abs)));
+        }
+        Ok(types)
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<Replayed> {
         let dead = Filter { status: Some(Status::Dead), ..filter.clone() };
         let (text, values) = sql::numbers(&dead, limit);
         let rows = self.fetch(&text, values).await?;
         let seqs = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
-        if seqs.is_empty() {
-            return Ok(0);
-        }
-        self.run(sql::REPLAY, vec![Value::Ints(seqs)]).await
+        let Some(last) = seqs.last().copied().flatten() else { return Ok(Replayed::default()) };
+        let moved = self.run(sql::REPLAY, vec![Value::Ints(seqs)]).await?;
+        Ok(Replayed { moved, last: Some(last) })
     }
 
     async fn cancel(&self, id: &EventId) -> Result<bool> {

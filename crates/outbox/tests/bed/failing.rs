@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, Backlog, Claim, Completion, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore,
-    Move, Node, NodeId, NodeState, PairStore, Purge, Roll, Settled, Settlement, SharedStore, Stats, Store,
-    Stored, StoredEvent, Take, Taken, Watch,
+    Acted, Backlog, Circumstances, Claim, Completion, Filter, Frontier, Holder, JoinAct, JoinFilter,
+    Leadership, LogStore, Move, Node, NodeId, NodeState, PairStore, Purge, Replayed, Roll, Settled,
+    Settlement, SharedStore, Stats, Store, Stored, StoredEvent, Take, Taken, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -199,7 +199,15 @@ impl Store for Failing {
         self.inner.find(id).await
     }
 
-    async fn replay(&self, filter: &Filter, limit: usize) -> Result<u64> {
+    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
+        self.inner.circumstances(id).await
+    }
+
+    async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
+        self.inner.types(filter, limit).await
+    }
+
+    async fn replay(&self, filter: &Filter, limit: usize) -> Result<Replayed> {
         self.inner.replay(filter, limit).await
     }
 

@@ -78,6 +78,7 @@ pub struct Append<'a> {
     /// Those that say "already done" come first: a repeat is one, even if it would conflict as well.
     checks: Vec<Check<'a>>,
     /// Whether the transaction has nothing else in it, and ends with an error of this.
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MySQL has something to undo"))]
     own: bool,
 }
 

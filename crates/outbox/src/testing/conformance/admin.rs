@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
-use crate::event::EventId;
-use crate::store::{Backlog, Filter, NodeId, NodeState, Purge, Purgeable, Stats, Status, Verdict};
+use crate::event::{Event, EventId};
+use crate::store::{
+    Backlog, EXCLUSIVE, Filter, NodeId, NodeState, Purge, Purgeable, Replayed, Stats, Status, StoredEvent,
+    Verdict,
+};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -57,6 +60,160 @@ pub async fn events_are_listed_counted_and_found(harness: &impl Harness) {
     assert_eq!(scene.store.list(&Filter::default(), 3).await.unwrap().len(), 3);
 }
 
+/// By every field that people look for, each text as it is and none as a pattern.
+pub async fn events_are_found_by_what_they_belong_to(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([
+            event("a").aggregate("order", "1").tenant("acme").ordering_key("k").correlation("story"),
+            event("a").aggregate("order", "2").tenant("acme").ordering_key("K").correlation("Story"),
+            event("a")
+                .aggregate("invoice", "1")
+                .tenant("ACME")
+                .ordering_key("k")
+                .correlation("story' OR '1'='1"),
+            event("a").tenant("%"),
+        ])
+        .await;
+    let text = |text: &str| Some(text.to_owned());
+    for (filter, expected) in [
+        (Filter { aggregate_id: text("1"), ..Filter::default() }, &[0, 2][..]),
+        (Filter { aggregate_id: text("1"), aggregate_type: text("order"), ..Filter::default() }, &[0]),
+        (Filter { tenant_id: text("acme"), ..Filter::default() }, &[0, 1]),
+        (Filter { tenant_id: text("%"), ..Filter::default() }, &[3]),
+        (Filter { ordering_key: text("k"), ..Filter::default() }, &[0, 2]),
+        (Filter { correlation_id: text("story"), ..Filter::default() }, &[0]),
+        (Filter { correlation_id: text("story' OR '1'='1"), ..Filter::default() }, &[2]),
+        (Filter { tenant_id: text("acme"), ordering_key: text("K"), ..Filter::default() }, &[1]),
+        (Filter { tenant_id: text("nobody"), ..Filter::default() }, &[]),
+    ] {
+        assert_found(&scene, &filter, &written, expected).await;
+    }
+    let seqs: Vec<i64> = scene.all().await.iter().map(|stored| stored.seq).collect();
+    let between = Filter { after_seq: Some(seqs[0]), upto_seq: Some(seqs[2]), ..Filter::default() };
+    assert_found(&scene, &between, &written, &[1, 2]).await;
+}
+
+/// Exactly the events with these numbers.
+async fn assert_found(scene: &Scene, filter: &Filter, written: &[EventId], expected: &[usize]) {
+    let found = scene.store.list(filter, 10).await.unwrap();
+    let found: Vec<EventId> = found.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
+    let expected: Vec<EventId> = expected.iter().map(|i| written[*i].clone()).collect();
+    assert_eq!(found, expected, "{filter:?}");
+    assert_eq!(scene.count(filter.clone()).await, expected.len() as u64, "{filter:?}");
+}
+
+/// By when they were stored, and by when they were settled, which are not the same.
+pub async fn events_are_found_by_their_age(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let mut written = scene.write([event("old"), event("old, settled lately")]).await;
+    let held = scene.lease("a").await;
+    scene.settle("a", &held[0], dead("no")).await;
+    scene.pass(60 * SECOND);
+    written.push(scene.write_one(event("young")).await);
+    scene.settle("a", &held[1], Verdict::Done).await;
+    let age = |seconds: u64| Some(Duration::from_secs(seconds));
+    scene.pass(10 * SECOND);
+    for (filter, expected) in [
+        (Filter { older_than: age(10), ..Filter::default() }, &[0, 1][..]),
+        (Filter { newer_than: age(10), ..Filter::default() }, &[2]),
+        (Filter { older_than: age(5), newer_than: age(30), ..Filter::default() }, &[2]),
+        (Filter { older_than: age(70), ..Filter::default() }, &[]),
+        (Filter { newer_than: age(70), ..Filter::default() }, &[0, 1, 2]),
+        (Filter { settled_before: age(10), ..Filter::default() }, &[0]),
+        (Filter { settled_within: age(10), ..Filter::default() }, &[1]),
+        (Filter { settled_within: age(70), ..Filter::default() }, &[0, 1]),
+        (Filter { settled_within: age(70), status: Some(Status::Dead), ..Filter::default() }, &[0]),
+        (Filter { pending: true, ..Filter::default() }, &[2]),
+    ] {
+        assert_found(&scene, &filter, &written, expected).await;
+    }
+}
+
+/// The most frequent first.
+pub async fn events_are_counted_by_type(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    assert_eq!(scene.store.types(&Filter::default(), 10).await.unwrap(), []);
+    scene.write(["b", "a", "c", "c", "a", "c"].map(event)).await;
+    let count = |name: &str, n: u64| (name.to_owned(), n);
+    let types = scene.store.types(&Filter::default(), 10).await.unwrap();
+    assert_eq!(types, [count("c", 3), count("a", 2), count("b", 1)]);
+    assert_eq!(scene.store.types(&Filter::default(), 1).await.unwrap(), [count("c", 3)]);
+    let taken = scene.lease("x").await;
+    scene.settle("x", &taken[0], dead("no")).await;
+    assert_eq!(scene.store.types(&status(Status::Dead), 10).await.unwrap(), [count("b", 1)]);
+    let pending = Filter { pending: true, ..Filter::default() };
+    assert_eq!(scene.store.types(&pending, 10).await.unwrap(), [count("c", 3), count("a", 2)]);
+}
+
+fn id_of(stored: Option<&StoredEvent>) -> Option<&EventId> {
+    stored.and_then(|stored| stored.event.as_ref().ok()).map(Event::id)
+}
+
+/// The first that is pending and the first that is dead, of its own key and before it.
+pub async fn what_stands_before_an_event_of_a_key_is_found(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let k = scene.write((0..5).map(|_| keyed("k"))).await;
+    let other = scene.write([keyed("other"), event("none")]).await;
+    let around = async |id: &EventId| scene.store.circumstances(id).await.unwrap();
+
+    let first = around(&k[0]).await;
+    assert_eq!(id_of(first.event.as_ref()), Some(&k[0]));
+    assert!(first.pending_ahead.is_none() && first.dead_ahead.is_none());
+    let last = around(&k[4]).await;
+    assert_eq!((id_of(last.pending_ahead.as_ref()), id_of(last.dead_ahead.as_ref())), (Some(&k[0]), None));
+
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.settle("a", &taken[1], dead("no")).await;
+    scene.settle("a", &taken[2], again(60)).await;
+    scene.settle("a", &taken[3], dead("no")).await;
+    let last = around(&k[4]).await;
+    assert_eq!(id_of(last.pending_ahead.as_ref()), Some(&k[2]));
+    assert_eq!(id_of(last.dead_ahead.as_ref()), Some(&k[1]));
+    let third = around(&k[2]).await;
+    assert!(third.pending_ahead.is_none(), "later events are not in its way");
+    assert_eq!(id_of(third.dead_ahead.as_ref()), Some(&k[1]));
+    for free in &other {
+        let free = around(free).await;
+        assert!(free.pending_ahead.is_none() && free.dead_ahead.is_none());
+    }
+    let unknown = around(&EventId::from("nobody")).await;
+    assert!(unknown.event.is_none() && unknown.pending_ahead.is_none());
+    assert_eq!(unknown.now, scene.now());
+}
+
+/// Who leads, who holds, what is due before it, and when something was last settled.
+pub async fn what_goes_on_around_an_event_is_told(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let ids = scene.write((0..4).map(|_| event("n"))).await;
+    scene.write([event("delayed").deliver_after(DAY)]).await;
+    let around = async || scene.store.circumstances(&ids[3]).await.unwrap();
+    let quiet = around().await;
+    assert_eq!((quiet.due_before, quiet.somebody_holds), (3, false));
+    assert_eq!((quiet.leader, quiet.last_settled), (None, None));
+    assert_eq!(quiet.now, scene.now());
+
+    let held = scene.lease_one("a").await;
+    let busy = around().await;
+    assert_eq!((busy.due_before, busy.somebody_holds), (2, true));
+    scene.settle("a", &held, Verdict::Done).await;
+    scene.pass(SECOND);
+    let settled = around().await;
+    assert_eq!((settled.due_before, settled.somebody_holds), (2, false));
+    assert_eq!(settled.last_settled, Some(scene.now() - chrono::Duration::seconds(1)));
+
+    let state = NodeState { active: true, ..NodeState::default() };
+    scene.store.announce(&"relay-1".into(), &state).await.unwrap();
+    let nodes = around().await.nodes;
+    assert_eq!((nodes[0].node.as_str(), nodes[0].state.active), ("relay-1", true));
+
+    scene.store.lead(EXCLUSIVE, &"boss".into(), LEASE).await.unwrap();
+    assert_eq!(around().await.leader, Some("boss".into()));
+    scene.pass(LEASE);
+    assert_eq!(around().await.leader, None, "its time is over");
+}
+
 /// After the last one seen.
 pub async fn listing_goes_page_by_page(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
@@ -81,7 +238,7 @@ pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
     let taken = scene.lease_one("a").await;
     scene.settle("a", &taken, Verdict::Done).await;
     scene.pass(DAY);
-    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap(), 1);
+    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap().moved, 1);
     let stored = scene.see(&id).await;
     assert_eq!((stored.status, stored.attempts), (Status::New, 0));
     assert_eq!(stored.available_at, scene.now());
@@ -93,7 +250,7 @@ pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
     assert!(taken.expires_in.is_none_or(|left| left > chrono::Duration::zero()));
     assert!(!taken.suspect);
     assert_eq!(scene.settle("a", &taken, Verdict::Done).await, 1);
-    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap(), 0);
+    assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap().moved, 0);
 }
 
 /// One, some, or all, oldest first.
@@ -104,16 +261,24 @@ pub async fn replay_takes_one_or_a_number(harness: &impl Harness) {
         scene.settle("x", &delivery, dead("no")).await;
     }
     let one = Filter { id: Some(written[3].clone()), ..Filter::default() };
-    assert_eq!(scene.store.replay(&one, 10).await.unwrap(), 1);
-    assert_eq!(scene.store.replay(&one, 10).await.unwrap(), 0);
+    assert_eq!(scene.store.replay(&one, 10).await.unwrap().moved, 1);
+    assert_eq!(scene.store.replay(&one, 10).await.unwrap().moved, 0);
     let of_a = Filter { event_type: Some("a".to_owned()), ..Filter::default() };
-    assert_eq!(scene.store.replay(&of_a, 2).await.unwrap(), 2);
+    assert_eq!(scene.store.replay(&of_a, 2).await.unwrap().moved, 2);
     assert_eq!(scene.see(&written[0]).await.status, Status::New);
     assert_eq!(scene.see(&written[1]).await.status, Status::New);
     assert_eq!(scene.see(&written[2]).await.status, Status::Dead);
+    let seq = scene.see(&written[1]).await.seq;
+    scene.store.replay(&Filter { id: Some(written[4].clone()), ..Filter::default() }, 1).await.unwrap();
+    assert_eq!(scene.see(&written[4]).await.status, Status::New);
+    let dead = scene.store.list(&status(Status::Dead), 10).await.unwrap();
+    let rest = Filter { after_seq: Some(seq), upto_seq: Some(dead[0].seq), ..Filter::default() };
+    let replayed = scene.store.replay(&rest, 10).await.unwrap();
+    assert_eq!(replayed, Replayed { moved: 1, last: Some(dead[0].seq) }, "it says where to go on");
+    assert_eq!(scene.store.replay(&rest, 10).await.unwrap(), Replayed::default());
     let of_new = Filter { status: Some(Status::New), ..Filter::default() };
-    assert_eq!(scene.store.replay(&of_new, 0).await.unwrap(), 0);
-    assert_eq!(scene.store.replay(&Filter::default(), 100).await.unwrap(), 3);
+    assert_eq!(scene.store.replay(&of_new, 0).await.unwrap().moved, 0);
+    assert_eq!(scene.store.replay(&Filter::default(), 100).await.unwrap().moved, 1);
     assert_eq!(scene.count(status(Status::Dead)).await, 0);
 }
 

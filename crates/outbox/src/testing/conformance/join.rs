@@ -422,7 +422,7 @@ pub async fn a_replayed_step_moves_from_failed_to_completed(harness: &impl Harne
     scene.settle("a", &taken[0], dead("no")).await;
     assert_eq!(scene.counters(&join).await, (2, 0, 1));
     let dead = Filter { id: Some(taken[0].event.id().clone()), ..Filter::default() };
-    assert_eq!(scene.store.replay(&dead, 1).await.unwrap(), 1);
+    assert_eq!(scene.store.replay(&dead, 1).await.unwrap().moved, 1);
     assert_eq!(scene.counters(&join).await, (2, 0, 1));
     let replayed = scene.lease("b").await;
     scene.settle("b", &replayed[0], Verdict::Done).await;
@@ -438,7 +438,7 @@ pub async fn a_replay_after_the_end_counts_but_changes_no_end(harness: &impl Har
     scene.wait(&join, true).await;
     scene.settle("a", &taken[0], dead("no")).await;
     assert_eq!(scene.followed().await, (0, 1));
-    assert_eq!(scene.store.replay(&Filter::default(), 1).await.unwrap(), 1);
+    assert_eq!(scene.store.replay(&Filter::default(), 1).await.unwrap().moved, 1);
     let due = scene.lease("b").await;
     let step = due.iter().find(|d| d.event.id() == taken[0].event.id()).expect("the step is due again");
     scene.settle("b", step, Verdict::Done).await;

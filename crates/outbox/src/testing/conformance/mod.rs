@@ -161,6 +161,11 @@ macro_rules! conformance_tests {
             admin {
                 relays_that_run_are_told_of
                 events_are_listed_counted_and_found
+                events_are_found_by_what_they_belong_to
+                events_are_found_by_their_age
+                events_are_counted_by_type
+                what_stands_before_an_event_of_a_key_is_found
+                what_goes_on_around_an_event_is_told
                 listing_goes_page_by_page
                 replay_makes_dead_events_new
                 replay_takes_one_or_a_number

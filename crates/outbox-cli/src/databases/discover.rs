@@ -1,0 +1,64 @@
+//! Asking one database for the others.
+
+use std::str::FromStr;
+
+use anyhow::Result;
+use outbox::DatabaseKind;
+use sqlx::mysql::MySqlConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions};
+
+use crate::Usage;
+use crate::database::DatabaseUrl;
+use crate::open::is_there;
+
+/// Runs the query, which is the operator's own, and reads a name and a URL from each row.
+pub(super) async fn run(directory: &DatabaseUrl, query: &str) -> Result<Vec<(String, DatabaseUrl)>> {
+    is_there(directory)?;
+    directory.probe().await?;
+    let rows = fetch(directory, query).await.map_err(|error| explain(directory, &error))?;
+    rows.into_iter()
+        .map(|(name, url)| match DatabaseUrl::parse(&url) {
+            Ok(url) => Ok((name, url)),
+            // The URL may hold a password: not shown.
+            Err(_) => Err(Usage(format!(
+                "--discover: the second column of the row {name:?} is no database URL: let the query answer with name and URL"
+            ))
+            .into()),
+        })
+        .collect()
+}
+
+async fn fetch(directory: &DatabaseUrl, query: &str) -> Result<Vec<(String, String)>, sqlx::Error> {
+    let url = directory.secret();
+    let query = AssertSqlSafe(query);
+    match directory.kind() {
+        DatabaseKind::Postgres => {
+            let mut connection = PgConnectOptions::from_str(url)?.connect().await?;
+            sqlx::query_as(query).fetch_all(&mut connection).await
+        }
+        DatabaseKind::MySql => {
+            let url = url.replacen("mariadb:", "mysql:", 1);
+            let mut connection = MySqlConnectOptions::from_str(&url)?.connect().await?;
+            sqlx::query_as(query).fetch_all(&mut connection).await
+        }
+        _ => {
+            let mut connection = SqliteConnectOptions::from_str(url)?.connect().await?;
+            sqlx::query_as(query).fetch_all(&mut connection).await
+        }
+    }
+}
+
+fn explain(directory: &DatabaseUrl, error: &sqlx::Error) -> anyhow::Error {
+    match error {
+        sqlx::Error::Database(why) => {
+            Usage(format!("--discover: {directory} refuses the query: {}", why.message())).into()
+        }
+        sqlx::Error::ColumnIndexOutOfBounds { .. } | sqlx::Error::ColumnDecode { .. } => {
+            Usage("--discover: the query must answer with two columns of text, name and URL".to_owned())
+                .into()
+        }
+        other => directory.explain(other),
+    }
+}

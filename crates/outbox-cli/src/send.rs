@@ -1,0 +1,167 @@
+//! `outbox send`: writes one event.
+
+use std::io::Read as _;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use outbox::{Event, GLOBAL};
+
+use crate::age::Age;
+use crate::database::Tables;
+use crate::{Usage, nothing, say};
+
+/// Write one event, and print its id
+///
+/// For scripts, and for trying a relay out. Applications write events in the transaction of their change instead.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    tables: Tables,
+
+    /// The event type, such as order.placed
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: String,
+
+    /// The payload: JSON, @FILE to read it from a file, or - to read it from standard input
+    #[arg(long, value_name = "JSON|@FILE|-")]
+    payload: String,
+
+    /// The payload is not JSON but bytes of this content type, such as text/csv
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+
+    /// The ordering key: events of one key are delivered one after another
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    /// The type of the aggregate that it is about
+    #[arg(long, value_name = "TYPE")]
+    aggregate_type: Option<String>,
+
+    /// The aggregate that it is about
+    #[arg(long, value_name = "ID")]
+    aggregate_id: Option<String>,
+
+    /// The tenant
+    #[arg(long, value_name = "ID")]
+    tenant: Option<String>,
+
+    /// The correlation id
+    #[arg(long, value_name = "ID")]
+    correlation_id: Option<String>,
+
+    /// A header; may be given several times
+    #[arg(long = "header", value_name = "NAME=VALUE")]
+    headers: Vec<String>,
+
+    /// Deliver it no sooner than after this time, such as 90s, 5m or 2d
+    #[arg(long, value_name = "TIME")]
+    after: Option<Age>,
+
+    /// Give it up if it is not delivered within this time
+    #[arg(long, value_name = "TIME")]
+    expires_in: Option<Age>,
+
+    /// Write it only if no event with this deduplication key is there
+    #[arg(long, value_name = "KEY")]
+    dedup_key: Option<String>,
+
+    /// The event's own id, instead of a fresh one
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+
+    /// Print JSON for programs: one object with event_id, which is null if the deduplication key was there
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  outbox send --type order.placed --payload '{\"order\": 42}' --key order-42
+  outbox send --type report.ready --payload @report.json --tenant acme --header source=cron
+  generate | outbox send --type import --payload - --content-type text/csv
+  outbox send --type reminder --payload '{}' --after 5m --dedup-key reminder-2026-11-16
+
+Exit codes: 0 written, 1 failure, 2 wrong usage, 3 not written, because its deduplication key is there already.";
+
+pub(crate) async fn run(options: Options) -> Result<ExitCode> {
+    let event = event(&options)?;
+    let place = options.tables.open().await?;
+    let written = place.store.insert(&[event]).await.map_err(|error| place.explain(error))?;
+    let id = written.first();
+    if options.json {
+        crate::show::json(&serde_json::json!({ "event_id": id }))?;
+    }
+    let Some(id) = id else {
+        eprintln!("Not written: an event with this deduplication key is there already.");
+        return Ok(nothing());
+    };
+    if !options.json {
+        say(id);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn event(options: &Options) -> Result<Event> {
+    let mut event = Event::new(options.event_type.as_str());
+    let payload = read(&options.payload)?;
+    event = match &options.content_type {
+        Some(content_type) => event.bytes(content_type, payload),
+        None => event.json_text(String::from_utf8(payload).map_err(|_| {
+            Usage("--payload is not UTF-8, so it is not JSON: say what it is with --content-type".to_owned())
+        })?),
+    };
+    if let Some(id) = &options.id {
+        event = event.id(id.as_str());
+    }
+    if options.aggregate_type.is_some() || options.aggregate_id.is_some() {
+        let aggregate_type = options.aggregate_type.as_deref().unwrap_or(GLOBAL);
+        event = match &options.aggregate_id {
+            Some(id) => event.aggregate(aggregate_type, id),
+            None => event.aggregate_type(aggregate_type),
+        };
+    }
+    if let Some(key) = &options.key {
+        event = event.ordering_key(key);
+    }
+    if let Some(tenant) = &options.tenant {
+        event = event.tenant(tenant);
+    }
+    if let Some(id) = &options.correlation_id {
+        event = event.correlation(id);
+    }
+    for header in &options.headers {
+        let Some((name, value)) = header.split_once('=') else {
+            return Err(Usage("--header is a name and a value, as in source=cron".to_owned()).into());
+        };
+        event = event.header(name, value);
+    }
+    if let Some(Age(delay)) = options.after {
+        event = event.deliver_after(delay);
+    }
+    if let Some(Age(time)) = options.expires_in {
+        event = event.expires_at(chrono::Utc::now() + chrono::Duration::from_std(time)?);
+    }
+    if let Some(key) = &options.dedup_key {
+        event = event.dedup_key(key);
+    }
+    // What the library refuses is something on the command line.
+    event.build().map_err(|error| Usage(error.to_string()).into())
+}
+
+fn read(payload: &str) -> Result<Vec<u8>> {
+    let limit = outbox::MAX_PAYLOAD as u64 + 1;
+    let mut bytes = Vec::new();
+    if payload == "-" {
+        // One more than fits is enough to be told that it does not.
+        let stdin = std::io::stdin().lock().take(limit);
+        std::io::BufReader::new(stdin).read_to_end(&mut bytes).context("cannot read standard input")?;
+    } else if let Some(path) = payload.strip_prefix('@') {
+        let file = std::fs::File::open(path).with_context(|| format!("cannot read --payload @{path}"))?;
+        file.take(limit).read_to_end(&mut bytes).with_context(|| format!("cannot read --payload @{path}"))?;
+    } else {
+        bytes = payload.as_bytes().to_vec();
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,257 @@
+//! Status, log, joins and databases at the command line: the real binary, on every database that is there.
+
+mod place;
+
+use std::io::{BufRead, BufReader, Read as _};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use outbox::store::Verdict;
+use outbox::{Event, EventBuilder};
+use place::{Place, dead, finish, outbox};
+
+/// A password that must never be shown.
+const SECRET: &str = "s3cret-pa55";
+
+fn event(event_type: &str) -> EventBuilder {
+    Event::new(event_type).json(&1)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publishers_are_told_paused_resumed_and_reset() {
+    for place in Place::all().await {
+        place.run(&["log", "status"]).expect(3);
+        let log = place.store.log().unwrap();
+        let events: Vec<Event> = (0..5).map(|n| event("n").tag("n", n).build().unwrap()).collect();
+        let _ = log.append(&events, &Default::default()).await.unwrap();
+        let pairs = [("audit", "kafka"), ("orders", "kafka"), ("orders", "nats")];
+        let pairs = pairs.map(|(topic, publisher)| (outbox::PairId::new(topic, publisher), false));
+        log.register(&pairs).await.unwrap();
+        let status = |topic: &str, publisher: &str| {
+            let arguments = ["log", "status", "--topic", topic, "--publisher", publisher, "--json"];
+            place.run(&arguments).expect(0).json()[0]["status"].as_str().unwrap().to_owned()
+        };
+        let lag = place.run(&["log", "lag"]).expect(0);
+        assert_eq!(lag.words()[1], ["audit", "kafka", "ACTIVE", "0", "5", "5"]);
+
+        place.run(&["log", "pause", "kafka"]).expect(0);
+        assert_eq!((status("audit", "kafka"), status("orders", "nats")), ("PAUSED".into(), "ACTIVE".into()));
+        place.run(&["log", "resume", "kafka", "--topic", "audit"]).expect(0);
+        assert_eq!((status("audit", "kafka"), status("orders", "kafka")), ("ACTIVE".into(), "PAUSED".into()));
+        for arguments in [
+            &["pause", "nobody"][..],
+            &["resume", "kafka", "--topic", "x"],
+            &["reset", "x", "kafka", "--to", "end"],
+        ] {
+            let ran = place.run(&[&["log"], arguments].concat()).expect(3);
+            assert!(ran.err.contains("log status"), "{}", ran.err);
+        }
+
+        for (to, position) in [("end", 5), ("3", 3), ("start", 0), ("0s", 5), ("2020-01-01T00:00:00Z", 0)] {
+            let ran = place.run(&["log", "reset", "orders", "nats", "--to", to]).expect(0);
+            assert!(ran.out.contains(&format!("after position {position} ")), "--to {to}: {}", ran.out);
+            let lag = place.run(&["log", "lag", "--publisher", "nats", "--json"]).expect(0).json();
+            assert_eq!((&lag[0]["position"], &lag[0]["behind"]), (&position.into(), &(5 - position).into()));
+        }
+        let beyond = place.run(&["log", "reset", "orders", "nats", "--to", "99"]).expect(1);
+        assert!(beyond.err.contains("beyond the end"), "{}", beyond.err);
+        place.run(&["log", "reset", "orders", "nats", "--to", "yesterday"]).expect(2);
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_read_by_tag_type_and_position() {
+    for place in Place::all().await {
+        place.run(&["log", "read"]).expect(3);
+        let log = place.store.log().unwrap();
+        let of =
+            |n: u32| event(if n.is_multiple_of(2) { "even" } else { "odd" }).tag("n", n).tag("third", n % 3);
+        let events: Vec<Event> = (1..=6).map(|n| of(n).build().unwrap()).collect();
+        let _ = log.append(&events, &Default::default()).await.unwrap();
+        let read = |arguments: &[&str]| -> Vec<i64> {
+            let ran = place.run(&[&["log", "read", "--json"], arguments].concat());
+            ran.json().iter().map(|event| event["position"].as_i64().unwrap()).collect()
+        };
+        for (arguments, expected) in [
+            (&[][..], &[1, 2, 3, 4, 5, 6][..]),
+            (&["--type", "even"], &[2, 4, 6]),
+            (&["--type", "even", "--type", "odd", "--limit", "2"], &[1, 2]),
+            (&["--tag", "third=0"], &[3, 6]),
+            (&["--tag", "third=0", "--type", "even"], &[6]),
+            (&["--tag", "third=0", "--tag", "n=3"], &[3]),
+            (&["--after", "4"], &[5, 6]),
+        ] {
+            assert_eq!(read(arguments), expected, "{arguments:?}");
+        }
+        log.register(&[(outbox::PairId::new("orders", "nats"), false)]).await.unwrap();
+        place.run(&["log", "reset", "orders", "nats", "--to", "4"]).expect(0);
+        assert_eq!(read(&["--topic", "orders", "--publisher", "nats"]), [5, 6]);
+        place.run(&["log", "read", "--topic", "nobody"]).expect(3);
+        place.run(&["log", "read", "--tag", "nothing"]).expect(2);
+        let table = place.run(&["log", "read", "--limit", "1"]).expect(0);
+        assert!(table.out.contains("n=1 third=1") && table.err.contains("--after 1"), "{table:?}");
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn joins_are_listed_shown_and_cancelled() {
+    use outbox::store::JoinAct;
+    use outbox::{JoinId, NewJoin};
+
+    for place in Place::all().await {
+        place.run(&["joins", "list"]).expect(3);
+        let steps = place.write([event("step"), event("bad"), event("waits")]).await;
+        let id = JoinId::from("01JD3V7Q0Z6W4T0M1S2K8N5R9X");
+        let join = NewJoin::of(4).group("customer-42").metadata("phase one");
+        place.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
+        let attach = JoinAct::Attach { join: id.clone(), home: String::new(), steps: steps.clone() };
+        place.store.join(&attach).await.unwrap();
+        place
+            .settle(|e| match e.event_type().as_str() {
+                "step" => Verdict::Done,
+                "bad" => dead("no"),
+                _ => Verdict::Released,
+            })
+            .await;
+        let listed = place.run(&["joins", "list", "--status", "pending", "--group", "customer-42"]).expect(0);
+        assert!(listed.out.contains("3 of 4"), "{}", listed.out);
+        place.run(&["joins", "list", "--status", "failed"]).expect(3);
+        let shown = place.run(&["joins", "show", id.as_str(), "--json"]).expect(0).json();
+        assert_eq!((&shown[0]["completed_steps"], &shown[0]["failed_steps"]), (&1.into(), &1.into()));
+        let mut became: Vec<&str> = shown[1..].iter().map(|step| step["status"].as_str().unwrap()).collect();
+        became.sort_unstable();
+        assert_eq!(became, ["COMPLETED", "FAILED", "PENDING"]);
+        let page = place.run(&["joins", "show", id.as_str()]).expect(0);
+        assert!(page.out.contains("phase one") && page.out.contains(steps[2].as_str()), "{}", page.out);
+
+        place.run(&["joins", "cancel", id.as_str()]).expect(0);
+        let again = place.run(&["joins", "cancel", id.as_str(), "nobody"]).expect(3);
+        assert!(
+            again.err.contains("CANCELLED already") && again.err.contains("no such join"),
+            "{}",
+            again.err
+        );
+        place.run(&["joins", "show", "nobody"]).expect(3);
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_tells_how_an_outbox_is_doing() {
+    for place in Place::all().await {
+        place.write([event("a"), event("b"), event("c"), event("c")]).await;
+        place
+            .settle(|e| match e.event_type().as_str() {
+                "a" => Verdict::Done,
+                "b" => dead("no"),
+                _ => Verdict::Released,
+            })
+            .await;
+        place.store.lead("exclusive", &"the-leader".into(), Duration::from_secs(60)).await.unwrap();
+        let outage = serde_json::json!({
+            "destination": "nats", "since": "2026-11-16T07:00:00Z", "reason": "connection refused", "types": ["c"],
+        });
+        let state = serde_json::json!({
+            "mode": "single_node", "version": "0.1.0", "active": true, "outages": [outage],
+        });
+        let state = serde_json::from_value(state).unwrap();
+        place.store.announce(&"the-leader".into(), &state).await.unwrap();
+        let status = place.run(&["status", "--json"]).expect(0).json().remove(0);
+        for (field, value) in
+            [("new", 2), ("retry", 0), ("done", 1), ("dead", 1), ("pending", 2), ("free", 2)]
+        {
+            assert_eq!(status[field], value, "{field}");
+        }
+        assert_eq!(status["leader"], "the-leader");
+        let relay = &status["relays"][0];
+        assert_eq!((&relay["node"], &relay["running"]), (&"the-leader".into(), &true.into()));
+        assert_eq!(relay["outages"][0]["destination"], "nats");
+        assert_eq!(status["pending_types"], serde_json::json!([{ "event_type": "c", "count": 2 }]));
+        assert_eq!(status["dead_types"], serde_json::json!([{ "event_type": "b", "count": 1 }]));
+        let page = place.run(&["status"]).expect(0).out;
+        for word in [
+            "the-leader leads",
+            "nats: connection refused",
+            "ACTIVE",
+            "by type: c 2",
+            "2 due and free",
+            "Log      empty",
+        ] {
+            assert!(page.contains(word), "no {word:?} in {page}");
+        }
+        place.end().await;
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_looks_again_and_again_and_ends_well() {
+    for place in Place::all().await {
+        place.write([event("a")]).await;
+        let arguments = ["status", "--watch", "--every", "100ms", "--json"];
+        let mut child = place.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut next = || {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            serde_json::from_str::<serde_json::Value>(&line).unwrap()
+        };
+        let first = next();
+        assert_eq!((&first["pending"], &first["done_per_second"]), (&1.into(), &serde_json::Value::Null));
+        place.write([event("b")]).await;
+        while next()["pending"] != 2 {}
+        place.settle(|_| Verdict::Done).await;
+        while next()["done_per_second"].as_f64().unwrap() == 0.0 {}
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_are_listed_with_what_is_wrong_with_them() {
+    let place = Place::sqlite().await;
+    place.write([event("a")]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let empty = format!("empty=sqlite:{}", folder.path().join("empty.db").display());
+    std::fs::write(folder.path().join("empty.db"), "").unwrap();
+    let good = format!("good={}", place.url);
+    let gone = format!("gone=postgres://ada:{SECRET}@127.0.0.1:1/shop");
+    let named = ["databases", "--database", &good, "--database", &empty, "--database", &gone];
+    let ran = finish(outbox(named.iter().chain(&["--json"]))).expect(1);
+    let views = ran.json();
+    let states: Vec<_> =
+        views.iter().map(|v| (v["name"].as_str().unwrap(), v["state"].as_str().unwrap())).collect();
+    assert_eq!(states, [("good", "ok"), ("empty", "not migrated"), ("gone", "unreachable")]);
+    assert_eq!(views[0]["pending"], 1);
+    assert!(views[0]["schema_version"].as_i64().unwrap() >= 5);
+    let table = finish(outbox(named)).expect(1);
+    for ran in [&ran, &table] {
+        assert!(!ran.out.contains(SECRET) && !ran.err.contains(SECRET), "{ran:?}");
+    }
+    assert!(table.out.contains("cannot reach"), "{}", table.out);
+    finish(outbox(["databases", "--database", &good])).expect(0);
+    finish(outbox(["databases"])).expect(2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_are_found_by_a_query() {
+    for place in Place::all().await {
+        let row = format!("SELECT 'shop' AS name, '{}' AS url", place.url);
+        let ran = place.run(&["databases", "--discover", &row, "--json"]).expect(0);
+        assert_eq!((&ran.json()[0]["name"], &ran.json()[0]["state"]), (&"shop".into(), &"ok".into()));
+        place.run(&["databases", "--discover", &format!("{row} WHERE 1 = 0")]).expect(3);
+        let wrong = format!("SELECT 'shop', 'ada:{SECRET}@db'");
+        for (query, told) in
+            [("SELECT 'one'", "two columns"), ("SELEC 1", "refuses"), (&wrong, "no database URL")]
+        {
+            let ran = place.run(&["databases", "--discover", query]).expect(2);
+            assert!(ran.err.contains(told) && !ran.err.contains(SECRET), "{}", ran.err);
+        }
+        place.end().await;
+    }
+}

@@ -1,0 +1,173 @@
+//! What all commands have in common: what is never shown, what is told, help, colours.
+
+mod place;
+
+use std::process::{Command, Stdio};
+
+use outbox::store::Verdict;
+use outbox::{Event, EventBuilder};
+use place::{Place, dead, finish, outbox};
+
+/// What must never be shown unasked.
+const PAYLOAD: &str = "pr1vate-payload";
+const SECRET: &str = "s3cret-pa55";
+
+fn event(event_type: &str) -> EventBuilder {
+    Event::new(event_type).json(&serde_json::json!({ "note": PAYLOAD }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_are_not_there_are_told() {
+    let place = Place::sqlite().await;
+    let missing = ["explain", "01JD3V7Q0Z6W4T0M1S2K8N5R9X", "--table", "no_such"];
+    let ran = place.run(&missing).expect(0);
+    assert!(ran.out.contains("no_such") && ran.out.contains("outbox migrate"), "{}", ran.out);
+    for command in
+        [&["status"][..], &["dead", "list"], &["events", "list"], &["log", "status"], &["joins", "list"]]
+    {
+        let ran = place.run(&[command, &["--table", "no_such"]].concat()).expect(1);
+        assert!(ran.err.contains("no_such") && ran.err.contains("migrate"), "{}", ran.err);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
+    let place = Place::sqlite().await;
+    let ids = place.write([event("a").ordering_key("k"), event("b").ordering_key("k"), event("c")]).await;
+    place.settle(|e| if e.event_type() == "a" { dead("no") } else { Verdict::Released }).await;
+    let _ =
+        place.store.log().unwrap().append(&[event("l").build().unwrap()], &Default::default()).await.unwrap();
+    let id = ids[0].as_str();
+    for arguments in [
+        &["events", "list"][..],
+        &["events", "list", "--json"],
+        &["events", "show", id],
+        &["events", "show", id, "--json"],
+        &["dead", "list"],
+        &["dead", "list", "--json"],
+        &["dead", "show", id],
+        &["dead", "replay-all"],
+        &["explain", ids[1].as_str()],
+        &["explain", ids[1].as_str(), "--json"],
+        &["status"],
+        &["status", "--json"],
+        &["log", "read"],
+        &["log", "read", "--json"],
+    ] {
+        let ran = place.run(&[arguments, &["--log", "trace"]].concat()).expect(0);
+        assert!(!ran.out.contains(PAYLOAD) && !ran.err.contains(PAYLOAD), "{arguments:?}: {ran:?}");
+    }
+    for arguments in [
+        &["events", "show", id, "--payload"][..],
+        &["dead", "show", id, "--payload"],
+        &["log", "read", "--json", "--payload"],
+    ] {
+        assert!(place.run(arguments).expect(0).out.contains(PAYLOAD), "{arguments:?}");
+    }
+}
+
+/// Each with what it needs to get as far as its database.
+const COMMANDS: [&[&str]; 17] = [
+    &["send", "--type", "x", "--payload", "1"],
+    &["status"],
+    &["events", "list"],
+    &["events", "show", "x"],
+    &["events", "cancel", "x"],
+    &["dead", "list"],
+    &["dead", "count"],
+    &["dead", "replay", "x"],
+    &["dead", "replay-all"],
+    &["explain", "x"],
+    &["purge", "--older-than", "1d"],
+    &["joins", "list"],
+    &["joins", "cancel", "x"],
+    &["log", "status"],
+    &["log", "pause", "x"],
+    &["log", "reset", "x", "y", "--to", "start"],
+    &["log", "read"],
+];
+
+#[test]
+fn a_server_that_is_not_there_is_told_by_every_command_without_its_password() {
+    let url = format!("postgres://ada:{SECRET}@127.0.0.1:1/shop");
+    for arguments in COMMANDS {
+        let ran = finish(outbox(arguments.iter().chain(&["--database", &url]))).expect(1);
+        assert!(ran.err.contains("cannot reach") && ran.err.contains("hint:"), "{arguments:?}: {}", ran.err);
+        assert!(!ran.err.contains(SECRET) && !ran.out.contains(SECRET), "{arguments:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_told_and_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("typo.db").display());
+    for arguments in COMMANDS {
+        let ran = finish(outbox(arguments.iter().chain(&["--database", &url]))).expect(1);
+        assert!(ran.err.contains("typo.db") && ran.err.contains("outbox migrate"), "{}", ran.err);
+    }
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn every_command_has_help_with_examples_and_exit_codes() {
+    let groups = [
+        &["events"][..],
+        &["dead"],
+        &["joins"],
+        &["log"],
+        &["databases"],
+        &["log", "resume"],
+        &["log", "lag"],
+    ];
+    let more = [&["joins", "show"][..], &["dead", "show"]];
+    for arguments in COMMANDS.into_iter().chain(groups).chain(more) {
+        let command: Vec<&str> =
+            arguments.iter().copied().take_while(|word| !word.starts_with('-')).collect();
+        let command = if command[0] == "explain" { &command[..1] } else { &command[..command.len().min(2)] };
+        let ran = finish(outbox(command.iter().chain(&["--help"]))).expect(0);
+        assert!(ran.out.contains("Examples:") && ran.out.contains("Exit codes:"), "{command:?}: {}", ran.out);
+    }
+}
+
+#[test]
+fn shells_are_taught_to_complete() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = finish(outbox(["completions", shell])).expect(0);
+        assert!(ran.out.contains("replay-all"), "{shell}");
+    }
+    finish(outbox(["completions", "cmd.exe"])).expect(2);
+}
+
+/// Runs it with a terminal for its output, if there is a command that gives one.
+#[cfg(unix)]
+fn on_a_terminal(place: &Place, arguments: &str, no_color: bool) -> Option<String> {
+    let mut command = Command::new("script");
+    let line = format!("{} {arguments}", env!("CARGO_BIN_EXE_outbox"));
+    command.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", &place.url).env("TERM", "xterm");
+    command.stdin(Stdio::null()).env_remove("OUTBOX_LOG").env_remove("NO_COLOR");
+    if no_color {
+        command.env("NO_COLOR", "1");
+    }
+    let output = command.output().ok()?;
+    assert!(output.status.success(), "{output:?}");
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn colours_are_for_terminals_and_not_with_no_color() {
+    let place = Place::sqlite().await;
+    place.write([event("a")]).await;
+    place.settle(|_| dead("no")).await;
+    let escape = '\u{1b}';
+    assert!(!place.run(&["status"]).expect(0).out.contains(escape));
+    let Some(coloured) = on_a_terminal(&place, "status", false) else {
+        println!("skipped: there is no command `script`");
+        return;
+    };
+    assert!(coloured.contains(escape), "{coloured:?}");
+    let plain = on_a_terminal(&place, "status", true).unwrap();
+    assert!(plain.contains("DEAD") && !plain.contains(escape), "{plain:?}");
+    let bar = on_a_terminal(&place, "dead replay-all --all --yes", false).unwrap();
+    assert!(bar.contains("Replayed 1 event."), "{bar:?}");
+}

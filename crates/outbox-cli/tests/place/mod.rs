@@ -1,0 +1,173 @@
+//! Outboxes for tests of the command: one on each database that is there, in a place of its own.
+
+#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use outbox::store::{Completion, Holder, Origin, Settlement, SharedStore, Take, Verdict};
+use outbox::{Event, EventBuilder, EventId, OnDead, StoreOptions, open_store};
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor as _};
+
+pub fn outbox<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
+    command.args(arguments).env_remove("DATABASE_URL").env_remove("OUTBOX_LOG").env_remove("NO_COLOR");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        self
+    }
+
+    /// Each line of standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Vec<serde_json::Value> {
+        let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        self.out.lines().map(parse).collect()
+    }
+
+    /// The words of standard output's lines, headers included.
+    pub fn words(&self) -> Vec<Vec<&str>> {
+        self.out.lines().map(|line| line.split_whitespace().collect()).collect()
+    }
+}
+
+pub fn finish(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// An outbox of its own.
+pub struct Place {
+    pub url: String,
+    pub schema: Option<String>,
+    pub store: SharedStore,
+    folder: Option<tempfile::TempDir>,
+}
+
+impl Place {
+    /// On SQLite, and on every server that the environment names.
+    pub async fn all() -> Vec<Self> {
+        let mut places = vec![Self::sqlite().await];
+        for variable in ["OUTBOX_TEST_POSTGRES", "OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"] {
+            match std::env::var(variable) {
+                Ok(url) => places.push(Self::server(url).await),
+                Err(_) => {
+                    let required = variable != "OUTBOX_TEST_MYSQL"
+                        && std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
+                    assert!(!required, "{variable} is not set, and OUTBOX_TEST_REQUIRE=1 asks for it");
+                    println!("skipped: {variable} is not set");
+                }
+            }
+        }
+        places
+    }
+
+    pub async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("shop.db").display());
+        Self::open(url, None, Some(folder)).await
+    }
+
+    async fn server(url: String) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let schema = format!("outbox_cli_{}_{number}", std::process::id());
+        execute(&url, &format!("CREATE SCHEMA {schema}")).await;
+        Self::open(url, Some(schema), None).await
+    }
+
+    async fn open(url: String, schema: Option<String>, folder: Option<tempfile::TempDir>) -> Self {
+        let mut options = StoreOptions::default().max_connections(2);
+        if let Some(schema) = &schema {
+            options = options.schema(schema);
+        }
+        let store = open_store(&url, &options).await.unwrap();
+        store.migrate().await.unwrap();
+        Self { url, schema, store, folder }
+    }
+
+    /// Leaves nothing behind.
+    pub async fn end(self) {
+        if let Some(schema) = &self.schema {
+            let cascade = if self.url.starts_with("postgres") { " CASCADE" } else { "" };
+            execute(&self.url, &format!("DROP SCHEMA {schema}{cascade}")).await;
+        }
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = outbox(arguments);
+        command.env("DATABASE_URL", &self.url);
+        command.args(self.schema.iter().flat_map(|schema| ["--schema", schema]));
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        finish(self.command(arguments))
+    }
+
+    pub async fn write(&self, events: impl IntoIterator<Item = EventBuilder>) -> Vec<EventId> {
+        let events: Vec<Event> = events.into_iter().map(|event| event.build().unwrap()).collect();
+        self.store.insert(&events).await.unwrap()
+    }
+
+    /// Leases everything that is due.
+    pub async fn lease(&self, owner: &str) -> Vec<outbox::store::Delivery> {
+        let by = holder(owner);
+        let take = Take {
+            by,
+            from: Origin::Start,
+            limit: 10_000,
+            skip_recent: Duration::ZERO,
+            on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
+            frontiers: Default::default(),
+        };
+        self.store.take(&take).await.unwrap().deliveries
+    }
+
+    /// Settles everything that is due, as each event's type says.
+    pub async fn settle(&self, verdict: impl Fn(&Event) -> Verdict) {
+        let taken = self.lease("worker").await;
+        let settlements: Vec<Settlement> = taken
+            .iter()
+            .map(|d| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: verdict(&d.event) })
+            .collect();
+        self.store.settle(&holder("worker"), Completion::Keep, &settlements).await.unwrap();
+    }
+}
+
+fn holder(owner: &str) -> Holder {
+    Holder::Lease { owner: owner.into(), lease: Duration::from_secs(60) }
+}
+
+pub fn dead(reason: &str) -> Verdict {
+    Verdict::Dead { counted: true, reason: reason.to_owned() }
+}
+
+async fn execute(url: &str, statement: &str) {
+    let statement = AssertSqlSafe(statement.to_owned());
+    if url.starts_with("postgres") {
+        let options: sqlx::postgres::PgConnectOptions = url.parse().unwrap();
+        options.connect().await.unwrap().execute(statement).await.unwrap();
+    } else {
+        let options: sqlx::mysql::MySqlConnectOptions =
+            url.replacen("mariadb:", "mysql:", 1).parse().unwrap();
+        options.connect().await.unwrap().execute(statement).await.unwrap();
+    }
+}

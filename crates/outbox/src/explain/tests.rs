@@ -1,0 +1,316 @@
+use chrono::Duration;
+
+use super::*;
+use crate::error::DecodeError;
+use crate::event::{Event, EventBuilder};
+use crate::store::{NodeOutage, NodeState};
+
+fn now() -> DateTime<Utc> {
+    DateTime::from_timestamp(1_800_000_000, 0).expect("a time")
+}
+
+fn stored(seq: i64, event: EventBuilder) -> StoredEvent {
+    let event = event.id(format!("e{seq}")).json_text("{}").build().expect("a valid event");
+    StoredEvent {
+        event: Ok(event),
+        seq,
+        status: Status::New,
+        attempts: 0,
+        created_at: now() - Duration::hours(1),
+        available_at: now() - Duration::minutes(3),
+        done_at: None,
+        last_error: None,
+        done_by: None,
+        lease: None,
+    }
+}
+
+fn plain() -> StoredEvent {
+    stored(9, Event::new("order.placed"))
+}
+
+fn of(event: StoredEvent) -> Circumstances {
+    Circumstances { now: now(), event: Some(event), ..Circumstances::default() }
+}
+
+fn explain(circumstances: &Circumstances) -> Explanation {
+    Explanation::of(&EventId::from("e9"), circumstances)
+}
+
+/// What is said holds every one of these.
+#[track_caller]
+fn says(explanation: &Explanation, words: &[&str]) {
+    let said = explanation.to_string();
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in:\n{said}");
+    }
+}
+
+#[test]
+fn an_unknown_event_may_have_been_purged() {
+    let explained = explain(&Circumstances { now: now(), ..Circumstances::default() });
+    assert_eq!(explained.reasons, [Reason::Unknown]);
+    says(&explained, &["Event e9 is not in the table", "purged", "Check the id"]);
+}
+
+#[test]
+fn a_done_event_says_when_and_by_whom() {
+    let at = Some(now() - Duration::hours(3));
+    let by = Some(NodeId::from("node-1"));
+    let explained =
+        explain(&of(StoredEvent { status: Status::Done, done_at: at, done_by: by.clone(), ..plain() }));
+    assert_eq!(explained.reasons, [Reason::Done { at, by }]);
+    says(&explained, &["e9 (order.placed) is DONE", "3 h ago", "by node-1"]);
+}
+
+#[test]
+fn a_dead_event_says_why_and_how_to_replay_it() {
+    let since = Some(now() - Duration::days(4));
+    let dead = StoredEvent {
+        status: Status::Dead,
+        done_at: since,
+        attempts: 5,
+        last_error: Some("broker away.\nand more".to_owned()),
+        ..plain()
+    };
+    let explained = explain(&of(dead));
+    assert!(matches!(explained.reason(), Reason::Dead { attempts: 5, .. }));
+    says(
+        &explained,
+        &[
+            "is DEAD, and has been for 4 days",
+            "after 5 failed attempts: broker away.",
+            "outbox dead replay e9",
+        ],
+    );
+    assert!(!explained.to_string().contains("and more"));
+}
+
+#[test]
+fn a_held_event_says_who_holds_it_and_until_when() {
+    let until = now() + Duration::seconds(20);
+    let explained = explain(&of(StoredEvent { lease: Some(("node-1".into(), until)), ..plain() }));
+    assert_eq!(explained.reasons, [Reason::Held { by: "node-1".into(), until }]);
+    says(&explained, &["node-1 holds it for another 20 s"]);
+}
+
+#[test]
+fn a_lease_that_ends_now_has_run_out() {
+    let explained = explain(&of(StoredEvent { lease: Some(("node-1".into(), now())), ..plain() }));
+    assert_eq!(explained.reasons, [Reason::LeaseRanOut { by: "node-1".into(), since: now() }]);
+    says(&explained, &["held by node-1, whose lease ran out", "takes the event over"]);
+}
+
+#[test]
+fn a_delayed_event_a_retry_and_one_that_was_put_off_are_told_apart() {
+    let at = now() + Duration::minutes(5);
+    let later = StoredEvent { available_at: at, ..plain() };
+    says(&explain(&of(later.clone())), &["not due for another 5 min", "to be delivered at 2027-"]);
+
+    let last_error = Some("timeout".to_owned());
+    let retry = StoredEvent { status: Status::Retry, attempts: 3, last_error, ..later };
+    let explained = explain(&of(retry.clone()));
+    let error = Some("timeout".to_owned());
+    assert_eq!(explained.reasons, [Reason::NotDue { at, attempts: 3, error }]);
+    says(&explained, &["retry number 3, due in 5 min", "timeout"]);
+
+    let deferred = StoredEvent { status: Status::New, attempts: 0, ..retry };
+    says(&explain(&of(deferred)), &["was put off", "timeout"]);
+}
+
+#[test]
+fn what_becomes_due_now_is_due() {
+    let explained = explain(&of(StoredEvent { available_at: now(), ..plain() }));
+    assert!(matches!(explained.reason(), Reason::Waiting { .. }), "{explained}");
+}
+
+#[test]
+fn an_expired_event_says_so_first() {
+    let end = now() - Duration::seconds(10);
+    let expired = stored(9, Event::new("order.placed").occurred_at(end - Duration::hours(1)).expires_at(end));
+    let explained = explain(&of(expired));
+    assert_eq!(*explained.reason(), Reason::Expired { at: end });
+    assert!(matches!(explained.reasons[1], Reason::Waiting { .. }));
+    says(&explained, &["expired 10 s ago", "buries it"]);
+}
+
+#[test]
+fn what_cannot_be_read_says_so_first() {
+    let broken = DecodeError { id: "e9".into(), reason: "its payload is not JSON".to_owned() };
+    let explained = explain(&of(StoredEvent { event: Err(broken), ..plain() }));
+    assert!(matches!(explained.reason(), Reason::Undecodable { .. }));
+    says(&explained, &["Event e9 cannot be read: its payload is not JSON"]);
+}
+
+#[test]
+fn behind_a_retrying_head_its_own_reason_is_told() {
+    let keyed = || Event::new("order.paid").ordering_key("k");
+    let head = StoredEvent {
+        status: Status::Retry,
+        attempts: 2,
+        available_at: now() + Duration::seconds(30),
+        last_error: Some("503".to_owned()),
+        ..stored(4, keyed())
+    };
+    let explained = explain(&Circumstances { pending_ahead: Some(head), ..of(stored(9, keyed())) });
+    let Reason::Behind { event } = explained.reason() else { panic!("{explained}") };
+    assert_eq!(event.event_id, "e4");
+    assert!(matches!(event.reason(), Reason::NotDue { attempts: 2, .. }));
+    says(
+        &explained,
+        &["waits behind an earlier event", "e4 (order.paid), which waits for retry number 2", "503"],
+    );
+}
+
+#[test]
+fn behind_a_dead_head_it_is_that_one_to_replay() {
+    let keyed = || Event::new("order.paid").ordering_key("k");
+    let dead = StoredEvent { status: Status::Dead, ..stored(2, keyed()) };
+    let around = Circumstances {
+        dead_ahead: Some(dead),
+        pending_ahead: Some(stored(5, keyed())),
+        ..of(stored(9, keyed()))
+    };
+    let explained = explain(&around);
+    let behind: Vec<&str> = explained
+        .reasons
+        .iter()
+        .map(|reason| match reason {
+            Reason::Behind { event } => event.event_id.as_str(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(behind, ["e2", "e5"], "the first one first");
+    says(&explained, &["which is DEAD", "outbox dead replay e2", "skip"]);
+    let Reason::Behind { event } = &explained.reasons[1] else { panic!() };
+    assert!(matches!(event.reason(), Reason::Behind { .. }), "it stands behind the dead one itself");
+}
+
+#[test]
+fn a_dead_event_behind_a_pending_one_is_told_second() {
+    let keyed = || Event::new("order.paid").ordering_key("k");
+    let around = Circumstances {
+        dead_ahead: Some(StoredEvent { status: Status::Dead, ..stored(7, keyed()) }),
+        pending_ahead: Some(stored(5, keyed())),
+        ..of(stored(9, keyed()))
+    };
+    let explained = explain(&around);
+    let Reason::Behind { event } = explained.reason() else { panic!("{explained}") };
+    assert_eq!(event.event_id, "e5");
+}
+
+#[test]
+fn a_delay_counts_before_what_is_ahead() {
+    let keyed = || Event::new("order.paid").ordering_key("k");
+    let later = StoredEvent { available_at: now() + Duration::days(9), ..stored(9, keyed()) };
+    let explained = explain(&Circumstances { pending_ahead: Some(stored(5, keyed())), ..of(later) });
+    assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Behind { .. }]), "{explained}");
+    says(&explained, &["not due for another 9 days", "\nIt also waits behind"]);
+}
+
+#[test]
+fn a_leader_has_it_or_reads_it_soon() {
+    let leader = Some(NodeId::from("node-7"));
+    let explained = explain(&Circumstances { leader, due_before: 3, ..of(plain()) });
+    assert!(matches!(explained.reason(), Reason::WithLeader { due_before: Some(3), .. }));
+    says(
+        &explained,
+        &["has been due for 3 min", "node-7 leads this table alone", "3 free events are due before it"],
+    );
+}
+
+#[test]
+fn without_any_sign_of_a_relay_one_should_be_started() {
+    let explained = explain(&of(plain()));
+    assert!(matches!(explained.reason(), Reason::Waiting { at_work: false, .. }));
+    says(&explained, &["no sign of a running relay", "none was settled", "Start a relay"]);
+    let long_ago = Some(now() - Duration::hours(5));
+    let explained = explain(&Circumstances { last_settled: long_ago, ..of(plain()) });
+    says(&explained, &["the last one was settled 5 h ago", "Start a relay"]);
+}
+
+#[test]
+fn signs_of_a_relay_are_what_it_holds_and_what_it_settled_lately() {
+    let lately = Some(now() - Duration::seconds(5));
+    for around in [
+        Circumstances { somebody_holds: true, ..of(plain()) },
+        Circumstances { last_settled: lately, ..of(plain()) },
+    ] {
+        let explained = explain(&Circumstances { due_before: 10_000, ..around });
+        assert!(matches!(explained.reason(), Reason::Waiting { at_work: true, .. }));
+        says(&explained, &["Somebody is at work", "10000 free events or more"]);
+        assert_eq!(explained.advice(), None);
+    }
+}
+
+fn node(name: &str, seconds: u64, active: bool) -> Node {
+    Node {
+        node: name.into(),
+        started_at: now() - Duration::hours(1),
+        seen: std::time::Duration::from_secs(seconds),
+        state: NodeState { active, ..NodeState::default() },
+    }
+}
+
+fn without(destination: &str, event_type: &str, node: Node) -> Node {
+    let outage = NodeOutage {
+        destination: destination.to_owned(),
+        since: now() - Duration::minutes(9),
+        reason: "connection refused".to_owned(),
+        types: vec!["other".to_owned(), event_type.to_owned()],
+    };
+    Node { state: NodeState { outages: vec![outage], ..node.state.clone() }, ..node }
+}
+
+#[test]
+fn a_relay_that_runs_and_delivers_is_named() {
+    let nodes = vec![node("stands-by", 1, false), node("works", 5, true), node("was", 600, true)];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
+    assert_eq!(*relays, [NodeId::from("works")]);
+    says(&explained, &["At work: works."]);
+    let nodes = vec![node("stands-by", 1, false), node("was", 600, true)];
+    assert!(explain(&Circumstances { nodes, ..of(plain()) }).advice().is_some(), "nobody delivers");
+}
+
+#[test]
+fn a_destination_that_is_not_available_is_told_with_who_says_so() {
+    let nodes = vec![
+        without("nats", "order.placed", node("a", 1, true)),
+        without("nats", "order.placed", node("b", 1, true)),
+        without("kafka", "order.placed", node("gone", 600, true)),
+        without("redis", "order.paid", node("c", 1, true)),
+    ];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let Reason::Outage { destination, nodes, .. } = explained.reason() else { panic!("{explained}") };
+    assert_eq!((destination.as_str(), nodes.len(), explained.reasons.len()), ("nats", 2, 1));
+    says(
+        &explained,
+        &[
+            "goes to nats",
+            "not been available for 9 min",
+            "says a, b",
+            "connection refused",
+            "Bring nats back",
+        ],
+    );
+}
+
+#[test]
+fn tables_that_are_not_there_are_a_reason() {
+    let error = Error::NotMigrated { table: "outbox_event".to_owned() };
+    let explained = Explanation::of_schema(&"e9".into(), &error);
+    assert!(matches!(explained.reason(), Reason::Schema { .. }));
+    says(&explained, &["outbox_event", "outbox migrate"]);
+}
+
+#[test]
+fn programs_read_the_reason_by_its_name() {
+    let dead = StoredEvent { status: Status::Dead, attempts: 5, ..plain() };
+    let json = serde_json::to_value(explain(&of(dead))).expect("JSON");
+    assert_eq!(json["event_id"], "e9");
+    assert_eq!(json["event"]["status"], "DEAD");
+    assert_eq!(json["reasons"][0]["reason"], "dead");
+    assert_eq!(json["reasons"][0]["attempts"], 5);
+    assert_eq!(json["asked_at"], "2027-01-15T08:00:00Z");
+}

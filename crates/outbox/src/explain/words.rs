@@ -1,0 +1,227 @@
+//! What an explanation says to people: what is, and what to do.
+
+use std::fmt;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+
+use super::{Explanation, MOST_COUNTED, Reason};
+
+/// A sentence or two for each reason, each on a line of its own, then what to do.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event {}", self.event_id)?;
+        if let Some(event_type) = self.event.as_ref().and_then(|event| event.event_type.as_ref()) {
+            write!(f, " ({event_type})")?;
+        }
+        for (n, reason) in self.reasons.iter().enumerate() {
+            f.write_str(if n == 0 { " " } else { "\nIt also " })?;
+            Said { reason, now: self.asked_at }.fmt(f)?;
+        }
+        match self.advice() {
+            Some(advice) => write!(f, "\n{advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Explanation {
+    /// What to do about it, if there is anything.
+    pub fn advice(&self) -> Option<String> {
+        self.reasons.iter().find_map(|reason| reason.advice(self))
+    }
+}
+
+impl Reason {
+    /// What to do about this one, if there is anything.
+    fn advice(&self, of: &Explanation) -> Option<String> {
+        let id = &of.event_id;
+        Some(match self {
+            Reason::Schema { .. } => "Migrate the tables: `outbox migrate`.".to_owned(),
+            Reason::Unknown => {
+                "Check the id, the database and the table. Where done events are deleted, or were purged, \
+                                it may have been delivered long ago."
+                    .to_owned()
+            }
+            Reason::Dead { .. } => {
+                format!("When the cause is mended, replay it: `outbox dead replay {id}`.")
+            }
+            Reason::Behind { event } => match event.reason() {
+                Reason::Dead { .. } => format!(
+                    "Replay that one when its cause is mended (`outbox dead replay {}`), or purge it. \
+                     Relays with `on_dead` = skip pass it by.",
+                    event.event_id
+                ),
+                reason => return reason.advice(event),
+            },
+            Reason::Outage { destination, .. } => format!(
+                "Bring {destination} back; the relay asks for it every few seconds and goes on by itself."
+            ),
+            Reason::Waiting { at_work: false, .. } => {
+                "Start a relay, or see why it does not run: `outbox relay`.".to_owned()
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// A reason as the rest of a sentence that began with the event.
+struct Said<'a> {
+    reason: &'a Reason,
+    now: DateTime<Utc>,
+}
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ago = |at: DateTime<Utc>| format!("{} ago ({})", span(self.now - at), exact(at));
+        let since = |at: DateTime<Utc>| format!("for {} (since {})", span(self.now - at), exact(at));
+        match self.reason {
+            Reason::Schema { problem } => write!(f, "cannot be looked up: {problem}."),
+            Reason::Unknown => {
+                f.write_str("is not in the table: it never was, or it was cancelled, deleted or purged.")
+            }
+            Reason::Done { at, by } => {
+                f.write_str("is DONE: it was delivered")?;
+                at.map_or(Ok(()), |at| write!(f, " {}", ago(at)))?;
+                by.as_ref().map_or(Ok(()), |by| write!(f, ", by {by}"))?;
+                f.write_str(".")
+            }
+            Reason::Dead { since: at, by, error, attempts } => {
+                write!(f, "is DEAD")?;
+                at.map_or(Ok(()), |at| write!(f, ", and has been {}", since(at)))?;
+                by.as_ref().map_or(Ok(()), |by| write!(f, ", given up by {by}"))?;
+                write!(f, ", after {}: {}.", counted(*attempts, "failed attempt"), told(error.as_deref()))
+            }
+            Reason::Held { by, until } => write!(
+                f,
+                "is being handled, or about to be: {by} holds it for another {} (until {}), and longer if it says so.",
+                span(*until - self.now),
+                exact(*until)
+            ),
+            Reason::LeaseRanOut { by, since: at } => write!(
+                f,
+                "was held by {by}, whose lease ran out {}: it crashed, hangs, or lost the database. \
+                 The next relay that looks takes the event over, with care: it may be what crashed it.",
+                ago(*at)
+            ),
+            Reason::NotDue { at, attempts: 0, error: None } => {
+                write!(
+                    f,
+                    "is not due for another {}: it was written to be delivered at {}, or later.",
+                    span(*at - self.now),
+                    exact(*at)
+                )
+            }
+            Reason::NotDue { at, attempts: 0, error } => write!(
+                f,
+                "was put off and is not due for another {} (until {}): {}.",
+                span(*at - self.now),
+                exact(*at),
+                told(error.as_deref())
+            ),
+            Reason::NotDue { at, attempts, error } => write!(
+                f,
+                "waits for retry number {attempts}, due in {} ({}). The last attempt failed: {}.",
+                span(*at - self.now),
+                exact(*at),
+                told(error.as_deref())
+            ),
+            Reason::Expired { at } => {
+                write!(f, "expired {}: the relay that takes it buries it without handling it.", ago(*at))
+            }
+            Reason::Undecodable { problem } => {
+                write!(f, "cannot be read: {problem}. The relay that takes it buries it.")
+            }
+            Reason::Behind { event } => {
+                write!(f, "waits behind an earlier event of its ordering key: {}", event.event_id)?;
+                if let Some(event_type) = event.event.as_ref().and_then(|event| event.event_type.as_ref()) {
+                    write!(f, " ({event_type})")?;
+                }
+                f.write_str(", which ")?;
+                Said { reason: event.reason(), now: self.now }.fmt(f)
+            }
+            Reason::WithLeader { leader, due_since, due_before } => {
+                write!(
+                    f,
+                    "has been due {}, and {leader} leads this table alone (single_node): ",
+                    since(*due_since)
+                )?;
+                f.write_str("it has the event in hand, or reads it at its next poll")?;
+                before(f, *due_before)
+            }
+            Reason::Outage { destination, since: at, error, nodes } => {
+                let nodes: Vec<&str> = nodes.iter().map(crate::store::NodeId::as_str).collect();
+                write!(
+                    f,
+                    "goes to {destination}, which has not been available {}, says {}: {}.",
+                    since(*at),
+                    nodes.join(", "),
+                    told(Some(error))
+                )
+            }
+            Reason::Waiting { due_since, due_before, relays, at_work, last_settled } => {
+                write!(
+                    f,
+                    "has been due {}, and is free: it waits for a relay to take it",
+                    since(*due_since)
+                )?;
+                before(f, *due_before)?;
+                match (at_work, last_settled) {
+                    (true, _) if relays.is_empty() => f.write_str(" Somebody is at work."),
+                    (true, _) => {
+                        let named: Vec<&str> =
+                            relays.iter().map(crate::store::NodeId::as_str).take(3).collect();
+                        let more = if relays.len() > 3 { " and others" } else { "" };
+                        write!(f, " At work: {}{more}.", named.join(", "))
+                    }
+                    (false, Some(at)) => write!(
+                        f,
+                        " There is no sign of a running relay: nobody holds an event, and the last one was settled {}.",
+                        ago(*at)
+                    ),
+                    (false, None) => f.write_str(
+                        " There is no sign of a running relay: nobody holds an event, and none was settled.",
+                    ),
+                }
+            }
+        }
+    }
+}
+
+fn before(f: &mut fmt::Formatter<'_>, due_before: Option<u64>) -> fmt::Result {
+    match due_before {
+        None => f.write_str("."),
+        Some(0) => f.write_str("; nothing is due before it."),
+        Some(1) => f.write_str("; 1 free event is due before it."),
+        Some(n) if n >= MOST_COUNTED => write!(f, "; {MOST_COUNTED} free events or more are due before it."),
+        Some(n) => write!(f, "; {n} free events are due before it."),
+    }
+}
+
+fn counted(n: u32, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// An error as part of a sentence: its first line, without the full stop that follows it anyway.
+fn told(error: Option<&str>) -> &str {
+    let first = error.and_then(|error| error.lines().next()).unwrap_or_default();
+    match first.trim_end_matches('.') {
+        "" => "no reason was given",
+        error => error,
+    }
+}
+
+fn exact(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+/// A length of time in the largest unit that says enough.
+fn span(time: chrono::Duration) -> String {
+    let seconds = time.num_seconds().max(0);
+    match seconds {
+        0 if time.num_milliseconds() > 0 => format!("{} ms", time.num_milliseconds()),
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", (seconds + 30) / 60),
+        7_200..172_800 => format!("{} h", (seconds + 1_800) / 3_600),
+        _ => format!("{} days", (seconds + 43_200) / 86_400),
+    }
+}
