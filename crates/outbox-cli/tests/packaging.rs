@@ -96,14 +96,31 @@ fn command_of_the_image() -> Vec<String> {
 }
 
 /// Words that the command does not understand are refused before `--help` is come to.
+#[track_caller]
+fn assert_understood(words: &[String]) {
+    let ran = outbox(words.iter().map(String::as_str).chain(["--help"]));
+    assert!(ran.status.success(), "{words:?}: {}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn the_runbook_names_commands_that_exist() {
+    let guide = read("docs/guide/operating.md");
+    let (_, runbook) = guide.split_once("\n## Runbook\n").unwrap();
+    let quoted = runbook.split('`').skip(1).step_by(2);
+    let commands: Vec<&str> = quoted.filter_map(|code| code.strip_prefix("outbox ")).collect();
+    assert!(commands.len() > 8, "{commands:?}");
+    for command in commands {
+        assert_understood(&command.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn the_service_and_the_image_start_what_can_be_started() {
     let mut commands = commands_of_the_service();
     assert_eq!(commands.len(), 2, "start, and a look at the settings before a reload: {commands:?}");
     commands.push(command_of_the_image());
     for words in commands {
-        let ran = outbox(words.iter().map(String::as_str).chain(["--help"]));
-        assert!(ran.status.success(), "{words:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        assert_understood(&words);
     }
     let refused = outbox(["relay", "--no-such-flag", "--help"]);
     assert!(!refused.status.success(), "else this test shows nothing");
