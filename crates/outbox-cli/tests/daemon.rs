@@ -232,7 +232,7 @@ async fn probes_and_metrics_are_answered() {
 
     // The tables are gone: alive, but not ready.
     let pool = sqlx::SqlitePool::connect(&place.url("shop.db")).await.unwrap();
-    sqlx::query("DROP TABLE outbox_schema").execute(&pool).await.unwrap();
+    sqlx::query("DROP TABLE outbox_event_schema").execute(&pool).await.unwrap();
     until("not ready", || relay.get("/readyz").0 == 503, || relay.get("/readyz").1).await;
     assert!(relay.get("/readyz").1.contains("\"reasons\":[\"the database: "), "{}", relay.get("/readyz").1);
     assert_eq!(relay.get("/healthz").0, 200);
@@ -384,4 +384,29 @@ async fn deliver(url: &str) {
     until("delivered", || !place.types("orders.jsonl").is_empty(), || relay.log()).await;
     let (status, log) = relay.stop().await;
     assert_eq!(status.code(), Some(0), "{log}");
+}
+
+/// A broker that is not there at first is waited for, and nothing is lost or dead.
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_late_gets_everything() {
+    let place = Place::new();
+    let outbox = place.outbox("shop.db").await;
+    let Ok(mut redis) = daemons::Redis::new(&place) else {
+        return eprintln!("skipped: no redis-server here");
+    };
+    let config = place.config(&format!(
+        "[database]\nurl = \"sqlite:{{}}/shop.db\"\n[poller]\ninterval = \"100ms\"\n[publishers.orders.redis]\n\
+         url = \"redis://127.0.0.1:{}\"\nstream = \"{{tenant_id}}.orders\"\n[[routes]]\nto = \"orders\"\n",
+        redis.port
+    ));
+    let relay = place.relay("relay", &config, &[]);
+    relay.says("the publisher `orders` (redis) cannot be reached yet: its events wait").await;
+    outbox.send_all((0..20).map(|n| event("n").tenant("acme").json(&n))).await.unwrap();
+    relay.says("not available: its events wait").await;
+    redis.start();
+    until("all are there", || redis.ask("XLEN acme.orders") == ":20", || relay.log()).await;
+    let (status, log) = relay.stop().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(outbox.admin().stats().await.unwrap().done, 20);
 }

@@ -186,7 +186,10 @@ fn wrong_usage_is_told_as_such() {
     for (arguments, told) in [
         (&["--database", "sqlite:x.db"][..], "--publish"),
         (&["--database", "sqlite:x.db", "--publish", "kafka"], "use stdout, or file:PATH"),
-        (&["--database", "sqlite:x.db", "--publish", "stdout", "--lease", "5"], "500ms, 5s, 1m, 2h or 7d"),
+        (
+            &["--database", "sqlite:x.db", "--publish", "stdout", "--lease", "5"],
+            "500ms, 90s, 5m, 2h, 7d or 4w",
+        ),
         (&["--database", "sqlite:x.db", "--publish", "stdout", "--mode", "many"], "single-node"),
         (
             &["--database", "sqlite::memory:", "--migrate", "--publish", "stdout", "--workers", "0"],

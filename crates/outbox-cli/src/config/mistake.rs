@@ -80,7 +80,10 @@ pub(crate) fn reword(said: &str) -> String {
         if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
             return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
         }
-        return no_such("setting", name, &known);
+        // Transports spell the names of their settings in another way than this file, which takes both.
+        let known: Vec<String> = known.iter().map(|name| name.replace('_', "-")).collect();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        return no_such("setting", &name.replace('_', "-"), &known);
     }
     if let Some((name, known)) = unknown(said, "unknown variant `", ", expected ") {
         return no_such("value", name, &known);

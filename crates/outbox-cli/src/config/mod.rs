@@ -41,7 +41,7 @@ pub(crate) use self::topics::Topic;
 pub(crate) use self::transports::{Publisher, Transport};
 
 use self::mistake::no_such;
-use self::reader::Reader;
+use self::reader::{Reader, spelled};
 use self::transports::TRANSPORTS;
 
 /// The file with everything in it, and what it means.
@@ -129,8 +129,7 @@ impl Config {
     /// Settings without a file: all events of one database to one publisher.
     pub(crate) fn of(database: &str, publisher: &str, transport: Transport) -> Self {
         let url = Some(Spanned::new(0..0, database.into()));
-        let kind = transport.kind();
-        let entry = Publisher { transport, kind, written: toml::Value::Boolean(true) };
+        let entry = Publisher { transport, kind: "lines", written: toml::Value::Boolean(true) };
         Self {
             groups: Groups::default(),
             http: Http::default(),
@@ -253,7 +252,7 @@ fn publishers(reader: &mut Reader<'_>) -> BTreeMap<String, Publisher> {
         if let DeValue::Table(transports) = value.into_inner()
             && transports.len() == 1
         {
-            if let Some(publisher) = publisher(reader, transports) {
+            if let Some(publisher) = publisher(reader, name.get_ref(), transports) {
                 publishers.insert(name.into_inner().into_owned(), publisher);
             }
         } else {
@@ -264,8 +263,8 @@ fn publishers(reader: &mut Reader<'_>) -> BTreeMap<String, Publisher> {
     publishers
 }
 
-fn publisher(reader: &mut Reader<'_>, transports: DeTable<'_>) -> Option<Publisher> {
-    let (kind, settings) = transports.into_iter().next()?;
+fn publisher(reader: &mut Reader<'_>, name: &str, transports: DeTable<'_>) -> Option<Publisher> {
+    let (kind, mut settings) = transports.into_iter().next()?;
     match TRANSPORTS.iter().find(|(known, _)| *known == kind.get_ref()) {
         None => {
             let known: Vec<&str> = TRANSPORTS.iter().map(|(known, _)| *known).collect();
@@ -279,15 +278,29 @@ fn publisher(reader: &mut Reader<'_>, transports: DeTable<'_>) -> Option<Publish
             None
         }
         Some((known, true)) => {
+            if let DeValue::Table(table) = settings.get_mut() {
+                *table = spelled(std::mem::take(table), '-', '_');
+                if let Some(DeValue::Table(tls)) = table.get_mut("tls").map(Spanned::get_mut) {
+                    *tls = spelled(std::mem::take(tls), '-', '_');
+                }
+            }
             let written = toml_value(&settings)?;
-            match Transport::read(known, ValueDeserializer::from(settings)) {
-                Ok(transport) => Some(Publisher { transport, kind: known, written }),
+            let transport = match Transport::read(known, ValueDeserializer::from(settings)) {
+                Ok(transport) => transport,
                 Err(error) => {
                     let span = error.span().unwrap_or_default();
                     reader.wrong(&span, mistake::reword(error.message()));
-                    None
+                    return None;
                 }
+            };
+            // What does not fit together shows when one is made; it connects to nothing yet.
+            if let Transport::Broker(broker) = &transport
+                && let Err(reason) = broker.open(name)
+            {
+                reader.wrong(&kind.span(), reason);
+                return None;
             }
+            Some(Publisher { transport, kind: known, written })
         }
     }
 }

@@ -30,9 +30,10 @@ pub(crate) struct Reader<'i> {
 impl<'i> Reader<'i> {
     pub(crate) fn new(text: &'i str, environment: &'i BTreeMap<String, String>) -> Self {
         let (root, errors) = DeTable::parse_recoverable(text);
+        let root = spelled(root.into_inner(), '_', '-');
         let mut reader = Self {
             text,
-            root: root.into_inner(),
+            root,
             environment,
             mistakes: Vec::new(),
             warnings: Vec::new(),
@@ -88,7 +89,10 @@ impl<'i> Reader<'i> {
     }
 
     /// What a value says.
-    pub(crate) fn read<T: Deserialize<'i>>(&mut self, value: Spanned<DeValue<'i>>) -> Option<T> {
+    pub(crate) fn read<T: Deserialize<'i>>(&mut self, mut value: Spanned<DeValue<'i>>) -> Option<T> {
+        if let DeValue::Table(table) = value.get_mut() {
+            *table = spelled(std::mem::take(table), '_', '-');
+        }
         match T::deserialize(ValueDeserializer::from(value)) {
             Ok(read) => Some(read),
             Err(error) => {
@@ -102,7 +106,7 @@ impl<'i> Reader<'i> {
     pub(crate) fn group<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
         let (span, mut table) = match self.take(name) {
             Some((_, value)) => match (value.span(), value.into_inner()) {
-                (span, DeValue::Table(table)) => (span, table),
+                (span, DeValue::Table(table)) => (span, spelled(table, '_', '-')),
                 (span, other) => {
                     // Says what is wrong with it.
                     return self.read(Spanned::new(span, other)).unwrap_or_default();
@@ -154,6 +158,17 @@ impl<'i> Reader<'i> {
         let rest = std::mem::take(&mut self.root);
         rest.into_iter().map(|(key, _)| (key.get_ref().to_string(), key.span())).collect()
     }
+}
+
+/// The same with the names of settings spelled in one way: `batch_size` is `batch-size`.
+pub(crate) fn spelled<'i>(table: DeTable<'i>, from: char, to: char) -> DeTable<'i> {
+    let spell = |key: Spanned<DeString<'i>>| {
+        let span = key.span();
+        let name = key.into_inner();
+        let is_right = !name.contains(from);
+        Spanned::new(span, if is_right { name } else { Cow::Owned(name.replace(from, &to.to_string())) })
+    };
+    table.into_iter().map(|(key, value)| (spell(key), value)).collect()
 }
 
 /// `OUTBOX_POLLER_BATCH_SIZE` for `batch-size` of `poller`.

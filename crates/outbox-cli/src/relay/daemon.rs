@@ -53,7 +53,7 @@ pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
         None => None,
     };
     let gone = Arc::new(Gone::default());
-    let outlets = Outlets::new(&plan.config, &Outlets::default(), &gone).await?;
+    let outlets = Outlets::new(&plan.config, &Outlets::default(), &gone)?;
     health.set_outlets(&outlets);
     let switch = Switch::new(Table::new(&plan.config, &outlets));
     let serving = tokio::select! {
@@ -72,7 +72,7 @@ pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
             told = signals.next() => match told {
                 Told::Stop => break false,
                 Told::Reload => {
-                    changeable.reload().await;
+                    changeable.reload();
                     // What waited for a destination may have another one now.
                     serving.wake();
                 }

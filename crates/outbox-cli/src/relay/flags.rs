@@ -115,7 +115,7 @@ impl Flags {
         let publish = self.publish.as_ref().ok_or_else(|| needs("--publish"))?;
         crate::database::DatabaseUrl::parse(database)?;
         let transport = match publish {
-            Where::Stdout => Transport::stdout(),
+            Where::Stdout => Transport::Stdout,
             Where::File(path) => {
                 // Here and now, where somebody reads it.
                 let file = std::fs::OpenOptions::new().append(true).create(true).open(path);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use async_trait::async_trait;
 use outbox::{Destination, Outgoing, PublishError, Publisher};
 use tokio::task::JoinSet;
@@ -29,12 +30,12 @@ struct Outlet {
 impl Outlets {
     /// Makes what the settings name. Those that are as they were before are the same as before: their connections stay, and
     /// what is known of their outages.
-    pub(crate) async fn new(config: &Config, before: &Outlets, gone: &Arc<Gone>) -> anyhow::Result<Self> {
+    pub(crate) fn new(config: &Config, before: &Outlets, gone: &Arc<Gone>) -> anyhow::Result<Self> {
         let mut outlets = BTreeMap::new();
         for (name, publisher) in &config.publishers {
             let outlet = match before.0.get(name) {
                 Some(same) if same.is(publisher) => same.clone(),
-                _ => Outlet::new(name, publisher, gone).await?,
+                _ => Outlet::new(name, publisher, gone)?,
             };
             outlets.insert(name.clone(), outlet);
         }
@@ -88,10 +89,13 @@ impl Outlets {
 }
 
 impl Outlet {
-    async fn new(name: &str, settings: &config::Publisher, gone: &Arc<Gone>) -> anyhow::Result<Self> {
+    fn new(name: &str, settings: &config::Publisher, gone: &Arc<Gone>) -> anyhow::Result<Self> {
         let publisher: Box<dyn Publisher> = match &settings.transport {
             Transport::File(file) => Box::new(ToFile::new(file.path.as_str())),
-            Transport::Stdout(_) => Box::new(ToStdout::new(gone.clone())),
+            Transport::Stdout => Box::new(ToStdout::new(gone.clone())),
+            Transport::Broker(broker) => {
+                broker.open(name).map_err(|why| anyhow!("publisher `{name}`: {why}"))?
+            }
         };
         let publisher: Arc<dyn Publisher> = Arc::new(Named { name: name.to_owned(), inner: publisher });
         Ok(Self {

@@ -69,5 +69,5 @@ pub(crate) async fn publishers(
     config: &Config,
     gone: &Arc<Gone>,
 ) -> Result<Vec<(String, &'static str, bool)>> {
-    Ok(Outlets::new(config, &Outlets::default(), gone).await?.ask().await)
+    Ok(Outlets::new(config, &Outlets::default(), gone)?.ask().await)
 }

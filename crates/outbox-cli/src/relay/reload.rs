@@ -24,7 +24,7 @@ pub(crate) struct Changeable {
 
 impl Changeable {
     /// Reads the file again. What is wrong with it is logged, and everything stays as it is.
-    pub(crate) async fn reload(&mut self) {
+    pub(crate) fn reload(&mut self) {
         let Some(file) = &self.file else { return };
         let shown = file.display().to_string();
         let new = match Config::open(file, self.otherwise.as_deref()) {
@@ -40,7 +40,7 @@ impl Changeable {
         for warning in &new.warnings {
             tracing::warn!("{}", warning.in_file(&shown));
         }
-        let outlets = match Outlets::new(&new, &self.outlets, &self.gone).await {
+        let outlets = match Outlets::new(&new, &self.outlets, &self.gone) {
             Ok(outlets) => outlets,
             Err(error) => {
                 tracing::error!("{shown}: {error:#}: everything stays as it was");

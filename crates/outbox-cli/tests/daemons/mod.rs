@@ -133,3 +133,49 @@ pub async fn until(what: &str, is_so: impl Fn() -> bool, about: impl Fn() -> Str
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+/// A Redis server, once it is started.
+#[cfg(feature = "redis")]
+pub struct Redis {
+    pub port: u16,
+    folder: PathBuf,
+    server: Option<Child>,
+}
+
+#[cfg(feature = "redis")]
+impl Redis {
+    /// A place for one; an error if there is none on this machine.
+    pub fn new(place: &Place) -> std::io::Result<Self> {
+        Command::new("redis-server").arg("--version").stdout(Stdio::null()).status()?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Self { port, folder: place.folder.path().to_owned(), server: None })
+    }
+
+    pub fn start(&mut self) {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+        self.server = Some(command.arg(&self.folder).stdout(Stdio::null()).spawn().unwrap());
+    }
+
+    /// The first line of its answer; nothing if it does not answer.
+    pub fn ask(&self, what: &str) -> String {
+        let ask = || {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+            write!(stream, "{what}\r\nQUIT\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            std::io::Result::Ok(answer.lines().next().unwrap_or_default().to_owned())
+        };
+        ask().unwrap_or_default()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
