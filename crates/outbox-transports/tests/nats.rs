@@ -224,6 +224,21 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
 }
 
 #[tokio::test]
+async fn a_server_of_several_that_does_not_answer_costs_its_time_only() {
+    let Some((server, _)) = served(Plan::nats(), Config::default(), |_, _| {}).await else { return };
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = silent.local_addr().unwrap().port();
+    // They are tried in any order.
+    for number in 0..6 {
+        let url = format!("nats://127.0.0.1:{port},{}", server.url());
+        let mut settings = NatsSettings::new(&url, "orders.{type}".parse().unwrap());
+        settings.connect_timeout = Duration::from_millis(800);
+        Nats::new("nats", settings).unwrap().publish_batch(&[numbered(number, None)]).await.unwrap();
+    }
+    assert_eq!(messages(&server).await, 6);
+}
+
+#[tokio::test]
 async fn a_token_lets_in() {
     let plan = Plan::nats().config("authorization { token: \"correcthorse\" }");
     if !plan.is_here() {

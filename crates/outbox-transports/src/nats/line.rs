@@ -7,16 +7,16 @@ use std::time::Duration;
 use async_nats::connection::State;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, ErrorCode};
-use async_nats::{Auth, AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
+use async_nats::{AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use async_trait::async_trait;
 use outbox::Failure;
-use percent_encoding::percent_decode_str;
 
 use super::NatsSettings;
+use super::credentials::{Credentials, Known, servers};
 use super::wire::Prepared;
 use crate::link::Dial;
 use crate::tls::Pems;
-use crate::{Secret, Tls, crypto};
+use crate::{Tls, crypto};
 
 /// What became of a message.
 pub(super) enum Sent {
@@ -90,9 +90,11 @@ impl Line {
     }
 
     fn complaint_about(&self, subject: &str) -> Option<String> {
-        let complaints = self.complaints.lock().expect("nothing panics while it is held");
+        let mut complaints = self.complaints.lock().expect("nothing panics while it is held");
         let quoted = format!("\"{subject}\"");
-        complaints.iter().find(|complaint| complaint.contains(&quoted)).cloned()
+        // There is one for each message.
+        let index = complaints.iter().position(|complaint| complaint.contains(&quoted))?;
+        Some(complaints.swap_remove(index))
     }
 }
 
@@ -123,33 +125,10 @@ pub(super) struct Dialer {
     ack_timeout: Duration,
 }
 
-#[derive(Clone)]
-enum Credentials {
-    None,
-    User { name: String, password: Secret },
-    Token(Secret),
-    File(String),
-}
-
 impl Dialer {
     pub(super) fn new(name: &str, settings: &NatsSettings) -> Result<Self, String> {
         let (servers, in_url) = servers(&settings.url)?;
-        let given = [
-            settings.user.as_ref().map(|user| Credentials::User {
-                name: user.as_str().to_owned(),
-                password: settings.password.clone().unwrap_or_default(),
-            }),
-            settings.token.clone().map(Credentials::Token),
-            settings.credentials_file.as_ref().map(|file| Credentials::File(file.as_str().to_owned())),
-        ];
-        if settings.password.is_some() && settings.user.is_none() {
-            return Err("`password` needs `user` as well".to_owned());
-        }
-        let mut given = given.into_iter().flatten();
-        let credentials = given.next().unwrap_or(in_url);
-        if given.next().is_some() {
-            return Err("use one of `user`, `token` and `credentials_file`".to_owned());
-        }
+        let credentials = Credentials::of(settings)?.unwrap_or(in_url);
         if settings.tls.cert_file.is_some() != settings.tls.key_file.is_some() {
             return Err("`cert_file` and `key_file` go together".to_owned());
         }
@@ -231,7 +210,9 @@ impl Dial for Dialer {
         let complaints = Complaints::default();
         let options = self.options(credentials, Arc::clone(&connected), Arc::clone(&complaints))?;
         let connecting = options.connect(self.servers.as_slice());
-        let client = match tokio::time::timeout(self.connect_timeout, connecting).await {
+        // Each server has its time; this bounds looking for their addresses too.
+        let limit = self.connect_timeout * u32::try_from(self.servers.len()).unwrap_or(1);
+        let client = match tokio::time::timeout(limit, connecting).await {
             Ok(client) => client.map_err(|error| self.explain(&error))?,
             Err(_) => return Err(self.explain(&ConnectErrorKind::TimedOut.into())),
         };
@@ -245,139 +226,5 @@ impl Dial for Dialer {
 
     fn is_up(line: &Line) -> bool {
         line.is_up()
-    }
-}
-
-/// The servers, and who to come in as.
-fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
-    let mut credentials = Credentials::None;
-    let mut servers = Vec::new();
-    for one in url.expose().split(',').map(str::trim) {
-        // What is wrong with it is not said with it: there may be a password in it.
-        let wrong = || "`url` is no address of a NATS server: write nats://host:4222".to_owned();
-        let address: ServerAddr = one.parse().map_err(|_| wrong())?;
-        if !matches!(address.scheme(), "nats" | "tls") || address.host().is_empty() {
-            return Err(wrong());
-        }
-        let decoded =
-            |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong());
-        match (address.username(), address.password()) {
-            (Some(name), Some(password)) => {
-                let password = decoded(password)?.as_str().into();
-                credentials = Credentials::User { name: decoded(name)?, password };
-            }
-            (Some(token), None) => credentials = Credentials::Token(decoded(token)?.as_str().into()),
-            (None, _) => {}
-        }
-        let mut bare = address.into_inner();
-        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| wrong())?;
-        servers.push(ServerAddr::from_url(bare).map_err(|_| wrong())?);
-    }
-    Ok((servers, credentials))
-}
-
-/// Credentials with what the file holds.
-enum Known {
-    Plain(Auth),
-    Signed { jwt: String, key: Box<nkeys::KeyPair> },
-}
-
-impl Credentials {
-    async fn read(&self) -> Result<Known, String> {
-        let mut auth = Auth::new();
-        match self {
-            Self::None => {}
-            Self::User { name, password } => {
-                auth.username = Some(name.clone());
-                auth.password = Some(password.expose().to_owned());
-            }
-            Self::Token(token) => auth.token = Some(token.expose().to_owned()),
-            Self::File(path) => {
-                let text = tokio::fs::read_to_string(path).await;
-                let text = text.map_err(|error| format!("credentials_file `{path}`: {error}"))?;
-                let wrong = || format!("credentials_file `{path}` is no .creds file with a JWT and a seed");
-                let jwt = section(&text, "NATS USER JWT").ok_or_else(wrong)?.to_owned();
-                let seed = section(&text, "USER NKEY SEED").ok_or_else(wrong)?;
-                let key = nkeys::KeyPair::from_seed(seed).map_err(|_| wrong())?;
-                return Ok(Known::Signed { jwt, key: Box::new(key) });
-            }
-        }
-        Ok(Known::Plain(auth))
-    }
-}
-
-impl Known {
-    fn sign(&self, nonce: &[u8]) -> Result<Auth, AuthError> {
-        match self {
-            Self::Plain(auth) => Ok(auth.clone()),
-            Self::Signed { jwt, key } => {
-                let signature = key.sign(nonce).map_err(|_| AuthError::new("cannot sign"))?;
-                let mut auth = Auth::new();
-                auth.jwt = Some(jwt.clone());
-                auth.signature = Some(signature);
-                Ok(auth)
-            }
-        }
-    }
-}
-
-/// The line below `-----BEGIN NAME-----`.
-fn section<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let begin = format!("BEGIN {name}");
-    let mut lines = text.lines().skip_while(|line| !line.contains(&begin)).skip(1);
-    lines.next().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('-'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dialer(url: &str) -> Result<Dialer, String> {
-        Dialer::new("n", &NatsSettings::new(url, "s".parse().unwrap()))
-    }
-
-    #[test]
-    fn users_are_taken_out_of_the_address() {
-        let dialer = dialer("nats://ada:p%40ss@one:4222, tls://two").unwrap();
-        let shown: Vec<&str> = dialer.servers.iter().map(ServerAddr::as_url_str).collect();
-        assert_eq!(shown, ["nats://one:4222", "tls://two"]);
-        let Credentials::User { name, password } = dialer.credentials else { panic!("a user") };
-        assert_eq!((name.as_str(), password.expose()), ("ada", "p@ss"));
-    }
-
-    #[test]
-    fn a_user_alone_is_a_token() {
-        let Credentials::Token(token) = dialer("nats://t0ken@one").unwrap().credentials else {
-            panic!("a token")
-        };
-        assert_eq!(token.expose(), "t0ken");
-    }
-
-    #[test]
-    fn what_is_wrong_is_said_without_secrets() {
-        for url in
-            ["nats://ada:hunter2@", "http://ada:hunter2@one", "nats://ada:hunter2@one:port", "nats://a, "]
-        {
-            let said = dialer(url).err().unwrap_or_else(|| panic!("{url} was taken"));
-            assert!(!said.contains("hunter2") && said.contains("nats://host:4222"), "{said}");
-        }
-        let mut settings = NatsSettings::new("nats://one", "s".parse().unwrap());
-        settings.password = Some("hunter2".into());
-        assert_eq!(Dialer::new("n", &settings).err().unwrap(), "`password` needs `user` as well");
-        settings.user = Some("ada".into());
-        settings.token = Some("t".into());
-        assert_eq!(
-            Dialer::new("n", &settings).err().unwrap(),
-            "use one of `user`, `token` and `credentials_file`"
-        );
-    }
-
-    #[test]
-    fn the_sections_of_a_credentials_file_are_found() {
-        let text = "-----BEGIN NATS USER JWT-----\neyJ0\n------END NATS USER JWT------\n\n\
-                    -----BEGIN USER NKEY SEED-----\nSUAX\n------END USER NKEY SEED------\n";
-        assert_eq!(section(text, "NATS USER JWT"), Some("eyJ0"));
-        assert_eq!(section(text, "USER NKEY SEED"), Some("SUAX"));
-        assert_eq!(section("", "USER NKEY SEED"), None);
     }
 }

@@ -1,5 +1,6 @@
 //! NATS JetStream.
 
+mod credentials;
 mod line;
 mod wire;
 
@@ -66,7 +67,7 @@ pub struct NatsSettings {
     /// How servers are trusted. If a `ca_file` is named, it is the only authority.
     #[serde(default)]
     pub tls: Tls,
-    /// How long connecting may take.
+    /// How long connecting to a server may take.
     #[serde(default = "connect_timeout", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
     /// How long a stream may take to confirm a message.

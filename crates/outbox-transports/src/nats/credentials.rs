@@ -1,0 +1,171 @@
+//! Who to come in as.
+
+use async_nats::{Auth, AuthError, ServerAddr};
+use percent_encoding::percent_decode_str;
+
+use super::NatsSettings;
+use crate::Secret;
+
+/// Who to come in as.
+#[derive(Clone)]
+pub(super) enum Credentials {
+    None,
+    User { name: String, password: Secret },
+    Token(Secret),
+    File(String),
+}
+
+/// The servers, and who to come in as.
+pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
+    let mut credentials = Credentials::None;
+    let mut servers = Vec::new();
+    for one in url.expose().split(',').map(str::trim) {
+        // What is wrong with it is not said with it: there may be a password in it.
+        let wrong = || "`url` is no address of a NATS server: write nats://host:4222".to_owned();
+        let address: ServerAddr = one.parse().map_err(|_| wrong())?;
+        if !matches!(address.scheme(), "nats" | "tls") || address.host().is_empty() {
+            return Err(wrong());
+        }
+        let decoded =
+            |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong());
+        match (address.username(), address.password()) {
+            (Some(name), Some(password)) => {
+                let password = decoded(password)?.as_str().into();
+                credentials = Credentials::User { name: decoded(name)?, password };
+            }
+            (Some(token), None) => credentials = Credentials::Token(decoded(token)?.as_str().into()),
+            (None, _) => {}
+        }
+        let mut bare = address.into_inner();
+        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| wrong())?;
+        servers.push(ServerAddr::from_url(bare).map_err(|_| wrong())?);
+    }
+    Ok((servers, credentials))
+}
+
+/// Credentials with what the file holds.
+pub(super) enum Known {
+    Plain(Auth),
+    Signed { jwt: String, key: Box<nkeys::KeyPair> },
+}
+
+impl Credentials {
+    /// Those of the settings; `None` if there are none.
+    pub(super) fn of(settings: &NatsSettings) -> Result<Option<Self>, String> {
+        if settings.password.is_some() && settings.user.is_none() {
+            return Err("`password` needs `user` as well".to_owned());
+        }
+        let given = [
+            settings.user.as_ref().map(|user| Self::User {
+                name: user.as_str().to_owned(),
+                password: settings.password.clone().unwrap_or_default(),
+            }),
+            settings.token.clone().map(Self::Token),
+            settings.credentials_file.as_ref().map(|file| Self::File(file.as_str().to_owned())),
+        ];
+        let mut given = given.into_iter().flatten();
+        let credentials = given.next();
+        if given.next().is_some() {
+            return Err("use one of `user`, `token` and `credentials_file`".to_owned());
+        }
+        Ok(credentials)
+    }
+
+    pub(super) async fn read(&self) -> Result<Known, String> {
+        let mut auth = Auth::new();
+        match self {
+            Self::None => {}
+            Self::User { name, password } => {
+                auth.username = Some(name.clone());
+                auth.password = Some(password.expose().to_owned());
+            }
+            Self::Token(token) => auth.token = Some(token.expose().to_owned()),
+            Self::File(path) => {
+                let text = tokio::fs::read_to_string(path).await;
+                let text = text.map_err(|error| format!("credentials_file `{path}`: {error}"))?;
+                let wrong = || format!("credentials_file `{path}` is no .creds file with a JWT and a seed");
+                let jwt = section(&text, "NATS USER JWT").ok_or_else(wrong)?.to_owned();
+                let seed = section(&text, "USER NKEY SEED").ok_or_else(wrong)?;
+                let key = nkeys::KeyPair::from_seed(seed).map_err(|_| wrong())?;
+                return Ok(Known::Signed { jwt, key: Box::new(key) });
+            }
+        }
+        Ok(Known::Plain(auth))
+    }
+}
+
+impl Known {
+    pub(super) fn sign(&self, nonce: &[u8]) -> Result<Auth, AuthError> {
+        match self {
+            Self::Plain(auth) => Ok(auth.clone()),
+            Self::Signed { jwt, key } => {
+                let signature = key.sign(nonce).map_err(|_| AuthError::new("cannot sign"))?;
+                let mut auth = Auth::new();
+                auth.jwt = Some(jwt.clone());
+                auth.signature = Some(signature);
+                Ok(auth)
+            }
+        }
+    }
+}
+
+/// The line below `-----BEGIN NAME-----`.
+fn section<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let begin = format!("BEGIN {name}");
+    let mut lines = text.lines().skip_while(|line| !line.contains(&begin)).skip(1);
+    lines.next().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_taken_out_of_the_address() {
+        let (servers, credentials) = servers(&"nats://ada:p%40ss@one:4222, tls://two".into()).unwrap();
+        let shown: Vec<&str> = servers.iter().map(ServerAddr::as_url_str).collect();
+        assert_eq!(shown, ["nats://one:4222", "tls://two"]);
+        let Credentials::User { name, password } = credentials else { panic!("a user") };
+        assert_eq!((name.as_str(), password.expose()), ("ada", "p@ss"));
+    }
+
+    #[test]
+    fn a_user_alone_is_a_token() {
+        let (_, Credentials::Token(token)) = servers(&"nats://t0ken@one".into()).unwrap() else {
+            panic!("a token")
+        };
+        assert_eq!(token.expose(), "t0ken");
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_not_shown() {
+        for url in
+            ["nats://ada:hunter2@", "http://ada:hunter2@one", "nats://ada:hunter2@one:port", "nats://a, "]
+        {
+            let said = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was taken"));
+            assert!(!said.contains("hunter2") && said.contains("nats://host:4222"), "{said}");
+        }
+    }
+
+    #[test]
+    fn one_way_in_is_enough() {
+        let mut settings = NatsSettings::new("nats://one", "s".parse().unwrap());
+        settings.password = Some("hunter2".into());
+        assert_eq!(Credentials::of(&settings).err().unwrap(), "`password` needs `user` as well");
+        settings.user = Some("ada".into());
+        settings.token = Some("t".into());
+        assert_eq!(
+            Credentials::of(&settings).err().unwrap(),
+            "use one of `user`, `token` and `credentials_file`"
+        );
+    }
+
+    #[test]
+    fn the_sections_of_a_credentials_file_are_found() {
+        let text = "-----BEGIN NATS USER JWT-----\neyJ0\n------END NATS USER JWT------\n\n\
+                    -----BEGIN USER NKEY SEED-----\nSUAX\n------END USER NKEY SEED------\n";
+        assert_eq!(section(text, "NATS USER JWT"), Some("eyJ0"));
+        assert_eq!(section(text, "USER NKEY SEED"), Some("SUAX"));
+        assert_eq!(section("", "USER NKEY SEED"), None);
+    }
+}
