@@ -15,27 +15,59 @@
 //! # Ok(()) }
 //! ```
 
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(feature = "amqp")]
+mod amqp;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod client_config;
+#[cfg(any(feature = "nats", feature = "redis", feature = "webhook"))]
 mod crypto;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod lines;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod link;
 mod message;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 mod promises;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(any(feature = "kafka", feature = "webhook"))]
+mod standing;
 mod template;
 mod text;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 mod time;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 mod tls;
 mod waves;
+#[cfg(feature = "webhook")]
+mod webhook;
 
+#[cfg(feature = "amqp")]
+pub use amqp::{Amqp, AmqpSettings};
+#[cfg(feature = "kafka")]
+pub use kafka::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "mqtt")]
+pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
@@ -43,6 +75,15 @@ pub use promises::{Order, Promises, Repeats};
 pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 pub use tls::Tls;
 pub use waves::Waves;
+#[cfg(feature = "webhook")]
+pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};

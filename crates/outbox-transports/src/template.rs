@@ -80,12 +80,17 @@ impl fmt::Display for Field {
 impl Template {
     /// The text for this event.
     pub fn render(&self, event: &Event) -> Result<String, Failure> {
+        self.render_as(event, str::to_owned)
+    }
+
+    /// The same, with what fills a place written another way: escaped, for instance.
+    pub fn render_as(&self, event: &Event, write: impl Fn(&str) -> String) -> Result<String, Failure> {
         let mut text = String::new();
         for part in &self.0 {
             match part {
                 Part::Text(plain) => text.push_str(plain),
                 Part::Field(field) => match field.of(event) {
-                    Some(value) => text.push_str(value),
+                    Some(value) => text.push_str(&write(value)),
                     None => {
                         return Err(Failure::dead(format!("where it goes needs {field}, and it has none")));
                     }

@@ -1,5 +1,12 @@
 //! The settings in the guide are settings.
-#![cfg(any(feature = "nats", feature = "redis"))]
+#![cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -34,6 +41,28 @@ fn settings<T: DeserializeOwned>(kind: &str) -> Vec<T> {
         .collect()
 }
 
+/// Without the certificate, which is not there.
+#[cfg(feature = "amqp")]
+#[test]
+fn the_examples_for_rabbitmq_make_publishers() {
+    let settings: Vec<outbox_transports::AmqpSettings> = settings("amqp");
+    assert!(!settings.is_empty());
+    for mut settings in settings {
+        settings.tls.ca_file = None;
+        outbox_transports::Amqp::new("orders", settings).unwrap();
+    }
+}
+
+#[cfg(feature = "mqtt")]
+#[test]
+fn the_examples_for_mqtt_make_publishers() {
+    let settings: Vec<outbox_transports::MqttSettings> = settings("mqtt");
+    assert!(!settings.is_empty());
+    for settings in settings {
+        outbox_transports::Mqtt::new("orders", settings).unwrap();
+    }
+}
+
 #[cfg(feature = "nats")]
 #[test]
 fn the_examples_for_nats_make_publishers() {
@@ -57,5 +86,30 @@ fn the_examples_for_redis_make_publishers() {
     assert!(!settings.is_empty());
     for settings in settings {
         outbox_transports::Redis::new("orders", settings).unwrap();
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_examples_for_kafka_make_publishers() {
+    let settings: Vec<outbox_transports::KafkaSettings> = settings("kafka");
+    assert!(!settings.is_empty());
+    for settings in settings {
+        outbox_transports::Kafka::new("orders", settings).unwrap();
+    }
+    let unknown = "brokers = \"host\"\ntopic = \"t\"\nretries = 3";
+    let error = toml::from_str::<outbox_transports::KafkaSettings>(unknown).unwrap_err();
+    assert!(error.to_string().contains("retries"), "{error}");
+}
+
+#[cfg(feature = "webhook")]
+#[test]
+fn the_examples_for_webhooks_make_publishers() {
+    let settings: Vec<outbox_transports::WebhookSettings> = settings("webhook");
+    assert!(!settings.is_empty());
+    for mut settings in settings {
+        // What stands in place of a variable is no secret.
+        settings.secrets = settings.secrets.iter().map(|_| "a secret of the shop's".into()).collect();
+        outbox_transports::Webhook::new("orders", settings).unwrap();
     }
 }

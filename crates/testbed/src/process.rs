@@ -66,6 +66,25 @@ impl Process {
         }
     }
 
+    /// Stops all that it does. The signal arrives at one thread after the other.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.is_frozen() {
+            assert!(Instant::now() < deadline, "it does not stop");
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_frozen(&self) -> bool {
+        let Some(child) = &self.child else { return true };
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten().flatten();
+        // The state is what follows the name, which is in parentheses.
+        let mut states =
+            tasks.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
+        states.all(|stat| stat.rsplit_once(") ").is_none_or(|(_, after)| after.starts_with('T')))
+    }
+
     /// Ends it by this signal, or after a while by a stronger one.
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);

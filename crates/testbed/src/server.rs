@@ -130,7 +130,7 @@ impl Server {
 
     /// Lets it hang: its connections stay open, and nothing answers.
     pub fn freeze(&self) {
-        self.process.signal(Signal::STOP);
+        self.process.freeze();
     }
 
     /// Lets it go on.

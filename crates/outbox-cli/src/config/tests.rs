@@ -227,6 +227,33 @@ fn a_file_without_a_database_takes_the_one_that_it_is_given() {
     );
 }
 
+/// The guide shows what it says.
+#[cfg(feature = "nats")]
+#[test]
+fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
+    const GUIDE: &str = include_str!("../../../../docs/guide/relay.md");
+    let first = GUIDE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let config = Config::parse(first, &BTreeMap::new(), Some("postgres://db/shop")).unwrap();
+    assert_eq!((config.publishers["orders"].kind, config.routes.len()), ("nats", 1));
+    let groups = [
+        fields::<groups::General>(),
+        fields::<Database>(),
+        fields::<Fleet>(),
+        fields::<groups::Dispatcher>(),
+        fields::<groups::Poller>(),
+        fields::<groups::ClaimLocking>(),
+        fields::<Retry>(),
+        fields::<groups::Purge>(),
+        fields::<groups::Log>(),
+        fields::<groups::Metrics>(),
+        fields::<Http>(),
+        fields::<Topic>(),
+    ];
+    for setting in groups.concat() {
+        assert!(GUIDE.contains(&format!("`{setting}`")), "{setting}");
+    }
+}
+
 /// In a file of which part was written by others, nobody should have to remember which.
 #[test]
 fn a_hyphen_and_an_underscore_are_the_same_in_the_name_of_a_setting() {
@@ -298,10 +325,18 @@ fn the_sample_names_every_setting() {
         ("metrics", fields::<groups::Metrics>()),
         ("http", fields::<Http>()),
         ("publishers.lines.file", fields::<transports::File>()),
+        #[cfg(feature = "amqp")]
+        ("publishers.exchange.amqp", fields::<outbox_transports::AmqpSettings>()),
+        #[cfg(feature = "kafka")]
+        ("publishers.topic.kafka", fields::<outbox_transports::KafkaSettings>()),
+        #[cfg(feature = "mqtt")]
+        ("publishers.devices.mqtt", fields::<outbox_transports::MqttSettings>()),
         #[cfg(feature = "nats")]
         ("publishers.orders.nats", fields::<outbox_transports::NatsSettings>()),
         #[cfg(feature = "redis")]
         ("publishers.stream.redis", fields::<outbox_transports::RedisSettings>()),
+        #[cfg(feature = "webhook")]
+        ("publishers.partner.webhook", fields::<outbox_transports::WebhookSettings>()),
         ("routes", fields::<Route>()),
         ("topics", fields::<Topic>()),
     ];

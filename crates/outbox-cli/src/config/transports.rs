@@ -10,14 +10,14 @@ use toml::de::ValueDeserializer;
 
 /// The transports that a settings file may name, and whether this binary has them.
 pub(crate) const TRANSPORTS: [(&str, bool); 8] = [
-    ("amqp", false),
+    ("amqp", cfg!(feature = "amqp")),
     ("file", true),
-    ("kafka", false),
-    ("mqtt", false),
+    ("kafka", cfg!(feature = "kafka")),
+    ("mqtt", cfg!(feature = "mqtt")),
     ("nats", cfg!(feature = "nats")),
     ("redis", cfg!(feature = "redis")),
     ("stdout", true),
-    ("webhook", false),
+    ("webhook", cfg!(feature = "webhook")),
 ];
 
 /// A transport with its settings.
@@ -41,14 +41,6 @@ impl fmt::Debug for Broker {
 }
 
 impl Broker {
-    #[cfg_attr(
-        not(any(feature = "nats", feature = "redis")),
-        expect(dead_code, reason = "no broker is built in")
-    )]
-    fn new<P: outbox::Publisher>(make: impl Fn(&str) -> Result<P, String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(move |name| Ok(Box::new(make(name)?))))
-    }
-
     /// Checks the settings; connects later.
     pub(crate) fn open(&self, name: &str) -> Result<Box<dyn outbox::Publisher>, String> {
         (self.0)(name)
@@ -77,6 +69,17 @@ pub(crate) struct Publisher {
     pub(crate) written: toml::Value,
 }
 
+/// Reads the settings of a broker, and remembers how to make its publisher: all are made in the same way.
+#[allow(unused_macros, reason = "a binary without brokers")]
+macro_rules! broker {
+    ($settings:expr, $of:ident, $publisher:ident) => {{
+        let settings = outbox_transports::$of::deserialize($settings)?;
+        Ok(Transport::Broker(Broker(Arc::new(move |name| {
+            Ok(Box::new(outbox_transports::$publisher::new(name, settings.clone())?))
+        }))))
+    }};
+}
+
 impl Transport {
     pub(crate) fn file(path: &Path) -> Self {
         Transport::File(File { path: path.to_string_lossy().as_ref().into() })
@@ -87,18 +90,18 @@ impl Transport {
         match kind {
             "file" => File::deserialize(settings).map(Transport::File),
             "stdout" => Stdout::deserialize(settings).map(|_| Transport::Stdout),
+            #[cfg(feature = "amqp")]
+            "amqp" => broker!(settings, AmqpSettings, Amqp),
+            #[cfg(feature = "kafka")]
+            "kafka" => broker!(settings, KafkaSettings, Kafka),
+            #[cfg(feature = "mqtt")]
+            "mqtt" => broker!(settings, MqttSettings, Mqtt),
             #[cfg(feature = "nats")]
-            "nats" => {
-                use outbox_transports::{Nats, NatsSettings};
-                let settings = NatsSettings::deserialize(settings)?;
-                Ok(Transport::Broker(Broker::new(move |name| Nats::new(name, settings.clone()))))
-            }
+            "nats" => broker!(settings, NatsSettings, Nats),
             #[cfg(feature = "redis")]
-            "redis" => {
-                use outbox_transports::{Redis, RedisSettings};
-                let settings = RedisSettings::deserialize(settings)?;
-                Ok(Transport::Broker(Broker::new(move |name| Redis::new(name, settings.clone()))))
-            }
+            "redis" => broker!(settings, RedisSettings, Redis),
+            #[cfg(feature = "webhook")]
+            "webhook" => broker!(settings, WebhookSettings, Webhook),
             other => Err(serde::de::Error::custom(format!("this binary was built without `{other}`"))),
         }
     }

@@ -112,7 +112,9 @@ impl Health {
                 } else {
                     vec!["no database can be served".to_owned()]
                 };
-                ("active", reasons, databases)
+                let is = |state: &str| databases.iter().any(|database| database.state == state);
+                let stands_by = is("standing by") && !is("active");
+                (if stands_by { "standing by" } else { "active" }, reasons, databases)
             }
         };
         let outages = Self::lock(&self.outlets)

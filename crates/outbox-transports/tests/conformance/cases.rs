@@ -8,6 +8,7 @@ use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_transports::{Format, Order, Repeats};
 use serde_json::Value;
 
+use super::log;
 use super::{
     Bed, Destination, Received, SOURCE, Share, WRONG_PASSWORD, Wish, assert_no_secret, fates, ids, is_dead,
     numbered, of_size,
@@ -249,4 +250,33 @@ pub async fn nothing_that_is_shown_holds_a_password<B: Bed>() {
     let shown = bed.shown();
     assert!(shown.contains("***"), "secrets are marked: {shown}");
     assert_no_secret(&shown);
+}
+
+pub async fn nothing_that_is_logged_holds_a_password_or_a_payload<B: Bed>() {
+    const CANARY: &str = "canary-in-a-coal-mine";
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let event = Outgoing::new(Event::new("order.placed").json(&CANARY).build().unwrap());
+    let big = of_size(bed.too_big(), None);
+    let logged = tokio::task::block_in_place(|| {
+        log::of(|| async {
+            let publisher = bed.publisher(&Wish::default());
+            publisher.publish_batch(std::slice::from_ref(&event)).await.unwrap();
+            publisher.publish_batch(std::slice::from_ref(&big)).await.unwrap_err();
+            if B::PASSWORDS {
+                let stranger = bed.publisher(&Wish { password: WRONG_PASSWORD, ..Wish::default() });
+                stranger.publish_batch(std::slice::from_ref(&event)).await.unwrap_err();
+            }
+            if bed.missing().is_some() {
+                let wish = Wish {
+                    destination: Destination::Missing,
+                    timeout: Duration::from_secs(5),
+                    ..Wish::default()
+                };
+                bed.publisher(&wish).publish_batch(std::slice::from_ref(&event)).await.unwrap_err();
+            }
+        })
+    });
+    assert_no_secret(&logged);
+    let line = logged.lines().find(|line| line.contains(CANARY));
+    assert_eq!(line, None, "a payload is logged");
 }

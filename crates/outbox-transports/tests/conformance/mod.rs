@@ -8,8 +8,10 @@
 #![allow(dead_code, reason = "each test file uses what its server can do")]
 
 pub mod cases;
+mod log;
 pub mod outages;
 mod relay;
+pub mod soak;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +200,8 @@ macro_rules! conformance_tests {
             what_is_too_big_fails_for_good_and_holds_back_its_key_only,
             a_destination_that_does_not_exist_is_named,
             a_wrong_password_is_told_without_showing_it,
-            nothing_that_is_shown_holds_a_password
+            nothing_that_is_shown_holds_a_password,
+            nothing_that_is_logged_holds_a_password_or_a_payload
         );
         $crate::conformance_tests!(@ $bed, outages:
             a_server_that_is_down_is_unavailable_until_it_is_there,
@@ -206,6 +209,7 @@ macro_rules! conformance_tests {
             what_was_confirmed_outlives_a_crash_and_the_publisher_goes_on,
             a_server_that_hangs_is_unavailable_in_time_and_used_again_later
         );
+        $crate::conformance_tests!(@ $bed, soak: a_backlog_gets_through_an_outage);
     };
     (@ $bed:ty, $room:ident: $($case:ident),+) => {
         $(

@@ -52,11 +52,19 @@ pub async fn what_was_confirmed_outlives_a_crash_and_the_publisher_goes_on<B: Be
     goes_on_after(bed, B::kill).await;
 }
 
+/// How many events to send, `OUTBOX_TRANSPORT_EVENTS`, and how often the server ends meanwhile, `OUTBOX_TRANSPORT_KILLS`.
+fn size() -> (usize, usize) {
+    let number =
+        |name: &str, usual| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
+    (number("OUTBOX_TRANSPORT_EVENTS", 3_000), number("OUTBOX_TRANSPORT_KILLS", 1))
+}
+
 /// The server ends in the middle of a stream of batches, and comes back.
 async fn goes_on_after<B: Bed>(mut bed: B, end: impl Fn(&mut B)) {
     let publisher = bed.publisher(&Wish::impatient());
+    let (count, kills) = size();
     let events: Vec<Outgoing> =
-        (0..3_000).map(|n| numbered(n, Some(["a", "b", "c", "d", "e"][n % 5]))).collect();
+        (0..count).map(|n| numbered(n, Some(["a", "b", "c", "d", "e"][n % 5]))).collect();
     let (progress, mut seen) = watch::channel(Progress::default());
     let relay = tokio::spawn(deliver(publisher, events.clone(), progress));
 
@@ -66,12 +74,18 @@ async fn goes_on_after<B: Bed>(mut bed: B, end: impl Fn(&mut B)) {
             .expect("it goes on within a minute")
             .expect("the relay is still there");
     };
-    until(&mut seen, &|progress| progress.confirmed.len() >= 200).await;
-    tokio::task::block_in_place(|| end(&mut bed));
-    let before = seen.borrow().confirmed.clone();
-    assert!(before.len() < events.len(), "it ended too late to prove anything");
-    until(&mut seen, &|progress| progress.outages > 0).await;
-    tokio::task::block_in_place(|| bed.start());
+    let mut before = HashSet::new();
+    for kill in 1..=kills {
+        // Each somewhere else in a batch.
+        let enough = kill * count / (kills + 10) + kill % 20;
+        until(&mut seen, &|progress| progress.confirmed.len() >= enough).await;
+        let outages = seen.borrow().outages;
+        tokio::task::block_in_place(|| end(&mut bed));
+        before.clone_from(&seen.borrow().confirmed);
+        assert!(before.len() < count, "it ended too late to prove anything");
+        until(&mut seen, &|progress| progress.outages > outages).await;
+        tokio::task::block_in_place(|| bed.start());
+    }
     relay.await.expect("all are delivered");
 
     let received = bed.received(events.len()).await;

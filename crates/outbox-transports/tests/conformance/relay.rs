@@ -23,7 +23,7 @@ pub async fn deliver(
     events: Vec<Outgoing>,
     progress: watch::Sender<Progress>,
 ) {
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(120 + events.len() as u64 / 100);
     for batch in events.chunks(20) {
         let mut left = batch.to_vec();
         while !left.is_empty() {

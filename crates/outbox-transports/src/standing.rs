@@ -1,0 +1,94 @@
+//! How a destination stands: well of late, or to be left alone for a moment.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// For this long after it took an event a destination counts as well.
+const FRESH: Duration = Duration::from_secs(5);
+/// How long it is left alone after an outage, at first.
+const SHORTEST: Duration = Duration::from_millis(500);
+/// And at most.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// What is known of a destination. An outage that a connection does not show, a gateway that answers 503 for one, would else cost
+/// every event its attempts.
+#[derive(Debug, Default)]
+pub(crate) struct Standing(Mutex<State>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    well_at: Option<Instant>,
+    pause_until: Option<Instant>,
+    /// In a row.
+    pauses: u32,
+    /// It asked for this itself.
+    asked_until: Option<Instant>,
+}
+
+impl Standing {
+    pub(crate) fn took_one(&self) {
+        let mut state = self.lock();
+        *state = State { well_at: Some(Instant::now()), asked_until: state.asked_until, ..State::default() };
+    }
+
+    /// It was not there: leaves it alone, for longer each time.
+    pub(crate) fn was_away(&self) {
+        let mut state = self.lock();
+        // Many requests fail at once: that is one outage.
+        if !state.is_paused() {
+            let pause = SHORTEST.saturating_mul(1 << state.pauses.min(16)).min(LONGEST);
+            let pauses = state.pauses.saturating_add(1);
+            (state.well_at, state.pause_until, state.pauses) = (None, Some(Instant::now() + pause), pauses);
+        }
+    }
+
+    /// It asked to be left alone.
+    #[cfg(any(test, feature = "webhook"))]
+    pub(crate) fn asked_for(&self, pause: Duration) {
+        let mut state = self.lock();
+        let until = Instant::now() + pause.min(LONGEST);
+        state.asked_until = state.asked_until.max(Some(until));
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.lock().is_paused()
+    }
+
+    /// Whether it took an event just now.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.lock().well_at.is_some_and(|at| at.elapsed() < FRESH)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl State {
+    fn is_paused(&self) -> bool {
+        self.pause_until.max(self.asked_until).is_some_and(|until| Instant::now() < until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_that_was_away_is_left_alone_until_it_takes_one() {
+        let standing = Standing::default();
+        assert!(!standing.is_paused() && !standing.is_fresh());
+        standing.took_one();
+        assert!(!standing.is_paused() && standing.is_fresh());
+        for _ in 0..100 {
+            standing.was_away();
+        }
+        assert!(standing.is_paused() && !standing.is_fresh());
+        assert_eq!(standing.lock().pauses, 1, "a hundred failures at once are one outage");
+        standing.took_one();
+        assert!(!standing.is_paused());
+        standing.asked_for(Duration::from_secs(9));
+        standing.took_one();
+        assert!(standing.is_paused(), "it asked for that, whatever else it took");
+    }
+}

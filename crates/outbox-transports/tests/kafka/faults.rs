@@ -1,0 +1,154 @@
+//! Brokers that refuse, fail, or come back later.
+
+use std::time::Duration;
+
+use outbox::{Failure, Fate, Outgoing, Publisher as _};
+use outbox_transports::{Kafka, KafkaSettings};
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+use crate::cluster::Cluster;
+use crate::conformance::{fates, numbered};
+
+/// The numbers that arrived, in order: with one key all are in one partition.
+async fn numbers(cluster: &Cluster, count: usize) -> Vec<usize> {
+    let found = tokio::task::block_in_place(|| cluster.read("orders", count));
+    found.iter().map(|message| std::str::from_utf8(&message.body).unwrap().parse().unwrap()).collect()
+}
+
+fn of_a_key(numbers: std::ops::Range<usize>) -> Vec<Outgoing> {
+    numbers.map(|number| numbered(number, Some("k"))).collect()
+}
+
+/// The next requests to produce fail like this.
+fn refuse(cluster: &Cluster, errors: &'static [RDKafkaRespErr]) {
+    cluster.with(move |mock| mock.request_errors(RDKafkaApiKey::Produce, errors));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_holds_back_its_key_and_says_what_to_do() {
+    let cluster = Cluster::start(1);
+    let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
+    let dead = Failure::dead("the message is larger than the topic \"orders\" takes");
+    let refused = Failure::retry("the brokers do not let us write to the topic \"orders\"");
+    for (error, failure) in [
+        (&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED][..], refused),
+        (&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE], dead),
+    ] {
+        refuse(&cluster, error);
+        let batch = of_a_key(0..3);
+        let error = kafka.publish_batch(&batch).await.unwrap_err();
+        assert!(!error.is_unavailable(), "{error}");
+        let expected = [Some(Fate::Failed(failure)), Some(Fate::Untried), Some(Fate::Untried)];
+        assert_eq!(fates(&error, 3), expected);
+    }
+    assert_eq!(numbers(&cluster, 0).await, [0; 0], "nothing has overtaken the one that was refused");
+    kafka.publish_batch(&of_a_key(0..3)).await.unwrap();
+    assert_eq!(numbers(&cluster, 3).await, [0, 1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_made_later_is_used() {
+    let cluster = Cluster::start(1);
+    let set = |error| cluster.with(move |mock| mock.topic_error("later", error).unwrap());
+    set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
+    let settings = KafkaSettings { topic: "later".parse().unwrap(), ..cluster.settings() };
+    let kafka = Kafka::new("kafka", settings).unwrap();
+    let error = kafka.publish_batch(&of_a_key(0..2)).await.unwrap_err();
+    let missing = "there is no topic \"later\": create it, or let the brokers create topics";
+    let missing = Some(Fate::Failed(Failure::retry(missing)));
+    assert_eq!(fates(&error, 2), [missing, Some(Fate::Untried)]);
+    set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR);
+    let sending = async { while kafka.publish_batch(&of_a_key(0..2)).await.is_err() {} };
+    tokio::time::timeout(Duration::from_secs(20), sending).await.expect("it is seen");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_passes_is_retried_and_stays_in_order() {
+    let cluster = Cluster::start(3);
+    let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
+    kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
+    refuse(
+        &cluster,
+        &[
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+        ],
+    );
+    let mut left = of_a_key(1..6);
+    while let Err(error) = kafka.publish_batch(&left).await {
+        left.drain(..error.published());
+    }
+    let mut arrived = numbers(&cluster, 6).await;
+    // One that timed out was taken perhaps, and comes again.
+    arrived.dedup();
+    assert_eq!(arrived, [0, 1, 2, 3, 4, 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_has_ended_is_replaced() {
+    let cluster = Cluster::start(1);
+    cluster.with(|mock| {
+        let denied = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED];
+        mock.request_errors(RDKafkaApiKey::InitProducerId, &denied);
+    });
+    let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
+    let error = kafka.publish_batch(&of_a_key(0..2)).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    kafka.publish_batch(&of_a_key(0..2)).await.unwrap();
+    assert_eq!(numbers(&cluster, 2).await, [0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_nobody_waits_for_is_not_sent_later() {
+    let cluster = Cluster::start(1);
+    let settings = KafkaSettings { timeout: Duration::from_secs(60), ..cluster.settings() };
+    let kafka = Kafka::new("kafka", settings).unwrap();
+    kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
+    cluster.down();
+    let given_up =
+        tokio::time::timeout(Duration::from_millis(300), kafka.publish_batch(&of_a_key(1..2))).await;
+    assert!(given_up.is_err());
+    cluster.up();
+    // Another goes first, as after a change of leaders: the first one must not come behind it.
+    kafka.publish_batch(&of_a_key(2..3)).await.unwrap();
+    assert_eq!(numbers(&cluster, 2).await, [0, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_timed_out_is_not_sent_later() {
+    let cluster = Cluster::start(1);
+    let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
+    kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
+    cluster.down();
+    let error = kafka.publish_batch(&of_a_key(1..3)).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert!(!kafka.is_healthy().await);
+    cluster.up();
+    while !kafka.is_healthy().await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    kafka.publish_batch(&of_a_key(3..4)).await.unwrap();
+    assert_eq!(numbers(&cluster, 2).await, [0, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_of_others_are_told_when_a_producer_is_thrown_away() {
+    let cluster = Cluster::start(1);
+    let settings = KafkaSettings { timeout: Duration::from_secs(30), ..cluster.settings() };
+    let kafka = std::sync::Arc::new(Kafka::new("kafka", settings).unwrap());
+    kafka.publish_batch(&[numbered(0, None)]).await.unwrap();
+    cluster.down();
+    let other = tokio::spawn({
+        let kafka = kafka.clone();
+        async move { kafka.publish_batch(&[numbered(1, Some("a"))]).await }
+    });
+    let batch = [numbered(2, Some("b"))];
+    assert!(tokio::time::timeout(Duration::from_millis(300), kafka.publish_batch(&batch)).await.is_err());
+    let error = tokio::time::timeout(Duration::from_secs(15), other).await.expect("in time").unwrap();
+    let error = error.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert_eq!(error.fate(0), Some(Fate::Untried));
+}

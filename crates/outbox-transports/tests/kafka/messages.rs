@@ -1,0 +1,129 @@
+//! What a message looks like, and what settings are refused.
+
+use std::time::Duration;
+
+use outbox::{Event, EventBuilder, Failure, Fate, Outgoing, Publisher as _};
+use outbox_transports::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings, Tls};
+
+use crate::cluster::Cluster;
+use crate::conformance::{fates, numbered};
+
+fn outgoing(event: EventBuilder) -> Outgoing {
+    Outgoing::new(event.json(&1).build().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_is_the_ordering_key_or_the_aggregate_id_or_none() {
+    let cluster = Cluster::start(1);
+    let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
+    let batch = [
+        outgoing(Event::new("e").aggregate("Order", "21").ordering_key("foobar")),
+        outgoing(Event::new("e").aggregate("Order", "21")),
+        outgoing(Event::new("e").aggregate("Order", "a-little-bit-longer-string")),
+        outgoing(Event::new("e")),
+    ];
+    kafka.publish_batch(&batch).await.unwrap();
+    let found = tokio::task::block_in_place(|| cluster.read("orders", 4));
+    // The partitions are those that the client of the JVM chooses among four.
+    for (event, key, partition) in [
+        (&batch[0], Some("foobar"), Some(2)),
+        (&batch[1], Some("21"), Some(0)),
+        (&batch[2], Some("a-little-bit-longer-string"), Some(3)),
+        (&batch[3], None, None),
+    ] {
+        let message = found.iter().find(|m| m.header("outbox-id") == Some(event.id().as_str())).unwrap();
+        assert_eq!(message.key.as_deref(), key);
+        assert!(partition.is_none_or(|partition| partition == message.partition), "{message:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_compression_arrives() {
+    let cluster = Cluster::start(1);
+    for compression in
+        [KafkaCompression::None, KafkaCompression::Gzip, KafkaCompression::Snappy, KafkaCompression::Lz4]
+    {
+        let settings = KafkaSettings { compression, ..cluster.settings() };
+        let event = Event::new("e").json(&"x".repeat(1_000)).build().unwrap();
+        let kafka = Kafka::new("kafka", settings).unwrap();
+        kafka.publish_batch(&[Outgoing::new(event)]).await.unwrap();
+    }
+    let found = tokio::task::block_in_place(|| cluster.read("orders", 4));
+    assert_eq!(found.len(), 4);
+    assert!(found.iter().all(|message| message.body.len() == 1_002));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_whose_topic_is_none_is_dead_and_the_rest_goes_on() {
+    let cluster = Cluster::start(1);
+    let settings = KafkaSettings { topic: "{header:topic}".parse().unwrap(), ..cluster.settings() };
+    let kafka = Kafka::new("kafka", settings).unwrap();
+    let to = |topic: &str| outgoing(Event::new("e").header("topic", topic));
+    let batch = [to("a b"), to(".."), outgoing(Event::new("e")), to("orders")];
+    let error = kafka.publish_batch(&batch).await.unwrap_err();
+    let no_topic = |name: &str| {
+        let rule = "letters, digits, `.`, `_` and `-`, 249 at most";
+        Some(Fate::Failed(Failure::dead(format!("{name:?} is no name of a topic: {rule}"))))
+    };
+    let lacks = Failure::dead("where it goes needs {header:topic}, and it has none");
+    assert_eq!(
+        fates(&error, 4),
+        [no_topic("a b"), no_topic(".."), Some(Fate::Failed(lacks)), Some(Fate::Published)]
+    );
+}
+
+#[tokio::test]
+async fn settings_are_only_checked_when_it_is_made() {
+    let settings = KafkaSettings::new("127.0.0.1:1", "orders".parse().unwrap());
+    let kafka = Kafka::new("kafka", KafkaSettings { timeout: Duration::from_secs(1), ..settings }).unwrap();
+    assert!(!kafka.is_healthy().await);
+    let error = kafka.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(
+        error.to_string().starts_with("no broker has taken an event in 1 s; the last trouble: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn mistakes_in_the_settings_are_named() {
+    type Change = fn(&mut KafkaSettings);
+    let option = |name: &'static str, value: &'static str, said: &'static str| (name, value, said);
+    for (name, value, said) in [
+        option("acks", "1", "options: \"acks\" cannot be changed"),
+        option("enable.idempotence", "false", "options: \"enable.idempotence\" cannot be changed"),
+        option("test.mock.num.brokers", "3", "options: \"test.mock.num.brokers\" cannot be changed"),
+        option("delivery.report.only.error", "true", "options: \"delivery.report.only.error\" cannot"),
+        option("partitioner", "random", "options: a random \"partitioner\" keeps no order"),
+        option("bootstrap.servers", "x", "options: use brokers instead of \"bootstrap.servers\""),
+        option("no.such.option", "hunter2", "options: librdkafka does not know \"no.such.option\""),
+        option("linger.ms", "hunter2", "options: librdkafka does not know \"linger.ms\", or not this value"),
+    ] {
+        let mut settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
+        settings.options.insert(name.to_owned(), value.into());
+        let error = Kafka::new("kafka", settings).unwrap_err();
+        assert!(error.starts_with(said) && !error.contains("hunter2"), "{name}: {error}");
+    }
+    let scram =
+        KafkaSasl { mechanism: KafkaMechanism::ScramSha256, user: "ada".into(), password: "hunter2".into() };
+    for (change, said) in [
+        ((|s| s.brokers = "a:1,,b:1".into()) as Change, "brokers: "),
+        (|s| s.topic = "a b".parse().unwrap(), "topic: \"a b\" is no name of a topic"),
+        (|s| s.timeout = Duration::ZERO, "timeout: "),
+        (|s| s.max_bytes = 1, "max_bytes: "),
+    ] {
+        let mut settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
+        change(&mut settings);
+        let error = Kafka::new("kafka", settings).unwrap_err();
+        assert!(error.starts_with(said), "{error}");
+    }
+    if cfg!(not(feature = "kafka-tls")) {
+        let settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
+        let tls = KafkaSettings { tls: Some(Tls::default()), ..settings.clone() };
+        let sasl = KafkaSettings { sasl: Some(scram), ..settings };
+        for (settings, what) in [(tls, "tls: it"), (sasl, "sasl: SCRAM")] {
+            let said = format!("{what} needs a build with the feature `kafka-tls`, and this one is without");
+            assert_eq!(Kafka::new("kafka", settings).unwrap_err(), said);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Webhooks against a real HTTP server.
+#![cfg(feature = "webhook")]
+
+mod bed;
+#[path = "../conformance/mod.rs"]
+mod conformance;
+mod receiver;
+mod refusals;
+mod requests;
+mod tls;
+
+use outbox::{Event, Fate, Outgoing, PublishError};
+
+/// An event without a key.
+fn event(number: usize) -> Outgoing {
+    Outgoing::new(Event::new("order.placed").json(&number).build().unwrap())
+}
+
+/// One with a key.
+fn keyed(key: &str, number: usize) -> Outgoing {
+    Outgoing::new(Event::new("order.placed").ordering_key(key).json(&number).build().unwrap())
+}
+
+/// What became of each.
+fn fates(error: &PublishError, count: usize) -> Vec<Fate> {
+    (0..count).map(|index| error.fate(index).unwrap()).collect()
+}

@@ -1,0 +1,261 @@
+//! Receivers that refuse, are slow, are not there, or should not be reached.
+
+use std::time::Duration;
+
+use outbox::{Failure, Fate, Outgoing, PublishError, Publisher as _};
+use outbox_transports::{Webhook, WebhookSettings};
+use tokio::net::TcpListener;
+
+use crate::receiver::{Receiver, Reply};
+use crate::{event, fates, keyed};
+
+/// What becomes of one event.
+async fn outcome(reply: Reply) -> (PublishError, Receiver) {
+    let receiver = Receiver::start(move |_, _| reply.clone()).await;
+    let error = receiver.webhook().publish_batch(&[event(1)]).await.unwrap_err();
+    (error, receiver)
+}
+
+#[tokio::test]
+async fn every_answer_is_told_apart() {
+    for (status, said) in [
+        (400, "Bad Request"),
+        (404, "Not Found"),
+        (405, "Method Not Allowed"),
+        (408, "Request Timeout"),
+        (425, "Too Early"),
+        (429, "Too Many Requests"),
+        (500, "Internal Server Error"),
+        (501, "Not Implemented"),
+    ] {
+        let (error, receiver) = outcome(Reply::status(status)).await;
+        let failure = Failure::retry(format!("http://{} answers {status} {said}", receiver.address));
+        assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
+        assert!(!error.is_unavailable(), "{status}");
+    }
+    for (status, said) in [
+        (410, "Gone"),
+        (413, "Payload Too Large"),
+        (415, "Unsupported Media Type"),
+        (422, "Unprocessable Entity"),
+    ] {
+        let (error, receiver) = outcome(Reply::status(status)).await;
+        let failure = Failure::dead(format!("http://{} answers {status} {said}", receiver.address));
+        assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
+    }
+    for status in [401, 502, 503, 504] {
+        let (error, _receiver) = outcome(Reply::status(status)).await;
+        assert!(error.is_unavailable(), "{status}");
+        assert_eq!(error.fate(0), Some(Fate::Untried), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn who_asks_for_a_pause_gets_one() {
+    for status in [429, 503] {
+        let receiver = Receiver::start(move |_, _| Reply::with(status, "retry-after", "3")).await;
+        let mut settings = receiver.settings();
+        settings.concurrency = 2;
+        let webhook = Webhook::new("hooks", settings).unwrap();
+        assert!(webhook.is_healthy().await);
+        let batch: Vec<Outgoing> = (0..10).map(event).collect();
+        let error = webhook.publish_batch(&batch).await.unwrap_err();
+        let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{error}") };
+        assert_eq!(failure, Failure::retry_after(Duration::from_secs(3), &failure));
+        assert!(failure.to_string().ends_with("and asks to wait 3 s"), "{failure}");
+        assert_eq!(error.fate(9), Some(Fate::Untried));
+        assert!(receiver.seen().len() <= 3, "what was not under way is not sent");
+        assert!(!webhook.is_healthy().await, "until then nothing is sent");
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let elsewhere = Receiver::answering(200).await;
+    let to = format!("http://{}/admin?token=hunter2", elsewhere.address);
+    for status in [301, 302, 307, 308] {
+        let (error, receiver) = outcome(Reply::with(status, "location", &to)).await;
+        let text = error.to_string();
+        let (from, to) = (receiver.address, elsewhere.address);
+        assert!(text.starts_with(&format!("http://{from} answers {status} ")), "{text}");
+        assert!(text.contains(&format!(" to http://{to}; redirects are not followed")), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    assert_eq!(elsewhere.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_come_in_time_is_the_events_failure() {
+    let slow = Receiver::start(|_, _| Reply::after(Duration::from_secs(600))).await;
+    let mut settings = slow.settings();
+    (settings.connect_timeout, settings.timeout) = (Duration::from_millis(100), Duration::from_millis(150));
+    let webhook = Webhook::new("hooks", settings).unwrap();
+    let batch = [keyed("a", 1), keyed("a", 2)];
+    let error = webhook.publish_batch(&batch).await.unwrap_err();
+    let failure = format!("no answer from http://{} in 0.25 s; it may have taken the event", slow.address);
+    assert_eq!(fates(&error, 2), [Fate::Failed(Failure::retry(failure)), Fate::Untried]);
+    assert!(!error.is_unavailable());
+    assert_eq!(slow.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_slow_answer_in_time_is_an_answer() {
+    let receiver = Receiver::start(|_, _| Reply::after(Duration::from_millis(300))).await;
+    receiver.webhook().publish_batch(&[event(1)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_is_the_events_failure() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepting = tokio::spawn(async move {
+        use tokio::io::AsyncReadExt as _;
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let mut some = [0; 100];
+        let _ = connection.read(&mut some).await;
+    });
+    let mut settings = WebhookSettings::new(format!("http://{address}/").as_str());
+    settings.allow = vec!["127.0.0.1".into()];
+    let error = Webhook::new("hooks", settings).unwrap().publish_batch(&[event(1)]).await.unwrap_err();
+    accepting.await.unwrap();
+    assert!(!error.is_unavailable());
+    assert!(error.to_string().starts_with(&format!("no answer from http://{address}: ")), "{error}");
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let mut settings = WebhookSettings::new(format!("http://{address}/in").as_str());
+    settings.allow = vec!["127.0.0.1".into()];
+    let webhook = Webhook::new("hooks", settings).unwrap();
+    assert!(!webhook.is_healthy().await);
+    let error = webhook.publish_batch(&[event(1), event(2)]).await.unwrap_err();
+    assert!(error.is_unavailable());
+    assert!(error.to_string().starts_with(&format!("no connection to http://{address}: ")), "{error}");
+    assert_eq!(fates(&error, 2), [Fate::Untried, Fate::Untried]);
+
+    let listener = TcpListener::bind(address).await.unwrap();
+    let receiver = Receiver::listen(listener, |_, _| Reply::status(200));
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while !webhook.is_healthy().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("it is there again");
+    webhook.publish_batch(&[event(1)]).await.unwrap();
+    assert_eq!(receiver.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn an_outage_behind_a_gateway_costs_no_attempts() {
+    let receiver = Receiver::answering(503).await;
+    let webhook = receiver.webhook();
+    assert!(webhook.is_healthy().await, "a connection is all that can be seen");
+    assert!(webhook.publish_batch(&[event(1)]).await.unwrap_err().is_unavailable());
+    assert!(!webhook.is_healthy().await, "but now it is known better");
+}
+
+#[tokio::test]
+async fn an_outage_in_the_middle_of_a_batch_keeps_what_was_published() {
+    let batch = [keyed("a", 1), keyed("a", 2), keyed("a", 3)];
+    let receiver = Receiver::start(|count, _| Reply::status(if count == 1 { 200 } else { 503 })).await;
+    let error = receiver.webhook().publish_batch(&batch).await.unwrap_err();
+    assert!(error.is_unavailable());
+    assert_eq!(fates(&error, 3), [Fate::Published, Fate::Untried, Fate::Untried]);
+    assert_eq!(receiver.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn a_name_of_this_machine_is_refused_unless_it_is_allowed() {
+    let receiver = Receiver::answering(200).await;
+    let port = receiver.address.port();
+    let publish = async |scheme: &str, allow: &[&str]| {
+        let mut settings = WebhookSettings::new(format!("{scheme}://localhost:{port}/in").as_str());
+        settings.allow = allow.iter().map(|entry| (*entry).into()).collect();
+        let webhook = Webhook::new("hooks", settings).unwrap();
+        (webhook.is_healthy().await, webhook.publish_batch(&[event(1)]).await)
+    };
+    let (healthy, result) = publish("https", &[]).await;
+    let error = result.unwrap_err();
+    assert!(error.is_unavailable() && !healthy);
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "no connection to https://localhost:{port}: localhost is not on the public internet; if that is meant, name it in `allow`"
+        )
+    );
+    assert_eq!(receiver.seen().len(), 0);
+    let (healthy, result) = publish("http", &["localhost"]).await;
+    assert!(healthy);
+    result.unwrap();
+    assert_eq!(receiver.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_resolve_is_unavailable() {
+    let webhook = Webhook::new("hooks", WebhookSettings::new("https://no-such-host.invalid/x")).unwrap();
+    let error = webhook.publish_batch(&[event(1)]).await.unwrap_err();
+    assert!(error.is_unavailable() && !webhook.is_healthy().await);
+    assert!(error.to_string().contains("no-such-host.invalid cannot be resolved"), "{error}");
+}
+
+#[test]
+fn mistakes_in_the_settings_are_named() {
+    let settings = |change: fn(&mut WebhookSettings)| {
+        let mut settings = WebhookSettings::new("https://user:hunter2@hooks.example.com/hunter2");
+        change(&mut settings);
+        settings
+    };
+    Webhook::new("hooks", settings(|_| ())).unwrap();
+    for (change, said) in [
+        (
+            (|s| drop(s.headers.insert("x-a".to_owned(), "hunter2\r\nx-b: 1".into())))
+                as fn(&mut WebhookSettings),
+            "headers: the value of x-a has a line break in it",
+        ),
+        (
+            |s| drop(s.headers.insert("x-a\r\nx-b".to_owned(), "1".into())),
+            "headers: HTTP has no header called",
+        ),
+        (|s| drop(s.headers.insert("Host".to_owned(), "1".into())), "headers: Host is not yours to set"),
+        (|s| s.secrets = vec!["hunter2".into()], "secrets: a secret has at least 16 bytes"),
+        (|s| s.secrets = vec!["hunter2hunter2hunter2".into(); 3], "secrets: two are the most"),
+        (|s| s.concurrency = 0, "concurrency: "),
+        (|s| s.timeout = Duration::ZERO, "timeout: "),
+        (|s| s.allow = vec!["10.0.0.0/99".into()], "allow: "),
+        (|s| s.tls.ca_file = Some("/no/such/file".into()), "tls: ca_file `/no/such/file`: "),
+        (|s| s.tls.ca_file = Some("/dev/null".into()), "tls: there is no certificate in ca_file"),
+        (|s| s.tls.cert_file = Some("/dev/null".into()), "tls: cert_file needs key_file as well"),
+        (|s| s.url = "https://127.0.0.1/hunter2".into(), "url: 127.0.0.1 is not on the public internet"),
+    ] {
+        let error = Webhook::new("hooks", settings(change)).unwrap_err();
+        assert!(error.starts_with(said), "{said}: {error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn no_secret_and_no_payload_is_in_what_people_see() {
+    let receiver = Receiver::answering(500).await;
+    let mut settings = receiver.settings();
+    settings.url =
+        format!("http://user:hunter2@{}/hunter2/{{type}}?token=hunter2", receiver.address).as_str().into();
+    settings.secrets = vec!["hunter2hunter2hunter2".into()];
+    settings.headers.insert("x-token".to_owned(), "hunter2".into());
+    let text = format!("{settings:?}");
+    let webhook = Webhook::new("hooks", settings).unwrap();
+    let event = outbox::Event::new("e").json(&"hunter2").build().unwrap();
+    let error = webhook.publish_batch(&[Outgoing::new(event.clone())]).await.unwrap_err();
+    let mut gone = receiver.settings();
+    gone.url = "http://user:hunter2@127.0.0.1:1/hunter2?token=hunter2".into();
+    let unavailable =
+        Webhook::new("hooks", gone).unwrap().publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
+    for shown in
+        [text, format!("{webhook:?}"), format!("{error:?} {error}"), format!("{unavailable:?} {unavailable}")]
+    {
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
