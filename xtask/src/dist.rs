@@ -54,9 +54,18 @@ pub(crate) fn command() -> Result<()> {
     let _ = fs::remove_dir_all(&staged);
     stage(&binary, &staged)?;
     let archive = folder.join(format!("{name}.tar.gz"));
-    // By nobody in particular, in a fixed order: the same files make the same archive.
+    // By nobody in particular, at no particular time, in a fixed order: the same files make the same archive.
     let mut tar = Command::new("tar");
-    tar.args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--file"]);
+    tar.args([
+        "--create",
+        "--gzip",
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--mtime=@0",
+    ]);
+    tar.arg("--file");
     cargo::run(tar.arg(&archive).arg("--directory").arg(&folder).arg(&name))?;
 
     println!("{}: {}", binary.display(), size(&binary)?);
