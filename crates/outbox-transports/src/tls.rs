@@ -26,7 +26,7 @@ pub(crate) struct Pems {
 
 impl Tls {
     /// Whether any file is named.
-    #[cfg(any(test, feature = "nats", feature = "redis"))]
+    #[cfg(any(test, feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
     pub(crate) fn is_used(&self) -> bool {
         self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some()
     }
