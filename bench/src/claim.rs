@@ -64,6 +64,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<Duration> {
             limit: BATCH,
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
             frontiers: std::collections::HashMap::new(),
         };
         let began = Instant::now();

@@ -30,6 +30,15 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    /// As if it had been said by flags.
+    pub(crate) fn new(database: &str, table: Option<&str>, schema: Option<&str>) -> Self {
+        Self {
+            database: database.to_owned(),
+            table: table.unwrap_or("outbox_event").to_owned(),
+            schema: schema.map(str::to_owned),
+        }
+    }
+
     /// The kind of the database, and the options for its store. The names are checked; nothing is connected.
     pub(crate) fn options(&self, connections: u32) -> Result<(DatabaseKind, StoreOptions)> {
         let kind = kind(&self.database)?;
@@ -57,7 +66,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct DatabaseUrl {
     url: String,
     kind: DatabaseKind,
+    /// What the setting is called, for hints.
+    setting: &'static str,
 }
+
+/// What the setting is called where nobody says otherwise.
+const FLAG: &str = "--database (or DATABASE_URL)";
 
 impl DatabaseUrl {
     /// Reads the setting. Nothing is connected.
@@ -69,7 +83,12 @@ impl DatabaseUrl {
                 "--database (or DATABASE_URL) needs // and a server after {scheme}: {HOW}"
             )));
         }
-        Ok(Self { url: url.to_owned(), kind })
+        Ok(Self { url: url.to_owned(), kind, setting: FLAG })
+    }
+
+    /// The same, from another setting.
+    pub(crate) fn called(self, setting: &'static str) -> Self {
+        Self { setting, ..self }
     }
 
     pub(crate) fn kind(&self) -> DatabaseKind {
@@ -102,14 +121,16 @@ impl DatabaseUrl {
             Ok(connected) => connected.map_err(|error| self.explain(&error)),
             Err(_) => Err(anyhow!(
                 "the server of {self} does not answer within {} seconds\n\
-                 hint: check host and port in --database (or DATABASE_URL), and firewalls on the way",
-                PATIENCE.as_secs()
+                 hint: check host and port in {}, and firewalls on the way",
+                PATIENCE.as_secs(),
+                self.setting
             )),
         }
     }
 
     /// What a database error means for whoever wrote the setting.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> anyhow::Error {
+        let at = self.setting;
         let (what, hint) = match error {
             sqlx::Error::Configuration(why) => (
                 format!("cannot read the database URL {self}: {why}"),
@@ -117,37 +138,34 @@ impl DatabaseUrl {
             ),
             sqlx::Error::Io(why) => (
                 format!("cannot reach the server of {self}: {why}"),
-                "is it running, and are host and port in --database (or DATABASE_URL) right?".to_owned(),
+                format!("is it running, and are host and port in {at} right?"),
             ),
             sqlx::Error::Tls(why) => (
                 format!("no encrypted connection to {self}: {why}"),
-                "set sslmode (PostgreSQL) or ssl-mode (MySQL) in --database (or DATABASE_URL) \
-                 to what the server offers"
-                    .to_owned(),
+                format!("set sslmode (PostgreSQL) or ssl-mode (MySQL) in {at} to what the server offers"),
             ),
             sqlx::Error::Database(why) => {
                 let code = why.code().unwrap_or_default();
                 let hint = match &*code {
-                    "28P01" | "28000" => "check user and password in --database (or DATABASE_URL)",
-                    "3D000" => {
-                        "create the database first, or correct its name in --database (or DATABASE_URL)"
-                    }
+                    "28P01" | "28000" => format!("check user and password in {at}"),
+                    "3D000" => format!("create the database first, or correct its name in {at}"),
                     "42000" if why.message().contains("Unknown database") => {
-                        "create the database first, or correct its name in --database, DATABASE_URL or --schema"
+                        format!("create the database first, or correct its name in {at}, or --schema")
                     }
-                    "3F000" => "create the schema first, or correct --schema",
+                    "3F000" => "create the schema first, or correct --schema".to_owned(),
                     "42501" | "42000" => {
                         "check the database's name, and the user's right to create tables there; \
                          `outbox migrate --print` gives the SQL to someone who has it"
+                            .to_owned()
                     }
-                    "14" => "does the folder of the file in --database exist, and may you write there?",
-                    "8" => "the file in --database may not be written to",
-                    "26" => "the file in --database exists but is not a SQLite database: name another one",
-                    _ => "check --database (or DATABASE_URL)",
+                    "14" => "does the folder of the file exist, and may you write there?".to_owned(),
+                    "8" => "the file may not be written to".to_owned(),
+                    "26" => "the file exists but is not a SQLite database: name another one".to_owned(),
+                    _ => format!("check {at}"),
                 };
-                (format!("{self} refuses: {}", why.message()), hint.to_owned())
+                (format!("{self} refuses: {}", why.message()), hint)
             }
-            other => (format!("{self}: {other}"), "check --database (or DATABASE_URL)".to_owned()),
+            other => (format!("{self}: {other}"), format!("check {at}")),
         };
         anyhow!("{what}\nhint: {hint}")
     }

@@ -4,7 +4,9 @@
 //! | --- | --- |
 //! | `demo` | `outbox demo`: a small shop that shows and checks what an outbox promises |
 //! | `migrate` | `outbox migrate`: creates or upgrades the tables |
-//! | `relay` | `outbox relay`: delivers events to standard output or a file |
+//! | `relay` | `outbox relay`: delivers events, as flags or a settings file say |
+//! | `check` | `outbox check`: reads a settings file and says what it understood |
+//! | `config` | the settings file |
 //! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `log`, `status` | looking into an outbox, and repairing it |
 //! | `databases` | `outbox databases`: several side by side |
 //! | `completions` | `outbox completions`: for shells |
@@ -17,7 +19,9 @@
 //! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 3 for nothing found or nothing to do.
 
 mod age;
+mod check;
 mod completions;
+mod config;
 mod database;
 mod databases;
 mod dead;
@@ -43,7 +47,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -55,8 +59,28 @@ struct Cli {
     #[arg(long, global = true, env = "OUTBOX_LOG", value_name = "LEVEL")]
     log: Option<String>,
 
+    /// How log lines look
+    #[arg(
+        long,
+        global = true,
+        env = "OUTBOX_LOG_FORMAT",
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t
+    )]
+    log_format: LogFormat,
+
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
 }
 
 const EXAMPLES: &str = "\
@@ -64,6 +88,7 @@ Examples:
   outbox demo                                          see it work; leaves nothing behind
   outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
   outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
+  outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`
   outbox status --watch                                see how it is doing; DATABASE_URL says where
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X            why an event has not been delivered yet
   outbox dead list                                     what was given up, and why
@@ -73,6 +98,7 @@ With --json answers are one JSON object a line. Colours are for terminals, and n
 
 #[derive(Subcommand)]
 enum Command {
+    Check(check::Options),
     Demo(demo::Options),
     Migrate(migrate::Options),
     Relay(relay::Options),
@@ -103,6 +129,7 @@ impl std::error::Error for Usage {}
 impl Command {
     fn name(&self) -> &'static str {
         match self {
+            Command::Check(_) => "check",
             Command::Demo(_) => "demo",
             Command::Migrate(_) => "migrate",
             Command::Relay(_) => "relay",
@@ -179,8 +206,9 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<ExitCode> {
-    log_to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()))?;
+    log_to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
     match cli.command {
+        Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Relay(options) => relay::run(options).await,
@@ -198,7 +226,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
 }
 
 /// Sends log lines to standard error.
-fn log_to_stderr(filter: &str) -> Result<()> {
+fn log_to_stderr(filter: &str, format: LogFormat) -> Result<()> {
     let wrong = || {
         Usage(format!(
             "--log (or OUTBOX_LOG) is {filter:?}: use off, error, warn, info, debug or trace, \
@@ -211,10 +239,10 @@ fn log_to_stderr(filter: &str) -> Result<()> {
         return Err(wrong().into());
     }
     let filter = EnvFilter::try_new(filter).map_err(|_| wrong())?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
     Ok(())
 }

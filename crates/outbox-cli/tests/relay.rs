@@ -186,11 +186,14 @@ fn wrong_usage_is_told_as_such() {
     for (arguments, told) in [
         (&["--database", "sqlite:x.db"][..], "--publish"),
         (&["--database", "sqlite:x.db", "--publish", "kafka"], "use stdout, or file:PATH"),
-        (&["--database", "sqlite:x.db", "--publish", "stdout", "--lease", "5"], "500ms, 5s, 1m or 2h"),
+        (
+            &["--database", "sqlite:x.db", "--publish", "stdout", "--lease", "5"],
+            "500ms, 90s, 5m, 2h, 7d or 4w",
+        ),
         (&["--database", "sqlite:x.db", "--publish", "stdout", "--mode", "many"], "single-node"),
         (
             &["--database", "sqlite::memory:", "--migrate", "--publish", "stdout", "--workers", "0"],
-            "workers must be greater",
+            "0 is not a whole number from 1",
         ),
         (&["--database", "ada:s3cret@db", "--publish", "stdout"], "which kind of database"),
     ] {

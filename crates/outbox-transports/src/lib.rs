@@ -15,14 +15,20 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "amqp")]
+mod amqp;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod client_config;
 #[cfg(any(feature = "nats", feature = "redis", feature = "webhook"))]
 mod crypto;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod lines;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod link;
 mod message;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 mod promises;
@@ -32,18 +38,36 @@ mod redis;
 mod standing;
 mod template;
 mod text;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 mod time;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 mod tls;
 mod waves;
 #[cfg(feature = "webhook")]
 mod webhook;
 
+#[cfg(feature = "amqp")]
+pub use amqp::{Amqp, AmqpSettings};
 #[cfg(feature = "kafka")]
 pub use kafka::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
 pub use lines::{Lines, Sink, open_to_append};
 pub use message::{Encoder, Format, Message};
+#[cfg(feature = "mqtt")]
+pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use promises::{Order, Promises, Repeats};
@@ -51,7 +75,14 @@ pub use promises::{Order, Promises, Repeats};
 pub use redis::{Redis, RedisSettings};
 pub use template::Template;
 pub use text::{Secret, Text};
-#[cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 pub use tls::Tls;
 pub use waves::Waves;
 #[cfg(feature = "webhook")]

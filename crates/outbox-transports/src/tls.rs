@@ -4,12 +4,12 @@ use serde::Deserialize;
 
 use crate::Text;
 
-/// Files for connections by TLS, in PEM format. Servers are always checked: against the public certificate authorities, and
-/// against one of your own if you name it. Files are read again for every connection, so they may be renewed.
+/// Files for connections by TLS, in PEM format. Servers are always checked, against the public certificate authorities or one of
+/// your own. Files are read again for every connection, so they may be renewed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// A certificate authority to trust besides the public ones.
+    /// A certificate authority of your own, which is then the only one that is trusted.
     pub ca_file: Option<Text>,
     /// The certificate by which this side shows who it is. Needs `key_file`.
     pub cert_file: Option<Text>,

@@ -1,5 +1,12 @@
 //! The settings in the guide are settings.
-#![cfg(any(feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
+#![cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -32,6 +39,28 @@ fn settings<T: DeserializeOwned>(kind: &str) -> Vec<T> {
     of_kind
         .map(|written| T::deserialize(written.clone()).unwrap_or_else(|error| panic!("{kind}: {error}")))
         .collect()
+}
+
+/// Without the certificate, which is not there.
+#[cfg(feature = "amqp")]
+#[test]
+fn the_examples_for_rabbitmq_make_publishers() {
+    let settings: Vec<outbox_transports::AmqpSettings> = settings("amqp");
+    assert!(!settings.is_empty());
+    for mut settings in settings {
+        settings.tls.ca_file = None;
+        outbox_transports::Amqp::new("orders", settings).unwrap();
+    }
+}
+
+#[cfg(feature = "mqtt")]
+#[test]
+fn the_examples_for_mqtt_make_publishers() {
+    let settings: Vec<outbox_transports::MqttSettings> = settings("mqtt");
+    assert!(!settings.is_empty());
+    for settings in settings {
+        outbox_transports::Mqtt::new("orders", settings).unwrap();
+    }
 }
 
 #[cfg(feature = "nats")]

@@ -17,7 +17,7 @@ use crate::log::Publisher;
 use crate::retry::RetryPolicy;
 
 /// How long after an outage began its end is asked for, at first and at most.
-const PROBE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+const PROBE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -269,6 +269,6 @@ mod tests {
     #[test]
     fn one_that_keeps_failing_is_asked_less_often() {
         let pauses: Vec<u128> = [1, 2, 3, 4, 40, u32::MAX].map(|n| first_pause(n).as_millis()).into();
-        assert_eq!(pauses, [250, 500, 1_000, 2_000, 2_000, 2_000]);
+        assert_eq!(pauses, [250, 500, 1_000, 1_000, 1_000, 1_000]);
     }
 }

@@ -234,6 +234,36 @@ on_every_database! {
         assert_eq!(bed.status(&nowhere).await, Status::Dead);
     }
 
+    /// What is left in the table for a destination that is away goes another way as soon as the router says so.
+    async fn a_router_that_changes_its_mind_during_an_outage_is_heard(|bed|) {
+        struct Points(Destination, Destination, AtomicBool);
+
+        impl Router for Points {
+            fn route(&self, _: &Event) -> Option<Destination> {
+                Some(if self.2.load(Ordering::SeqCst) { self.1.clone() } else { self.0.clone() })
+            }
+
+            fn of_type(&self, _: &outbox::EventType) -> Option<Destination> {
+                Some(if self.2.load(Ordering::SeqCst) { self.1.clone() } else { self.0.clone() })
+            }
+        }
+
+        let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(5));
+        let points = Arc::new(Points(lost.clone().into(), fine.clone().into(), AtomicBool::new(false)));
+        let relay = bed.outbox.multi_node()
+            .retry(Backoff::never())
+            .poll_interval(Duration::from_millis(20))
+            .forward_by(points.clone())
+            .start().await.unwrap();
+        bed.write("e", 0..5).await;
+        relay_until(&relay, || lost.tries.load(Ordering::SeqCst) > 0).await;
+        points.2.store(true, Ordering::SeqCst);
+        fine.wait(FOREVER).await.expect("they go the other way");
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!((bed.tally().await, lost.arrived()), ((0, 0, 5, 0), 0));
+    }
+
     /// One call for many, and what a publisher says of each is what becomes of each.
     async fn what_became_of_each_event_of_a_batch_is_told_of_each(|bed|) {
         let sizes = Arc::new(Mutex::new(Vec::new()));

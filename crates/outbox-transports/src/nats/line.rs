@@ -15,6 +15,7 @@ use percent_encoding::percent_decode_str;
 use super::NatsSettings;
 use super::wire::Prepared;
 use crate::link::Dial;
+use crate::tls::Pems;
 use crate::{Secret, Tls, crypto};
 
 /// What became of a message.
@@ -167,7 +168,7 @@ impl Dialer {
         credentials: Known,
         connected: Arc<AtomicBool>,
         complaints: Complaints,
-    ) -> ConnectOptions {
+    ) -> Result<ConnectOptions, String> {
         // Asked at every attempt to connect. There is no switch against reconnecting; but when this fails, and attempts are
         // used up, async-nats ends, and with it all that waits.
         let mut options = ConnectOptions::with_auth_callback(move |nonce| {
@@ -194,14 +195,16 @@ impl Dialer {
         if self.tls.is_used() {
             options = options.require_tls(true);
         }
-        if let Some(file) = &self.tls.ca_file {
+        // async-nats reads the files by itself, and says less if it cannot: so they are read here first.
+        let Pems { ca, identity } = self.tls.read()?;
+        if let Some(file) = ca.and(self.tls.ca_file.as_ref()) {
             options = options.add_root_certificates(file.as_str().into());
         }
-        if let (Some(certificate), Some(key)) = (&self.tls.cert_file, &self.tls.key_file) {
-            let (certificate, key) = (certificate.as_str().into(), key.as_str().into());
-            options = options.add_client_certificate(certificate, key);
+        let files = self.tls.cert_file.as_ref().zip(self.tls.key_file.as_ref());
+        if let Some((certificate, key)) = identity.and(files) {
+            options = options.add_client_certificate(certificate.as_str().into(), key.as_str().into());
         }
-        options
+        Ok(options)
     }
 
     fn explain(&self, error: &async_nats::ConnectError) -> String {
@@ -224,11 +227,9 @@ impl Dial for Dialer {
     async fn dial(&self) -> Result<Line, String> {
         let credentials = self.credentials.read().await?;
         crypto::choose_provider();
-        // async-nats reads the files by itself, and says less if it cannot.
-        self.tls.read()?;
         let connected = Arc::new(AtomicBool::new(false));
         let complaints = Complaints::default();
-        let options = self.options(credentials, Arc::clone(&connected), Arc::clone(&complaints));
+        let options = self.options(credentials, Arc::clone(&connected), Arc::clone(&complaints))?;
         let connecting = options.connect(self.servers.as_slice());
         let client = match tokio::time::timeout(self.connect_timeout, connecting).await {
             Ok(client) => client.map_err(|error| self.explain(&error))?,

@@ -235,7 +235,7 @@ impl Publisher for Redis {
         let look = async {
             // A connection that broke unnoticed is one that does not answer: then a new one says how things are.
             for _ in 0..2 {
-                let Ok(line) = self.link.get().await else { return false };
+                let Some(line) = self.link.within(QUICK).await else { return false };
                 match tokio::time::timeout(QUICK / 2, line.takes_writes()).await {
                     Ok(Some(takes)) => return takes,
                     Ok(None) | Err(_) => line.give_up(),

@@ -11,6 +11,7 @@ pub mod cases;
 mod log;
 pub mod outages;
 mod relay;
+pub mod soak;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,6 +209,7 @@ macro_rules! conformance_tests {
             what_was_confirmed_outlives_a_crash_and_the_publisher_goes_on,
             a_server_that_hangs_is_unavailable_in_time_and_used_again_later
         );
+        $crate::conformance_tests!(@ $bed, soak: a_backlog_gets_through_an_outage);
     };
     (@ $bed:ty, $room:ident: $($case:ident),+) => {
         $(

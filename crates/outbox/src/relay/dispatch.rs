@@ -16,7 +16,7 @@ use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::EVENTS;
-use crate::destination::{Destination, Router};
+use crate::destination::{Destination, Gate, Router};
 use crate::error::Error;
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
@@ -92,8 +92,13 @@ impl Routes {
         }
     }
 
+    /// Whether all events of a type, whatever else they have, go through this gate.
+    pub(crate) fn sends_all(&self, event_type: &EventType, gate: &Arc<Gate>) -> bool {
+        self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
+    }
+
     /// Where all events of a type go, whatever else they have, if that is one destination.
-    pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
+    fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
         let routes = self.by_type.get(event_type.as_str()).map_or(&[][..], Vec::as_slice);
         let mut calls: Vec<Call> = routes.iter().map(|(_, route)| route.call.clone()).collect();
         if !routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {

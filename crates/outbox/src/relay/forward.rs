@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::dispatch::{Ready, after, before, decide_safely, guarded, ready, report};
+use super::dispatch::{Ready, Routes, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
@@ -351,11 +351,14 @@ impl Waiting {
         self.gates.lock().expect("no one panics while holding this lock")
     }
 
-    /// Types that are not to be taken now.
-    pub(crate) fn types(&self) -> Vec<String> {
+    /// Types that are not to be taken now: all their events go to a gate that is shut, by what the routes say at this moment.
+    pub(crate) fn types(&self, routes: &Routes) -> Vec<String> {
         let gates = self.gates();
-        let shut = gates.iter().filter(|wait| wait.gate.is_shut());
-        let types: BTreeSet<&EventType> = shut.flat_map(|wait| &wait.whole).collect();
+        let mut types = BTreeSet::new();
+        for wait in gates.iter().filter(|wait| wait.gate.is_shut()) {
+            // A router may have changed its mind since they were put off.
+            types.extend(wait.whole.iter().filter(|event_type| routes.sends_all(event_type, &wait.gate)));
+        }
         types.into_iter().map(ToString::to_string).collect()
     }
 
@@ -421,8 +424,7 @@ impl Engine {
     /// What becomes of an event whose destination is not available: it stays in the table, untouched, if its type tells that it
     /// waits; else it comes again.
     fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
-        let of_type = self.routes.destination_of_type(event.event_type());
-        let whole = of_type.is_some_and(|of_type| Arc::ptr_eq(&of_type.gate, gate));
+        let whole = self.routes.sends_all(event.event_type(), gate);
         if self.waiting.add(gate, event.event_type(), whole) {
             let (engine, gate) = (self.clone(), gate.clone());
             let unavailable = self.metrics.unavailable(gate.publisher.name());

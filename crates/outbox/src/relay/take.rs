@@ -167,7 +167,7 @@ impl Taker {
         if self.engine.everywhere.swap(false, Ordering::AcqRel) {
             self.cursor = None;
         }
-        let skipped = self.engine.waiting.types();
+        let skipped = self.engine.waiting.types(&self.engine.routes);
         if skipped != self.skipped {
             // What was left alone lies before the place.
             (self.skipped, self.cursor) = (skipped, None);

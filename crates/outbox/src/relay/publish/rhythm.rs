@@ -6,7 +6,7 @@ use crate::handler::{Again, Failure};
 use crate::log::{Pace, PairStatus};
 
 /// How long a destination that is not available is left alone, at first and at most.
-const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
 /// The state of a pair between two batches.
 #[derive(Clone, Debug)]
@@ -176,7 +176,7 @@ mod tests {
             rhythm.unavailable(now, "gone");
         }
         assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
-        assert_eq!(rhythm.try_at, now + 2 * SEC);
+        assert_eq!(rhythm.try_at, now + SEC);
         assert!(rhythm.last_error.is_some());
         rhythm.forgive(now);
         assert_eq!((rhythm.last_error, rhythm.try_at), (None, now));

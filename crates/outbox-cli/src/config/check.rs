@@ -1,0 +1,199 @@
+//! What has to fit together in a settings file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use outbox_transports::{Secret, Text};
+use toml::Spanned;
+
+use super::Config;
+use super::groups::Mode;
+use super::http::Http;
+use super::mistake::{Mistake, no_such};
+use super::reader::Reader;
+use super::sources::Source;
+use crate::database::{DatabaseUrl, Tables};
+
+impl Config {
+    /// Finds what is wrong and what is odd, beyond single settings.
+    pub(super) fn check(&self, reader: &mut Reader<'_>) {
+        self.check_source(reader);
+        self.check_http(reader);
+        self.check_destinations(reader);
+        self.check_routes(reader);
+        self.check_topics(reader);
+        self.check_retry(reader);
+    }
+
+    fn check_source(&self, reader: &mut Reader<'_>) {
+        match &self.source {
+            Source::One(database) => {
+                if let Some(url) = &database.url {
+                    check_url(reader, url, database.table(), database.schema());
+                }
+            }
+            Source::Several(databases) => {
+                let mut names = BTreeSet::new();
+                let mut places = BTreeMap::new();
+                for database in databases {
+                    let name = database.name.get_ref().as_str();
+                    if !names.insert(name) {
+                        reader.wrong(&database.name.span(), format!("a second database named `{name}`"));
+                    }
+                    if !(1..=64).contains(&name.chars().count()) || name.chars().any(char::is_control) {
+                        reader.wrong(
+                            &database.name.span(),
+                            "a name has 1 to 64 characters, and can be printed",
+                        );
+                    }
+                    let (table, schema) = (database.table(), database.schema());
+                    let place = (database.url.get_ref().expose(), table, schema);
+                    if let Some(first) = places.insert(place, name) {
+                        reader.wrong(
+                            &database.url.span(),
+                            format!("the same database as `{first}`: its events would be delivered for both"),
+                        );
+                    }
+                    check_url(reader, &database.url, table, schema);
+                }
+                if databases.is_empty() {
+                    reader.mistakes.push(Mistake::of_file("`databases` names none"));
+                }
+            }
+            Source::Discovered(discovery) => check_url(reader, &discovery.url, None, None),
+        }
+        if self.source.is_fleet() && self.groups.mode() == Mode::Log {
+            reader.mistakes.push(Mistake::of_file(
+                "`mode = \"log\"` is for one `[database]`: with several, use another mode and `[[topics]]`",
+            ));
+        }
+    }
+
+    fn check_http(&self, reader: &mut Reader<'_>) {
+        if let Some(listen) = &self.http.listen
+            && let Some(reason) = Http::refusal(*listen.get_ref(), self.http.allow_remote == Some(true))
+        {
+            reader.wrong(&listen.span(), reason);
+        }
+    }
+
+    /// Every `to` names a publisher, and every publisher is named.
+    fn check_destinations(&self, reader: &mut Reader<'_>) {
+        let known: Vec<&str> = self.publishers.keys().map(String::as_str).collect();
+        let of_topics = self.topics.iter().flat_map(|topic| &topic.to);
+        let mut used = BTreeSet::new();
+        for to in self.routes.iter().map(|route| &route.to).chain(of_topics) {
+            used.insert(to.get_ref().as_str());
+            // A publisher that could not be read is not one that is not there.
+            if !known.contains(&to.get_ref().as_str()) && !self.names(to.get_ref()) {
+                reader.wrong(&to.span(), no_such("publisher", to.get_ref(), &known));
+            }
+        }
+        for name in known.into_iter().filter(|name| !used.contains(name)) {
+            let reason = format!("nothing goes to the publisher `{name}`: no route and no topic names it");
+            let place = reader.place("publishers", name);
+            reader.odd(&place, reason);
+        }
+        let standard: Vec<&str> = self
+            .publishers
+            .iter()
+            .filter(|(_, p)| p.kind == "stdout")
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if let [_, second, ..] = standard.as_slice() {
+            let reason = format!(
+                "the publisher `{second}` is the second that writes to standard output: one is enough"
+            );
+            let place = reader.place("publishers", second);
+            reader.wrong(&place, reason);
+        }
+    }
+
+    /// Whether the file has a publisher of this name, right or wrong.
+    fn names(&self, publisher: &str) -> bool {
+        self.written.get("publishers").is_some_and(|publishers| publishers.get(publisher).is_some())
+    }
+
+    fn check_routes(&self, reader: &mut Reader<'_>) {
+        if self.groups.mode() == Mode::Log {
+            if let Some(route) = self.routes.first() {
+                let reason = "`mode = \"log\"` publishes topics alone: no route is ever asked";
+                reader.wrong(&route.to.span(), reason);
+            }
+            if self.topics.is_empty() {
+                reader.mistakes.push(Mistake::of_file("`mode = \"log\"` needs `[[topics]]`"));
+            }
+            return;
+        }
+        if self.routes.is_empty() && reader.mistakes.is_empty() {
+            reader.mistakes.push(Mistake::of_file(
+                "no `[[routes]]`: every event would be dead at once; `to` alone makes one for all events",
+            ));
+        }
+        let mut catch_all: Option<Range<usize>> = None;
+        for route in &self.routes {
+            if let Some(first) = &catch_all {
+                let line = Mistake::line(reader.text, first);
+                let reason = format!("no event comes to this route: the one on line {line} takes them all");
+                reader.odd(&route.to.span(), reason);
+            } else if route.takes_all() {
+                catch_all = Some(route.to.span());
+            }
+        }
+    }
+
+    fn check_topics(&self, reader: &mut Reader<'_>) {
+        let mut names = BTreeSet::new();
+        for topic in &self.topics {
+            let name = topic.name.get_ref().as_str();
+            if !names.insert(name) {
+                reader.wrong(&topic.name.span(), format!("a second topic named `{name}`: name them apart"));
+            }
+            let mut to = BTreeSet::new();
+            if let Some(twice) = topic.to.iter().find(|one| !to.insert(one.get_ref())) {
+                reader.wrong(&twice.span(), format!("`{}` is named twice", twice.get_ref()));
+            }
+            if topic.to.is_empty() {
+                reader.wrong(&topic.name.span(), "it goes nowhere: name publishers in `to`");
+            }
+            let is_name = |tag: &str| !tag.is_empty() && !tag.contains('=');
+            let tags = topic.required_tags.iter().chain(&topic.any_of_tags);
+            let mut tags = tags.map(Text::as_str).chain(topic.tag.keys().map(String::as_str));
+            if let Some(tag) = tags.find(|tag| !is_name(tag)) {
+                let reason = format!(
+                    "`{tag}` cannot be the name of a tag; values are asked for by `tag = {{ name = \"value\" }}`"
+                );
+                reader.wrong(&topic.name.span(), reason);
+            }
+            if !(1..=100).contains(&name.chars().count()) {
+                reader.wrong(&topic.name.span(), "a name has 1 to 100 characters");
+            }
+        }
+    }
+
+    fn check_retry(&self, reader: &mut Reader<'_>) {
+        let retry = &self.groups.retry;
+        if let (Some(base), Some(max)) = (retry.base_delay, retry.max_delay)
+            && base.0 > max.0
+        {
+            let reason = format!("`base-delay` ({base}) is more than `max-delay` ({max})");
+            let place = reader.place("retry", "base-delay");
+            reader.wrong(&place, reason);
+        }
+    }
+}
+
+fn check_url(reader: &mut Reader<'_>, url: &Spanned<Secret>, table: Option<&str>, schema: Option<&str>) {
+    let tables = Tables::new(url.get_ref().expose(), table, schema);
+    let checked = DatabaseUrl::parse(url.get_ref().expose()).map_err(anyhow::Error::from);
+    if let Err(error) = checked.and_then(|_| tables.options(1).map(drop)) {
+        // What is said to those who write flags is nearly what those need to know who write files.
+        let reason =
+            error.to_string().replace("--database (or DATABASE_URL)", "it").replace("--schema", "`schema`");
+        if url.span().is_empty() {
+            reader.mistakes.push(Mistake::of_file(format!("`[database]` `url`: {reason}")));
+        } else {
+            reader.wrong(&url.span(), reason);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What is wrong with a settings file, and where.
+
+use std::fmt;
+use std::ops::Range;
+
+/// Something that is wrong, or odd, in the settings.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mistake {
+    place: Place,
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// The file as a whole.
+    File,
+    /// A line and a column of it, both from 1.
+    At { line: usize, column: usize },
+    /// A variable of the environment.
+    Variable(String),
+}
+
+impl Mistake {
+    /// Of the file as a whole.
+    pub(crate) fn of_file(reason: impl Into<String>) -> Self {
+        Self { place: Place::File, reason: reason.into() }
+    }
+
+    /// Of a variable of the environment.
+    pub(crate) fn of_variable(name: &str, reason: impl Into<String>) -> Self {
+        Self { place: Place::Variable(name.to_owned()), reason: reason.into() }
+    }
+
+    /// On which line these bytes of the text are, from 1.
+    pub(crate) fn line(text: &str, span: &Range<usize>) -> usize {
+        let before = &text.as_bytes()[..span.start.min(text.len())];
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    }
+
+    /// Of these bytes of the text.
+    pub(crate) fn at(text: &str, span: &Range<usize>, reason: impl Into<String>) -> Self {
+        let before = &text.as_bytes()[..span.start.min(text.len())];
+        let line = Self::line(text, span);
+        let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let column = String::from_utf8_lossy(&before[start..]).chars().count() + 1;
+        Self { place: Place::At { line, column }, reason: reason.into() }
+    }
+
+    /// As it is shown: `outbox.toml:12:8: reason`.
+    pub(crate) fn in_file(&self, file: &str) -> String {
+        let reason = &self.reason;
+        match &self.place {
+            Place::File => format!("{file}: {reason}"),
+            Place::At { line, column } => format!("{file}:{line}:{column}: {reason}"),
+            Place::Variable(name) => format!("{name}: {reason}"),
+        }
+    }
+}
+
+/// Everything that is wrong with a file: a line each.
+#[derive(Debug)]
+pub(crate) struct Mistakes {
+    pub(crate) file: String,
+    pub(crate) found: Vec<Mistake>,
+}
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.found.iter().map(|mistake| mistake.in_file(&self.file)).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// What serde says, as it is told to people.
+pub(crate) fn reword(said: &str) -> String {
+    if let Some((name, known)) = unknown(said, "unknown field `", ", expected ") {
+        // A route, by what it knows.
+        if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
+            return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
+        }
+        // Transports spell the names of their settings in another way than this file, which takes both.
+        let known: Vec<String> = known.iter().map(|name| name.replace('_', "-")).collect();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        return no_such("setting", &name.replace('_', "-"), &known);
+    }
+    if let Some((name, known)) = unknown(said, "unknown variant `", ", expected ") {
+        return no_such("value", name, &known);
+    }
+    match said.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        Some(name) => format!("`{name}` is missing"),
+        None => said.trim_end().to_owned(),
+    }
+}
+
+/// What serde did not know, and what it knows.
+fn unknown<'a>(said: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
+    let (name, expected) = said.strip_prefix(before)?.split_once('`')?;
+    let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2).collect();
+    Some((name, known))
+}
+
+/// There is no such thing; perhaps that one was meant, else there are these.
+pub(crate) fn no_such(what: &str, name: &str, known: &[&str]) -> String {
+    match nearest(name, known) {
+        Some(meant) => format!("there is no {what} `{name}`: did you mean `{meant}`?"),
+        None if known.is_empty() => format!("there is no {what} `{name}`"),
+        None => format!("there is no {what} `{name}`: use {}", list(known)),
+    }
+}
+
+/// `a`, `b` or `c`.
+pub(crate) fn list(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        Some((last, _)) => last.clone(),
+        None => String::new(),
+    }
+}
+
+/// The name that was most likely meant.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let (distance, meant) =
+        known.iter().map(|known| (strsim::damerau_levenshtein(name, known), *known)).min()?;
+    (distance <= (name.chars().count() / 3).max(1)).then_some(meant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_columns_count_from_one_and_in_characters() {
+        let text = "a = 1\n\"größe\" = 2\n";
+        let at = |what: &str| {
+            let start = text.find(what).unwrap();
+            Mistake::at(text, &(start..start + 1), "no").in_file("f.toml")
+        };
+        assert_eq!(at("a"), "f.toml:1:1: no");
+        assert_eq!(at("2"), "f.toml:2:11: no");
+        assert_eq!(Mistake::at(text, &(99..100), "no").in_file("f.toml"), "f.toml:3:1: no");
+        assert_eq!(Mistake::at("", &(0..0), "no").in_file("f.toml"), "f.toml:1:1: no");
+    }
+
+    #[test]
+    fn what_serde_says_becomes_plain() {
+        for (said, told) in [
+            (
+                "unknown field `intervall`, expected one of `interval`, `batch-size`",
+                "there is no setting `intervall`: did you mean `interval`?",
+            ),
+            ("unknown field `x`, expected `url` or `query`", "there is no setting `x`: use `url` or `query`"),
+            ("unknown field `x`, expected `url`", "there is no setting `x`: use `url`"),
+            (
+                "unknown variant `multi`, expected `keep` or `delete`",
+                "there is no value `multi`: use `keep` or `delete`",
+            ),
+            ("missing field `url`", "`url` is missing"),
+            ("99ms is too short", "99ms is too short"),
+        ] {
+            assert_eq!(reword(said), told);
+        }
+    }
+}

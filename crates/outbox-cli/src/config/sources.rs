@@ -1,0 +1,81 @@
+//! Where events come from: one database, several, or those that a query names.
+
+use outbox_transports::{Secret, Text};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::count::Count;
+use super::time::Time;
+
+/// One database.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub(crate) struct Database {
+    pub(crate) name: Option<Text>,
+    pub(crate) url: Option<Spanned<Secret>>,
+    pub(crate) table: Option<Text>,
+    pub(crate) schema: Option<Text>,
+    pub(crate) connections: Option<Count>,
+}
+
+/// One of several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Named {
+    pub(crate) name: Spanned<Text>,
+    pub(crate) url: Spanned<Secret>,
+    pub(crate) table: Option<Text>,
+    pub(crate) schema: Option<Text>,
+}
+
+/// A query, asked again and again, whose rows are databases: a name and a URL each.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Discovery {
+    pub(crate) url: Spanned<Secret>,
+    pub(crate) query: Text,
+    pub(crate) interval: Option<Time<1>>,
+    pub(crate) absences: Option<Count>,
+}
+
+/// What several databases share.
+#[derive(Clone, Debug, Default, Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub(crate) struct Fleet {
+    pub(crate) max_connections: Option<Count>,
+    pub(crate) patience: Option<Time<10>>,
+}
+
+impl Database {
+    pub(crate) fn table(&self) -> Option<&str> {
+        self.table.as_ref().map(Text::as_str)
+    }
+
+    pub(crate) fn schema(&self) -> Option<&str> {
+        self.schema.as_ref().map(Text::as_str)
+    }
+}
+
+impl Named {
+    pub(crate) fn table(&self) -> Option<&str> {
+        self.table.as_ref().map(Text::as_str)
+    }
+
+    pub(crate) fn schema(&self) -> Option<&str> {
+        self.schema.as_ref().map(Text::as_str)
+    }
+}
+
+/// Which of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    One(Database),
+    Several(Vec<Named>),
+    Discovered(Discovery),
+}
+
+impl Source {
+    pub(crate) fn is_fleet(&self) -> bool {
+        !matches!(self, Source::One(_))
+    }
+}

@@ -1,0 +1,365 @@
+use std::collections::BTreeSet;
+
+use super::fields::fields;
+use super::*;
+
+fn parse(text: &str) -> Result<Config, Vec<String>> {
+    parse_in(text, &[])
+}
+
+fn parse_in(text: &str, environment: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Config::parse(text, &environment, None)
+        .map_err(|found| found.iter().map(|mistake| mistake.in_file("outbox.toml")).collect())
+}
+
+fn mistakes(text: &str) -> Vec<String> {
+    parse(text).err().unwrap_or_default()
+}
+
+fn warnings(text: &str) -> Vec<String> {
+    let config = parse(text).unwrap();
+    config.warnings.iter().map(|warning| warning.in_file("outbox.toml")).collect()
+}
+
+/// Lines 1 to 6 of a good file; its own come after.
+const GOOD: &str = "\
+[database]
+url = \"sqlite:shop.db\"
+[publishers.lines.file]
+path = \"events.jsonl\"
+[[routes]]
+to = \"lines\"
+";
+
+#[test]
+fn what_a_good_file_says_is_understood() {
+    let config =
+        parse(&format!("mode = \"single-node\"\n{GOOD}[poller]\ninterval = \"1s\"\nbatch-size = 7\n"))
+            .unwrap();
+    assert_eq!(config.groups.mode(), Mode::SingleNode);
+    assert_eq!(config.groups.poller.interval.unwrap().to_string(), "1s");
+    assert_eq!(config.groups.poller.batch_size.unwrap().get(), 7);
+    assert_eq!((config.publishers.len(), config.routes.len()), (1, 1));
+    assert!(config.warnings.is_empty());
+}
+
+/// A-72: mistakes are told with file, line and column.
+#[test]
+fn a_mistake_is_told_with_its_line_and_column() {
+    for (wrong, told) in [
+        ("[poller]\nintervall = \"1s\"", "8:1: there is no setting `intervall`: did you mean `interval`?"),
+        ("[poler]\n", "7:2: there is no setting `poler`: did you mean `poller`?"),
+        ("[poller]\ninterval = 5", "8:12: invalid type: integer `5`, expected a time such as \"5s\""),
+        (
+            "[poller]\ninterval = \"5\"",
+            "8:12: write a whole number and its unit, as in 500ms, 90s, 5m, 2h, 7d or 4w",
+        ),
+        ("[claim-locking]\nlease = \"200ms\"", "8:9: 200ms is too short: use at least 1s"),
+        ("[dispatcher]\nworkers = 0", "8:11: 0 is not a whole number from 1 to 1,000,000"),
+        (
+            "[dispatcher]\nworkers = \"4\"",
+            "8:11: invalid type: string \"4\", expected a whole number from 1 to 1,000,000",
+        ),
+        ("[metrics]\nprefix = \"my metrics\"", "8:10: use letters, digits, `_`, `.` and `:`, a letter first"),
+        (
+            "[http]\nlisten = \"0.0.0.0:9090\"",
+            "8:10: 0.0.0.0:9090 can be reached from other machines, and nobody is asked for a password: listen on \
+             127.0.0.1, or say `allow-remote = true` (--allow-remote)",
+        ),
+        ("[http]\nlisten = \"9090\"", "8:10: invalid socket address syntax"),
+        (
+            "[[routes]]\ntype = \"x\"\nto = \"line\"",
+            "9:6: there is no publisher `line`: did you mean `lines`?",
+        ),
+        ("[[routes]]\ntype = \"x\"", "7:1: `to` is missing"),
+        (
+            "[[routes]]\ntag = \"x\"\nto = \"lines\"",
+            "8:1: the queue keeps no tags: use `header`, or `[[topics]]` for the log",
+        ),
+        (
+            "[[routes]]\ntype = \"\"\nto = \"lines\"",
+            "8:8: an empty pattern matches nothing: use `*` for anything",
+        ),
+        (
+            "[[routes]]\ntype = 5\nto = \"lines\"",
+            "8:8: invalid type: integer `5`, expected a pattern such as \"order.*\", or several in brackets",
+        ),
+        ("[publishers.a.natz]\n", "7:15: there is no transport `natz`: did you mean `nats`?"),
+        (
+            "[publishers.a]\npath = \"x\"",
+            "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `mqtt`, `nats`, `redis`, `stdout` or `webhook`",
+        ),
+        ("[publishers.a.file]\n", "7:1: `path` is missing"),
+        ("[publishers.a]\n", "7:13: name its one transport, as in `[publishers.a.nats]`"),
+        (
+            "[publishers.a.file]\npath = \"${NO_SUCH_NAME}\"",
+            "8:8: the environment variable NO_SUCH_NAME is not set",
+        ),
+        (
+            "[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"",
+            "7:3: databases are given twice: leave out `[database]` (or OUTBOX_DATABASE_URL) or this",
+        ),
+        ("[[topics]]\nname = \"t\"\nto = [\"lines\", \"lines\"]", "9:16: `lines` is named twice"),
+        ("[[topics]]\nname = \"t\"\nto = []", "8:8: it goes nowhere: name publishers in `to`"),
+        (
+            "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"",
+            "8:14: `base-delay` (2m) is more than `max-delay` (1m)",
+        ),
+        ("[poller\n", "7:8: unclosed table, expected `]`"),
+    ] {
+        assert_eq!(mistakes(&format!("{GOOD}{wrong}\n")), [format!("outbox.toml:{told}")], "{wrong}");
+    }
+}
+
+#[test]
+fn a_mistake_of_the_whole_file_names_the_file() {
+    for (text, told) in [
+        ("", "outbox.toml: no database: write `url` under `[database]`, or set DATABASE_URL"),
+        (
+            "[database]\nurl = \"sqlite:x.db\"",
+            "outbox.toml: no `[[routes]]`: every event would be dead at once; `to` alone makes one for all events",
+        ),
+        (
+            "mode = \"log\"\n[database]\nurl = \"sqlite:x.db\"",
+            "outbox.toml: `mode = \"log\"` needs `[[topics]]`",
+        ),
+        (
+            "mode = \"many\"\n[database]\nurl = \"sqlite:x.db\"",
+            "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered` or `log`",
+        ),
+    ] {
+        assert_eq!(mistakes(text).first().map(String::as_str), Some(told), "{text}");
+    }
+}
+
+#[test]
+fn a_database_that_cannot_be_is_told_without_its_secrets() {
+    for (url, told) in [
+        ("oracle://ada:s3cret@db/x", "2:7: it starts with \"oracle\", which is no database known here"),
+        ("ada:s3cret@db", "2:7: it does not say which kind of database it is"),
+        ("postgres:s3cret@db", "2:7: it needs // and a server after postgres"),
+    ] {
+        let found = mistakes(&GOOD.replace("sqlite:shop.db", url));
+        assert!(found[0].starts_with(&format!("outbox.toml:{told}")), "{found:?}");
+        assert!(!found[0].contains("s3cret"), "{found:?}");
+    }
+    let twice = "[[databases]]\nname = \"a\"\nurl = \"postgres://u:s3cret@h/d\"\n";
+    let found = mistakes(&format!(
+        "{twice}{}[publishers.l.stdout]\n[[routes]]\nto = \"l\"\n",
+        twice.replace("\"a\"", "\"b\"")
+    ));
+    assert_eq!(found, ["outbox.toml:6:7: the same database as `a`: its events would be delivered for both"]);
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_in_their_order() {
+    let text =
+        format!("{GOOD}[poller]\ninterval = 5\n[retry]\njitter = 1\n[[routes]]\nto = \"nowhere\"\n[oops]\n");
+    let found = mistakes(&text);
+    let lines: Vec<&str> = found.iter().map(|mistake| mistake.split(':').nth(1).unwrap()).collect();
+    assert_eq!(lines, ["8", "10", "12", "13"], "{found:#?}");
+}
+
+#[test]
+fn what_is_odd_is_a_warning() {
+    assert_eq!(
+        warnings(&format!("{GOOD}[[routes]]\ntype = \"x\"\nto = \"lines\"\n")),
+        ["outbox.toml:9:6: no event comes to this route: the one on line 6 takes them all"]
+    );
+    assert_eq!(
+        warnings(&format!("{GOOD}[publishers.idle.stdout]\n")),
+        ["outbox.toml:7:13: nothing goes to the publisher `idle`: no route and no topic names it"]
+    );
+}
+
+/// A-72: the environment has the last word on single settings.
+#[test]
+fn the_environment_overrides_the_file() {
+    let text = format!("{GOOD}[poller]\ninterval = \"9s\"\nbatch-size = 9\n");
+    let environment = [
+        ("OUTBOX_POLLER_INTERVAL", "1s"),
+        ("OUTBOX_CLAIM_LOCKING_LEASE", "30s"),
+        ("OUTBOX_DISPATCHER_WORKERS", "8"),
+        ("OUTBOX_RETRY_JITTER", "false"),
+        ("OUTBOX_MODE", "ordered"),
+        ("OUTBOX_ON_DEAD", "skip"),
+        ("OUTBOX_DATABASE_URL", "sqlite:a$b.db"),
+        ("OUTBOX_HTTP_LISTEN", "127.0.0.1:1234"),
+        ("OUTBOX_SOMETHING_ELSE", "is nobody's business"),
+    ];
+    let config = parse_in(&text, &environment).unwrap();
+    let groups = &config.groups;
+    assert_eq!(groups.poller.interval.unwrap().to_string(), "1s");
+    assert_eq!(groups.poller.batch_size.unwrap().get(), 9, "as the file says");
+    assert_eq!(groups.claim_locking.lease.unwrap().to_string(), "30s");
+    assert_eq!(groups.dispatcher.workers.unwrap().get(), 8);
+    assert_eq!((groups.retry.jitter, groups.mode()), (Some(false), Mode::Ordered));
+    assert_eq!(config.http.listen.unwrap().get_ref().port(), 1234);
+    let Source::One(database) = config.source else { panic!("one database") };
+    assert_eq!(database.url.unwrap().get_ref().expose(), "sqlite:a$b.db");
+}
+
+#[test]
+fn a_mistake_of_the_environment_names_the_variable() {
+    for (name, value, told) in [
+        ("OUTBOX_POLLER_INTERVAL", "5", "invalid type: integer `5`, expected a time such as \"5s\""),
+        (
+            "OUTBOX_MODE",
+            "both",
+            "there is no value `both`: use `single-node`, `multi-node`, `ordered` or `log`",
+        ),
+        ("OUTBOX_CLAIM_LOCKING_LEASE", "1ms", "1ms is too short: use at least 1s"),
+    ] {
+        assert_eq!(parse_in(GOOD, &[(name, value)]).err(), Some(vec![format!("{name}: {told}")]));
+    }
+}
+
+#[test]
+fn a_file_without_a_database_takes_the_one_that_it_is_given() {
+    let text = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", "");
+    let config = Config::parse(&text, &BTreeMap::new(), Some("sqlite:given.db")).unwrap();
+    assert!(
+        config.summary().iter().any(|(_, lines)| lines == &["sqlite:given.db"]),
+        "{:?}",
+        config.summary()
+    );
+}
+
+/// The guide shows what it says.
+#[cfg(feature = "nats")]
+#[test]
+fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
+    const GUIDE: &str = include_str!("../../../../docs/guide/relay.md");
+    let first = GUIDE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let config = Config::parse(first, &BTreeMap::new(), Some("postgres://db/shop")).unwrap();
+    assert_eq!((config.publishers["orders"].kind, config.routes.len()), ("nats", 1));
+    let groups = [
+        fields::<groups::General>(),
+        fields::<Database>(),
+        fields::<Fleet>(),
+        fields::<groups::Dispatcher>(),
+        fields::<groups::Poller>(),
+        fields::<groups::ClaimLocking>(),
+        fields::<Retry>(),
+        fields::<groups::Purge>(),
+        fields::<groups::Log>(),
+        fields::<groups::Metrics>(),
+        fields::<Http>(),
+        fields::<Topic>(),
+    ];
+    for setting in groups.concat() {
+        assert!(GUIDE.contains(&format!("`{setting}`")), "{setting}");
+    }
+}
+
+/// In a file of which part was written by others, nobody should have to remember which.
+#[test]
+fn a_hyphen_and_an_underscore_are_the_same_in_the_name_of_a_setting() {
+    let text = GOOD.replace("[[routes]]", "[[routes]]\naggregate_type = \"*\"");
+    let config = parse(&format!("on_dead = \"skip\"\n{text}[poller]\nbatch_size = 3\n")).unwrap();
+    assert_eq!(config.groups.poller.batch_size.unwrap().get(), 3);
+    assert!(config.groups.general.on_dead.is_some() && config.routes[0].aggregate_type.is_some());
+}
+
+#[test]
+fn what_has_changed_is_told_apart_from_what_may_change() {
+    let old = parse(GOOD).unwrap();
+    let same = parse(&GOOD.replace("events.jsonl", "other.jsonl")).unwrap();
+    assert!(old.fixed_parts_that_differ(&same).is_empty());
+    let new =
+        parse(&format!("mode = \"ordered\"\n{}[poller]\ninterval = \"1s\"\n", GOOD.replace("shop", "x")))
+            .unwrap();
+    assert_eq!(old.fixed_parts_that_differ(&new), ["database", "mode", "poller"]);
+}
+
+/// The sample with every setting in it, and one of the ways to name databases.
+fn sample(source: &str) -> String {
+    let mut text = String::new();
+    let mut header = String::new();
+    for line in SAMPLE.lines() {
+        let is_setting = |c: char| c.is_ascii_lowercase() || c == '[';
+        let line = line.strip_prefix('#').filter(|rest| rest.starts_with(is_setting)).unwrap_or(line);
+        if line.starts_with('[') {
+            header = line.trim_matches(['[', ']']).to_owned();
+        }
+        let other_source =
+            ["database", "databases", "discovery"].contains(&header.as_str()) && header != source;
+        // What this binary was built without is a mistake.
+        let not_here = |(kind, built): &(&str, bool)| !built && header.split('.').nth(2) == Some(*kind);
+        if !other_source && !TRANSPORTS.iter().any(not_here) {
+            text.push_str(line);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// A-72: the sample is the documentation, so it must be true.
+#[test]
+fn the_sample_parses_as_it_is_and_with_everything_in_it() {
+    assert!(parse(SAMPLE).unwrap().warnings.is_empty());
+    for source in ["database", "databases", "discovery"] {
+        // SQLite has no schemas.
+        let text = sample(source).replace("sqlite:shop.db", "postgres://db/shop");
+        let config = parse(&text).unwrap_or_else(|mistakes| panic!("{source}: {mistakes:#?}"));
+        assert_eq!(config.source.is_fleet(), source != "database");
+    }
+}
+
+#[test]
+fn the_sample_names_every_setting() {
+    let tables: Vec<(&str, &[&str])> = vec![
+        ("", fields::<groups::General>()),
+        ("database", fields::<Database>()),
+        ("databases", fields::<Named>()),
+        ("discovery", fields::<sources::Discovery>()),
+        ("fleet", fields::<Fleet>()),
+        ("dispatcher", fields::<groups::Dispatcher>()),
+        ("poller", fields::<groups::Poller>()),
+        ("claim-locking", fields::<groups::ClaimLocking>()),
+        ("retry", fields::<Retry>()),
+        ("purge", fields::<groups::Purge>()),
+        ("log", fields::<groups::Log>()),
+        ("metrics", fields::<groups::Metrics>()),
+        ("http", fields::<Http>()),
+        ("publishers.lines.file", fields::<transports::File>()),
+        #[cfg(feature = "amqp")]
+        ("publishers.exchange.amqp", fields::<outbox_transports::AmqpSettings>()),
+        #[cfg(feature = "kafka")]
+        ("publishers.topic.kafka", fields::<outbox_transports::KafkaSettings>()),
+        #[cfg(feature = "mqtt")]
+        ("publishers.devices.mqtt", fields::<outbox_transports::MqttSettings>()),
+        #[cfg(feature = "nats")]
+        ("publishers.orders.nats", fields::<outbox_transports::NatsSettings>()),
+        #[cfg(feature = "redis")]
+        ("publishers.stream.redis", fields::<outbox_transports::RedisSettings>()),
+        #[cfg(feature = "webhook")]
+        ("publishers.partner.webhook", fields::<outbox_transports::WebhookSettings>()),
+        ("routes", fields::<Route>()),
+        ("topics", fields::<Topic>()),
+    ];
+    let mut named = BTreeSet::new();
+    let mut header = String::new();
+    for line in SAMPLE.lines() {
+        // Alternatives to what stands above them are further in.
+        let line = line.trim_start_matches('#').trim_start();
+        if line.starts_with('[') {
+            header = line.trim_matches(['[', ']']).to_owned();
+        } else if let Some((setting, _)) = line.split_once(" = ") {
+            named.insert((header.clone(), setting.to_owned()));
+        }
+    }
+    for (table, settings) in tables {
+        assert!(!settings.is_empty(), "{table}");
+        for setting in settings {
+            assert!(named.contains(&(table.to_owned(), setting.replace('_', "-"))), "[{table}] {setting}");
+        }
+    }
+    for name in TOP {
+        let is_there =
+            named.iter().any(|(table, setting)| table.split('.').next() == Some(name) || setting == name);
+        assert!(is_there, "{name}");
+    }
+}

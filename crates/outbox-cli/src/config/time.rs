@@ -1,0 +1,76 @@
+//! Times as people write them: `500ms`, `5s`, `1m`, `2h`, `7d`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+
+use crate::age::Age;
+
+/// The longest time: far beyond sense, and far below what overflows.
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+
+/// A time of at least `MIN` milliseconds, and at most a year.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Time<const MIN: u64 = 0>(pub(crate) Duration);
+
+impl<const MIN: u64> FromStr for Time<MIN> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Age(time) = text.parse()?;
+        let least = Duration::from_millis(MIN);
+        if time < least {
+            return Err(format!("{text} is too short: use at least {}", Age(least)));
+        }
+        if time > YEAR {
+            return Err(format!("{text} is too long: use at most 365d"));
+        }
+        Ok(Self(time))
+    }
+}
+
+impl<const MIN: u64> fmt::Display for Time<MIN> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Age(self.0).fmt(f)
+    }
+}
+
+impl<'de, const MIN: u64> Deserialize<'de> for Time<MIN> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Written<const MIN: u64>;
+
+        impl<const MIN: u64> Visitor<'_> for Written<MIN> {
+            type Value = Time<MIN>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a time such as \"5s\"")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Time<MIN>, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            // The mistake that everybody makes once.
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Time<MIN>, E> {
+                Err(E::invalid_type(Unexpected::Signed(number), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_is_too_short_or_too_long_is_told_the_bound() {
+        assert_eq!("99ms".parse::<Time<100>>(), Err("99ms is too short: use at least 100ms".to_owned()));
+        assert!("100ms".parse::<Time<100>>().is_ok());
+        assert_eq!("366d".parse::<Time>(), Err("366d is too long: use at most 365d".to_owned()));
+        assert_eq!("7d".parse::<Time>().unwrap().to_string(), "7d");
+    }
+}

@@ -1,0 +1,108 @@
+//! Publishers: a name, a transport, and the transport's settings.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use outbox_transports::Text;
+use serde::Deserialize;
+use toml::de::ValueDeserializer;
+
+/// The transports that a settings file may name, and whether this binary has them.
+pub(crate) const TRANSPORTS: [(&str, bool); 8] = [
+    ("amqp", cfg!(feature = "amqp")),
+    ("file", true),
+    ("kafka", cfg!(feature = "kafka")),
+    ("mqtt", cfg!(feature = "mqtt")),
+    ("nats", cfg!(feature = "nats")),
+    ("redis", cfg!(feature = "redis")),
+    ("stdout", true),
+    ("webhook", cfg!(feature = "webhook")),
+];
+
+/// A transport with its settings.
+#[derive(Clone, Debug)]
+pub(crate) enum Transport {
+    File(File),
+    Stdout,
+    Broker(Broker),
+}
+
+/// Makes a publisher of a name, by settings that it has.
+#[derive(Clone)]
+pub(crate) struct Broker(Arc<Make>);
+
+type Make = dyn Fn(&str) -> Result<Box<dyn outbox::Publisher>, String> + Send + Sync;
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Broker")
+    }
+}
+
+impl Broker {
+    /// Checks the settings; connects later.
+    pub(crate) fn open(&self, name: &str) -> Result<Box<dyn outbox::Publisher>, String> {
+        (self.0)(name)
+    }
+}
+
+/// Lines of JSON, appended to a file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct File {
+    pub(crate) path: Text,
+}
+
+/// Lines of JSON on standard output.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stdout {}
+
+/// A publisher, as it stands in the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Publisher {
+    pub(crate) transport: Transport,
+    /// What the transport is called.
+    pub(crate) kind: &'static str,
+    /// As it was written, to tell whether it has changed.
+    pub(crate) written: toml::Value,
+}
+
+/// Reads the settings of a broker, and remembers how to make its publisher: all are made in the same way.
+#[allow(unused_macros, reason = "a binary without brokers")]
+macro_rules! broker {
+    ($settings:expr, $of:ident, $publisher:ident) => {{
+        let settings = outbox_transports::$of::deserialize($settings)?;
+        Ok(Transport::Broker(Broker(Arc::new(move |name| {
+            Ok(Box::new(outbox_transports::$publisher::new(name, settings.clone())?))
+        }))))
+    }};
+}
+
+impl Transport {
+    pub(crate) fn file(path: &Path) -> Self {
+        Transport::File(File { path: path.to_string_lossy().as_ref().into() })
+    }
+
+    /// Reads the settings of one that this binary has.
+    pub(crate) fn read(kind: &str, settings: ValueDeserializer<'_>) -> Result<Self, toml::de::Error> {
+        match kind {
+            "file" => File::deserialize(settings).map(Transport::File),
+            "stdout" => Stdout::deserialize(settings).map(|_| Transport::Stdout),
+            #[cfg(feature = "amqp")]
+            "amqp" => broker!(settings, AmqpSettings, Amqp),
+            #[cfg(feature = "kafka")]
+            "kafka" => broker!(settings, KafkaSettings, Kafka),
+            #[cfg(feature = "mqtt")]
+            "mqtt" => broker!(settings, MqttSettings, Mqtt),
+            #[cfg(feature = "nats")]
+            "nats" => broker!(settings, NatsSettings, Nats),
+            #[cfg(feature = "redis")]
+            "redis" => broker!(settings, RedisSettings, Redis),
+            #[cfg(feature = "webhook")]
+            "webhook" => broker!(settings, WebhookSettings, Webhook),
+            other => Err(serde::de::Error::custom(format!("this binary was built without `{other}`"))),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `outbox relay`: delivers events, as flags or a settings file say.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `flags` | a relay without a settings file |
+//! | `daemon`, `signals`, `reload` | start, serve, read the settings again, stop |
+//! | `source`, `discovery` | the databases, and the relay on them |
+//! | `outlets`, `lines` | the publishers |
+//! | `table` | which event goes to which of them |
+//! | `reach` | trying all of that, for `outbox check` |
+//! | `health`, `http` | probes and metrics |
+
+mod daemon;
+mod discovery;
+mod flags;
+mod health;
+mod http;
+mod lines;
+mod outlets;
+pub(crate) mod reach;
+mod reload;
+mod signals;
+mod source;
+mod table;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use self::daemon::Plan;
+use crate::Usage;
+use crate::config::{Config, Http, Time};
+
+/// Deliver events, as a settings file says or, without one, each as one JSON object on a line
+///
+/// Runs until it is told to stop by SIGTERM or Ctrl-C; then it finishes what it has in hand. SIGHUP has it read the settings
+/// file again. Its own log lines go to standard error.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The settings file; `outbox check --sample` prints one
+    #[arg(long, short, value_name = "FILE", env = "OUTBOX_CONFIG")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    flags: flags::Flags,
+
+    /// Serve /healthz, /readyz and /metrics there, such as 127.0.0.1:9090
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+
+    /// Listen on an address that other machines can reach: nobody is asked for a password
+    #[arg(long)]
+    allow_remote: bool,
+
+    /// How long to try to reach a database that is not there at first, such as 30s
+    #[arg(long, value_name = "TIME", env = "OUTBOX_WAIT", default_value = "0s")]
+    wait: Time,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  outbox relay --config outbox.toml
+  outbox relay --database postgres://ada:secret@db/shop --publish stdout | my-consumer
+  outbox relay --database sqlite:shop.db --migrate --publish file:events.jsonl --completion delete
+  outbox relay --database mysql://root@127.0.0.1/shop --publish stdout --mode log --topic audit
+
+A line is out before its event counts as delivered, so after a crash some may come twice: tell them apart by `id`.";
+
+pub(crate) async fn run(options: Options) -> Result<ExitCode> {
+    let otherwise = options.flags.database.clone();
+    let (config, setting) = match &options.config {
+        Some(file) => {
+            options.flags.refuse()?;
+            (Config::open(file, otherwise.as_deref())?, "`url` of `[database]`")
+        }
+        None => (options.flags.config()?, "--database (or DATABASE_URL)"),
+    };
+    let allow_remote = options.allow_remote || config.http.allow_remote == Some(true);
+    let listen = options.listen.or(config.http.listen.as_ref().map(|listen| *listen.get_ref()));
+    if let Some(refusal) = listen.and_then(|listen| Http::refusal(listen, allow_remote)) {
+        return Err(Usage(refusal).into());
+    }
+    daemon::run(Plan { config, file: options.config, otherwise, setting, listen, wait: options.wait.0 }).await
+}

@@ -1,0 +1,133 @@
+//! The publishers of a settings file, made and kept.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use async_trait::async_trait;
+use outbox::{Destination, Outgoing, PublishError, Publisher};
+use tokio::task::JoinSet;
+
+use super::lines::{Gone, ToFile, ToStdout};
+use crate::config::{self, Config, Transport};
+
+/// How long a publisher may take to say whether it is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// All publishers by name.
+#[derive(Clone, Default)]
+pub(crate) struct Outlets(BTreeMap<String, Outlet>);
+
+#[derive(Clone)]
+struct Outlet {
+    publisher: Arc<dyn Publisher>,
+    destination: Destination,
+    kind: &'static str,
+    written: Option<toml::Value>,
+}
+
+impl Outlets {
+    /// Makes what the settings name. Those that are as they were before are the same as before: their connections stay, and
+    /// what is known of their outages.
+    pub(crate) fn new(config: &Config, before: &Outlets, gone: &Arc<Gone>) -> anyhow::Result<Self> {
+        let mut outlets = BTreeMap::new();
+        for (name, publisher) in &config.publishers {
+            let outlet = match before.0.get(name) {
+                Some(same) if same.is(publisher) => same.clone(),
+                _ => Outlet::new(name, publisher, gone)?,
+            };
+            outlets.insert(name.clone(), outlet);
+        }
+        Ok(Self(outlets))
+    }
+
+    pub(crate) fn destination(&self, name: &str) -> Option<Destination> {
+        self.0.get(name).map(|outlet| outlet.destination.clone())
+    }
+
+    pub(crate) fn publisher(&self, name: &str) -> Option<Arc<dyn Publisher>> {
+        self.0.get(name).map(|outlet| outlet.publisher.clone())
+    }
+
+    pub(crate) fn destinations(&self) -> impl Iterator<Item = &Destination> {
+        self.0.values().map(|outlet| &outlet.destination)
+    }
+
+    /// Which of these are not as they were before.
+    pub(crate) fn changed<'a>(&'a self, before: &'a Outlets) -> impl Iterator<Item = &'a str> {
+        let is_same = |name: &str, outlet: &Outlet| {
+            before.0.get(name).is_some_and(|old| Arc::ptr_eq(&old.publisher, &outlet.publisher))
+        };
+        self.0.iter().filter(move |(name, outlet)| !is_same(name, outlet)).map(|(name, _)| name.as_str())
+    }
+
+    /// Asks each whether it is there, all at once. Returns what each is called, of which transport it is, and its answer.
+    pub(crate) async fn ask(&self) -> Vec<(String, &'static str, bool)> {
+        let mut asked = JoinSet::new();
+        for (name, outlet) in self.0.clone() {
+            asked.spawn(async move {
+                let healthy = tokio::time::timeout(PATIENCE, outlet.publisher.is_healthy()).await;
+                (name, outlet.kind, healthy.unwrap_or(false))
+            });
+        }
+        let mut answers = asked.join_all().await;
+        answers.sort();
+        answers
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of<const N: usize>(publishers: [(&str, Arc<dyn Publisher>); N]) -> Self {
+        let outlet = |publisher: Arc<dyn Publisher>| Outlet {
+            destination: Destination::new(publisher.clone()),
+            publisher,
+            kind: "test",
+            written: None,
+        };
+        Self(publishers.into_iter().map(|(name, publisher)| (name.to_owned(), outlet(publisher))).collect())
+    }
+}
+
+impl Outlet {
+    fn new(name: &str, settings: &config::Publisher, gone: &Arc<Gone>) -> anyhow::Result<Self> {
+        let publisher: Box<dyn Publisher> = match &settings.transport {
+            Transport::File(file) => Box::new(ToFile::new(file.path.as_str())),
+            Transport::Stdout => Box::new(ToStdout::new(gone.clone())),
+            Transport::Broker(broker) => {
+                broker.open(name).map_err(|why| anyhow!("publisher `{name}`: {why}"))?
+            }
+        };
+        let publisher: Arc<dyn Publisher> = Arc::new(Named { name: name.to_owned(), inner: publisher });
+        Ok(Self {
+            destination: Destination::new(publisher.clone()),
+            publisher,
+            kind: settings.kind,
+            written: Some(settings.written.clone()),
+        })
+    }
+
+    fn is(&self, settings: &config::Publisher) -> bool {
+        self.kind == settings.kind && self.written.as_ref() == Some(&settings.written)
+    }
+}
+
+/// A publisher under the name that the settings give it.
+struct Named {
+    name: String,
+    inner: Box<dyn Publisher>,
+}
+
+#[async_trait]
+impl Publisher for Named {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.inner.publish_batch(events).await
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.inner.is_healthy().await
+    }
+}

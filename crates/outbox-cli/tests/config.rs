@@ -1,0 +1,148 @@
+//! `outbox check` as its users meet it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn check(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
+    command.arg("check").args(arguments).env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
+    command.envs(environment.iter().copied()).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn write(folder: &Path, text: &str) -> String {
+    let file = folder.join("outbox.toml");
+    std::fs::write(&file, text).unwrap();
+    file.display().to_string()
+}
+
+const GOOD: &str = r#"mode = "ordered"
+completion = "delete"
+[database]
+url = "postgres://shop:${SHOP_PASSWORD}@db.internal:5432/shop"
+schema = "billing"
+[poller]
+interval = "1s"
+batch-size = 200
+[publishers.orders.file]
+path = "orders.jsonl"
+[publishers.console.stdout]
+[[routes]]
+type = "order.*"
+tenant = "acme*"
+to = "orders"
+retry = { max-attempts = 20 }
+[[routes]]
+to = "console"
+"#;
+
+/// A-72
+#[test]
+fn a_good_file_is_shown_as_it_was_understood_without_secrets() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), GOOD);
+    let checked =
+        check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret"), ("OUTBOX_POLLER_INTERVAL", "2s")]);
+    assert_eq!(checked.status.code(), Some(0), "{}", err(&checked));
+    let expected = format!(
+        "{file}: good
+
+mode           ordered
+databases      postgres://db.internal:5432/shop, schema billing
+general        completion delete
+poller         batch-size 200, interval 2s
+publishers     console (stdout)
+               orders (file)
+routes         type order.*, tenant acme* -> orders (retry max-attempts 20)
+               everything -> console
+"
+    );
+    assert_eq!(out(&checked), expected);
+    assert!(err(&checked).is_empty());
+}
+
+#[test]
+fn a_bad_file_is_told_line_by_line_and_exits_with_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        GOOD.replace("interval = \"1s\"", "interval = 1").replace("to = \"console\"", "to = \"consol\"");
+    let file = write(folder.path(), &text.replace("batch-size", "batchsize"));
+    let checked = check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret")]);
+    assert_eq!(checked.status.code(), Some(1));
+    let expected = format!(
+        "{file}:8:1: there is no setting `batchsize`: did you mean `batch-size`?\n\
+         {file}:18:6: there is no publisher `consol`: did you mean `console`?\n"
+    );
+    assert_eq!(err(&checked), expected);
+    assert!(out(&checked).is_empty());
+
+    let checked = check(&["--config", &file], &[]);
+    assert!(
+        err(&checked).contains(":4:7: the environment variable SHOP_PASSWORD is not set"),
+        "{}",
+        err(&checked)
+    );
+}
+
+#[test]
+fn what_is_odd_is_told_and_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), &format!("{GOOD}[[routes]]\ntype = \"late\"\nto = \"orders\"\n"));
+    let checked = check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret")]);
+    assert_eq!(checked.status.code(), Some(0));
+    let told =
+        format!("warning: {file}:21:6: no event comes to this route: the one on line 18 takes them all\n");
+    assert_eq!(err(&checked), told);
+}
+
+#[test]
+fn the_sample_is_printed_and_is_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let sample = check(&["--sample"], &[]);
+    assert_eq!(sample.status.code(), Some(0));
+    let file = write(folder.path(), &out(&sample));
+    let checked = check(&["--config", &file], &[]);
+    assert_eq!((checked.status.code(), err(&checked)), (Some(0), String::new()));
+    assert!(out(&checked).contains("sqlite:shop.db"), "{}", out(&checked));
+}
+
+#[test]
+fn connecting_tells_what_is_there_and_what_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let url = format!("sqlite:{}", at("shop.db"));
+    let text = |path: &str| {
+        format!(
+            "[database]\nurl = \"{url}\"\n[publishers.lines.file]\npath = \"{path}\"\n[[routes]]\nto = \"lines\"\n"
+        )
+    };
+    let file = write(folder.path(), &text(&at("no/such/folder/x")));
+    let checked = check(&["--config", &file, "--connect"], &[]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(out(&checked).contains("outbox migrate"), "{}", out(&checked));
+    assert!(out(&checked).contains("publisher lines (file): cannot be reached\n"), "{}", out(&checked));
+
+    let migrated =
+        Command::new(env!("CARGO_BIN_EXE_outbox")).args(["migrate", "--database", &url]).output().unwrap();
+    assert!(migrated.status.success());
+    let file = write(folder.path(), &text(&at("x")));
+    let checked = check(&["--config", &file, "--connect"], &[]);
+    assert_eq!(checked.status.code(), Some(0), "{}{}", out(&checked), err(&checked));
+    assert!(out(&checked).contains(&format!("database: {url} answers, and its tables are up to date\n")));
+    assert!(out(&checked).contains("publisher lines (file): can be reached\n"));
+}
+
+#[test]
+fn a_file_is_needed_and_one_that_is_not_there_is_named() {
+    assert_eq!(check(&[], &[]).status.code(), Some(2));
+    let checked = check(&["--config", "/no/such/file.toml"], &[]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(err(&checked).starts_with("/no/such/file.toml: cannot be read: "), "{}", err(&checked));
+}

@@ -1,0 +1,181 @@
+//! Relays in processes of their own, on databases and files of a folder of their own.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use outbox::Outbox;
+use sqlx::Sqlite;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder for one test.
+pub struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A settings file. `{}` stands for the folder.
+    pub fn config(&self, text: &str) -> PathBuf {
+        let file = self.path("outbox.toml");
+        std::fs::write(&file, text.replace("{}", &self.folder.path().display().to_string())).unwrap();
+        file
+    }
+
+    pub fn url(&self, name: &str) -> String {
+        format!("sqlite:{}", self.path(name).display())
+    }
+
+    /// An outbox with its tables.
+    pub async fn outbox(&self, name: &str) -> Outbox<Sqlite> {
+        let outbox = Outbox::sqlite(&self.url(name)).await.unwrap();
+        outbox.migrate().await.unwrap();
+        outbox
+    }
+
+    /// The types of the events that a file has as lines.
+    pub fn types(&self, file: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path(file)).unwrap_or_default();
+        let event_type = |line: &str| {
+            serde_json::from_str::<serde_json::Value>(line).ok()?["type"].as_str().map(Into::into)
+        };
+        text.lines().filter_map(event_type).collect()
+    }
+
+    /// Starts a relay with this settings file.
+    pub fn relay(&self, name: &str, config: &Path, arguments: &[&str]) -> Daemon {
+        let log = self.path(&format!("{name}.log"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
+        command.arg("relay").arg("--config").arg(config).args(arguments);
+        command.env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+        Daemon { child: command.spawn().unwrap(), log }
+    }
+}
+
+/// A relay in a process of its own.
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Waits until its log says this.
+    pub async fn says(&self, what: &str) {
+        until(&format!("{what:?} in the log"), || self.log().contains(what), || self.log()).await;
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+
+    /// Stops it by SIGTERM.
+    pub async fn stop(mut self) -> (ExitStatus, String) {
+        self.signal("TERM");
+        (self.ended().await, self.log())
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Asks it over HTTP: the status and the body.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let log = self.log();
+        let address =
+            log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("it listens");
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until it is so.
+pub async fn until(what: &str, is_so: impl Fn() -> bool, about: impl Fn() -> String) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}\n{}", about());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A Redis server, once it is started.
+#[cfg(feature = "redis")]
+pub struct Redis {
+    pub port: u16,
+    folder: PathBuf,
+    server: Option<Child>,
+}
+
+#[cfg(feature = "redis")]
+impl Redis {
+    /// A place for one; an error if there is none on this machine.
+    pub fn new(place: &Place) -> std::io::Result<Self> {
+        Command::new("redis-server").arg("--version").stdout(Stdio::null()).status()?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Self { port, folder: place.folder.path().to_owned(), server: None })
+    }
+
+    pub fn start(&mut self) {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+        self.server = Some(command.arg(&self.folder).stdout(Stdio::null()).spawn().unwrap());
+    }
+
+    /// The first line of its answer; nothing if it does not answer.
+    pub fn ask(&self, what: &str) -> String {
+        let ask = || {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+            write!(stream, "{what}\r\nQUIT\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            std::io::Result::Ok(answer.lines().next().unwrap_or_default().to_owned())
+        };
+        ask().unwrap_or_default()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What RabbitMQ needs to be told.
+
+use std::time::Duration;
+
+use lapin::uri::{AMQPScheme, AMQPUri};
+use serde::Deserialize;
+use url::{Host, Url};
+
+use crate::{Format, Secret, Template, Text, Tls, time};
+
+/// Settings of [`Amqp`].
+///
+/// ```
+/// use outbox_transports::AmqpSettings;
+///
+/// let settings: AmqpSettings = serde_json::from_str(r#"{
+///     "url": "amqps://shop:p%40ss@rabbit.example:5671/shop",
+///     "exchange": "events",
+///     "routing_key": "{aggregate_type}.{type}",
+///     "ack_timeout": "20s"
+/// }"#)?;
+/// assert_eq!(settings.exchange.as_str(), "events");
+/// assert!(!format!("{settings:?}").contains("p%40ss"));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct AmqpSettings {
+    /// `amqp://USER:PASSWORD@HOST:PORT/VHOST`, or `amqps://` for TLS. Special characters are percent-encoded (`%40` for `@`);
+    /// without a virtual host it is `/`.
+    pub url: Secret,
+    /// The exchange, which must exist. Without one it is the default exchange: the routing key is the name of a queue.
+    #[serde(default)]
+    pub exchange: Text,
+    /// The routing key, with places for what an event has.
+    pub routing_key: Template,
+    /// Whether a message that no queue is bound for is a failure, to be tried again. Else it is gone.
+    #[serde(default = "yes")]
+    pub mandatory: bool,
+    /// What the message looks like.
+    #[serde(default)]
+    pub format: Format,
+    /// The `source` of CloudEvents.
+    #[serde(default = "source")]
+    pub source: Text,
+    /// How long connecting may take, and opening a channel.
+    #[serde(default = "five_seconds", deserialize_with = "time::read")]
+    pub connect_timeout: Duration,
+    /// How long nothing may be confirmed before the broker counts as unavailable.
+    #[serde(default = "ten_seconds", deserialize_with = "time::read")]
+    pub ack_timeout: Duration,
+    /// How often both sides say that they are there, in whole seconds.
+    #[serde(default = "ten_seconds", deserialize_with = "time::read")]
+    pub heartbeat: Duration,
+    /// A limit of your own on the size of messages, headers included, below the broker's `max_message_size`.
+    #[serde(default)]
+    pub max_bytes: Option<usize>,
+    /// Files for TLS.
+    #[serde(default)]
+    pub tls: Tls,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn source() -> Text {
+    "outbox".into()
+}
+
+fn five_seconds() -> Duration {
+    Duration::from_secs(5)
+}
+
+fn ten_seconds() -> Duration {
+    Duration::from_secs(10)
+}
+
+impl AmqpSettings {
+    /// Everything else as it is when a settings file does not say it.
+    pub fn new(url: &str, exchange: &str, routing_key: Template) -> Self {
+        Self {
+            url: url.into(),
+            exchange: exchange.into(),
+            routing_key,
+            mandatory: yes(),
+            format: Format::default(),
+            source: source(),
+            connect_timeout: five_seconds(),
+            ack_timeout: ten_seconds(),
+            heartbeat: ten_seconds(),
+            max_bytes: None,
+            tls: Tls::default(),
+        }
+    }
+}
+
+/// The URL. What is wrong with it is said without it: there is a password in it.
+pub(super) fn parse(settings: &AmqpSettings) -> Result<AMQPUri, String> {
+    const HOW: &str = "write amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps:// for TLS";
+    let text = settings.url.expose();
+    let url = Url::parse(text).map_err(|error| format!("url: {error}; {HOW}"))?;
+    if !matches!(url.scheme(), "amqp" | "amqps") || !url.has_host() {
+        return Err(format!("url: {HOW}"));
+    }
+    let mut uri: AMQPUri = text.parse().map_err(|_| format!("url: {HOW}"))?;
+    // The parser takes an address in brackets for no host at all, which would be this machine.
+    if let Some(Host::Ipv6(address)) = url.host() {
+        uri.authority.host = address.to_string();
+    }
+    // A slash at the end is more often a habit than a virtual host without a name.
+    if uri.vhost.is_empty() {
+        "/".clone_into(&mut uri.vhost);
+    }
+    if uri.scheme == AMQPScheme::AMQP && settings.tls.is_used() {
+        return Err("tls: the url is amqp://, which has none; write amqps://".to_owned());
+    }
+    if uri.query.heartbeat.is_none() {
+        let seconds = u16::try_from(settings.heartbeat.as_secs().max(1));
+        uri.query.heartbeat = Some(seconds.map_err(|_| "heartbeat: use at most 18h".to_owned())?);
+    }
+    Ok(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Amqp;
+
+    fn settings(url: &str) -> AmqpSettings {
+        AmqpSettings::new(url, "", "{type}".parse().unwrap())
+    }
+
+    #[test]
+    fn a_url_is_read_as_people_mean_it() {
+        let uri = parse(&settings("amqp://a%40b:p%2Fw@rabbit/")).unwrap();
+        assert_eq!(
+            (uri.authority.userinfo.username.as_str(), uri.authority.userinfo.password.as_str()),
+            ("a@b", "p/w")
+        );
+        assert_eq!(
+            (uri.authority.host.as_str(), uri.authority.port, uri.vhost.as_str()),
+            ("rabbit", 5672, "/")
+        );
+        assert_eq!(uri.query.heartbeat, Some(10));
+        let uri = parse(&settings("amqps://[::1]/shop?heartbeat=3")).unwrap();
+        assert_eq!(
+            (uri.authority.host.as_str(), uri.authority.port, uri.vhost.as_str()),
+            ("::1", 5671, "shop")
+        );
+        assert_eq!(uri.query.heartbeat, Some(3));
+    }
+
+    #[test]
+    fn mistakes_are_named_without_the_password() {
+        for url in
+            ["amqp:user:hunter2", "http://user:hunter2@h", "user:hunter2@h", "amqp://u:hunter2@h:99999"]
+        {
+            let said = Amqp::new("rabbit", settings(url)).unwrap_err();
+            assert!(said.contains("write amqp://USER") && !said.contains("hunter2"), "{said}");
+        }
+        let mut plain = settings("amqp://localhost");
+        plain.tls.ca_file = Some("/dev/null".into());
+        assert!(Amqp::new("rabbit", plain).unwrap_err().contains("write amqps://"));
+        let mut long = settings("amqp://localhost");
+        long.exchange = "x".repeat(256).as_str().into();
+        assert_eq!(Amqp::new("rabbit", long).unwrap_err(), "exchange: a name has at most 255 bytes");
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let amqp = Amqp::new("rabbit", settings("amqp://user:hunter2@h")).unwrap();
+        assert!(!format!("{amqp:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Where the server is, and who we are to it.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use percent_encoding::percent_decode_str;
+use url::{Host, Url};
+
+use super::MqttSettings;
+
+/// Where the server is, and who we are to it.
+pub(super) struct Server {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) encrypted: bool,
+    pub(super) login: Option<(String, String)>,
+}
+
+const HOW: &str = "write mqtt://HOST:PORT, or mqtts:// for TLS";
+
+impl Server {
+    /// What the settings say. What is wrong with the URL is said without it: there may be a password in it.
+    pub(super) fn parse(settings: &MqttSettings) -> Result<Self, String> {
+        let url = Url::parse(settings.url.expose()).map_err(|error| format!("url: {error}; {HOW}"))?;
+        let encrypted = match url.scheme() {
+            "mqtt" => false,
+            "mqtts" => true,
+            _ => return Err(format!("url: {HOW}")),
+        };
+        let host = match url.host() {
+            Some(Host::Domain(name)) => name.to_owned(),
+            Some(Host::Ipv4(address)) => address.to_string(),
+            // The client puts a colon and the port behind it.
+            Some(Host::Ipv6(address)) if !encrypted => format!("[{address}]"),
+            Some(Host::Ipv6(_)) => {
+                return Err("url: for TLS the server needs a name, not an IPv6 address".to_owned());
+            }
+            None => return Err(format!("url: {HOW}")),
+        };
+        if !matches!(url.path(), "" | "/") || url.query().is_some() {
+            return Err(format!("url: nothing comes after the port; {HOW}"));
+        }
+        let default = if encrypted { 8883 } else { 1883 };
+        let login = Self::login(settings, &url)?;
+        Ok(Self { host, port: url.port().unwrap_or(default), encrypted, login })
+    }
+
+    fn login(settings: &MqttSettings, url: &Url) -> Result<Option<(String, String)>, String> {
+        let decode = |text: &str| {
+            let decoded = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
+            decoded.map_err(|_| "url: user and password are not UTF-8".to_owned())
+        };
+        let in_url = (!url.username().is_empty())
+            .then(|| Ok::<_, String>((decode(url.username())?, decode(url.password().unwrap_or_default())?)))
+            .transpose()?;
+        let password = settings.password.as_ref().map_or("", |password| password.expose());
+        match (in_url, &settings.user) {
+            (Some(_), Some(_)) => Err("user: there is one in the url as well; keep one of them".to_owned()),
+            (login, None) if settings.password.is_none() => Ok(login),
+            (_, None) => Err("password: it needs a user as well".to_owned()),
+            (None, Some(user)) => Ok(Some((user.as_str().to_owned(), password.to_owned()))),
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(extra: &Value) -> Result<Server, String> {
+        let mut settings = json!({ "topic": "t" });
+        settings.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        Server::parse(&serde_json::from_value(settings).unwrap())
+    }
+
+    #[test]
+    fn a_url_is_read_as_people_mean_it() {
+        for (url, host, port, encrypted, login) in [
+            ("mqtt://broker", "broker", 1883, false, None),
+            ("mqtts://broker/", "broker", 8883, true, None),
+            ("mqtt://a%40b:p%2Fw@10.0.0.1:99", "10.0.0.1", 99, false, Some(("a@b".into(), "p/w".into()))),
+            ("mqtt://[::1]", "[::1]", 1883, false, None),
+        ] {
+            let server = parsed(&json!({ "url": url })).unwrap();
+            assert_eq!((server.host.as_str(), server.port, server.encrypted), (host, port, encrypted));
+            assert_eq!(server.login, login, "{url}");
+        }
+        let server = parsed(&json!({ "url": "mqtt://h", "user": "u", "password": "p" })).unwrap();
+        assert_eq!(server.login, Some(("u".to_owned(), "p".to_owned())));
+    }
+
+    #[test]
+    fn mistakes_are_named_without_the_password() {
+        for (settings, start) in [
+            (json!({ "url": "http://u:hunter2@h" }), "url: write mqtt://"),
+            (json!({ "url": "u:hunter2@h" }), "url: "),
+            (json!({ "url": "mqtt://u:hunter2@h/topic" }), "url: nothing comes after the port"),
+            (json!({ "url": "mqtt://u:hunter2@h", "user": "u" }), "user: there is one in the url"),
+            (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: it needs a user"),
+        ] {
+            let said = parsed(&settings).unwrap_err();
+            assert!(said.starts_with(start) && !said.contains("hunter2"), "{said}");
+        }
+    }
+}
