@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(crate) struct Standing(Mutex<State>);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     well_at: Option<Instant>,
     pause_until: Option<Instant>,
@@ -23,6 +23,8 @@ struct State {
     pauses: u32,
     /// It asked for this itself.
     asked_until: Option<Instant>,
+    /// What was last said of it.
+    said: Option<String>,
 }
 
 impl Standing {
@@ -48,6 +50,15 @@ impl Standing {
         let mut state = self.lock();
         let until = Instant::now() + pause.min(LONGEST);
         state.asked_until = state.asked_until.max(Some(until));
+    }
+
+    /// Says why it is not there, once: whoever asks whether it is hears only that it is not.
+    pub(crate) fn is_missing(&self, publisher: &str, reason: &str) {
+        let mut state = self.lock();
+        if state.said.as_deref() != Some(reason) {
+            tracing::warn!(publisher, "not available: {reason}");
+            state.said = Some(reason.to_owned());
+        }
     }
 
     pub(crate) fn is_paused(&self) -> bool {

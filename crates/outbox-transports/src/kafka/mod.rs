@@ -259,7 +259,16 @@ impl Publisher for Kafka {
         if self.standing.is_fresh() {
             return true;
         }
-        let Ok(producer) = self.client.producer().await else { return false };
-        has_brokers(&producer, self.topic.fixed().map(str::to_owned)).await
+        let reason = match self.client.producer().await {
+            Ok(producer) => {
+                if has_brokers(&producer, self.topic.fixed().map(str::to_owned)).await {
+                    return true;
+                }
+                producer.trouble().unwrap_or_else(|| "no broker answers".to_owned())
+            }
+            Err(reason) => reason,
+        };
+        self.standing.is_missing(&self.name, &reason);
+        false
     }
 }

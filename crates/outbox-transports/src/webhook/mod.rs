@@ -217,11 +217,19 @@ impl Publisher for Webhook {
             return true;
         }
         let look = async {
-            let addresses = self.gate.addresses(&self.target.host).await.ok()?;
+            let addresses = self.gate.addresses(&self.target.host).await?;
             let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
-            tokio::net::TcpStream::connect(addresses.as_slice()).await.ok()
+            let connected = tokio::net::TcpStream::connect(addresses.as_slice()).await;
+            connected.map_err(|error| format!("no connection to {}: {error}", self.target.origin))
         };
-        matches!(tokio::time::timeout(LOOK, look).await, Ok(Some(_)))
+        let late = |_| Err(format!("no connection to {} in {} s", self.target.origin, LOOK.as_secs()));
+        match tokio::time::timeout(LOOK, look).await.unwrap_or_else(late) {
+            Ok(_) => true,
+            Err(reason) => {
+                self.standing.is_missing(&self.name, &reason);
+                false
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod bed;
 mod conformance;
 mod receiver;
 mod refusals;
+mod relayed;
 mod requests;
 mod tls;
 
