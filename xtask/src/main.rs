@@ -3,6 +3,7 @@
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
 //! - `features` says what is built
+//! - `dist` makes the archive that is handed out
 //! - `servers` installs, starts and stops throw-away servers
 //! - `cleanup` ends what was started, even when xtask itself is killed
 
@@ -11,6 +12,7 @@
 mod cargo;
 mod ci;
 mod cleanup;
+mod dist;
 mod features;
 mod options;
 mod program;
@@ -42,6 +44,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Servers => servers::serve(options)?,
         Command::Test => return test::command(options),
         Command::Ci => return ci::command(options),
+        Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ commands:
   test      start throw-away servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
   ci        format, lints, docs, licences, then the tests
+  dist      build the command for release and pack it with all that belongs to it
   help      print this
 
 options:
@@ -32,6 +33,7 @@ pub(crate) enum Command {
     Test,
     Servers,
     Ci,
+    Dist,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "test" => Command::Test,
         "servers" => Command::Servers,
         "ci" => Command::Ci,
+        "dist" => Command::Dist,
         unknown => bail!("there is no command `{unknown}`"),
     };
 

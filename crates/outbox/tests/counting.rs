@@ -3,6 +3,8 @@
 mod bed;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
@@ -135,5 +137,66 @@ impl Publisher for Fails {
 
     async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
         Err(Failure::retry("no").into())
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_destination_that_is_away_is_told_until_it_is_back() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let away = Arc::new(Away::default());
+    let relay = bed.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
+    // The latest value that was told, by the destination's name.
+    let told = || {
+        let all = snapshots.snapshot().into_vec().into_iter();
+        let mut gauges = all.filter_map(|(key, _, _, value)| {
+            let (_, key) = key.into_parts();
+            let DebugValue::Gauge(value) = value else { return None };
+            let is_it = key.name() == "outbox.destination.unavailable";
+            let labels: BTreeMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
+            is_it.then(|| {
+                assert_eq!(labels, BTreeMap::from([("destination", "away"), ("store", "orders")]))
+            })?;
+            Some(value.into_inner())
+        });
+        gauges.next()
+    };
+    assert_eq!(told(), None, "there was no outage");
+    bed.write("e", 0..1).await;
+    let until = |value| {
+        let told = &told;
+        async move {
+            let told = async {
+                while told() != Some(value) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(bed::FOREVER, told).await.expect("it is told");
+        }
+    };
+    until(1.0).await;
+    away.0.store(true, Ordering::SeqCst);
+    until(0.0).await;
+    relay.stop().await.unwrap();
+}
+
+/// Cannot be reached until it is said that it can.
+#[derive(Default)]
+struct Away(AtomicBool);
+
+#[async_trait::async_trait]
+impl Publisher for Away {
+    fn name(&self) -> &str {
+        "away"
+    }
+
+    async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
     }
 }

@@ -5,6 +5,7 @@
 mod apt;
 mod brokers;
 mod home;
+mod languages;
 mod mariadb;
 mod mysql;
 mod postgres;
@@ -91,6 +92,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
         recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
     if options.require_servers() {
         missing.extend(brokers::missing_packages());
+        missing.extend(languages::missing_packages());
     }
     apt::install(&missing, options.install)?;
     for recipe in &recipes {

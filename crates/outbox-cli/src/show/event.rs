@@ -213,7 +213,7 @@ impl EventView {
         table.fact("event", Some(&self.common.event_id));
         table.row([Cell::new("status"), status(&self.status.to_string())]);
         self.common.facts(&mut table);
-        table.fact("place", Some(self.seq));
+        table.fact("seq", Some(self.seq));
         table.fact("stored", Some(both(self.created_at)));
         table.fact("due", self.status.is_pending().then(|| both(self.available_at)));
         table.fact("attempts", Some(self.attempts));

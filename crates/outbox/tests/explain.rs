@@ -1,0 +1,120 @@
+//! Why an event has not been delivered yet, with relays that run.
+
+mod bed;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bed::{Gate, Seen, numbered};
+use outbox::{
+    Admin, Backoff, Event, EventId, Explanation, Failure, Outgoing, PublishError, Publisher, Reason,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Asks until it is this.
+async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) -> Explanation {
+    bed::in_time(async {
+        loop {
+            let explained = admin.explain(id).await.unwrap();
+            if wanted(explained.reason()) {
+                return explained;
+            }
+            tokio::time::sleep(10 * MS).await;
+        }
+    })
+    .await
+}
+
+/// A broker that is down until it is up.
+#[derive(Default)]
+struct Broker {
+    up: AtomicBool,
+}
+
+#[async_trait]
+impl Publisher for Broker {
+    fn name(&self) -> &'static str {
+        "broker"
+    }
+
+    async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+        if self.is_healthy().await { Ok(()) } else { Err(PublishError::unavailable("nobody there")) }
+    }
+
+    async fn is_healthy(&self) -> bool {
+        self.up.load(Ordering::SeqCst)
+    }
+}
+
+on_every_database! {
+    async fn the_life_of_an_event_is_explained(|bed|) {
+        let (admin, seen, gate) = (bed.outbox.admin(), Seen::default(), Gate::closed());
+        let id = bed.outbox.send(numbered("slow", 1).ordering_key("k")).await.unwrap().unwrap();
+        let next = bed.outbox.send(numbered("slow", 2).ordering_key("k")).await.unwrap().unwrap();
+        let alone = admin.explain(&id).await.unwrap();
+        assert!(matches!(alone.reason(), Reason::Waiting { at_work: false, .. }), "{alone}");
+
+        let relay = bed.outbox.multi_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
+            .start().await.unwrap();
+        seen.reach(1).await;
+        let held = becomes(&admin, &id, |reason| matches!(reason, Reason::Held { .. })).await;
+        assert!(held.to_string().contains(relay.node().as_str()), "{held}");
+        gate.open();
+        let done = becomes(&admin, &next, |reason| matches!(reason, Reason::Done { .. })).await;
+        assert!(done.to_string().contains("is DONE"), "{done}");
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_retry_says_when_and_why_and_what_waits_behind_it(|bed|) {
+        let (admin, seen) = (bed.outbox.admin(), Seen::default());
+        let relay = bed.outbox.ordered().poll_interval(5 * MS).retry(Backoff::default().base(DAY).max(DAY))
+            .on_type("fails", seen.says(|_| Err(Failure::retry("503")))).start().await.unwrap();
+        let id = bed.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().unwrap();
+        let next = bed.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().unwrap();
+        let retry = becomes(&admin, &id, |reason| matches!(reason, Reason::NotDue { attempts: 1, .. })).await;
+        assert!(retry.to_string().contains("503"), "{retry}");
+        let behind = becomes(&admin, &next, |reason| matches!(reason, Reason::Behind { .. })).await;
+        let Reason::Behind { event } = behind.reason() else { unreachable!() };
+        assert_eq!(event.event_id, id);
+        relay.stop().await.unwrap();
+    }
+
+    async fn the_leader_of_a_table_is_named(|bed|) {
+        let (admin, seen, gate) = (bed.outbox.admin(), Seen::default(), Gate::closed());
+        let relay = bed.outbox.single_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
+            .start().await.unwrap();
+        let id = bed.outbox.send(numbered("slow", 1)).await.unwrap().unwrap();
+        seen.reach(1).await;
+        let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::WithLeader { .. })).await;
+        assert!(explained.to_string().contains("leads this table alone"), "{explained}");
+        gate.open();
+        becomes(&admin, &id, |reason| matches!(reason, Reason::Done { .. })).await;
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_destination_that_is_down_is_told_until_it_is_up(|bed|) {
+        let (admin, broker) = (bed.outbox.admin(), Arc::new(Broker::default()));
+        let relay = bed.outbox.multi_node().poll_interval(5 * MS).forward(["order"], broker.clone())
+            .start().await.unwrap();
+        let id = bed.outbox.send(Event::new("order").json(&1)).await.unwrap().unwrap();
+        let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::Outage { .. })).await;
+        for word in ["goes to broker", "not healthy", relay.node().as_str()] {
+            assert!(explained.to_string().contains(word), "no {word:?} in {explained}");
+        }
+        broker.up.store(true, Ordering::SeqCst);
+        becomes(&admin, &id, |reason| matches!(reason, Reason::Done { .. })).await;
+        relay.stop().await.unwrap();
+    }
+
+    /// What was called off, or was never there.
+    async fn what_is_not_there_is_explained_too(|bed|) {
+        let admin = bed.outbox.admin();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        assert!(admin.cancel(&id).await.unwrap());
+        assert_eq!(*admin.explain(&id).await.unwrap().reason(), Reason::Unknown);
+    }
+}
