@@ -318,6 +318,19 @@ async fn an_address_that_others_can_reach_is_refused_unless_asked_for() {
     relay.says("relay started").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_wrong_is_wrong_usage() {
+    let place = Place::new();
+    let config = place.config(&TWO_FILES.replace("MODE", "multi-node").replace("100ms", "100"));
+    let mut relay = place.relay("relay", &config, &[]);
+    assert_eq!(relay.ended().await.code(), Some(2));
+    let how = "write a whole number and its unit, as in 500ms, 90s, 5m, 2h, 7d or 4w";
+    assert_eq!(relay.log(), format!("{}:6:12: {how}\n", config.display()));
+    let mut relay = place.relay("flags", &config, &["--publish", "stdout"]);
+    assert_eq!(relay.ended().await.code(), Some(2));
+    assert!(relay.log().contains("--publish is for a relay without --config"), "{}", relay.log());
+}
+
 /// Neither a password nor a payload is ever told, however much is logged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_secret_is_told_in_logs_metrics_or_answers() {

@@ -201,7 +201,10 @@ fn several<'i, T: serde::Deserialize<'i>>(reader: &mut Reader<'i>, name: &str) -
 
 /// Where events come from: said in one way, or not at all.
 fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
+    let before = reader.mistakes.len();
     let one = reader.has::<Database>("database").then(|| reader.group::<Database>("database"));
+    // One that could not be read is not one that is not there.
+    let is_wrong = reader.mistakes.len() > before;
     let many = reader.take("databases");
     let query = reader.take("discovery");
     let second = match (&one, &many, &query) {
@@ -228,6 +231,9 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
         let count = items.len();
         let named: Vec<Named> = items.into_iter().filter_map(|item| reader.read(item)).collect();
         return (named.len() == count).then_some(Source::Several(named));
+    }
+    if is_wrong {
+        return None;
     }
     let mut database = one.unwrap_or_default();
     if database.url.is_none() {

@@ -163,6 +163,12 @@ fn all_mistakes_are_told_at_once_in_their_order() {
 }
 
 #[test]
+fn a_database_that_could_not_be_read_is_not_said_to_be_missing() {
+    let text = GOOD.replace("sqlite:shop.db", "${NO_SUCH_NAME}");
+    assert_eq!(mistakes(&text), ["outbox.toml:2:7: the environment variable NO_SUCH_NAME is not set"]);
+}
+
+#[test]
 fn what_is_odd_is_a_warning() {
     assert_eq!(
         warnings(&format!("{GOOD}[[routes]]\ntype = \"x\"\nto = \"lines\"\n")),

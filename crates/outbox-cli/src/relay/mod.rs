@@ -74,7 +74,14 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     let (config, setting) = match &options.config {
         Some(file) => {
             options.flags.refuse()?;
-            (Config::open(file, otherwise.as_deref())?, "`url` of `[database]`")
+            match Config::open(file, otherwise.as_deref()) {
+                Ok(config) => (config, "`url` of `[database]`"),
+                Err(mistakes) => {
+                    eprintln!("{mistakes}");
+                    // Wrong usage, which a restart does not mend.
+                    return Ok(ExitCode::from(2));
+                }
+            }
         }
         None => (options.flags.config()?, "--database (or DATABASE_URL)"),
     };

@@ -131,3 +131,26 @@ impl Publisher for Named {
         self.inner.is_healthy().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(of_b: &str) -> Config {
+        let text = format!(
+            "[database]\nurl = \"sqlite:x.db\"\n[publishers.a.file]\npath = \"a\"\n[publishers.b.file]\npath = \"{of_b}\"\n\
+             [[routes]]\ntype = \"a\"\nto = \"a\"\n[[routes]]\nto = \"b\"\n"
+        );
+        Config::parse(&text, &BTreeMap::new(), None).unwrap()
+    }
+
+    #[test]
+    fn a_publisher_that_is_as_before_keeps_its_connection_and_its_gate() {
+        let gone = Arc::default();
+        let before = Outlets::new(&config("b"), &Outlets::default(), &gone).unwrap();
+        let after = Outlets::new(&config("other"), &before, &gone).unwrap();
+        let is_same = |name| after.destination(name).unwrap().is_same(&before.destination(name).unwrap());
+        assert!(is_same("a") && !is_same("b"));
+        assert_eq!(after.changed(&before).collect::<Vec<_>>(), ["b"]);
+    }
+}

@@ -353,11 +353,15 @@ impl Waiting {
 
     /// Types that are not to be taken now: all their events go to a gate that is shut, by what the routes say at this moment.
     pub(crate) fn types(&self, routes: &Routes) -> Vec<String> {
-        let gates = self.gates();
+        let shut: Vec<(Arc<Gate>, BTreeSet<EventType>)> = {
+            let gates = self.gates();
+            let shut = gates.iter().filter(|wait| wait.gate.is_shut());
+            shut.map(|wait| (wait.gate.clone(), wait.whole.clone())).collect()
+        };
+        // A router may have changed its mind since they were put off. It is asked while nothing is locked.
         let mut types = BTreeSet::new();
-        for wait in gates.iter().filter(|wait| wait.gate.is_shut()) {
-            // A router may have changed its mind since they were put off.
-            types.extend(wait.whole.iter().filter(|event_type| routes.sends_all(event_type, &wait.gate)));
+        for (gate, whole) in &shut {
+            types.extend(whole.iter().filter(|event_type| routes.sends_all(event_type, gate)));
         }
         types.into_iter().map(ToString::to_string).collect()
     }
