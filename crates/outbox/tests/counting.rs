@@ -157,7 +157,7 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
             let is_it = key.name() == "outbox.destination.unavailable";
             let labels: BTreeMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
             is_it.then(|| {
-                assert_eq!(labels, BTreeMap::from([("destination", "away"), ("store", "orders")]))
+                assert_eq!(labels, BTreeMap::from([("destination", "away"), ("store", "orders")]));
             })?;
             Some(value.into_inner())
         });

@@ -96,7 +96,7 @@ async fn one(
 ) -> Result<Serving> {
     let url = database.url.as_ref().map(|url| url.get_ref().expose()).unwrap_or_default();
     let (table, schema) = (database.table(), database.schema());
-    let connections = database.connections.map_or(CONNECTIONS, |count| count.get_u32());
+    let connections = database.connections.map_or(CONNECTIONS, super::super::config::count::Count::get_u32);
     let (_, mut options) = Tables::new(url, table, schema).options(connections)?;
     if let Some(name) = &database.name {
         options = options.name(name.as_str());

@@ -361,7 +361,7 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
         Call::Publish(destination) => {
             let one = [forward::outgoing(job)];
             let sent = forward::publish(engine, &destination.gate, &one).await.pop();
-            Ended::Said(sent.unwrap_or(Sent::Untried).as_handled())
+            Ended::Said(sent.unwrap_or(Sent::Untried).into_handled())
         }
         Call::InTx(handler) => {
             let end = End {

@@ -40,7 +40,7 @@ pub(super) enum Sent {
 
 impl Sent {
     /// The same as a handler would say it.
-    pub(super) fn as_handled(self) -> Result<Outcome, Failure> {
+    pub(super) fn into_handled(self) -> Result<Outcome, Failure> {
         match self {
             Sent::Done => Ok(Outcome::Done),
             Sent::Failed(failure) => Err(failure),
@@ -142,12 +142,12 @@ impl Batch {
         for ((index, _), sent) in sending.iter().zip(sent) {
             let job = &self.jobs[*index];
             if let Some((cx, entered)) = entered.remove(index) {
-                after(engine, &cx, entered, &sent.clone().as_handled());
+                after(engine, &cx, entered, &sent.clone().into_handled());
             }
             let verdict = match sent {
                 Sent::Untried => Verdict::Released,
                 Sent::Unavailable => engine.put_off(&job.delivery.event, &to.gate),
-                sent => decide(engine, job, sent.as_handled(), to),
+                sent => decide(engine, job, sent.into_handled(), to),
             };
             report(engine, job, &verdict, true);
             verdicts[*index] = Some(verdict);

@@ -440,8 +440,7 @@ pub async fn purging_everything_takes_pending_events_too(harness: &impl Harness)
 pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (a, b) = (NodeId::from("a"), NodeId::from("b"));
-    let mut state = NodeState::default();
-    state.mode = "multi_node".to_owned();
+    let mut state = NodeState { mode: "multi_node".to_owned(), ..NodeState::default() };
     scene.store.announce(&a, &state).await.unwrap();
     scene.pass(SECOND);
     scene.store.announce(&b, &NodeState::default()).await.unwrap();
