@@ -189,8 +189,9 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
     // From now on all gets through, also what is under way.
     proxy.let_through(u64::MAX);
     let arrived = bed.received(published).await.len();
+    // What was on its way, and nothing of what waited for a place: we never send more than 256 ahead.
     assert!(
-        0 < published && published <= arrived && arrived < 300,
+        0 < published && (published..=published + 256).contains(&arrived),
         "{published} confirmed, {arrived} arrived"
     );
 
