@@ -139,7 +139,7 @@ async fn backlog<B: Bed>(count: usize) -> (SharedStore, tempfile::TempDir) {
         let events: Vec<Event> = some
             .iter()
             .map(|n| {
-                let event = Event::new("order.placed").json_text(&payload(*n));
+                let event = Event::new("order.placed").json_text(payload(*n));
                 // Half of them with a key.
                 let event = if n % 2 == 0 { event } else { event.ordering_key(format!("key-{}", n % KEYS)) };
                 event.build().unwrap()
