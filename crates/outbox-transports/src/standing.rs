@@ -44,6 +44,12 @@ impl Standing {
         }
     }
 
+    /// It did not answer: whether it is still there has to be looked at.
+    #[cfg(any(test, feature = "webhook"))]
+    pub(crate) fn is_in_doubt(&self) {
+        self.lock().well_at = None;
+    }
+
     /// It asked to be left alone.
     #[cfg(any(test, feature = "webhook"))]
     pub(crate) fn asked_for(&self, pause: Duration) {
@@ -91,6 +97,8 @@ mod tests {
         assert!(!standing.is_paused() && !standing.is_fresh());
         standing.took_one();
         assert!(!standing.is_paused() && standing.is_fresh());
+        standing.is_in_doubt();
+        assert!(!standing.is_paused() && !standing.is_fresh());
         for _ in 0..100 {
             standing.was_away();
         }

@@ -60,7 +60,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// | 401, 502, 503, 504 | the receiver is unavailable, or does not know us: no event is to blame |
 /// | 3xx | tried again by the retry policy; redirects are not followed |
 /// | any other | tried again by the retry policy: 404 too, a deployment may be under way |
-/// | none in time, or the connection breaks | tried again by the retry policy: it may have been taken |
+/// | none in time, or the connection breaks, and another can be made | tried again by the retry policy: it may have been taken |
 /// | no connection: DNS, refused, TLS, or not in time | the receiver is unavailable |
 ///
 /// It goes by https, to public addresses: every other host must be [allowed](WebhookSettings::allow). The address that was checked is
@@ -146,6 +146,28 @@ impl Webhook {
         verdict
     }
 
+    /// The event's failure, unless the receiver is gone.
+    async fn no_answer(&self, why: &str) -> Verdict {
+        self.standing.is_in_doubt();
+        if let Err(reason) = self.look().await {
+            return Verdict::Unavailable(reason);
+        }
+        let origin = &self.target.origin;
+        Verdict::Failed(Failure::retry(format!("no answer from {origin}{why}; it may have taken the event")))
+    }
+
+    /// Whether somebody is there to connect to.
+    async fn look(&self) -> Result<(), String> {
+        let connecting = async {
+            let addresses = self.gate.addresses(&self.target.host).await?;
+            let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
+            let connected = tokio::net::TcpStream::connect(addresses.as_slice()).await;
+            connected.map(drop).map_err(|error| format!("no connection to {}: {error}", self.target.origin))
+        };
+        let late = |_| Err(format!("no connection to {} in {} s", self.target.origin, LOOK.as_secs()));
+        tokio::time::timeout(LOOK, connecting).await.unwrap_or_else(late)
+    }
+
     async fn ask(&self, request: Request) -> Verdict {
         let (origin, url) = (&self.target.origin, request.url().clone());
         match tokio::time::timeout(self.patience, self.client.execute(request)).await {
@@ -158,14 +180,8 @@ impl Webhook {
             Ok(Err(error)) if error.is_connect() => {
                 Verdict::Unavailable(format!("no connection to {origin}: {}", cause(&error)))
             }
-            Ok(Err(error)) => Verdict::Failed(Failure::retry(format!(
-                "no answer from {origin}: {}; it may have taken the event",
-                cause(&error)
-            ))),
-            Err(_) => Verdict::Failed(Failure::retry(format!(
-                "no answer from {origin} in {} s; it may have taken the event",
-                self.patience.as_secs_f32()
-            ))),
+            Ok(Err(error)) => self.no_answer(&format!(": {}", cause(&error))).await,
+            Err(_) => self.no_answer(&format!(" in {} s", self.patience.as_secs_f32())).await,
         }
     }
 }
@@ -216,15 +232,8 @@ impl Publisher for Webhook {
         if self.standing.is_fresh() {
             return true;
         }
-        let look = async {
-            let addresses = self.gate.addresses(&self.target.host).await?;
-            let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
-            let connected = tokio::net::TcpStream::connect(addresses.as_slice()).await;
-            connected.map_err(|error| format!("no connection to {}: {error}", self.target.origin))
-        };
-        let late = |_| Err(format!("no connection to {} in {} s", self.target.origin, LOOK.as_secs()));
-        match tokio::time::timeout(LOOK, look).await.unwrap_or_else(late) {
-            Ok(_) => true,
+        match self.look().await {
+            Ok(()) => true,
             Err(reason) => {
                 self.standing.is_missing(&self.name, &reason);
                 false

@@ -12,6 +12,7 @@ use outbox::Publisher;
 use outbox_transports::{Promises, Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
 use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wish};
 
@@ -20,13 +21,13 @@ type Inbox = Arc<Mutex<Vec<Received>>>;
 struct WebhookBed {
     address: SocketAddr,
     inbox: Inbox,
-    server: Option<Runtime>,
+    server: Option<(Runtime, JoinHandle<()>)>,
 }
 
-fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, Runtime) {
+fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, (Runtime, JoinHandle<()>)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (bound, at) = std::sync::mpsc::channel();
-    runtime.spawn(async move {
+    let listening = runtime.spawn(async move {
         let listener = loop {
             // The last one may take a moment to be gone.
             match TcpListener::bind(address).await {
@@ -54,7 +55,7 @@ fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, Runtime) {
         axum::serve(listener, Router::new().fallback(take)).await.unwrap();
     });
     let address = at.recv_timeout(Duration::from_secs(10)).expect("the port is free again");
-    (address, runtime)
+    (address, (runtime, listening))
 }
 
 impl WebhookBed {
@@ -120,7 +121,12 @@ impl Bed for WebhookBed {
     }
 
     fn kill(&mut self) {
-        if let Some(server) = self.server.take() {
+        if let Some((server, listening)) = self.server.take() {
+            // As when a process ends: nobody is let in while the others are thrown out.
+            listening.abort();
+            while !listening.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             server.shutdown_background();
         }
     }

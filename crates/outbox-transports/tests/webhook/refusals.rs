@@ -113,6 +113,9 @@ async fn a_connection_that_breaks_is_the_events_failure() {
         let (mut connection, _) = listener.accept().await.unwrap();
         let mut some = [0; 100];
         let _ = connection.read(&mut some).await;
+        drop(connection);
+        // Another connection can be made.
+        listener
     });
     let mut settings = WebhookSettings::new(format!("http://{address}/").as_str());
     settings.allow = vec!["127.0.0.1".into()];
