@@ -9,7 +9,7 @@ use super::discovery::Query;
 use super::outlets::Outlets;
 use super::table::Switch;
 use crate::Usage;
-use crate::config::{Config, Database, Mode, Named, Source};
+use crate::config::{Config, Count, Database, Mode, Named, Source};
 use crate::database::{DatabaseUrl, Tables};
 
 /// How many connections a relay of one database has, if nobody says otherwise.
@@ -96,7 +96,7 @@ async fn one(
 ) -> Result<Serving> {
     let url = database.url.as_ref().map(|url| url.get_ref().expose()).unwrap_or_default();
     let (table, schema) = (database.table(), database.schema());
-    let connections = database.connections.map_or(CONNECTIONS, |count| count.get_u32());
+    let connections = database.connections.map_or(CONNECTIONS, Count::get_u32);
     let (_, mut options) = Tables::new(url, table, schema).options(connections)?;
     if let Some(name) = &database.name {
         options = options.name(name.as_str());
