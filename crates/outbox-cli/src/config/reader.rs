@@ -128,7 +128,7 @@ impl<'i> Reader<'i> {
 
     /// Whether the file or the environment says anything of this group.
     pub(crate) fn has<T: DeserializeOwned>(&self, name: &str) -> bool {
-        let named = |setting: &&str| self.environment.contains_key(&variable(name, setting));
+        let named = |setting: &&'static str| self.environment.contains_key(&variable(name, setting));
         self.root.contains_key(name) || fields::<T>().iter().any(named)
     }
 

@@ -25,6 +25,17 @@ pub(crate) const TRANSPORTS: [(&str, bool); 8] = [
 pub(crate) enum Transport {
     File(File),
     Stdout,
+    #[cfg_attr(
+        not(any(
+            feature = "amqp",
+            feature = "kafka",
+            feature = "mqtt",
+            feature = "nats",
+            feature = "redis",
+            feature = "webhook"
+        )),
+        expect(dead_code, reason = "a binary without brokers")
+    )]
     Broker(Broker),
 }
 
