@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 const FRESH: Duration = Duration::from_secs(5);
 /// How long it is left alone after an outage, at first.
 const SHORTEST: Duration = Duration::from_millis(500);
-/// And at most.
-const LONGEST: Duration = Duration::from_secs(30);
+/// And at most: when it is there again, its events should not wait for long.
+const LONGEST: Duration = Duration::from_secs(2);
+/// How long it is left alone at most if it asks for that itself.
+#[cfg(any(test, feature = "webhook"))]
+const ASKED: Duration = Duration::from_secs(30);
 
 /// What is known of a destination. An outage that a connection does not show, a gateway that answers 503 for one, would else cost
 /// every event its attempts.
@@ -54,7 +57,7 @@ impl Standing {
     #[cfg(any(test, feature = "webhook"))]
     pub(crate) fn asked_for(&self, pause: Duration) {
         let mut state = self.lock();
-        let until = Instant::now() + pause.min(LONGEST);
+        let until = Instant::now() + pause.min(ASKED);
         state.asked_until = state.asked_until.max(Some(until));
     }
 
