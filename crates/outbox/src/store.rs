@@ -105,6 +105,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// How many events are pending and how long the oldest due one has waited. Cheap: reads pending rows only.
     async fn backlog(&self) -> Result<Backlog>;
 
+    /// How long the oldest due event has waited, whether anybody can take it or not. Cheaper than [`backlog`](Store::backlog).
+    async fn oldest_due(&self) -> Result<Option<Duration>> {
+        Ok(self.backlog().await?.oldest_due)
+    }
+
     /// Does something to a join, in one transaction. Everything may be said twice and counts once.
     async fn join(&self, act: &JoinAct) -> Result<Acted>;
 

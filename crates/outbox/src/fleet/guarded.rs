@@ -207,6 +207,10 @@ impl Store for Guarded {
         self.slow(self.inner.backlog()).await
     }
 
+    async fn oldest_due(&self) -> Result<Option<Duration>> {
+        self.quick(self.inner.oldest_due()).await
+    }
+
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
         self.quick(self.inner.announce(node, state)).await
     }

@@ -81,6 +81,10 @@ pub(super) async fn announce(engine: Arc<Engine>) {
         if let Err(error) = engine.store.announce(engine.node(), &engine.state()).await {
             tracing::debug!(store = engine.name(), %error, "could not say that this relay runs");
         }
+        // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
+        if let Ok(oldest) = engine.store.oldest_due().await {
+            engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
+        }
         tokio::select! {
             () = tokio::time::sleep(Node::SAYS_SO) => {}
             () = engine.waiting.changed() => {}

@@ -280,8 +280,9 @@ impl Taker {
             let found: HashSet<&str> = keys.chain(taken.behind.iter().map(String::as_str)).collect();
             engine.runs.not_behind(asked.iter().filter(|key| !found.contains(key.as_str())));
         }
-        if take.from == Origin::Start {
-            let oldest = taken.deliveries.iter().map(|d| d.waited).max().unwrap_or_default();
+        if let Some(oldest) =
+            taken.deliveries.iter().map(|d| d.waited).max().filter(|_| take.from == Origin::Start)
+        {
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
         }
         let (scanned, mut cursor) = (taken.scanned, taken.cursor);

@@ -506,14 +506,6 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// How long the oldest due event has waited.
-    async fn oldest_due(&self) -> Result<Option<Duration>> {
-        let rows = self.fetch(sql::OLDEST_DUE, Vec::new()).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let (at, now) = (DB::time(row, 0)?, DB::time(row, 1)?);
-        Ok(at.zip(now).map(|(at, now)| (now - at).to_std().unwrap_or_default()))
-    }
-
     pub(super) fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
         let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
         let seq = DB::int(row, 1)?.unwrap_or_default();
@@ -768,6 +760,13 @@ impl<DB: Database> Store for SqlStore<DB> {
             Ok(rows.first().map(|row| DB::int(row, column)).transpose()?.flatten().unwrap_or_default() as u64)
         };
         Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due: self.oldest_due().await? })
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>> {
+        let rows = self.fetch(sql::OLDEST_DUE, Vec::new()).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let (at, now) = (DB::time(row, 0)?, DB::time(row, 1)?);
+        Ok(at.zip(now).map(|(at, now)| (now - at).to_std().unwrap_or_default()))
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {

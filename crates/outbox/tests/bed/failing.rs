@@ -244,6 +244,10 @@ impl Store for Failing {
         self.inner.purge_joins(older_than, limit).await
     }
 
+    async fn oldest_due(&self) -> Result<Option<Duration>> {
+        self.inner.oldest_due().await
+    }
+
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
         self.inner.announce(node, state).await
     }
