@@ -8,7 +8,7 @@ use url::{Host, Url};
 
 use crate::{Format, Secret, Template, Text, Tls, time};
 
-/// Settings of [`Amqp`].
+/// Settings of [`Amqp`](crate::Amqp).
 ///
 /// ```
 /// use outbox_transports::AmqpSettings;

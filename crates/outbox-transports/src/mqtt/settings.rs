@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{Format, Secret, Template, Text, Tls, time};
 
-/// Settings of [`Mqtt`].
+/// Settings of [`Mqtt`](crate::Mqtt).
 ///
 /// ```
 /// use outbox_transports::MqttSettings;
