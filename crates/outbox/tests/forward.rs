@@ -264,6 +264,54 @@ on_every_database! {
         assert_eq!((bed.tally().await, lost.arrived()), ((0, 0, 5, 0), 0));
     }
 
+    /// A router is the application's code: one that panics costs the event an attempt, and nobody else anything.
+    async fn a_router_that_panics_is_a_failure_of_the_event(|bed|) {
+        struct Panics(Destination);
+
+        impl Router for Panics {
+            fn route(&self, event: &Event) -> Option<Destination> {
+                assert_ne!(event.payload::<u64>().unwrap(), 3, "of a three");
+                Some(self.0.clone())
+            }
+        }
+
+        let latch = LatchPublisher::expecting(9);
+        let ids = bed.write("e", 0..10).await;
+        let router = Panics(latch.clone().into());
+        let relay = bed.outbox.multi_node().workers(2).retry(Backoff::never()).forward_by(router).start().await.unwrap();
+        latch.wait(FOREVER).await.expect("the others arrive");
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 9, 1));
+        assert!(bed.find(&ids[3]).await.last_error.unwrap().starts_with("the router panicked"));
+    }
+
+    /// Not once for each of the batch.
+    async fn a_publisher_that_takes_too_long_is_waited_for_once(|bed|) {
+        struct Hangs(AtomicU32);
+
+        #[async_trait]
+        impl Publisher for Hangs {
+            fn name(&self) -> &'static str {
+                "hangs"
+            }
+
+            async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                std::future::pending().await
+            }
+        }
+
+        let hangs = Arc::new(Hangs(AtomicU32::new(0)));
+        bed.write("e", 0..20).await;
+        let relay = bed.outbox.multi_node().workers(1).handler_timeout(Duration::from_millis(200))
+            .retry(Backoff::never()).forward_any(hangs.clone()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 0, 20));
+        assert!(hangs.0.load(Ordering::SeqCst) < 20, "{}", hangs.0.load(Ordering::SeqCst));
+    }
+
     /// One call for many, and what a publisher says of each is what becomes of each.
     async fn what_became_of_each_event_of_a_batch_is_told_of_each(|bed|) {
         let sizes = Arc::new(Mutex::new(Vec::new()));

@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use tracing::Instrument as _;
 
@@ -103,7 +104,10 @@ impl Routes {
         let mut calls: Vec<Call> = routes.iter().map(|(_, route)| route.call.clone()).collect();
         if !routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
             calls.push(match &self.router {
-                Some(router) => Call::Publish(router.of_type(event_type)?),
+                Some(router) => {
+                    let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.of_type(event_type)));
+                    Call::Publish(asked.ok().flatten()?)
+                }
                 None => self.fallback.as_ref()?.call.clone(),
             });
         }
@@ -134,9 +138,29 @@ impl Routes {
         }
         let routes = self.by_type.get(event.event_type().as_str()).map_or(&[][..], Vec::as_slice);
         let of = |aggregate: &str| routes.iter().find(|(a, _)| a == aggregate).map(|(_, route)| route);
-        let routed = || self.router.as_ref()?.route(event).map(Route::from);
+        let routed = || {
+            let router = self.router.as_ref()?;
+            match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
+                Ok(destination) => destination.map(Route::from),
+                // Not "nowhere": that would be the end of the event.
+                Err(panic) => Some(Route {
+                    call: Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))),
+                    retry: None,
+                }),
+            }
+        };
         let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
         named.or_else(routed).or_else(|| self.fallback.clone())
+    }
+}
+
+/// In the place of a handler that could not be found.
+struct Broken(Failure);
+
+#[async_trait]
+impl Handler for Broken {
+    async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
+        Err(self.0.clone())
     }
 }
 

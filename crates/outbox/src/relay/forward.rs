@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -18,7 +18,7 @@ use super::{Engine, Job};
 use crate::destination::{Destination, Gate};
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
-use crate::log::{Fate, Outgoing};
+use crate::log::{Fate, Outgoing, PublishError};
 use crate::store::{NodeOutage, Verdict};
 
 /// At most this many events at a time.
@@ -269,7 +269,8 @@ pub(super) async fn publish(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoin
             Err(error) => Ok(Ok(Some(error))),
         }
     };
-    let error = match guarded("the publisher", engine.settings.handler_timeout, published).await {
+    let (began, limit) = (Instant::now(), engine.settings.handler_timeout);
+    let error = match guarded("the publisher", limit, published).await {
         Ok(Ok(None)) => {
             gate.works();
             return all(Sent::Done);
@@ -277,10 +278,18 @@ pub(super) async fn publish(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoin
         Ok(Ok(Some(error))) => error,
         Ok(Err((error, reason))) => {
             gate.shut(&reason);
-            let known = |index| error.as_ref().filter(|error| error.is_unavailable())?.fate(index);
-            return (0..events.len()).map(|index| known(index).map_or(Sent::Unavailable, cut_off)).collect();
+            let fate = |index| error.as_ref().and_then(|error| error.fate(index));
+            // It failed, and then it was gone: that is why.
+            let to_blame = error.as_ref().is_some_and(PublishError::is_unavailable);
+            let sent = |index| match fate(index).map(cut_off) {
+                Some(Sent::Failed(_)) if !to_blame => Sent::Unavailable,
+                sent => sent.unwrap_or(Sent::Unavailable),
+            };
+            return (0..events.len()).map(sent).collect();
         }
-        // It panicked, or took too long.
+        // It took too long: so it would for each.
+        Err(failure) if began.elapsed() >= limit => return all(Sent::Failed(failure)),
+        // It panicked.
         Err(failure) => failure.into(),
     };
     if error.published() > 0 {
