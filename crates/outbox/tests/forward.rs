@@ -192,6 +192,17 @@ on_every_database! {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let tries = lost.tries.load(Ordering::SeqCst);
         assert!(tries < 20, "{tries} tries of a destination that is down");
+        // What was taken when it broke has been given back; since then nothing is taken, and no row written.
+        let most_claims = async || {
+            let mut most = 0;
+            while bed.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {most}")).await > 0 {
+                most += 1;
+            }
+            most
+        };
+        let before = most_claims().await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(most_claims().await, before, "events were claimed during the outage");
         for id in [&waiting[0], &waiting[299]] {
             let stored = bed.find(id).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0));

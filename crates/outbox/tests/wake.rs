@@ -37,24 +37,22 @@ async fn an_insert_by_another_client_is_delivered_at_once() {
     relay.stop().await.unwrap();
 }
 
-/// It was inserted while the relay was awake, and nobody calls at its commit: the relay stays awake until then.
+/// It was inserted while nobody slept, so it does not call at its commit: the relay stays awake until then.
 #[tokio::test]
 async fn a_transaction_that_commits_late_is_not_slept_through() {
     let Some(bed) = bed().await else { return };
     let seen = Seen::default();
+    let mut tx = bed.outbox.pool().begin().await.unwrap();
+    let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '0')", bed.table);
+    sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
     let relay =
         bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
-    insert(&bed, 0).await;
+    // Until polls that come later and later are seconds apart: the next would be after six.
+    tokio::time::sleep(Duration::from_millis(3_400)).await;
+    let committed = tokio::time::Instant::now();
+    tx.commit().await.unwrap();
     seen.reach(1).await;
-    // Right after the call: most of these begin while it is up.
-    for n in 1..=20 {
-        let mut tx = bed.outbox.pool().begin().await.unwrap();
-        let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", bed.table);
-        sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(n * 5)).await;
-        tx.commit().await.unwrap();
-        seen.reach(n as usize + 1).await;
-    }
+    assert!(committed.elapsed() < Duration::from_secs(2), "found by a poll: {:?}", committed.elapsed());
     relay.stop().await.unwrap();
 }
 
@@ -99,4 +97,34 @@ async fn a_lost_line_is_replaced() {
     insert(&bed, 2).await;
     seen.reach(3).await;
     relay.stop().await.unwrap();
+}
+
+/// `NOTIFY` makes commits wait for each other: nobody sends one while all are awake.
+#[tokio::test]
+async fn writers_call_only_while_somebody_sleeps() {
+    let Some(bed) = bed().await else { return };
+    let table = bed.number("SELECT '{t}'::regclass::oid::bigint").await;
+    let mut ear = sqlx::postgres::PgListener::connect_with(bed.outbox.pool()).await.unwrap();
+    ear.listen(&format!("outbox_due_{table}")).await.unwrap();
+    ear.listen("end").await.unwrap();
+    let mut sleeper = bed.outbox.pool().acquire().await.unwrap();
+    let lock = format!("(hashtextextended(current_schema() || '.' || '{}', 11))", bed.table);
+    let mut heard = Vec::new();
+    for step in ["awake", "asleep", "awake again"] {
+        let act = match step {
+            "asleep" => format!("SELECT pg_advisory_lock{lock}"),
+            "awake again" => format!("SELECT pg_advisory_unlock{lock}"),
+            _ => "SELECT 1".to_owned(),
+        };
+        sqlx::raw_sql(sqlx::AssertSqlSafe(act)).execute(&mut *sleeper).await.unwrap();
+        insert(&bed, 0).await;
+        // Calls come in the order of commits: what was sent is here before this.
+        bed.run("NOTIFY \"end\"").await.unwrap();
+        let mut calls = 0;
+        while ear.recv().await.unwrap().channel() != "end" {
+            calls += 1;
+        }
+        heard.push((step, calls));
+    }
+    assert_eq!(heard, [("awake", 0), ("asleep", 1), ("awake again", 0)]);
 }
