@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use outbox::EventId;
 use outbox::store::Filter;
 
 use crate::age::Rate;
@@ -93,19 +92,8 @@ Examples:
 
 Exit codes: 0 found, 1 failure, 2 wrong usage, 3 no such event.")]
 struct Show {
-    /// The event's id
-    #[arg(value_name = "EVENT_ID")]
-    id: String,
-
     #[command(flatten)]
-    tables: Tables,
-
-    /// Show the payload too. It may hold what is nobody's business: mind where this is written
-    #[arg(long)]
-    payload: bool,
-
-    #[command(flatten)]
-    output: Output,
+    one: events::One,
 }
 
 /// Make dead events new again, with no attempts behind them
@@ -171,11 +159,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     match options.action {
         Action::List(options) => list(options).await,
         Action::Count(options) => count(options).await,
-        Action::Show(options) => {
-            let place = options.tables.open().await?;
-            let id = EventId::from(options.id.trim());
-            events::show(&place, &id, options.payload, options.output).await
-        }
+        Action::Show(Show { one }) => events::show(one).await,
         Action::Replay(options) => replay(options).await,
         Action::ReplayAll(options) => replay_all(options).await,
     }

@@ -9,7 +9,6 @@ use outbox::store::{Filter, Status};
 use outbox::{EventId, Payload};
 
 use crate::database::Tables;
-use crate::open::Place;
 use crate::show::{EventView, Output, Table, clean, json};
 use crate::which::{Page, Which, ids};
 use crate::{nothing, say};
@@ -89,6 +88,13 @@ Examples:
 
 Exit codes: 0 found, 1 failure, 2 wrong usage, 3 no such event.")]
 struct Show {
+    #[command(flatten)]
+    one: One,
+}
+
+/// One event, and how it is shown.
+#[derive(Args)]
+pub(crate) struct One {
     /// The event's id
     #[arg(value_name = "EVENT_ID")]
     id: String,
@@ -123,10 +129,7 @@ struct Cancel {
 pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     match options.action {
         Action::List(options) => list(options).await,
-        Action::Show(options) => {
-            let place = options.tables.open().await?;
-            show(&place, &EventId::from(options.id.trim()), options.payload, options.output).await
-        }
+        Action::Show(Show { one }) => show(one).await,
         Action::Cancel(options) => cancel(options).await,
     }
 }
@@ -164,8 +167,10 @@ async fn list(options: List) -> Result<ExitCode> {
 }
 
 /// Shows one event.
-pub(crate) async fn show(place: &Place, id: &EventId, payload: bool, output: Output) -> Result<ExitCode> {
-    let found = place.admin().find(id).await.map_err(|error| place.explain(error))?;
+pub(crate) async fn show(one: One) -> Result<ExitCode> {
+    let One { id, tables, payload, output } = one;
+    let (place, id) = (tables.open().await?, EventId::from(id.trim()));
+    let found = place.admin().find(&id).await.map_err(|error| place.explain(error))?;
     let Some(stored) = found else {
         eprintln!("There is no event {id} in {}, table {}.", place.url, place.table);
         eprintln!("hint: it may have been delivered and deleted, purged, or cancelled");

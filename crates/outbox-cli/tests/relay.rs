@@ -67,6 +67,9 @@ async fn every_event_is_a_line_and_sigterm_ends_it_well() {
     assert_eq!((&order["payload"]["total"], &order["attempt"]), (&995.into(), &1.into()));
     let deposit = of("DepositMade");
     assert_eq!((&deposit["position"], &deposit["tags"][0]), (&1.into(), &"wallet=1".into()));
+    let stored_at = outbox.admin().find(&id).await.unwrap().unwrap().created_at;
+    assert_eq!(order["created_at"], stored_at.to_rfc3339());
+    assert!(deposit["created_at"].is_string(), "{deposit}");
 
     let stopped = relay.terminate();
     assert_eq!(stopped.status.code(), Some(0), "{}", err(&stopped));

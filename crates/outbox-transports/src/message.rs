@@ -22,6 +22,19 @@ pub enum Format {
     CloudeventsStructured,
 }
 
+/// Whose events these are, unless the settings say so.
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
+pub(crate) fn source() -> crate::Text {
+    "outbox".into()
+}
+
 /// A message, ready to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {

@@ -6,7 +6,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use serde::Deserialize;
 use url::{Host, Url};
 
-use crate::{Format, Secret, Template, Text, Tls, time};
+use crate::{Format, Secret, Template, Text, Tls, message, time};
 
 /// Settings of [`Amqp`](crate::Amqp).
 ///
@@ -42,7 +42,7 @@ pub struct AmqpSettings {
     #[serde(default)]
     pub format: Format,
     /// The `source` of CloudEvents.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// How long connecting may take, and opening a channel.
     #[serde(default = "five_seconds", deserialize_with = "time::read")]
@@ -65,10 +65,6 @@ fn yes() -> bool {
     true
 }
 
-fn source() -> Text {
-    "outbox".into()
-}
-
 fn five_seconds() -> Duration {
     Duration::from_secs(5)
 }
@@ -86,7 +82,7 @@ impl AmqpSettings {
             routing_key,
             mandatory: yes(),
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             connect_timeout: five_seconds(),
             ack_timeout: ten_seconds(),
             heartbeat: ten_seconds(),

@@ -8,7 +8,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use serde::{Deserialize, Deserializer};
 
-use crate::{Format, Secret, Template, Text, Tls, time};
+use crate::{Format, Secret, Template, Text, Tls, message, time};
 
 /// Which brokers, and how. `brokers` and `topic` must be there.
 ///
@@ -33,7 +33,7 @@ pub struct KafkaSettings {
     #[serde(default)]
     pub format: Format,
     /// Of CloudEvents, who the events come from.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// How messages are compressed.
     #[serde(default)]
@@ -104,7 +104,7 @@ impl KafkaSettings {
             brokers: brokers.into(),
             topic,
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             compression: KafkaCompression::default(),
             timeout: timeout(),
             max_bytes: max_bytes(),
@@ -278,10 +278,6 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
         Scalar::Text(value) => value,
     };
     Ok(written.into_iter().map(|(name, scalar)| (name, text(scalar))).collect())
-}
-
-fn source() -> Text {
-    "outbox".into()
 }
 
 fn timeout() -> Duration {

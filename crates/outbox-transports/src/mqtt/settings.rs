@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::{Format, Secret, Template, Text, Tls, time};
+use crate::{Format, Secret, Template, Text, Tls, message, time};
 
 /// Settings of [`Mqtt`](crate::Mqtt).
 ///
@@ -44,7 +44,7 @@ pub struct MqttSettings {
     #[serde(default)]
     pub format: Format,
     /// The `source` of CloudEvents.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// How long connecting may take.
     #[serde(default = "five_seconds", deserialize_with = "time::read")]
@@ -61,10 +61,6 @@ pub struct MqttSettings {
     /// Files for TLS.
     #[serde(default)]
     pub tls: Tls,
-}
-
-fn source() -> Text {
-    "outbox".into()
 }
 
 fn five_seconds() -> Duration {
@@ -86,7 +82,7 @@ impl MqttSettings {
             retain: false,
             client_id: None,
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             connect_timeout: five_seconds(),
             ack_timeout: ten_seconds(),
             keep_alive: ten_seconds(),

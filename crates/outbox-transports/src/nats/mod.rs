@@ -15,7 +15,7 @@ use serde::Deserialize;
 use self::line::{Dialer, Sent};
 use self::wire::Prepared;
 use crate::link::Link;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, time};
+use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, message, time};
 
 /// Publishes to NATS JetStream: to streams, which keep what they confirm.
 ///
@@ -50,7 +50,7 @@ pub struct NatsSettings {
     #[serde(default)]
     pub format: Format,
     /// The CloudEvents attribute `source`.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// Who to come in as, with `password`.
     #[serde(default)]
@@ -78,10 +78,6 @@ pub struct NatsSettings {
     pub max_bytes: Option<usize>,
 }
 
-fn source() -> Text {
-    "outbox".into()
-}
-
 fn connect_timeout() -> Duration {
     Duration::from_secs(5)
 }
@@ -97,7 +93,7 @@ impl NatsSettings {
             url: url.into(),
             subject,
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             user: None,
             password: None,
             token: None,

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use self::line::{Answer, Dialer, Line};
 use self::wire::Entry;
 use crate::link::Link;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, time};
+use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, message, time};
 
 /// Publishes to Redis Streams: an entry for each event, by `XADD`.
 ///
@@ -48,7 +48,7 @@ pub struct RedisSettings {
     #[serde(default)]
     pub format: Format,
     /// The CloudEvents attribute `source`.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// Who to come in as; Redis's user `default` if there is only a password.
     #[serde(default)]
@@ -81,10 +81,6 @@ pub struct RedisSettings {
     pub max_bytes: usize,
 }
 
-fn source() -> Text {
-    "outbox".into()
-}
-
 fn connect_timeout() -> Duration {
     Duration::from_secs(5)
 }
@@ -109,7 +105,7 @@ impl RedisSettings {
             url: url.into(),
             stream,
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             user: None,
             password: None,
             tls: Tls::default(),

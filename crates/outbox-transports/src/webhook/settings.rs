@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::{Format, Secret, Text, Tls, time};
+use crate::{Format, Secret, Text, Tls, message, time};
 
 /// Where webhooks go, and how. `url` is all that must be there.
 ///
@@ -28,7 +28,7 @@ pub struct WebhookSettings {
     #[serde(default)]
     pub format: Format,
     /// Of CloudEvents, who the events come from.
-    #[serde(default = "source")]
+    #[serde(default = "message::source")]
     pub source: Text,
     /// What requests are signed with: none, one, or while one is changed two. `whsec_` and Base64, or any other text.
     #[serde(default)]
@@ -63,7 +63,7 @@ impl WebhookSettings {
         Self {
             url: url.into(),
             format: Format::default(),
-            source: source(),
+            source: message::source(),
             secrets: Vec::new(),
             headers: BTreeMap::new(),
             allow: Vec::new(),
@@ -74,10 +74,6 @@ impl WebhookSettings {
             tls: Tls::default(),
         }
     }
-}
-
-fn source() -> Text {
-    "outbox".into()
 }
 
 fn connect_timeout() -> Duration {
