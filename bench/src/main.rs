@@ -8,6 +8,7 @@
 mod claim;
 mod drain;
 mod hot;
+mod latency;
 mod log;
 mod order;
 mod relay;
@@ -85,7 +86,13 @@ enum What {
         #[arg(long, default_value_t = 16)]
         clients: usize,
     },
-    /// The relay daemon as a process of its own: throughput, memory, latency.
+    /// How soon an INSERT of another process is a line of the relay daemon. Takes a URL of any database.
+    Latency {
+        /// The command to measure.
+        #[arg(long, default_value = "target/release/outbox")]
+        outbox: std::path::PathBuf,
+    },
+    /// The relay daemon as a process of its own: throughput, memory.
     Relay {
         /// The command to measure.
         #[arg(long, default_value = "target/release/outbox")]
@@ -97,7 +104,7 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: usize,
     },
-    /// All of them but the relay's.
+    /// All of them but those of the relay daemon.
     All,
 }
 
@@ -111,6 +118,7 @@ async fn main() -> anyhow::Result<()> {
         What::Claim { finished } => claim::run(&bed, finished).await,
         What::Order { events, keys } => order::run(&bed, events, &keys).await,
         What::Log { events, appends, clients } => log::run(&bed, events, appends, clients).await,
+        What::Latency { outbox } => latency::run(&bed.database, &outbox).await,
         What::Relay { outbox, events, backlog } => relay::run(&bed, &outbox, events, backlog).await,
         What::All => {
             drain::run(&bed, 100_000).await?;
@@ -132,9 +140,9 @@ impl Bed {
     /// A fresh outbox in a table of this name, with at most this many connections.
     async fn outbox(&self, table: &str, connections: u32) -> anyhow::Result<Outbox<Postgres>> {
         let pool = self.pool(1).await?;
-        for suffix in ["", "_lease", "_schema"] {
-            let drop = format!("DROP TABLE IF EXISTS {table}{suffix}");
-            sqlx::query(AssertSqlSafe(drop)).execute(&pool).await?;
+        let left = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND starts_with(tablename, $1)";
+        for name in sqlx::query_scalar::<_, String>(left).bind(table).fetch_all(&pool).await? {
+            sqlx::query(AssertSqlSafe(format!("DROP TABLE IF EXISTS {name} CASCADE"))).execute(&pool).await?;
         }
         let outbox =
             OutboxBuilder::new().table(table).max_connections(connections).postgres(&self.database).await?;
