@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -213,7 +213,7 @@ impl Relay {
         } else {
             None
         };
-        let (spoken, heard) = mpsc::channel(settings.hot_capacity + settings.cold_capacity);
+        let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
         let engine = Arc::new(Engine {
             metrics: Metrics::new(&settings.metrics_prefix, store.name()),
             lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
@@ -235,7 +235,7 @@ impl Relay {
             settings,
             routes,
             place,
-            settler: Speaker::new(spoken),
+            settler,
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
