@@ -3,27 +3,34 @@
 //! | room | what happens there |
 //! | --- | --- |
 //! | `shop` | the application: its events, its handlers, its business transaction |
+//! | `scenes` | what else there is to see on the dashboard |
+//! | `dashboard` | serving it |
 //! | `ledger` | what was written and what arrived, compared |
 //! | `latency` | how long it took |
 //! | `display`, `summary` | what is seen while it runs, and at the end |
 
+mod dashboard;
 mod display;
 mod latency;
 mod ledger;
+mod scenes;
 mod shop;
 mod summary;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use outbox::{DatabaseKind, Outbox, OutboxBuilder};
+use outbox::{DatabaseKind, OnDead, Outbox, OutboxBuilder};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use self::dashboard::Dashboard;
 use self::display::Display;
 use self::ledger::Ledger;
+use self::scenes::Scenes;
 use self::shop::{Pace, Quota, Shop, Writer};
 use self::summary::Summary;
 use crate::database::DatabaseUrl;
@@ -52,6 +59,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
     fail: u8,
 
+    /// Where to serve the dashboard, instead of 127.0.0.1:8080 or any port if that is taken
+    ///
+    /// With --events there is none unless this is given.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "no_dashboard")]
+    listen: Option<SocketAddr>,
+
+    /// No dashboard, and none of the traffic that is there for it
+    #[arg(long)]
+    no_dashboard: bool,
+
     /// First drop what a demo that was killed has left in --database
     #[arg(long, requires = "database")]
     fresh: bool,
@@ -59,7 +76,7 @@ pub(crate) struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox demo                                   until Ctrl-C, on a database of its own
+  outbox demo                                   until Ctrl-C, on a database of its own, with the dashboard
   outbox demo --events 10000 --rate 0           as fast as it goes
   outbox demo --events 1000 --fail 50           every second attempt fails
   outbox demo --database postgres://ada@db/test --events 5000
@@ -67,6 +84,12 @@ Examples:
 
 The exit code is 1 if an event was lost, or came out of order, too early, or out of a
 transaction that was rolled back.";
+
+impl Options {
+    fn has_dashboard(&self) -> bool {
+        !self.no_dashboard && (self.events.is_none() || self.listen.is_some())
+    }
+}
 
 /// How many writers place orders at once, and for how many customers each.
 const WRITERS: u64 = 4;
@@ -162,11 +185,24 @@ async fn play<DB: Shop>(
 ) -> Result<Summary> {
     outbox.migrate().await.context("cannot create the outbox's tables")?;
     let ledger = Arc::new(Ledger::default());
-    let relay = shop::relay(outbox, &ledger, options.fail).start().await.context("cannot start the relay")?;
-
-    let began = Instant::now();
     let stop = CancellationToken::new();
     let mut writers = JoinSet::new();
+    let mut relay = shop::relay(outbox, &ledger, options.fail);
+    let mut dashboard = None;
+    if options.has_dashboard() {
+        let open = Dashboard::open(outbox.store(), options.listen).await?;
+        say(format_args!("Dashboard: {}\n", open.link));
+        dashboard = Some(open);
+        let scenes = Scenes::default();
+        relay = scenes.add_to(relay);
+        if options.fail <= shop::MOST_FAILURES_TO_HOLD {
+            relay = relay.on_dead(OnDead::Hold);
+        }
+        writers.spawn(scenes.run(outbox.clone(), stop.clone()));
+    }
+    let relay = relay.start().await.context("cannot start the relay")?;
+
+    let began = Instant::now();
     let quota = Arc::new(Quota::new(options.events));
     let pace = Arc::new(Pace::new(options.rate));
     for i in 0..WRITERS {
@@ -217,6 +253,7 @@ async fn play<DB: Shop>(
         }
     }
     display.end();
+    drop(dashboard);
     stop.cancel();
     // Each ends with the transaction that it is at. Cut off there, it could not tell whether that was committed.
     let _ = tokio::time::timeout(PATIENCE, writers.join_all()).await;
@@ -228,7 +265,7 @@ async fn play<DB: Shop>(
     let (hot, all) = ledger.take_latencies();
     Ok(Summary {
         tally: ledger.tally(),
-        stats: outbox.admin().stats().await?,
+        standing: shop::standing(outbox).await?,
         orders: shop::count_orders(outbox).await?,
         took: ledger.last_settled().unwrap_or(began) - began,
         hot,

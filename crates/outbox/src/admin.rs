@@ -198,6 +198,11 @@ impl Admin {
         self.store.list(filter, limit).await
     }
 
+    /// How many events match. Reads all of them.
+    pub async fn count(&self, filter: &Filter) -> Result<u64> {
+        self.store.count(filter).await
+    }
+
     /// How many events there are by status. Counts the whole table: see [`backlog`](Admin::backlog) for a cheap look.
     pub async fn stats(&self) -> Result<Stats> {
         self.store.stats().await

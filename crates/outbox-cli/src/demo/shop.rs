@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use outbox::store::{Filter, Status};
 use outbox::{
     Backoff, Cx, Event, Failure, Handled, Interceptor, Message, OnDead, Outbox, Outcome, PurgeSettings,
     RelayBuilder,
@@ -24,17 +25,41 @@ pub(crate) const ORDERS: &str = "outbox_demo_orders";
 const CREATE_ORDERS: &str = "\
     CREATE TABLE outbox_demo_orders (id bigint PRIMARY KEY, customer bigint NOT NULL, cents bigint NOT NULL)";
 
-/// Everything that the demo leaves in a database. The orders last: while they are there, a demo runs.
-const DROP: [&str; 5] = [
-    "DROP TABLE IF EXISTS outbox_demo_event",
-    "DROP TABLE IF EXISTS outbox_demo_event_lease",
-    "DROP TABLE IF EXISTS outbox_demo_event_key",
-    "DROP TABLE IF EXISTS outbox_demo_event_schema",
-    "DROP TABLE IF EXISTS outbox_demo_orders",
+/// Everything that the demo leaves in any database, without what all names start with. The orders last: while they are there, a
+/// demo runs.
+const TABLES: [&str; 15] = [
+    "event",
+    "event_lease",
+    "event_key",
+    "event_join_member",
+    "event_join",
+    "event_inbox",
+    "event_node",
+    "event_attempt",
+    "event_audit",
+    "log_tag",
+    "log_head",
+    "log",
+    "topic_progress",
+    "event_schema",
+    "orders",
+];
+
+/// What else there is in PostgreSQL.
+const IN_POSTGRES: [&str; 6] = [
+    "DROP FUNCTION IF EXISTS outbox_demo_event_call",
+    "DROP FUNCTION IF EXISTS outbox_demo_log_lock",
+    "DROP FUNCTION IF EXISTS outbox_demo_log_settled",
+    "DROP FUNCTION IF EXISTS outbox_demo_log_append",
+    "DROP FUNCTION IF EXISTS outbox_demo_log_insert",
+    "DROP SEQUENCE IF EXISTS outbox_demo_log_seq",
 ];
 
 /// How often a failing event is tried in all.
 const ATTEMPTS: u32 = 10;
+
+/// With up to this many percent of failures no order dies in practice. With more some do, and would hold up their customers for ever.
+pub(crate) const MOST_FAILURES_TO_HOLD: u8 = 15;
 
 /// How long a reminder waits.
 const REMIND_AFTER: Duration = Duration::from_millis(750);
@@ -85,6 +110,9 @@ impl Message for ReviewDue {
     const TYPE: &'static str = "review.due";
 }
 
+/// All types of the shop's events: those that the ledger knows.
+const TYPES: [&str; 4] = [OrderPlaced::TYPE, ReceiptWanted::TYPE, CARD_CHARGED, ReviewDue::TYPE];
+
 /// The relay with all handlers. `fail` percent of the attempts at orders and receipts fail.
 pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u8) -> RelayBuilder {
     outbox
@@ -114,7 +142,12 @@ pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u
 }
 
 fn sometimes_fail(percent: u8, reason: &str) -> Handled {
-    if rand::rng().random_range(0..100) < percent { Err(Failure::retry(reason)) } else { Ok(()) }
+    let mut rng = rand::rng();
+    if rng.random_range(0..100) >= percent {
+        return Ok(());
+    }
+    // As real ones do, errors differ a little from attempt to attempt.
+    Err(Failure::retry(format!("{reason}: {} are waiting already", rng.random_range(20..90))))
 }
 
 /// Tells the ledger what arrives and what became of it.
@@ -122,6 +155,9 @@ struct Watch(Arc<Ledger>);
 
 impl Interceptor for Watch {
     fn before(&self, cx: &Cx) -> Result<(), Failure> {
+        if !TYPES.iter().any(|known| cx.event_type() == *known) {
+            return Ok(());
+        }
         // Only what was handed over straight after its commit has no place in the table yet.
         let hot = cx.seq().is_none();
         self.0.arrived(number(cx), hot, Instant::now());
@@ -330,16 +366,41 @@ impl<DB: Shop> Writer<DB> {
 
 /// Creates the shop's table. An error if it is there.
 pub(crate) async fn open<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<()> {
-    DB::execute(&mut *outbox.pool().acquire().await?, CREATE_ORDERS).await
+    DB::execute(&mut *outbox.pool().acquire().await?, CREATE_ORDERS.to_owned()).await
 }
 
 /// Drops all of the demo's tables.
 pub(crate) async fn close<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<()> {
     let mut connection = outbox.pool().acquire().await?;
-    for drop in DROP {
-        DB::execute(&mut *connection, drop).await?;
+    for table in TABLES {
+        DB::execute(&mut *connection, format!("DROP TABLE IF EXISTS outbox_demo_{table}")).await?;
+    }
+    for drop in DB::ELSE {
+        DB::execute(&mut *connection, (*drop).to_owned()).await?;
     }
     Ok(())
+}
+
+/// How many of the shop's events there are, but for those that are done, and whether somebody has changed any by hand: then the
+/// ledger cannot tell what should have become of them.
+pub(crate) async fn standing<DB: Shop>(outbox: &Outbox<DB>) -> outbox::Result<Standing> {
+    let admin = outbox.admin();
+    let mut standing = Standing { by_hand: !admin.audits(None, 1).await?.is_empty(), ..Standing::default() };
+    for event_type in TYPES {
+        let of_type = Filter { event_type: Some(event_type.to_owned()), ..Filter::default() };
+        let dead = Filter { status: Some(Status::Dead), ..of_type.clone() };
+        standing.dead += admin.count(&dead).await?;
+        standing.waiting += admin.count(&Filter { pending: true, ..of_type }).await?;
+    }
+    Ok(standing)
+}
+
+/// What the outbox's table says of the shop's events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    pub(crate) waiting: u64,
+    pub(crate) dead: u64,
+    pub(crate) by_hand: bool,
 }
 
 /// How many orders there are.
@@ -350,9 +411,12 @@ pub(crate) async fn count_orders<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<
 
 /// A database that the shop can live in: the shop's own SQL, which needs the concrete types of each.
 pub(crate) trait Shop: outbox::Database {
+    /// How to drop what is no table.
+    const ELSE: &'static [&'static str];
+
     fn execute(
         connection: &mut Self::Connection,
-        sql: &'static str,
+        sql: String,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     fn place(
@@ -364,10 +428,12 @@ pub(crate) trait Shop: outbox::Database {
 }
 
 macro_rules! shop {
-    ($database:ty, $insert:literal) => {
+    ($database:ty, $insert:literal, $else:expr) => {
         impl Shop for $database {
-            async fn execute(connection: &mut Self::Connection, sql: &'static str) -> sqlx::Result<()> {
-                sqlx::raw_sql(sql).execute(connection).await.map(drop)
+            const ELSE: &'static [&'static str] = $else;
+
+            async fn execute(connection: &mut Self::Connection, sql: String) -> sqlx::Result<()> {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.map(drop)
             }
 
             async fn place(connection: &mut Self::Connection, order: &Order) -> sqlx::Result<()> {
@@ -387,6 +453,10 @@ macro_rules! shop {
     };
 }
 
-shop!(sqlx::Sqlite, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)");
-shop!(sqlx::MySql, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)");
-shop!(sqlx::Postgres, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES ($1, $2, $3)");
+shop!(sqlx::Sqlite, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)", &[]);
+shop!(sqlx::MySql, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)", &[]);
+shop!(
+    sqlx::Postgres,
+    "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES ($1, $2, $3)",
+    &IN_POSTGRES
+);
