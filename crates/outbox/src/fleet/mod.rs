@@ -152,6 +152,13 @@ impl Fleet {
         member.ok_or(Error::UnknownRoute { key })?.outbox()
     }
 
+    /// The store of a database, of whatever kind: for looking at it, and repairing it. An error if there is no such database.
+    pub fn store(&self, key: impl Into<RoutingKey>) -> Result<SharedStore> {
+        let RoutingKey(key) = key.into();
+        let member = self.0.registry().members.get(&key).map(|member| member.store.clone());
+        member.ok_or(Error::UnknownRoute { key })
+    }
+
     /// All databases by name, and how they are doing.
     pub fn databases(&self) -> Vec<DatabaseStatus> {
         let registry = self.0.registry();
