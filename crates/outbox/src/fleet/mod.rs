@@ -13,6 +13,7 @@
 mod builder;
 mod database;
 pub(crate) mod guarded;
+mod guarded_admin;
 mod guarded_log;
 mod member;
 mod relay;

@@ -109,6 +109,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             active: self.station.holder().is_some(),
             outages: self.waiting.outages(),
+            ..NodeState::default()
         }
     }
 }
