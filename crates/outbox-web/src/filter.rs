@@ -11,7 +11,7 @@ use crate::views::Count;
 
 /// Which dead events. What is not named may be anything.
 #[derive(Clone, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 #[schema(example = json!({"event_type": "order.placed", "within": "2h"}))]
 pub(crate) struct DeadFilter {
     /// Only this type.

@@ -49,6 +49,7 @@ pub(crate) fn all() -> (Router<Shared>, OpenApi) {
 
 fn read() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
+        .routes(routes!(openapi::show))
         .routes(routes!(session::who_am_i))
         .routes(routes!(session::sign_out))
         .routes(routes!(overview::overview))

@@ -1,7 +1,7 @@
 //! Signing in and out, and who one is.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequest as _, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ impl WhoAmI {
                headers(("set-cookie" = String, description = "The session")))))]
 pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
     let peer = peer(request.extensions());
-    let Input(SignIn { token }) = axum::extract::FromRequest::from_request(request, &()).await?;
+    let Input(SignIn { token }) = Input::from_request(request, &()).await?;
     let token = web.porter.token(&token, peer)?;
     let (cookie, csrf) = web.porter.sessions.begin(&token.name, token.role);
     tracing::info!(who = token.name, role = %token.role, "signed in");
