@@ -219,6 +219,8 @@ impl Web {
             .with_state(self.shared.clone());
         let docs = Router::new()
             .route("/api/docs", get(assets::docs))
+            .route("/api/docs.js", get(assets::docs))
+            .route("/api/docs.css", get(assets::docs))
             .layer(from_fn_with_state(self.shared.clone(), welcome));
         Router::new().nest("/api", api).merge(docs)
     }

@@ -146,10 +146,6 @@ impl Problem {
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
-
-    pub(crate) fn status(&self) -> StatusCode {
-        self.kind.facts().2
-    }
 }
 
 impl IntoResponse for Problem {
