@@ -102,7 +102,7 @@ impl Rates {
                 started_at: node.started_at,
                 // One that is new since the last look has started since; of others nobody knows when they counted.
                 counts: if warm { Counts::default() } else { node.state.counts.clone() },
-                said: said - SPREAD.1,
+                said: if warm { said - SPREAD.1 } else { said },
                 flow: Flow::default(),
                 until: now,
             });
@@ -121,6 +121,7 @@ impl Rates {
 impl Known {
     fn hear(&mut self, now: f64, said: f64, node: &Node) {
         if self.counts == node.state.counts {
+            self.said = said;
             if now >= self.until {
                 self.flow = Flow::default();
             }
