@@ -208,7 +208,7 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
         let pairs = ["wallet-events", "audit"].map(|topic| (PairId::new(topic, "KafkaPublisher"), false));
         log.register(&pairs).await.unwrap();
         let append = Event::new("DepositMade").tag("wallet", "w1").json(&1).build().unwrap();
-        log.append(&[append], &Default::default()).await.unwrap().position();
+        let _ = log.append(&[append], &Default::default()).await.unwrap();
 
         let all = site.read("/api/outbox/publishers").await;
         assert_eq!(all["publishers"].as_array().unwrap().len(), 2, "{all}");
