@@ -26,7 +26,8 @@ pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Respo
     let path = uri.path().trim_start_matches('/');
     let name = if path.is_empty() { "index.html" } else { path };
     let found = Files::get(name).map(|file| (name, file));
-    match found.or_else(|| page(path).and_then(|name| Some((name, Files::get(name)?)))) {
+    let page = || page(path).filter(|_| wants_pages(&headers));
+    match found.or_else(|| page().and_then(|name| Some((name, Files::get(name)?)))) {
         Some((name, file)) => finish(answer(name, &file, &headers)),
         None => finish(Problem::not_found("there is no such page").into_response()),
     }
@@ -48,6 +49,12 @@ pub(crate) async fn docs(uri: Uri, headers: HeaderMap) -> Response {
 fn page(path: &str) -> Option<&'static str> {
     let is_page = !path.contains('.') && !path.starts_with("api/") && path != "api";
     is_page.then_some("index.html")
+}
+
+/// Browsers do; programs that look for something else should hear that it is not there.
+fn wants_pages(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.contains("text/html"))
 }
 
 fn answer(name: &str, file: &EmbeddedFile, asked: &HeaderMap) -> Response {
