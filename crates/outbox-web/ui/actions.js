@@ -4,11 +4,11 @@ import { get, part, post, put } from "./api.js";
 import { ask, field } from "./dialog.js";
 import { h } from "./dom.js";
 import { number, things } from "./format.js";
-import { isJson, pretty } from "./json.js";
+import { compact, isJson, pretty } from "./json.js";
 import { attempt } from "./toast.js";
 
 const path = (id, what) => `events/${part(id)}/${what}`;
-const name = event => h("p", null, h("strong", null, event.event_type ?? "(unreadable)"), " ", h("span.mono.break", null, event.id));
+const name = event => h("p", null, h("strong", null, event.event_type || "(unreadable)"), " ", h("span.mono.break", null, event.id));
 
 /** A dead event is new again. */
 export async function replay(event) {
@@ -60,7 +60,9 @@ export async function edit(event) {
     confirm: "Save", danger: true,
     read: () => {
       if (json) check(area.value);
-      return { text: area.value, replay: again.checked };
+      // Laid out for editing; stored as it was before, on one line or on many.
+      const text = json && !found.text.includes("\n") ? compact(area.value) : area.value;
+      return { text, replay: again.checked };
     },
   });
   if (!changed) return undefined;

@@ -30,6 +30,7 @@ const TITLES = { overview: "Overview", events: "Events", dead: "Dead letters", k
 
 const app = document.getElementById("app");
 let frame = null;
+let at = {};
 let session = new AbortController();
 let visit = new AbortController();
 
@@ -37,7 +38,7 @@ applyTheme();
 keepTimes();
 listen();
 onSignedOut(() => signIn());
-addEventListener("hashchange", () => (frame ? show() : start()));
+addEventListener("hashchange", () => (frame ? move() : start()));
 start();
 
 /** Finds out who is there. A token in the address is taken out of it before anything else happens. */
@@ -82,12 +83,19 @@ async function open(me) {
   const switchDatabase = name => {
     linkDatabase(name);
     go(current().path[0]);
-    open(me);
   };
   frame = shell({ me, databases: names, database, switchDatabase, signal: session.signal });
+  at = { me, names, database };
   fill(app, frame.el);
   connect();
   show();
+}
+
+/** Another address: another view, or another database and so everything anew. */
+function move() {
+  const wanted = current().query.database;
+  if (at.database && wanted !== at.database && at.names.includes(wanted)) open(at.me);
+  else show();
 }
 
 /** Shows the view of the address. */
@@ -99,7 +107,7 @@ function show() {
   visit = new AbortController();
   frame.at(name);
   document.title = `${id ? `${id} · ` : ""}${TITLES[name] ?? "Not found"} · outbox`;
-  const page = h("div.view");
+  const page = h("div.pile");
   const moved = frame.main.dataset.path !== path.join("/");
   frame.main.dataset.path = path.join("/");
   fill(frame.main, page);

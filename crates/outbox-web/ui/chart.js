@@ -3,10 +3,10 @@
 import { fill, h, s, say } from "./dom.js";
 import { now } from "./clock.js";
 
-const SIZE = { left: 46, right: 8, top: 10, bottom: 22 };
+const SIZE = { left: 54, right: 8, top: 10, bottom: 22 };
 
 /**
- * `series`: `{ key, name, kind, area }`, `kind` being a class such as `delivered`. `format` shows a value.
+ * `series`: `{ key, name, kind, area, bars }`, `kind` being a class such as `delivered`. `format` shows a value.
  * Points are `{ at: ms, [key]: value }`, oldest first; a value that is not there is a gap.
  */
 export function chart({ title, series, format, height = 190, floor = 1 }) {
@@ -15,7 +15,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
   const keys = series.map(one => {
     const value = h("b", null, "–");
     const swatch = s("svg", { width: 18, height: 8, "aria-hidden": "true" },
-      s("line", { x1: 0, y1: 4, x2: 18, y2: 4, class: `line ${one.kind}` }));
+      one.bars ? s("rect", { x: 6, y: 0, width: 5, height: 8, class: `mark-bar ${one.kind}` }) : s("line", { x1: 0, y1: 4, x2: 18, y2: 4, class: `line ${one.kind}` }));
     return { ...one, value, el: h("li", null, swatch, one.name, value) };
   });
   const plot = h("div.plot-box", { tabindex: "0", role: "group", "aria-label": `${title}: arrow keys read values` }, svg, tip);
@@ -39,7 +39,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
     const scale = scales(width, height, end, data, series, floor);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("width", width);
-    fill(svg, grid(scale, format), series.map(one => lines(one, data.points, scale)),
+    fill(svg, grid(scale, format), series.map(one => (one.bars ? bars : lines)(one, data.points, scale)),
       data.points.length < 2 && waiting(width, height));
     if (cursor !== null) point();
   }
@@ -131,6 +131,15 @@ function grid(scale, format) {
     parts.push(s("text", { class: "tick", x, y: scale.height - 5, "text-anchor": anchor }, text));
   }
   return parts;
+}
+
+/** Few and far between: a bar for each, high enough to be seen. */
+function bars({ key, kind }, points, scale) {
+  const bottom = scale.y(0);
+  return points.filter(point => point.at >= scale.start && point[key] > 0).map(point => {
+    const top = Math.min(scale.y(point[key]), bottom - 5);
+    return s("rect", { class: `mark-bar ${kind}`, x: (scale.x(point.at) - 2).toFixed(1), y: top.toFixed(1), width: 4, height: (bottom - top).toFixed(1), rx: 1 });
+  });
 }
 
 function lines({ key, kind, area }, points, scale) {

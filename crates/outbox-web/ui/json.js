@@ -11,6 +11,11 @@ export function pretty(text) {
   return layout(text).map(({ text: part }) => part).join("");
 }
 
+/** The same JSON without what only lays it out. */
+export function compact(text) {
+  return isJson(text) ? (text.match(TOKEN) ?? []).join("") : text;
+}
+
 /** Whether it can be read as JSON. */
 export function isJson(text) {
   try {

@@ -75,7 +75,7 @@ function add(message) {
 }
 
 function point(message) {
-  return { ...message, at: new Date(message.at).getTime() };
+  return { ...message.rates, ...message.latency_ms, oldest: message.oldest_due_ms, lag: message.lag, at: new Date(message.at).getTime() };
 }
 
 function turn(next) {

@@ -5,7 +5,7 @@ import { href } from "./route.js";
 
 const WORDS = {
   NEW: ["wait", "Waiting"], RETRY: ["warn", "Retrying"], DONE: ["good", "Done"], DEAD: ["bad", "Dead"],
-  ACTIVE: ["good", "Active"], PAUSED: ["wait", "Paused"], FAILED: ["bad", "Failing"],
+  ACTIVE: ["good", "Active"], PAUSED: ["wait", "Paused"], FAILED: ["bad", "Failed"],
   PENDING: ["wait", "Pending"], COMPLETED: ["good", "Completed"], CANCELLED: ["off", "Cancelled"],
 };
 

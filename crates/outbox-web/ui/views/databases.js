@@ -3,17 +3,21 @@
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { badge, head } from "../parts.js";
-import { href } from "../route.js";
+import { act } from "../role.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
+import { jobs } from "./jobs.js";
+import { purge } from "./purge.js";
 
 const KINDS = { active: "good", open: "good", "standing by": "wait", starting: "wait", failing: "bad" };
 
 export function databases({ main, signal }) {
   const place = h("div");
-  fill(main, head("Databases", "Each database has its own outbox; one process may look after many."), place);
+  const running = jobs(signal);
+  const clean = act("Purge…", { needs: "admin", hint: "Delete old rows of the chosen database: counts first", run: async () => { if (await purge()) await running.refresh(); } });
+  fill(main, head("Databases", "Each database has its own outbox; one process may look after many.", clean), running.el, place);
   const list = table({
-    caption: "Databases", key: database => database.name, href: database => `${href("overview", {}).split("?")[0]}?database=${encodeURIComponent(database.name)}`,
+    caption: "Databases", key: database => database.name, href: ({ name }) => `#/overview?${new URLSearchParams({ database: name })}`,
     columns: [
       { name: "Database", wide: true, cell: database => h("span.type", null, database.name) },
       { name: "State", tight: true, cell: database => badge(KINDS[database.state] ?? "off", database.state) },

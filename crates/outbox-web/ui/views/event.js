@@ -13,7 +13,7 @@ import { timeline } from "./timeline.js";
 
 export function event({ main, path, signal }) {
   const id = path[1];
-  const place = h("div");
+  const place = h("div.pile");
   const hidden = payload(id);
   fill(main, place);
   let last = null;
@@ -56,13 +56,13 @@ function page(found, hidden, refresh) {
     crumb(),
     h("header.view-head", null,
       h("div", null,
-        h("h1", null, event.event_type ?? "(unreadable)", " ", status(event.status)),
+        h("h1", null, event.event_type || "(unreadable)", " ", status(event.status)),
         h("p.mono.muted.break", null, event.id, " ", copy(event.id))),
       h("div.tools", null, buttons(event, refresh))),
     h("section.explain", { class: event.status.toLowerCase(), "aria-label": "Explanation" }, paragraphs(found.explanation)),
     h("div.columns", null,
-      h("div", null, card("Timeline", timeline(event, found.attempts)), card(null, hidden)),
-      h("div", null, card("Facts", eventFacts(event)), headers(event))),
+      h("div", null, card("Timeline", timeline(event, found.attempts))),
+      h("div", null, card("Facts", eventFacts(event)), card(null, hidden))),
   ];
 }
 
@@ -97,6 +97,7 @@ function eventFacts(event) {
     ["Deduplication key", event.dedup_key],
     ["Place in the table", number(event.seq)],
     ["Failed attempts", number(event.attempts)],
+    ["Occurred", event.occurred_at && when(event.occurred_at)],
     ["Stored", when(event.created_at)],
     ["Due", event.status === "NEW" || event.status === "RETRY" ? when(event.available_at) : null],
     ["Expires", event.expires_at && when(event.expires_at)],
@@ -104,13 +105,9 @@ function eventFacts(event) {
     ["Lease ends", event.locked_until && when(event.locked_until)],
     [event.status === "DEAD" ? "Died" : "Done", event.done_at && when(event.done_at)],
     ["By", event.done_by],
+    ["Cannot be read", event.unreadable],
     ["Payload", `${bytes(event.payload_bytes)}${event.content_type ? `, ${event.content_type}` : ""}`],
   ]);
-}
-
-function headers(event) {
-  const entries = Object.entries(event.headers ?? {});
-  return entries.length ? card("Headers", facts(entries)) : null;
 }
 
 function shelf(word) {

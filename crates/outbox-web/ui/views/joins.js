@@ -11,14 +11,15 @@ import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
 import { attempt, toast } from "../toast.js";
 
-const TABS = [["", "All"], ["pending", "Pending"], ["completed", "Completed"], ["failed", "Failed"], ["cancelled", "Cancelled"]];
+const TABS = [["pending", "Pending"], ["completed", "Completed"], ["failed", "Failed"], ["cancelled", "Cancelled"], ["all", "All"]];
 const PAGE = 50;
 
 export function joins({ main, query, signal }) {
+  const standing = query.status ?? "pending";
   const place = h("div");
   fill(main, head("Joins", "A join waits for its steps; when all are settled, what follows is written."),
     h("nav.tabs", { "aria-label": "Status" }, TABS.map(([name, title]) =>
-      h("a", { href: href("joins", { status: name }), "aria-current": (query.status ?? "") === name ? "page" : undefined }, title))),
+      h("a", { href: href("joins", { status: name }), "aria-current": standing === name ? "page" : undefined }, title))),
     place);
   const list = table({
     caption: "Joins", key: join => join.id, href: join => href(["joins", join.id]),
@@ -32,11 +33,11 @@ export function joins({ main, query, signal }) {
   });
   const foot = h("div.list-foot");
   let rows = [];
-  const page = after => get("joins", { status: query.status, after, limit: PAGE }, signal);
+  const page = after => get("joins", { status: standing === "all" ? undefined : standing, after, limit: PAGE }, signal);
   const take = ({ joins: found, next }) => {
     rows = rows.concat(found);
     list.update(rows);
-    if (!rows.length) return fill(place, empty("No joins.", "A join appears when a fan-out is written."));
+    if (!rows.length) return fill(place, empty(standing === "all" ? "No joins." : `No ${standing} joins.`, "A join appears when a fan-out is written."));
     if (!list.el.isConnected) fill(place, list.el, foot);
     return fill(foot, next && h("button.button", { type: "button", onclick: async () => {
       const answer = await attempt(() => page(next));
@@ -59,7 +60,7 @@ function progress(join) {
 
 export function join({ main, path, signal }) {
   const id = path[1];
-  const place = h("div");
+  const place = h("div.pile");
   const steps = h("div");
   fill(main, place, card("Steps", steps));
   const fetch = () => get(`joins/${part(id)}`, {}, signal);

@@ -40,18 +40,18 @@ function one({ key, head: first, behind }, refresh) {
     h("div.key-head", null,
       h("h2.mono.break", null, h("a", { href: href("events", { ordering_key: key }) }, key)),
       h("span.behind", null, h("b", null, counted(behind)), behind.count === 1 && !behind.more ? " event waits" : " events wait")),
-    h("p", null, "Held by ", h("strong", null, first.event_type ?? "(unreadable)"), " ", eventLink(first.id), ", dead since ", when(first.done_at),
+    h("p", null, "Held by ", h("strong", null, first.event_type || "(unreadable)"), " ", eventLink(first.id), ", dead since ", when(first.done_at),
       ` after ${things(first.attempts, "failed attempt")}.`),
     h("pre.error-text", null, first.last_error ?? "No error was noted."),
     h("div.tools", null,
       act("Replay the head", { kind: "primary", run: then(async () => (await ask({
         title: `Replay the head of “${key}”?`,
-        body: [`${first.event_type ?? "It"} is delivered again. If it is done this time, ${things(behind, "waiting event")} follow in order. If it fails, the key is blocked again.`],
+        body: [`${first.event_type || "It"} is delivered again. If it is done this time, ${things(behind, "waiting event")} follow in order. If it fails, the key is blocked again.`],
         confirm: "Replay it",
       })) && change("replay", "Replayed: the key goes on once it is done.")) }),
       act("Skip the head", { run: then(async () => (await ask({
         title: `Skip the head of “${key}”?`,
-        body: [`${first.event_type ?? "It"} counts as done and is never delivered. ${things(behind, "waiting event")} go on without it.`],
+        body: [`${first.event_type || "It"} counts as done and is never delivered. ${things(behind, "waiting event")} go on without it.`],
         confirm: "Skip it", danger: true,
       })) && change("skip", "Skipped: the key goes on.")) }),
       act("Edit the head…", { needs: "admin", run: then(() => edit(first)) })));

@@ -5,17 +5,18 @@ import { chart, spark } from "../chart.js";
 import { fill, h, say } from "../dom.js";
 import { counted, number, rate, span, when } from "../format.js";
 import { onLive } from "../live.js";
-import { card, head, status } from "../parts.js";
+import { card, head } from "../parts.js";
 import { href } from "../route.js";
 import { buckets, fitting, WINDOWS } from "../series.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
+import { pairStatus } from "./publishers.js";
 
 const FLOW = [
   { key: "written", name: "Written", kind: "written" },
   { key: "delivered", name: "Delivered", kind: "delivered", area: true },
   { key: "retried", name: "Retried", kind: "retried" },
-  { key: "dead", name: "Dead", kind: "dead" },
+  { key: "dead", name: "Dead", kind: "dead", bars: true },
 ];
 const LATENCY = [
   { key: "p50", name: "p50", kind: "p50" },
@@ -76,7 +77,7 @@ const HEADLINE = [
   ["due", "Due", "Could be delivered now", { status: "pending" }],
   ["held", "In hand", "A relay has them", { status: "pending" }],
   ["delayed", "Delayed", "Their time has not come", { status: "pending" }],
-  ["retrying", "Retrying", "Failed before, will be tried again", { status: "pending" }],
+  ["retrying", "Retrying", "Failed before, will be tried again", { status: "retry" }],
   ["dead", "Dead", "Given up; a person has to look", { status: "dead" }],
 ];
 
@@ -147,7 +148,7 @@ function publisherTable() {
     href: pair => href("publishers", { publisher: pair.publisher }),
     columns: [
       { name: "Publisher", wide: true, cell: pair => [h("span.type", null, pair.publisher), h("span.sub", null, pair.topic)] },
-      { name: "Status", cell: pair => status(pair.status) },
+      { name: "Status", cell: pairStatus },
       { name: "Behind", num: true, cell: pair => number(pair.behind) },
       { name: "Trend", num: true, cell: pair => spark(behind[id(pair)] ?? [], "How far behind, lately") },
     ],
@@ -164,7 +165,7 @@ function publisherTable() {
   function live(points) {
     behind = {};
     for (const point of points.filter((_, i) => i % 5 === 0).slice(-60)) {
-      for (const pair of point.publishers ?? []) (behind[id(pair)] ??= []).push(pair.behind);
+      for (const pair of point.lag ?? []) (behind[id(pair)] ??= []).push(pair.behind);
     }
     if (last.length) list.update(last);
   }

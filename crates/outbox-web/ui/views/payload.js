@@ -4,7 +4,7 @@ import { get, part } from "../api.js";
 import { fill, h } from "../dom.js";
 import { bytes } from "../format.js";
 import { isJson, jsonView } from "../json.js";
-import { copy } from "../parts.js";
+import { copy, facts } from "../parts.js";
 import { act } from "../role.js";
 import { attempt } from "../toast.js";
 
@@ -26,6 +26,7 @@ export function payload(id) {
 function shown(found, hide) {
   const text = found.text;
   const place = h("div");
+  const headers = Object.entries(found.headers);
   const laidOut = text !== null && isJson(text);
   let raw = !laidOut;
   const draw = () => {
@@ -40,5 +41,6 @@ function shown(found, hide) {
       laidOut && toggle, copy(text ?? found.base64),
       h("button.button.small", { type: "button", onclick: hide }, "Hide")),
     place,
+    headers.length > 0 && [h("h3", null, "Headers"), facts(headers)],
   ];
 }

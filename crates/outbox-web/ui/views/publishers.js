@@ -42,15 +42,18 @@ function rows({ name, topics, outages }) {
 function columns(refresh) {
   return [
     { name: "Publisher", wide: true, cell: pair => [h("strong.type", null, pair.publisher), h("span.sub", null, pair.topic ? `topic ${pair.topic}` : "events of the queue")] },
-    { name: "Status", cell: pair => status(pair.status), tight: true },
-    { name: "Position", num: true, cell: pair => number(pair.position) },
-    { name: "Head", num: true, cell: pair => number(pair.head) },
-    { name: "Behind", num: true, cell: pair => h("b", null, number(pair.behind)) },
-    { name: "Moved", num: true, cell: pair => when(pair.updated_at) },
+    { name: "Status", cell: pairStatus, tight: true },
+    { name: "Position", num: true, cell: pair => (pair.topic ? [number(pair.position), h("span.sub", null, `of ${number(pair.head)}`)] : "–") },
+    { name: "Behind", num: true, cell: pair => (pair.topic ? [h("b", null, number(pair.behind)), h("span.sub", null, "moved ", when(pair.updated_at))] : "–") },
     { name: "Leader", cell: pair => leader(pair) },
     { name: "Errors", wide: true, cell: errors },
-    { name: "Actions", cell: pair => h("div.tools", null, buttons(pair, refresh)) },
+    { name: "Actions", tight: true, cell: pair => h("div.tools", null, buttons(pair, refresh)) },
   ];
+}
+
+/** A pair that fails is still tried: it is not over. */
+export function pairStatus(pair) {
+  return status(pair.status, pair.status === "FAILED" ? "Failing" : undefined);
 }
 
 function leader(pair) {

@@ -4,26 +4,37 @@ import { h } from "../dom.js";
 import { errorDiff } from "../diff.js";
 import { number, when } from "../format.js";
 
+/** More attempts than this are folded: the first and the last tell the story. */
+const UNFOLDED = 6;
+
 /** As a list, oldest first. Errors show what differs from the one before. */
-export function timeline(event, attempts = []) {
-  const items = [item("good", "Written", event.created_at)];
+export function timeline(event, attempts) {
   const missing = event.attempts - attempts.length;
-  if (missing > 0) items.push(item("off", `${number(missing)} earlier ${missing === 1 ? "attempt is" : "attempts are"} not kept`));
-  let before = null;
-  let number_ = 0;
-  for (const attempt of attempts) {
-    if (attempt.number <= number_) {
-      items.push(item("wait", "Made new again"));
-      before = null;
-    }
-    number_ = attempt.number;
-    items.push(item(attempt.fatal ? "bad" : "warn", [`Attempt ${attempt.number} failed`, attempt.fatal && " for good"],
-      attempt.at, h("p.muted", null, "on ", h("span.mono.break", null, attempt.node)), errorDiff(before, attempt.error)));
-    before = attempt.error;
-  }
-  if (event.attempts === 0 && attempts.length) items.push(item("wait", "Made new again"));
-  items.push(end(event));
-  return h("ol.timeline", null, items);
+  return h("ol.timeline", null,
+    item("good", "Written", event.created_at),
+    missing > 0 && item("off", `${number(missing)} earlier ${missing === 1 ? "attempt is" : "attempts are"} not kept`),
+    folded(attempts.flatMap((attempt, i) => tried(attempt, attempts[i - 1]))),
+    event.attempts === 0 && attempts.length > 0 && item("wait", "Made new again"),
+    end(event));
+}
+
+/** An attempt; before it, that the event was made new, if its number says so. */
+function tried(attempt, before) {
+  const anew = before && attempt.number <= before.number;
+  const failed = item(attempt.fatal ? "bad" : "warn", [`Attempt ${attempt.number} failed`, attempt.fatal && " for good"], attempt.at,
+    h("p.muted", null, "on ", h("span.mono.break", null, attempt.node)), errorDiff(anew ? null : before?.error, attempt.error));
+  return anew ? [item("wait", "Made new again"), failed] : [failed];
+}
+
+function folded(items) {
+  if (items.length <= UNFOLDED) return items;
+  const inside = items.slice(1, -3);
+  const button = h("button.button.small", {
+    type: "button",
+    onclick: () => fold.replaceWith(...inside),
+  }, `Show ${number(inside.length)} more`);
+  const fold = h("li.off", null, h("div.line", null, button));
+  return [items[0], fold, ...items.slice(-3)];
 }
 
 function end(event) {
@@ -31,8 +42,8 @@ function end(event) {
   switch (event.status) {
     case "DONE": return item("good", "Done", event.done_at, by);
     case "DEAD": return item("bad", "Given up", event.done_at, by);
-    case "RETRY": return item("wait next", "Next attempt", event.available_at);
-    default: return item("wait next", event.locked_by ? "In hand" : "Due", event.available_at,
+    case "RETRY": return item("wait", "Next attempt", event.available_at);
+    default: return item("wait", event.locked_by ? "In hand" : "Due", event.available_at,
       event.locked_by && h("p.muted", null, "of ", h("span.mono.break", null, event.locked_by)));
   }
 }
