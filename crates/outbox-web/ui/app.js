@@ -50,7 +50,7 @@ async function start() {
   }
   fill(app, loading());
   try {
-    await open(await get("whoami"));
+    open(await get("whoami"));
   } catch (error) {
     if (error.status !== 401) fill(app, failed(error, start));
   }
@@ -70,12 +70,12 @@ function leave() {
 }
 
 /** Builds the frame for the one who is there. */
-async function open(me) {
+function open(me) {
   leave();
   session = new AbortController();
-  useCsrf(me.csrf_token);
+  useCsrf(me.csrf);
   signedInAs(me);
-  const names = (await get("databases")).databases.map(({ name }) => name);
+  const names = me.databases;
   const wanted = current().query.database;
   const database = names.length > 1 ? (names.includes(wanted) ? wanted : names[0]) : null;
   useDatabase(database);

@@ -4,7 +4,7 @@ import { address } from "./api.js";
 import { heard } from "./clock.js";
 
 const KEPT_MS = 15 * 60_000;
-const SILENT_MS = 6_000;
+const SILENT_MS = 12_000;
 const UNSEEN_MS = 60_000;
 
 let source = null;
@@ -75,7 +75,8 @@ function add(message) {
 }
 
 function point(message) {
-  return { ...message.rates, ...message.latency_ms, oldest: message.oldest_due_ms, lag: message.lag, at: new Date(message.at).getTime() };
+  const { at, written, delivered, retried, dead, p50, p95, p99, oldest, publishers } = message;
+  return { at: new Date(at).getTime(), written, delivered, retried, dead, p50, p95, p99, oldest, publishers };
 }
 
 function turn(next) {

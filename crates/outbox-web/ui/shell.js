@@ -31,11 +31,11 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
     h("nav", { "aria-label": "Views" }, [...links.values()]),
     databases.length > 1 && chooser(databases, database, switchDatabase),
     h("div.side-foot", null,
-      h("div.who", null, h("strong", { title: me.name }, me.name), h("span.role", null, me.role)),
+      h("div.who", null, h("strong", { title: me.actor }, me.actor), h("span.role", null, me.role)),
       h("div.tools", null, themeSwitch(),
         h("button.icon", { type: "button", "aria-label": "Keys", title: "Keys (?)", onclick: help }, "?"),
         h("a.icon", { href: DOCS, title: "REST API", "aria-label": "REST API" }, "{ }"),
-        me.csrf_token && h("button.icon", { type: "button", "aria-label": "Sign out", title: "Sign out", onclick: signOut }, icon("out")))));
+        me.session && h("button.icon", { type: "button", "aria-label": "Sign out", title: "Sign out", onclick: signOut }, icon("out")))));
   const el = h("div.shell", null,
     h("a.skip", { href: "#main", onclick: event => { event.preventDefault(); main.focus(); } }, "Skip to content"),
     h("header.top", null, h("a.brand", { href: href("overview"), onclick: closeMenu }, mark(), h("span", null, "outbox")),

@@ -69,6 +69,8 @@ function put(td, content) {
     return typeof child === "string" ? old.nodeType === Node.TEXT_NODE && old.data === child : old.isEqualNode(child) && !live(child);
   });
   if (same) return;
+  // What is not there takes no room on a narrow screen.
+  td.classList.toggle("none", next.length === 0 || (next.length === 1 && next[0] === "–"));
   const focused = td.contains(document.activeElement) ? [...td.querySelectorAll("a, button")].indexOf(document.activeElement) : -1;
   td.replaceChildren(...next);
   if (focused >= 0) td.querySelectorAll("a, button")[focused]?.focus();

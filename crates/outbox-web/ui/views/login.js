@@ -15,7 +15,7 @@ export function login(app, { token, done }) {
     button.setAttribute("aria-busy", "true");
     problem.textContent = "";
     try {
-      await done(await post("session", { token: given }));
+      done(await post("session", { token: given }));
     } catch (error) {
       input.value = "";
       problem.textContent = error.status === 401 ? "This token is not known here. It may have been changed or withdrawn." : error.message;

@@ -13,16 +13,16 @@ export function nodes({ main, signal }) {
   fill(main, head("Nodes", "Every relay says what it is doing, every 2 to 20 seconds."), card("Relays", relays), card("Leases", leases));
   const list = table({ caption: "Relays", key: node => node.node, columns: [
     { name: "Node", wide: true, cell: node => h("span.mono.break", null, node.node) },
-    { name: "State", tight: true, cell: node => [state(node), h("span.sub", null, `${node.mode}, ${node.version}`)] },
+    { name: "State", tight: true, cell: node => [state(node), h("span.sub", { title: `Dead events ${node.on_dead} their key` }, `${node.mode}, ${node.version}`)] },
     { name: "Started", num: true, cell: node => when(node.started_at) },
     { name: "Seen", num: true, cell: node => `${span(node.seen_ms)} ago` },
     { name: "Delivered/s", num: true, cell: node => rate(node.delivered_per_second) },
-    { name: "Delivered", num: true, cell: node => number(node.counts?.delivered) },
-    { name: "Failed", num: true, cell: node => number(node.counts?.failed) },
-    { name: "Dead", num: true, cell: node => number(node.counts?.dead) },
+    { name: "Delivered", num: true, cell: node => number(node.counts.delivered) },
+    { name: "Failed", num: true, cell: node => number(node.counts.failed) },
+    { name: "Dead", num: true, cell: node => number(node.counts.dead) },
     { name: "Not available", wide: true, cell: outages },
   ] });
-  const held = table({ caption: "Leases", key: lease => lease.holder, columns: [
+  const held = table({ caption: "Leases", key: lease => `${lease.holder}/${lease.what}`, columns: [
     { name: "Held by", wide: true, cell: lease => h("span.mono.break", null, lease.holder) },
     { name: "What", cell: lease => lease.what },
     { name: "Events", num: true, cell: lease => number(lease.events) },

@@ -32,7 +32,7 @@ export function overview({ main, signal }) {
   const outages = h("div");
   const charts = {
     flow: chart({ title: "Events a second", series: FLOW, format: rate, height: 240 }),
-    latency: chart({ title: "Latency, written to settled", series: LATENCY, format: span, floor: 10 }),
+    latency: chart({ title: "Latency of deliveries", series: LATENCY, format: span, floor: 10 }),
     age: chart({ title: "Age of the backlog", series: AGE, format: span, floor: 1_000 }),
   };
   const types = typeTable();
@@ -59,7 +59,7 @@ export function overview({ main, signal }) {
     draw();
     if (heard.latest) {
       numbers.show(heard.latest.overview);
-      fill(outages, (heard.latest.outages ?? []).map(outage));
+      warnings(outages, heard.latest);
       publishers.live(heard.points);
     }
   });
@@ -67,16 +67,16 @@ export function overview({ main, signal }) {
     const [all, lag] = await Promise.all([get("overview", {}, signal), get("publishers/lag", {}, signal)]);
     numbers.show(all);
     types.show(all);
-    publishers.show(lag.lag);
+    publishers.show(lag.publishers);
   };
   load(types.el, refresh, () => {});
   every(5_000, signal, refresh);
 }
 
 const HEADLINE = [
-  ["due", "Due", "Could be delivered now", { status: "pending" }],
+  ["due", "Due", "Can be delivered now, or are being delivered", { status: "pending" }],
   ["held", "In hand", "A relay has them", { status: "pending" }],
-  ["delayed", "Delayed", "Their time has not come", { status: "pending" }],
+  ["delayed", "Delayed", "Their time has not come, retries among them", { status: "pending" }],
   ["retrying", "Retrying", "Failed before, will be tried again", { status: "retry" }],
   ["dead", "Dead", "Given up; a person has to look", { status: "dead" }],
 ];
@@ -103,10 +103,21 @@ function headline() {
   return { el, show };
 }
 
-function outage(one) {
-  return h("section.banner.outage", { role: "alert" },
-    h("div", null, h("strong", null, `${one.destination} is not available`), " since ", when(one.since), ". ", one.reason),
-    h("p", null, "Events that go there wait, and lose no attempt: ", one.types.length ? one.types.join(", ") : "all types", "."));
+/** What stands still, loudly. Made anew only when it changes, so that it is read out once. */
+function warnings(place, { error, relays, outages, overview }) {
+  const found = [];
+  const first = new Map(outages.map(one => [one.destination, one]).reverse());
+  if (error) found.push(["Nothing is known right now", `${error}.`, "The numbers below are those of the last answer."]);
+  else if (relays === 0 && overview.held.count === 0) found.push(["No relay runs", "Events are written and wait.", "Start one: outbox relay, or .start() in your program."]);
+  for (const one of first.values()) {
+    found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", one.reason],
+      one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
+  }
+  const said = JSON.stringify([error, relays, [...first.values()]]);
+  if (place.dataset.said === said) return;
+  place.dataset.said = said;
+  fill(place, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },
+    h("div", null, h("strong", null, title), " ", what), h("p", null, then))));
 }
 
 function windowSwitch(changed) {
@@ -165,7 +176,7 @@ function publisherTable() {
   function live(points) {
     behind = {};
     for (const point of points.filter((_, i) => i % 5 === 0).slice(-60)) {
-      for (const pair of point.lag ?? []) (behind[id(pair)] ??= []).push(pair.behind);
+      for (const pair of point.publishers ?? []) (behind[id(pair)] ??= []).push(pair.behind);
     }
     if (last.length) list.update(last);
   }

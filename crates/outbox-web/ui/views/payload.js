@@ -12,7 +12,7 @@ import { attempt } from "../toast.js";
 export function payload(id) {
   const body = h("div");
   const hide = () => fill(body,
-    h("p.muted", null, "Hidden. Who looks at it is noted in the audit."),
+    h("p.muted.spaced", null, "Hidden. Who looks at it is noted in the audit."),
     act("Show payload", { run: show, hint: "Reads the payload" }));
 
   async function show() {

@@ -4,7 +4,7 @@ import { get, part, post } from "../api.js";
 import { ask } from "../dialog.js";
 import { fill, h } from "../dom.js";
 import { number, short, when } from "../format.js";
-import { head, status } from "../parts.js";
+import { badge, head, status } from "../parts.js";
 import { act } from "../role.js";
 import { href } from "../route.js";
 import { empty, every, load } from "../state.js";
@@ -20,9 +20,8 @@ export function publishers({ main, query, signal }) {
     rowClass: pair => (pair.status === "FAILED" ? "row-bad" : ""),
   });
   const fetch = () => get("publishers", {}, signal);
-  const render = ({ publishers: all }) => {
-    const wanted = all.filter(one => !query.publisher || one.name === query.publisher);
-    const pairs = wanted.flatMap(rows);
+  const render = found => {
+    const pairs = rows(found).filter(pair => !query.publisher || pair.publisher === query.publisher);
     if (!pairs.length) return fill(place, empty("No publisher has started yet.", "They appear once a relay runs topics with publishers. Events of the queue need none."));
     list.update(pairs);
     if (!list.el.isConnected) fill(place, list.el);
@@ -33,10 +32,12 @@ export function publishers({ main, query, signal }) {
   every(2_000, signal, refresh);
 }
 
-/** A row for each topic; one that only events of the queue go to has no position. */
-function rows({ name, topics, outages }) {
-  if (!topics.length) return [{ publisher: name, topic: null, status: outages.length ? "FAILED" : "ACTIVE", outages }];
-  return topics.map(pair => ({ ...pair, outages }));
+/** A row for each pair, and one for each publisher that is out of reach and has no topic: events of the queue go to it. */
+function rows({ publishers: pairs, outages }) {
+  const of = name => outages.filter(outage => outage.destination === name);
+  const names = new Set(outages.map(outage => outage.destination).filter(name => !pairs.some(pair => pair.publisher === name)));
+  return pairs.map(pair => ({ ...pair, outages: of(pair.publisher) }))
+    .concat([...names].map(name => ({ publisher: name, topic: null, status: "FAILED", outages: of(name) })));
 }
 
 function columns(refresh) {
@@ -47,12 +48,13 @@ function columns(refresh) {
     { name: "Behind", num: true, cell: pair => (pair.topic ? [h("b", null, number(pair.behind)), h("span.sub", null, "moved ", when(pair.updated_at))] : "–") },
     { name: "Leader", cell: pair => leader(pair) },
     { name: "Errors", wide: true, cell: errors },
-    { name: "Actions", tight: true, cell: pair => h("div.tools", null, buttons(pair, refresh)) },
+    { name: "Actions", tight: true, cell: pair => (pair.topic ? h("div.tools", null, buttons(pair, refresh)) : "–") },
   ];
 }
 
 /** A pair that fails is still tried: it is not over. */
 export function pairStatus(pair) {
+  if (pair.outages?.length) return badge("bad", "Not available");
   return status(pair.status, pair.status === "FAILED" ? "Failing" : undefined);
 }
 
@@ -63,13 +65,12 @@ function leader(pair) {
 
 function errors(pair) {
   const away = pair.outages.map(one => [h("span.error-line", { title: one.reason }, short(one.reason, 120)), h("span.sub", null, "not available since ", when(one.since))]);
-  const own = pair.last_error && pair.error_count > 0
-    && [h("span.error-line", { title: pair.last_error }, short(pair.last_error, 120)), h("span.sub", null, `${number(pair.error_count)} in a row`)];
+  const own = pair.last_error && pair.errors > 0
+    && [h("span.error-line", { title: pair.last_error }, short(pair.last_error, 120)), h("span.sub", null, `${number(pair.errors)} in a row`)];
   return away.length || own ? [away, own] : "–";
 }
 
 function buttons(pair, refresh) {
-  if (!pair.topic) return [];
   const at = what => `publishers/${part(pair.publisher)}/topics/${part(pair.topic)}/${what}`;
   const run = (question, what, done) => async () => {
     const body = await ask(question);
