@@ -52,6 +52,7 @@ export async function edit(event) {
   }
   const json = isJson(found.text);
   const area = h("textarea", { rows: 14, spellcheck: "false", wrap: "off", value: pretty(found.text) });
+  area.setSelectionRange(0, 0);
   const again = h("input", { type: "checkbox", checked: true, id: "edit-replay" });
   const changed = await ask({
     title: "Edit the payload", wide: true,

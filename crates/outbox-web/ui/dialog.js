@@ -15,7 +15,7 @@ export function ask({ title, body = [], fields = [], confirm, danger = false, wo
     const form = h("form", { method: "dialog", onsubmit: submit },
       h("h2", { id: "ask-title" }, title),
       h("div.dialog-body", null, body.map(line => (line instanceof Node ? line : h("p", null, line))), fields,
-        word && h("p.field", null, h("label", { for: "ask-word" }, "Type ", h("strong", null, word), " to confirm"), typed)),
+        word && h("p.field", null, h("label", { for: "ask-word" }, "Type ", h("kbd", null, word), " to confirm"), typed)),
       problem,
       h("div.dialog-actions", null, no, yes));
     const dialog = h("dialog", { "aria-labelledby": "ask-title", class: wide ? "wide" : "", onclose: () => done(false) }, form);

@@ -98,9 +98,9 @@ function buttons(pair, refresh) {
 
 function resetQuestion(pair, name) {
   const choice = (value, label, input) => {
-    const radio = h("input", { type: "radio", name: "reset-to", value, id: `reset-${value}`, checked: value === "end" });
+    const radio = h("input", { type: "radio", name: "reset-to", value, id: `reset-${value}`, checked: value === "position" });
     input?.addEventListener("focus", () => { radio.checked = true; });
-    return h("p.check", null, radio, h("label", { for: `reset-${value}` }, label), input);
+    return h("div.choice", null, radio, h("label", { for: `reset-${value}` }, label), input);
   };
   const position = h("input", { type: "number", min: 0, max: pair.head, value: pair.position, "aria-label": "Position" });
   const time = h("input", { type: "datetime-local", step: 1, "aria-label": "Time" });
