@@ -123,7 +123,7 @@ function grid(scale, format) {
     parts.push(s("text", { class: "tick", x: SIZE.left - 8, y: y + 4, "text-anchor": "end" }, format(value)));
   }
   const minutes = (scale.end - scale.start) / 60_000;
-  const room = Math.max(Math.floor((scale.width - SIZE.left) / 64), 2);
+  const room = Math.min(Math.max(Math.floor((scale.width - SIZE.left) / 64), 2), 6);
   const every = [0.5, 1, 3, 5].find(step => minutes / step <= room) ?? minutes;
   for (let back = 0; back <= minutes; back += every) {
     const x = scale.x(scale.end - back * 60_000);

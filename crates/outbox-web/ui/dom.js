@@ -48,8 +48,3 @@ export function say(el, text) {
   const next = String(text);
   if (el.textContent !== next) el.textContent = next;
 }
-
-/** Only for screen readers. */
-export function hidden(text) {
-  return h("span.sr", null, text);
-}

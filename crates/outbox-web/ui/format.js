@@ -46,14 +46,14 @@ export function span(ms) {
 }
 
 /** How long ago, or how soon. */
-export function relative(at) {
+function relative(at) {
   const past = now() - new Date(at).getTime();
   if (Math.abs(past) < 1_500) return "just now";
   return past > 0 ? `${span(past)} ago` : `in ${span(-past)}`;
 }
 
 /** A time in full, as the reader's clock shows it, and in UTC. */
-export function exact(at) {
+function exact(at) {
   const date = new Date(at);
   return `${absolute.format(date)} (${date.toISOString()})`;
 }

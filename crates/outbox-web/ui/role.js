@@ -12,7 +12,7 @@ export function signedInAs(who) {
 }
 
 /** Whether this role is enough. */
-export function may(role) {
+function may(role) {
   return ORDER.indexOf(me.role) >= ORDER.indexOf(role);
 }
 

@@ -37,9 +37,3 @@ export function href(path, query = {}) {
 export function go(path, query) {
   location.hash = href(path, query);
 }
-
-/** Goes there without a step in the history: for what is refined rather than visited. */
-export function refine(path, query) {
-  history.replaceState(null, "", href(path, query));
-  dispatchEvent(new HashChangeEvent("hashchange"));
-}

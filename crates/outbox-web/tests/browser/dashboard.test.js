@@ -95,8 +95,8 @@ for (const scheme of ["light", "dark"]) {
     assert.ok(wider <= 0, `an event is ${wider} px too wide`);
     assert.ok(await page.getByRole("button", { name: "Navigation" }).isVisible());
     await page.getByRole("button", { name: "Navigation" }).click();
-    await page.getByRole("link", { name: "Events", exact: true }).click();
-    await page.getByRole("heading", { name: "Events", level: 1 }).waitFor();
+    await page.getByRole("navigation", { name: "Views" }).getByRole("link", { name: "Nodes" }).click();
+    await page.getByRole("heading", { name: "Nodes", level: 1 }).waitFor();
     check();
     await context.close();
   });
@@ -119,6 +119,7 @@ test("the keyboard goes to views, to the filter and through rows", async () => {
   await page.getByRole("heading", { name: "Timeline" }).waitFor();
   await page.keyboard.press("g");
   await page.keyboard.press("e");
+  await page.getByRole("heading", { name: "Events", level: 1 }).waitFor();
   await page.keyboard.press("/");
   assert.ok(await page.evaluate(() => document.activeElement.hasAttribute("data-filter")));
   await page.keyboard.press("Escape");
