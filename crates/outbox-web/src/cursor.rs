@@ -32,7 +32,7 @@ impl Mark {
         let bytes = open(text).ok_or_else(wrong)?;
         let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else { return Err(wrong()) };
         if *of_shelf != code(shelf) || *direction != u8::from(newest_first) {
-            return Err(Problem::bad("the cursor belongs to a list of another status or order"));
+            return Err(Problem::invalid("the cursor belongs to a list of another status or order"));
         }
         let (at, seq) = rest.split_at_checked(8).ok_or_else(wrong)?;
         let number = |bytes: &[u8]| bytes.try_into().map(i64::from_be_bytes).map_err(|_| wrong());
@@ -75,7 +75,7 @@ fn open(text: &str) -> Option<Vec<u8>> {
 }
 
 fn wrong() -> Problem {
-    Problem::bad("the cursor is not one of this server").advice("Use `next` of the page before, as it is.")
+    Problem::invalid("the cursor is not one of this server").advice("Use `next` of the page before, as it is.")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::age::Age;
-use crate::problem::Answer;
+use crate::problem::{Answer, Problem};
 use crate::text;
 use crate::views::Count;
 
@@ -15,22 +15,22 @@ use crate::views::Count;
 #[schema(example = json!({"event_type": "order.placed", "within": "2h"}))]
 pub(crate) struct DeadFilter {
     /// Only this type.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) event_type: Option<String>,
     /// Only this type of aggregate.
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) aggregate_type: Option<String>,
     /// Only this aggregate.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) aggregate_id: Option<String>,
     /// Only this tenant.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) tenant_id: Option<String>,
     /// Only this ordering key.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) ordering_key: Option<String>,
     /// Only this correlation id.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) correlation_id: Option<String>,
     /// Only those that died more recently than this.
     pub(crate) within: Option<Age>,
@@ -58,7 +58,8 @@ impl DeadFilter {
     /// What a store understands.
     pub(crate) fn filter(&self) -> Answer<Filter> {
         for (name, value, longest) in self.texts() {
-            value.map_or(Ok(()), |value| text::check(name, value, longest))?;
+            let checked = value.map_or(Ok(()), |value| text::check(name, value, longest));
+            checked.map_err(|problem| Problem::invalid(problem.detail()))?;
         }
         Ok(Filter {
             event_type: self.event_type.clone(),

@@ -64,11 +64,14 @@ const CHANGES: [(&str, &str); 3] = [
 
 /// Tells of every operation of a group which role it needs, and what can go wrong.
 pub(crate) fn complete(document: &mut OpenApi, role: Option<Role>) {
-    for item in document.paths.paths.values_mut() {
+    for (path, item) in &mut document.paths.paths {
         let PathItem { get, post, put, delete, .. } = item;
-        let reads = get.as_mut().into_iter().map(|operation| (operation, false));
-        let changes = [post, put, delete].into_iter().flatten().map(|operation| (operation, true));
-        for (operation, changes) in reads.chain(changes) {
+        for (method, operation) in [("get", get), ("post", post), ("put", put), ("delete", delete)] {
+            let Some(operation) = operation else { continue };
+            let changes = method != "get";
+            // One that no other has: handlers of different resources have the same names.
+            let words = path.split(['/', '.', '{', '}']).filter(|word| !word.is_empty() && *word != "outbox");
+            operation.operation_id = Some([method].into_iter().chain(words).collect::<Vec<_>>().join("_"));
             tell_role(operation, role);
             tell_problems(operation, changes, role);
         }

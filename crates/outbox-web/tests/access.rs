@@ -224,7 +224,7 @@ async fn what_is_not_there_is_told_as_a_problem() {
         ("GET", "/api/outbox/events?limit=many", 400),
         ("GET", "/api/outbox/events?status=lost", 400),
         ("GET", "/api/outbox/events?evnt_type=x", 400),
-        ("GET", "/api/outbox/events?cursor=AAAA", 400),
+        ("GET", "/api/outbox/events?cursor=AAAA", 422),
         ("GET", "/api/outbox/events?event_type=%00", 400),
         ("GET", "/api/outbox/events?within=yesterday", 400),
         ("GET", "/api/outbox/overview?database=other", 404),

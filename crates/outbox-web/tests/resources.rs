@@ -66,7 +66,7 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
         let first = site.read("/api/outbox/events?limit=1").await;
         let cursor = first["next"].as_str().unwrap();
         let other = site.get(&format!("/api/outbox/events?status=dead&cursor={cursor}")).await;
-        assert_eq!(other.status, 400, "the cursor of another list");
+        assert_eq!(other.status, 422, "the cursor of another list");
         for (query, count) in [
             ("event_type=even", 4),
             ("aggregate_type=order", 7),
@@ -269,7 +269,7 @@ async fn joins_are_listed_shown_and_cancelled() {
         let next = first["next"].as_str().unwrap();
         let rest = site.read(&format!("/api/outbox/joins?limit=2&after={next}")).await;
         assert_eq!((&rest["joins"][0]["id"], &rest["next"]), (&json!("join-2"), &Value::Null), "{rest}");
-        assert_eq!(site.get("/api/outbox/joins?after=x").await.status, 400);
+        assert_eq!(site.get("/api/outbox/joins?after=x").await.status, 422);
 
         let one = site.read("/api/outbox/joins/join-0").await;
         assert_eq!((&one["expected"], &one["attached"], &one["status"]), (&json!(2), &json!(2), &json!("PENDING")), "{one}");

@@ -40,22 +40,22 @@ pub(crate) struct Listing {
     #[param(inline)]
     order: Option<Order>,
     /// Only this type.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     event_type: Option<String>,
     /// Only this type of aggregate.
-    #[param(min_length = 1, max_length = 64)]
+    #[param(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_type: Option<String>,
     /// Only this aggregate.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_id: Option<String>,
     /// Only this tenant.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     tenant_id: Option<String>,
     /// Only this ordering key.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     ordering_key: Option<String>,
     /// Only this correlation id.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     correlation_id: Option<String>,
     /// Only those stored more recently than this, such as 2h; of done and dead events, those settled more recently.
     #[param(value_type = Option<String>, pattern = "^[0-9]{1,6}(ms|s|m|h|d)$")]
@@ -198,7 +198,8 @@ pub(crate) struct Which {
 /// Page by page, in the order of an index, without payloads. Nothing is counted and nothing sorted, so it takes as long with a
 /// million events as with a hundred.
 #[utoipa::path(get, path = "/outbox/events", tag = "events", params(Listing),
-    responses((status = 200, description = "A page of events", body = Events)))]
+    responses((status = 200, description = "A page of events", body = Events),
+              (status = 422, description = "The cursor is not one of this list")))]
 pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Events>> {
     let database = choose(&web, listing.database.as_deref())?;
     let wanted = listing.status.unwrap_or_default();

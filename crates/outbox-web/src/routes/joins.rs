@@ -29,7 +29,7 @@ pub(crate) struct Listing {
     #[param(inline)]
     status: Option<Standing>,
     /// Only those of this group.
-    #[param(min_length = 1, max_length = 255)]
+    #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     group: Option<String>,
     /// Where the last page ended: its `next`.
     #[param(min_length = 1, max_length = 100)]
@@ -152,7 +152,8 @@ pub(crate) struct Which {
 
 /// List joins
 #[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(Listing),
-    responses((status = 200, description = "A page of joins", body = Joins)))]
+    responses((status = 200, description = "A page of joins", body = Joins),
+              (status = 422, description = "The cursor is not one of this list")))]
 pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Joins>> {
     let database = choose(&web, listing.database.as_deref())?;
     let limit = page_size(listing.limit)?;
@@ -185,7 +186,8 @@ pub(crate) async fn one(
 
 /// The steps of a join
 #[utoipa::path(get, path = "/outbox/joins/{id}/steps", tag = "joins", params(StepListing, Which),
-    responses((status = 200, description = "A page of steps", body = Steps)))]
+    responses((status = 200, description = "A page of steps", body = Steps),
+              (status = 422, description = "The cursor is not one of this list")))]
 pub(crate) async fn steps(
     State(web): State<Shared>,
     Path(id): Path<String>,
