@@ -211,7 +211,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
-        Command::Relay(options) => relay::run(options).await,
+        Command::Relay(options) => relay::run(options, matches!(cli.log_format, LogFormat::Text)).await,
         Command::Send(options) => send::run(options).await,
         Command::Status(options) => status::run(options).await,
         Command::Events(options) => events::run(options).await,

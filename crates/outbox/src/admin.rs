@@ -1,5 +1,8 @@
 //! Looking into an outbox, and repairing it.
 
+mod deeds;
+mod look;
+
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -240,10 +243,12 @@ impl Admin {
     }
 
     /// Deletes DONE and DEAD rows that became so longer ago than this, 500 at a time. Returns how many. Steps of joins
-    /// that are still open stay.
+    /// that are still open stay. Failed attempts of over 30 days ago go as well, and are not counted.
     pub async fn purge(&self, older_than: Duration) -> Result<u64> {
         let what = Purge { what: Purgeable::Finished, older_than, limit: 500 };
-        purge_all(&*self.store, what, &CancellationToken::new()).await
+        let purged = purge_all(&*self.store, what, &CancellationToken::new()).await?;
+        self.purge_attempts(ATTEMPTS_KEPT).await?;
+        Ok(purged)
     }
 
     /// Deletes DONE rows only.
@@ -257,6 +262,9 @@ impl Admin {
         purge_inbox(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 }
+
+/// How long failed attempts are kept.
+pub(crate) const ATTEMPTS_KEPT: Duration = Duration::from_secs(30 * 86_400);
 
 /// Purges batch by batch until there is nothing left to purge.
 pub(crate) async fn purge_all(store: &dyn Store, purge: Purge, stop: &CancellationToken) -> Result<u64> {
@@ -287,6 +295,16 @@ async fn until_drained<F: Future<Output = Result<u64>>>(
         }
     }
     Ok(total)
+}
+
+/// The same for failed attempts.
+pub(crate) async fn purge_attempts(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    until_drained(batch, stop, || store.purge_attempts(older_than, batch)).await
 }
 
 /// The same for the inbox.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::event::{Event, EventId};
@@ -24,9 +24,22 @@ pub use crate::explain::Circumstances;
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
 pub use crate::log::{Frontier, LogStore, Move, PairStore, Roll, Stored};
 
+mod admin;
+mod deed;
+mod look;
+mod node;
+
+pub use admin::AdminStore;
+pub use deed::{Audit, Deed, Edit};
+pub(crate) use look::MOST_LOOKED_AT;
+pub use look::{
+    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventRow, Overview, Page, PageAsk, Shelf, TypeCount,
+};
+pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, TypeCounts};
+
 /// Where the events of one outbox live.
 #[async_trait]
-pub trait Store: fmt::Debug + Send + Sync + 'static {
+pub trait Store: AdminStore + fmt::Debug {
     /// What to call it in log lines and metrics. Never holds credentials.
     fn name(&self) -> &str;
 
@@ -191,111 +204,6 @@ pub trait Watch: Send {
 /// A store that the relay and others share.
 pub type SharedStore = Arc<dyn Store>;
 
-/// The name of a process that takes events, or of the owner of work items. Unique among all that share a table.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct NodeId(Arc<str>);
-
-impl NodeId {
-    /// A name that no other process has: host name, process id and a random tail.
-    pub fn generate() -> Self {
-        let host = std::env::var("HOSTNAME")
-            .ok()
-            .or_else(|| std::fs::read_to_string("/etc/hostname").ok())
-            .map(|h| h.trim().chars().filter(|c| !c.is_control()).take(48).collect::<String>())
-            .filter(|h| !h.is_empty())
-            .unwrap_or_else(|| "node".to_owned());
-        let tail = EventId::generate().as_str()[14..].to_lowercase();
-        Self(format!("{host}-{}-{tail}", std::process::id()).into())
-    }
-
-    /// The text itself.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&str> for NodeId {
-    fn from(name: &str) -> Self {
-        Self(name.into())
-    }
-}
-
-impl From<String> for NodeId {
-    fn from(name: String) -> Self {
-        Self(name.into())
-    }
-}
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-
-impl Serialize for NodeId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl fmt::Debug for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// A relay that runs, or has run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
-    /// Its name.
-    pub node: NodeId,
-    /// When it was first seen.
-    pub started_at: DateTime<Utc>,
-    /// How long ago it was last seen, by the database's clock.
-    pub seen: Duration,
-    /// What it says of itself.
-    pub state: NodeState,
-}
-
-impl Node {
-    /// How often a relay says that it runs.
-    pub const SAYS_SO: Duration = Duration::from_secs(20);
-
-    /// Whether it has been seen lately.
-    pub fn is_running(&self) -> bool {
-        self.seen < 3 * Self::SAYS_SO
-    }
-}
-
-/// What a relay says of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct NodeState {
-    /// Its mode: `single_node`, `multi_node`, `ordered`.
-    pub mode: String,
-    /// The version of this library.
-    pub version: String,
-    /// Whether it delivers; false for one that stands by.
-    pub active: bool,
-    /// Destinations that are not available.
-    #[serde(default)]
-    pub outages: Vec<NodeOutage>,
-}
-
-/// A destination that is not available, as a relay sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct NodeOutage {
-    /// Its publisher's name.
-    pub destination: String,
-    /// Since when.
-    pub since: DateTime<Utc>,
-    /// Why, for people.
-    pub reason: String,
-    /// The types of events that wait for it.
-    pub types: Vec<String>,
-}
-
 /// Rises with every claim of a row. A settlement names the claim it belongs to, so one that comes too late
 /// changes nothing, even if the same node has claimed the event again since.
 pub type Claim = i32;
@@ -351,10 +259,10 @@ pub enum Leadership {
     },
 }
 
-/// A place in the order in which due events are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A place in the order in which events are read: the last one that was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cursor {
-    /// When the last event read became available.
+    /// When it became available; on the shelf of [done](Shelf::Done) events, when it was done.
     pub at: DateTime<Utc>,
     /// Its sequence number.
     pub seq: i64,
@@ -392,7 +300,8 @@ pub enum Origin {
 }
 
 /// What a dead event does to the later events of its key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnDead {
     /// They wait until it is replayed or removed.
     #[default]
@@ -727,10 +636,14 @@ pub struct Backlog {
 /// The longest error text that is kept, in characters.
 pub const MAX_ERROR: usize = 4_000;
 
-/// Cuts a text to [`MAX_ERROR`] characters, on a character boundary, and takes out what PostgreSQL cannot
-/// store.
+/// Cuts a text to [`MAX_ERROR`] characters.
 pub(crate) fn short_error(text: &str) -> String {
-    text.chars().map(|c| if c == '\0' { '\u{fffd}' } else { c }).take(MAX_ERROR).collect()
+    short(text, MAX_ERROR)
+}
+
+/// Cuts a text to so many characters, and takes out what PostgreSQL cannot store.
+pub(crate) fn short(text: &str, limit: usize) -> String {
+    text.chars().map(|c| if c == '\0' { '\u{fffd}' } else { c }).take(limit).collect()
 }
 
 #[cfg(test)]
@@ -742,12 +655,5 @@ mod tests {
         let long = "ä".repeat(MAX_ERROR + 10);
         assert_eq!(short_error(&long).chars().count(), MAX_ERROR);
         assert_eq!(short_error("a\0b"), "a\u{fffd}b");
-    }
-
-    #[test]
-    fn generated_node_ids_differ_and_fit_their_column() {
-        let (a, b) = (NodeId::generate(), NodeId::generate());
-        assert_ne!(a, b);
-        assert!(a.as_str().len() <= 128);
     }
 }

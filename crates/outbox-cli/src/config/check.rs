@@ -8,7 +8,6 @@ use toml::Spanned;
 
 use super::Config;
 use super::groups::Mode;
-use super::http::Http;
 use super::mistake::{Mistake, no_such};
 use super::reader::Reader;
 use super::sources::Source;
@@ -71,9 +70,14 @@ impl Config {
 
     fn check_http(&self, reader: &mut Reader<'_>) {
         if let Some(listen) = &self.http.listen
-            && let Some(reason) = Http::refusal(*listen.get_ref(), self.http.allow_remote == Some(true))
+            && let Some(reason) = self.http.refusal(*listen.get_ref(), self.http.allow_remote == Some(true))
         {
             reader.wrong(&listen.span(), reason);
+        }
+        for token in &self.http.tokens {
+            if let Err(reason) = token.get_ref().token() {
+                reader.wrong(&token.span(), reason);
+            }
         }
     }
 

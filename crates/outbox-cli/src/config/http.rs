@@ -1,7 +1,9 @@
-//! Where probes and metrics are served.
+//! Where probes, metrics, the API and the dashboard are served, and to whom.
 
 use std::net::SocketAddr;
 
+use outbox_transports::{Secret, Text};
+use outbox_web::{BuildError, Role, Token};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -11,17 +13,106 @@ use toml::Spanned;
 pub(crate) struct Http {
     pub(crate) listen: Option<Spanned<SocketAddr>>,
     pub(crate) allow_remote: Option<bool>,
+    pub(crate) tls_cert: Option<Text>,
+    pub(crate) tls_key: Option<Text>,
+    pub(crate) hosts: Vec<Text>,
+    pub(crate) tokens: Vec<Spanned<TokenSetting>>,
+}
+
+/// Who may ask.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct TokenSetting {
+    name: Text,
+    role: Role,
+    token: Option<Secret>,
+    digest: Option<Text>,
+}
+
+impl TokenSetting {
+    /// The token; an error says what is wrong with it, and never shows it.
+    pub(crate) fn token(&self) -> Result<Token, String> {
+        let name = self.name.as_str();
+        match (&self.token, &self.digest) {
+            (Some(secret), None) => Ok(Token::new(name, self.role, secret.expose())),
+            (None, Some(digest)) => Token::of_digest(name, self.role, digest.as_str())
+                .map_err(|error: BuildError| error.to_string()),
+            _ => Err(format!("the token `{name}` needs one of `token` and `digest`")),
+        }
+    }
 }
 
 impl Http {
+    /// Whether answers are encrypted.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls_cert.is_some() && self.tls_key.is_some()
+    }
+
+    /// Whether the API may be served there: to this machine alone, or to those who have a token, by TLS.
+    pub(crate) fn serves_api(&self, listen: SocketAddr) -> bool {
+        listen.ip().is_loopback() || (self.has_tls() && !self.tokens.is_empty())
+    }
+
     /// What is wrong with this address, if anything is.
-    pub(crate) fn refusal(listen: SocketAddr, allow_remote: bool) -> Option<String> {
-        if listen.ip().is_loopback() || allow_remote {
+    pub(crate) fn refusal(&self, listen: SocketAddr, allow_remote: bool) -> Option<String> {
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return Some("`tls-cert` and `tls-key` belong together: set both or neither".to_owned());
+        }
+        if self.serves_api(listen) || allow_remote {
             return None;
         }
         Some(format!(
-            "{listen} can be reached from other machines, and nobody is asked for a password: listen on \
-             127.0.0.1, or say `allow-remote = true` (--allow-remote)"
+            "{listen} can be reached from other machines: set `tls-cert`, `tls-key` and at least one of `tokens` under \
+             `[http]`, or listen on 127.0.0.1, or say `allow-remote = true` (--allow-remote) to serve probes and metrics \
+             alone, to whoever asks"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http(text: &str) -> Http {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn an_address_that_others_can_reach_needs_tls_and_a_token() {
+        let (here, there) = ("127.0.0.1:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+        let token = "tokens = [{ name = \"ops\", role = \"read\", token = \"a-secret-of-some-length\" }]\n";
+        let tls = "tls-cert = \"c\"\ntls-key = \"k\"\n";
+        for (text, refused, api) in [
+            ("", true, false),
+            (token, true, false),
+            (tls, true, false),
+            (&format!("{tls}{token}"), false, true),
+            (&format!("tls-cert = \"c\"\n{token}"), true, false),
+        ] {
+            let http = http(text);
+            assert_eq!(
+                (http.refusal(there, false).is_some(), http.serves_api(there)),
+                (refused, api),
+                "{text}"
+            );
+        }
+        assert!(http("").refusal(here, false).is_none() && http("").serves_api(here));
+        assert!(http("").refusal(there, true).is_none() && !http("").serves_api(there), "probes alone");
+        assert!(http("tls-key = \"k\"").refusal(here, true).is_some());
+    }
+
+    #[test]
+    fn a_token_is_a_secret_or_a_digest() {
+        let token = |text: &str| {
+            http(&format!("tokens = [{{ name = \"ops\", role = \"admin\"{text} }}]")).tokens[0]
+                .get_ref()
+                .token()
+        };
+        assert_eq!(token(", token = \"a-secret-of-some-length\"").unwrap().role(), Role::Admin);
+        assert!(token(&format!(", digest = \"sha256:{}\"", "0".repeat(64))).is_ok());
+        for wrong in ["", ", digest = \"hunter2\"", ", token = \"hunter2\", digest = \"sha256:0\""] {
+            let error = token(wrong).unwrap_err();
+            assert!(error.contains("ops") && !error.contains("hunter2"), "{error}");
+        }
     }
 }

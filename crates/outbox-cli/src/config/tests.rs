@@ -65,8 +65,9 @@ fn a_mistake_is_told_with_its_line_and_column() {
         ("[metrics]\nprefix = \"my metrics\"", "8:10: use letters, digits, `_`, `.` and `:`, a letter first"),
         (
             "[http]\nlisten = \"0.0.0.0:9090\"",
-            "8:10: 0.0.0.0:9090 can be reached from other machines, and nobody is asked for a password: listen on \
-             127.0.0.1, or say `allow-remote = true` (--allow-remote)",
+            "8:10: 0.0.0.0:9090 can be reached from other machines: set `tls-cert`, `tls-key` and at least one of `tokens` \
+             under `[http]`, or listen on 127.0.0.1, or say `allow-remote = true` (--allow-remote) to serve probes and metrics \
+             alone, to whoever asks",
         ),
         ("[http]\nlisten = \"9090\"", "8:10: invalid socket address syntax"),
         (

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use outbox_transports::Text;
 
 use super::health::{Health, SharedHealth};
-use super::http::Server;
+use super::http::{Serve, Server};
 use super::lines::Gone;
 use super::outlets::Outlets;
 use super::reload::Changeable;
@@ -17,7 +18,7 @@ use super::signals::{Signals, Told};
 use super::source::Serving;
 use super::table::{Switch, Table};
 use crate::Usage;
-use crate::config::Config;
+use crate::config::{Config, Source};
 
 /// What to run.
 pub(crate) struct Plan {
@@ -29,6 +30,10 @@ pub(crate) struct Plan {
     /// What the setting of the database is called, for hints.
     pub(crate) setting: &'static str,
     pub(crate) listen: Option<SocketAddr>,
+    /// Whether other machines may ask for probes and metrics.
+    pub(crate) allow_remote: bool,
+    /// Whether people read what is said, rather than machines.
+    pub(crate) to_people: bool,
     /// How long to try to reach the database at first.
     pub(crate) wait: Duration,
 }
@@ -49,7 +54,16 @@ pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
     }
     let health: SharedHealth = Arc::new(Health::default());
     let _server = match plan.listen {
-        Some(listen) => Some(Server::start(listen, health.clone()).await?),
+        Some(listen) => {
+            let database = match &plan.config.source {
+                Source::One(database) => database.name.as_ref().map(Text::as_str),
+                _ => None,
+            };
+            let http = &plan.config.http;
+            let Plan { allow_remote, to_people, .. } = plan;
+            let serve = Serve { listen, http, allow_remote, database, to_people };
+            Some(Server::start(&serve, health.clone()).await?)
+        }
         None => None,
     };
     let gone = Arc::new(Gone::default());

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use outbox::Fleet;
 use outbox::fleet::DatabaseState;
 use outbox::store::SharedStore;
+use outbox::{Destination, Fleet};
+use outbox_web::{DatabaseInfo, Databases};
 use serde::Serialize;
 
 use super::outlets::Outlets;
@@ -90,6 +91,32 @@ impl Health {
     /// Returns what it was.
     pub(crate) fn set_active(&self, active: bool) -> bool {
         self.active.swap(active, Ordering::Relaxed)
+    }
+
+    /// Where events go.
+    pub(crate) fn destinations(&self) -> Vec<Destination> {
+        Self::lock(&self.outlets).destinations().cloned().collect()
+    }
+
+    /// The databases that are served; one alone is called so.
+    pub(crate) fn databases(&self, name: &str) -> Vec<DatabaseInfo> {
+        let one = |state: &str| vec![DatabaseInfo::new(name, state)];
+        match Self::lock(&self.stage).clone() {
+            Stage::Starting => one("starting"),
+            Stage::Stopping => one("stopping"),
+            Stage::One(_) if self.active.load(Ordering::Relaxed) => one("active"),
+            Stage::One(_) => one("standing by"),
+            Stage::Fleet(fleet) => fleet.list(),
+        }
+    }
+
+    /// The store of one of them.
+    pub(crate) fn store(&self, of_one: &str, name: &str) -> Option<SharedStore> {
+        match Self::lock(&self.stage).clone() {
+            Stage::One(store) => (name == of_one).then_some(store),
+            Stage::Fleet(fleet) => Databases::store(&fleet, name),
+            Stage::Starting | Stage::Stopping => None,
+        }
     }
 
     pub(crate) async fn readiness(&self) -> Readiness {

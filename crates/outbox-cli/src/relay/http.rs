@@ -1,5 +1,4 @@
-//! Probes and metrics over HTTP: `/healthz`, `/readyz`, `/metrics`. They tell no secrets and change nothing, so nobody is
-//! asked who they are.
+//! What a relay answers over HTTP: probes and metrics (`/healthz`, `/readyz`, `/metrics`), the API, and the dashboard.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,12 +8,17 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::ListenerExt as _;
 use axum::{Json, Router};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use outbox_web::Role;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::health::SharedHealth;
+use super::tls::TlsListener;
+use super::web::{Api, tls};
+use crate::config::Http;
 
 /// From a millisecond to a minute.
 const SECONDS: [f64; 14] =
@@ -40,20 +44,46 @@ struct Asked {
     metrics: PrometheusHandle,
 }
 
+/// What is served, and where.
+pub(crate) struct Serve<'a> {
+    pub(crate) listen: SocketAddr,
+    pub(crate) http: &'a Http,
+    /// Whether others may ask for probes and metrics, without a token.
+    pub(crate) allow_remote: bool,
+    /// What the one database is called.
+    pub(crate) database: Option<&'a str>,
+    /// Whether people read what is said, rather than machines.
+    pub(crate) to_people: bool,
+}
+
 impl Server {
     /// Listens, and has metrics counted from now on.
-    pub(crate) async fn start(listen: SocketAddr, health: SharedHealth) -> Result<Self> {
+    pub(crate) async fn start(serve: &Serve<'_>, health: SharedHealth) -> Result<Self> {
+        let Serve { listen, http, .. } = *serve;
+        let api = match http.serves_api(listen) {
+            true => Some(Api::new(http, serve.database, &health)?),
+            false => None,
+        };
+        let tls = tls(http)?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         let metrics = recorder()?;
         let address = listener.local_addr().unwrap_or(listen);
-        tracing::info!("probes and metrics: http://{address}/healthz /readyz /metrics");
-        let router = router(Asked { health, metrics: metrics.clone() });
-        let answers = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "probes and metrics are not answered any more");
+        tracing::info!("probes and metrics: {scheme}://{address}/healthz /readyz /metrics");
+        if let Some(api) = &api {
+            api.tell(scheme, address, serve.to_people);
+        }
+        let is_open = listen.ip().is_loopback() || serve.allow_remote;
+        let router = router(Asked { health, metrics: metrics.clone() }, api.as_ref(), is_open);
+        let app = router.into_make_service_with_connect_info::<SocketAddr>();
+        let answers = match tls {
+            None => tokio::spawn(async move { told(axum::serve(listener, app).await) }),
+            Some(acceptor) => {
+                let listener = TlsListener::new(listener, acceptor)?.tap_io(|_| {});
+                tokio::spawn(async move { told(axum::serve(listener, app).await) })
             }
-        });
+        };
         let upkeep = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(UPKEEP).await;
@@ -61,6 +91,12 @@ impl Server {
             }
         });
         Ok(Self { tasks: [answers, upkeep] })
+    }
+}
+
+fn told(ended: std::io::Result<()>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "nobody is answered any more");
     }
 }
 
@@ -73,12 +109,17 @@ fn recorder() -> Result<PrometheusHandle> {
         .context("cannot count metrics")
 }
 
-fn router(asked: Asked) -> Router {
-    Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .with_state(asked)
+/// `/healthz` is open to all. So are the others on an address that only this machine can reach, or where that was asked for:
+/// they tell no secrets, and who scrapes them has no token. Everything else needs one.
+fn router(asked: Asked, api: Option<&Api>, is_open: bool) -> Router {
+    let probes =
+        Router::new().route("/readyz", get(readyz)).route("/metrics", get(metrics)).with_state(asked);
+    let alive = Router::new().route("/healthz", get(async || "ok\n"));
+    match api {
+        Some(api) if is_open => alive.merge(probes).merge(api.web.router()),
+        Some(api) => alive.merge(api.web.protect(Role::Read, probes)).merge(api.web.router()),
+        None => alive.merge(probes),
+    }
 }
 
 async fn readyz(State(asked): State<Asked>) -> Response {

@@ -9,6 +9,7 @@
 //! | `table` | which event goes to which of them |
 //! | `reach` | trying all of that, for `outbox check` |
 //! | `health`, `http` | probes and metrics |
+//! | `web`, `tls` | the API and the dashboard, and how they are encrypted |
 
 mod daemon;
 mod discovery;
@@ -22,6 +23,8 @@ mod reload;
 mod signals;
 mod source;
 mod table;
+mod tls;
+mod web;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,7 +34,7 @@ use anyhow::Result;
 
 use self::daemon::Plan;
 use crate::Usage;
-use crate::config::{Config, Http, Time};
+use crate::config::{Config, Time};
 
 /// Deliver events, as a settings file says or, without one, each as one JSON object on a line
 ///
@@ -47,11 +50,11 @@ pub(crate) struct Options {
     #[command(flatten)]
     flags: flags::Flags,
 
-    /// Serve /healthz, /readyz and /metrics there, such as 127.0.0.1:9090
+    /// Serve the dashboard, the API, /healthz, /readyz and /metrics there, such as 127.0.0.1:8080
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 
-    /// Listen on an address that other machines can reach: nobody is asked for a password
+    /// Serve probes and metrics on an address that other machines can reach, to whoever asks
     #[arg(long)]
     allow_remote: bool,
 
@@ -69,7 +72,7 @@ Examples:
 
 A line is out before its event counts as delivered, so after a crash some may come twice: tell them apart by `id`.";
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(options: Options, to_people: bool) -> Result<ExitCode> {
     let otherwise = options.flags.database.clone();
     let (config, setting) = match &options.config {
         Some(file) => {
@@ -87,8 +90,18 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     };
     let allow_remote = options.allow_remote || config.http.allow_remote == Some(true);
     let listen = options.listen.or(config.http.listen.as_ref().map(|listen| *listen.get_ref()));
-    if let Some(refusal) = listen.and_then(|listen| Http::refusal(listen, allow_remote)) {
+    if let Some(refusal) = listen.and_then(|listen| config.http.refusal(listen, allow_remote)) {
         return Err(Usage(refusal).into());
     }
-    daemon::run(Plan { config, file: options.config, otherwise, setting, listen, wait: options.wait.0 }).await
+    daemon::run(Plan {
+        config,
+        file: options.config,
+        otherwise,
+        setting,
+        listen,
+        allow_remote,
+        to_people,
+        wait: options.wait.0,
+    })
+    .await
 }

@@ -13,6 +13,7 @@
 mod builder;
 mod database;
 pub(crate) mod guarded;
+mod guarded_admin;
 mod guarded_log;
 mod member;
 mod relay;
@@ -150,6 +151,13 @@ impl Fleet {
         let RoutingKey(key) = key.into();
         let member = self.0.registry().members.get(&key).cloned();
         member.ok_or(Error::UnknownRoute { key })?.outbox()
+    }
+
+    /// The store of a database, of whatever kind: for looking at it, and repairing it. An error if there is no such database.
+    pub fn store(&self, key: impl Into<RoutingKey>) -> Result<SharedStore> {
+        let RoutingKey(key) = key.into();
+        let member = self.0.registry().members.get(&key).map(|member| member.store.clone());
+        member.ok_or(Error::UnknownRoute { key })
     }
 
     /// All databases by name, and how they are doing.

@@ -214,7 +214,7 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         // Everything behind it goes back: it has to wait.
         let rest = engine.runs.halt(&key);
         engine.lanes.uncount_cold(rest.len());
-        let behind = rest.iter().map(|job| Told::to_write(job.settlement(Verdict::Released)));
+        let behind = rest.iter().map(|job| job.told(Verdict::Released));
         let told = told.into_iter().chain(behind).collect();
         let spoken = Spoken::Verdicts { told, epoch, key: Some(key), halted: true, urgent: true };
         engine.settler.say(spoken).await;
@@ -271,7 +271,7 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let event = &delivery.event;
     let _alone = match ready(engine, job).await {
         Ready::Go(alone) => alone,
-        Ready::Verdict(verdict) => return Some(Told::to_write(job.settlement(verdict))),
+        Ready::Verdict(verdict) => return Some(job.told(verdict)),
         Ready::Gone => return None,
     };
     let route = engine.routes.find(event);
@@ -294,7 +294,7 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let policy = own.unwrap_or(&*engine.settings.retry);
     let verdict = decide_safely(engine.name(), result, delivery.attempts, policy);
     report(engine, job, &verdict, route.is_some() || is_report(event));
-    Some(Told { settlement: job.settlement(verdict), written: settled })
+    Some(Told { written: settled, ..job.told(verdict) })
 }
 
 /// A retry policy is the user's code as well: one that panics must not end the worker.

@@ -75,7 +75,7 @@ async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
     }
 }
 
-/// Says that this relay runs, and which destinations are not available to it, until the relay is over.
+/// Says that this relay runs, which destinations are not available to it, and what it has counted, until the relay is over.
 pub(super) async fn announce(engine: Arc<Engine>) {
     loop {
         if let Err(error) = engine.store.announce(engine.node(), &engine.state()).await {
@@ -88,12 +88,19 @@ pub(super) async fn announce(engine: Arc<Engine>) {
         tokio::select! {
             () = tokio::time::sleep(Node::SAYS_SO) => {}
             () = engine.waiting.changed() => {}
+            () = counted(&engine) => {}
             () = engine.over.cancelled() => break,
         }
     }
     if let Err(error) = engine.store.retire(engine.node()).await {
         tracing::debug!(store = engine.name(), %error, "could not say that this relay has stopped");
     }
+}
+
+/// Waits until something was counted, and at least for as long as nobody minds not to know.
+async fn counted(engine: &Engine) {
+    tokio::time::sleep(Node::COUNTS_SAID).await;
+    engine.tally.changed().await;
 }
 
 impl Engine {
@@ -109,6 +116,8 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             active: self.station.holder().is_some(),
             outages: self.waiting.outages(),
+            on_dead: self.settings.on_dead,
+            counts: self.tally.counts(),
         }
     }
 }

@@ -189,7 +189,7 @@ impl Batch {
             match job.delivery.event.ordering_key() {
                 Some(key) => by_key.entry(key).or_default().push((job, verdict)),
                 None => {
-                    let told = verdict.map(|verdict| Told::to_write(job.settlement(verdict)));
+                    let told = verdict.map(|verdict| job.told(verdict));
                     free.entry(job.epoch).or_default().extend(told);
                 }
             }
@@ -209,13 +209,13 @@ async fn settle_key(engine: &Arc<Engine>, key: &str, jobs: Vec<(&Job, Option<Ver
     let halted = jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
     let mut told: HashMap<i64, Vec<Told>> = HashMap::new();
     for (job, verdict) in jobs {
-        let verdict = verdict.map(|verdict| Told::to_write(job.settlement(verdict)));
+        let verdict = verdict.map(|verdict| job.told(verdict));
         told.entry(job.epoch).or_default().extend(verdict);
     }
     let rest = if halted { engine.runs.halt(key) } else { Vec::new() };
     engine.lanes.uncount_cold(rest.len());
     for job in &rest {
-        told.entry(job.epoch).or_default().push(Told::to_write(job.settlement(Verdict::Released)));
+        told.entry(job.epoch).or_default().push(job.told(Verdict::Released));
     }
     // With leases the database alone knows when the next of the key may be taken.
     let urgent = halted || (!engine.station.is_exclusive() && !engine.runs.has_more(key));

@@ -14,6 +14,7 @@
 //! | `dispatch` | workers call handlers |
 //! | `forward` | workers hand events to publishers, in batches |
 //! | `settle` | one task writes verdicts in batches |
+//! | `tally` | counts what was settled |
 //! | `upkeep` | leases, leadership, purge |
 //! | `doze` | sleeping until somebody writes, and saying that this relay runs |
 //! | `publish` | the log: one task for all pairs of topic and publisher |
@@ -32,6 +33,7 @@ mod runs;
 mod settle;
 mod station;
 mod take;
+mod tally;
 mod upkeep;
 
 use std::sync::Arc;
@@ -53,9 +55,10 @@ use self::in_tx::AnyOutbox;
 use self::lanes::Lanes;
 use self::publish::{Bench, Desk};
 use self::runs::Runs;
-use self::settle::{Settler, Speaker, Spoken};
+use self::settle::{Settler, Speaker, Spoken, Told};
 use self::station::Station;
 use self::take::{Alarm, Taker};
+use self::tally::{Subject, Tally};
 use self::upkeep::Hold;
 use crate::error::{Error, Result};
 use crate::fleet::share::Place;
@@ -78,6 +81,12 @@ impl Job {
     /// What became of it, to be settled.
     pub(crate) fn settlement(&self, verdict: Verdict) -> Settlement {
         Settlement { id: self.delivery.event.id().clone(), claim: self.delivery.claim, verdict }
+    }
+
+    /// The same, to be written and counted.
+    pub(crate) fn told(&self, verdict: Verdict) -> Told {
+        let subject = (verdict != Verdict::Released).then(|| Subject::of(self));
+        Told { settlement: self.settlement(verdict), written: false, subject }
     }
 
     /// What tells this hold of the event from another.
@@ -121,6 +130,8 @@ pub(crate) struct Engine {
     pub(crate) waiting: Waiting,
     /// Where verdicts go.
     pub(crate) settler: Speaker,
+    /// What became of them.
+    pub(crate) tally: Tally,
     /// Held while an event runs that may have killed its process before.
     pub(crate) suspects: tokio::sync::Mutex<()>,
     /// No more taking.
@@ -236,6 +247,7 @@ impl Relay {
             routes,
             place,
             settler,
+            tally: Tally::default(),
         });
         let mut tasks = Tasks::default();
         let mut taker = None;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, mpsc};
 
+use super::tally::Subject;
 use super::{Engine, tag};
 use crate::error::Error;
 use crate::store::{Holder, Settled, Settlement, Verdict};
@@ -26,11 +27,13 @@ pub(crate) struct Told {
     pub(crate) settlement: Settlement,
     /// Whether it is in the database already: the handler's own transaction settled it.
     pub(crate) written: bool,
+    /// The event, if it is to be counted and could be decoded.
+    pub(crate) subject: Option<Subject>,
 }
 
 impl Told {
     pub(crate) fn to_write(settlement: Settlement) -> Self {
-        Self { settlement, written: false }
+        Self { settlement, written: false, subject: None }
     }
 }
 
@@ -146,6 +149,25 @@ fn verdicts(batch: &[Spoken]) -> usize {
     batch.iter().map(Spoken::len).sum()
 }
 
+/// Verdicts of one kind, and what each is about.
+#[derive(Default)]
+struct Verdicts {
+    settlements: Vec<Settlement>,
+    subjects: Vec<Option<Subject>>,
+}
+
+impl Verdicts {
+    fn add(&mut self, told: Told) {
+        self.settlements.push(told.settlement);
+        self.subjects.push(told.subject);
+    }
+
+    fn extend(&mut self, others: Self) {
+        self.settlements.extend(others.settlements);
+        self.subjects.extend(others.subjects);
+    }
+}
+
 /// The settling task.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
@@ -201,34 +223,35 @@ impl Settler {
     async fn settle(&self, batch: Vec<Spoken>) {
         let engine = &self.engine;
         // Those to write, and those that are written.
-        let mut by_epoch: HashMap<i64, (Vec<Settlement>, Vec<Settlement>)> = HashMap::new();
+        let mut by_epoch: HashMap<i64, (Verdicts, Verdicts)> = HashMap::new();
         let mut keys = Vec::new();
         for spoken in batch {
             let count = spoken.len();
             let Spoken::Verdicts { told, epoch, key, halted, .. } = spoken else { continue };
             keys.extend(key.map(|key| (key, count, halted)));
             let (to_write, written) = by_epoch.entry(epoch).or_default();
-            for Told { settlement, written: is_written } in told {
-                if is_written { written.push(settlement) } else { to_write.push(settlement) }
+            for told in told {
+                if told.written { written.add(told) } else { to_write.add(told) }
             }
         }
-        for (epoch, (mut settlements, written)) in by_epoch {
+        for (epoch, (mut verdicts, written)) in by_epoch {
             if !engine.station.covers(epoch) {
                 // Taken when this node still led: it does not speak for these any more. If it leads again in the same
                 // epoch, they are read again.
-                engine.metrics.stale.increment(settlements.len() as u64);
-                let all = settlements.iter().chain(&written);
+                engine.metrics.stale.increment(verdicts.settlements.len() as u64);
+                let all = verdicts.settlements.iter().chain(&written.settlements);
                 engine.held.settled(all.map(|s| (&s.id, tag(epoch, s.claim))), false);
                 self.count(&written);
                 continue;
             }
             let by = engine.station.holder_in(epoch);
-            self.write(&by, &settlements).await;
-            settlements.extend(written);
+            self.write(&by, &verdicts.settlements).await;
+            verdicts.extend(written);
             let exclusive = engine.station.is_exclusive();
-            engine.held.settled(settlements.iter().map(|s| (&s.id, tag(epoch, s.claim))), exclusive);
-            self.count(&settlements);
-            self.remind(&settlements);
+            let settled = verdicts.settlements.iter().map(|s| (&s.id, tag(epoch, s.claim)));
+            engine.held.settled(settled, exclusive);
+            self.count(&verdicts);
+            self.remind(&verdicts.settlements);
         }
         for (key, count, halted) in keys {
             engine.runs.settled(&key, count, halted);
@@ -319,10 +342,11 @@ impl Settler {
         refused
     }
 
-    fn count(&self, settlements: &[Settlement]) {
+    fn count(&self, verdicts: &Verdicts) {
+        self.engine.tally.add(&verdicts.settlements, &verdicts.subjects);
         let metrics = &self.engine.metrics;
         let (mut done, mut again, mut deferred, mut dead) = (0, 0, 0, 0);
-        for settlement in settlements {
+        for settlement in &verdicts.settlements {
             match &settlement.verdict {
                 Verdict::Done => done += 1,
                 Verdict::Again { counted: true, .. } => again += 1,

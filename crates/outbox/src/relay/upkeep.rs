@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, PurgeSettings};
-use crate::admin::{purge_all, purge_all_joins, purge_inbox};
+use crate::admin::{ATTEMPTS_KEPT, purge_all, purge_all_joins, purge_attempts, purge_inbox};
 use crate::error::Result;
 use crate::store::{EXCLUSIVE, Leadership, NodeId};
 
@@ -122,6 +122,11 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
             Err(error) => tracing::error!(store = engine.name(), %error, "could not purge the inbox"),
+        }
+        match purge_attempts(&*engine.store, ATTEMPTS_KEPT, what.limit, &engine.stop).await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(store = engine.name(), count, "purged old attempts"),
+            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge attempts"),
         }
     }
 }

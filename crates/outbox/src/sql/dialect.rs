@@ -235,6 +235,10 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// joins. `$1` to `$4` as in a settlement.
     fn hold_batch(by: &Holder) -> String;
 
+    /// The statement that writes down failed attempts, before they are settled: of the batch those that
+    /// [`settle_rest`](Dialect::settle_rest) is going to count or bury. Locks their rows, so that it finds the same ones.
+    fn note_attempts(by: &Holder, which: Which) -> String;
+
     /// The statement that writes the counters and the status of joins: a batch of id, attached, completed, failed,
     /// status.
     fn count_joins() -> &'static str;
@@ -300,6 +304,13 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         rows: &[NewRow],
         birth: Option<&BirthLease>,
     ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
+
+    /// Whether dead events are indexed by the time they were due, and not by their place in the table.
+    const DEAD_BY_TIME: bool = false;
+
+    /// The query for the greatest number of an event, and for how many rows the table has by the database's own estimate. `$1` is
+    /// the schema or NULL, `$2` the table.
+    const SIZE: &'static str;
 
     /// Whether processes can tell each other that there is something new.
     const RINGS: bool = false;

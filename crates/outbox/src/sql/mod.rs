@@ -2,11 +2,14 @@
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
 //! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
-//! publishers stand in `pairs.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
+//! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
 
+mod admin;
 pub(crate) mod begin;
 pub(crate) mod budget;
+mod deeds;
 pub(crate) mod dialect;
+mod history;
 mod inbox;
 mod joins;
 pub(crate) mod line;
@@ -14,6 +17,8 @@ pub(crate) mod log;
 mod look;
 mod names;
 mod nodes;
+mod overview;
+mod page;
 mod pairs;
 mod promise;
 mod settle;

@@ -14,7 +14,7 @@ use sqlx::query::Query;
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
-use super::names::{Listed, Names, Statement};
+use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
@@ -44,6 +44,7 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0004_log.sql"),
         include_str!("../../migrations/mysql/0005_topic_progress.sql"),
         include_str!("../../migrations/mysql/0006_node.sql"),
+        include_str!("../../migrations/mysql/0007_attempt_audit.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -111,6 +112,14 @@ impl Dialect for MySql {
             ("lock", _) => "FOR UPDATE".to_owned(),
             // What stands first is the smaller one.
             ("then", _) => "STRAIGHT_JOIN".to_owned(),
+            ("by", index) => format!("FORCE INDEX ({{{index}}})"),
+            ("unsettled", "dead") => "e.lane = 3".to_owned(),
+            ("unsettled", _) => "e.lane = 0".to_owned(),
+            ("place", place) => nth(place, 1).to_owned(),
+            ("size", _) => {
+                "CAST(COALESCE(OCTET_LENGTH(e.payload), OCTET_LENGTH(e.payload_bytes)) AS SIGNED)".to_owned()
+            }
+            ("last", _) => "CAST(LAST_INSERT_ID() AS SIGNED)".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -178,6 +187,16 @@ impl Dialect for MySql {
         )
     }
 
+    fn note_attempts(by: &Holder, which: Which) -> String {
+        let (holds, which) = (fence(by), which.condition());
+        format!(
+            "INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
+             SELECT e.event_id, {{now}}, e.attempts + s.counted, $1, CASE WHEN s.status = 3 THEN 1 ELSE 0 END, \
+             COALESCE(s.error, '') FROM {BATCH} \
+             WHERE (s.counted = 1 OR s.status = 3) AND e.status IN (0, 2) AND {holds}{which} {{lock listed}}"
+        )
+    }
+
     fn count_joins() -> &'static str {
         "UPDATE JSON_TABLE($1, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', attached int PATH '$[1]', \
          completed int PATH '$[2]', failed int PATH '$[3]', status smallint PATH '$[4]')) s \
@@ -195,6 +214,12 @@ impl Dialect for MySql {
          STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim \
          SET e.locked_until = {later $2} WHERE e.locked_by = $1 AND {pending}"
     }
+
+    const DEAD_BY_TIME: bool = true;
+    // MySQL looks the counter up once a day; MariaDB knows it.
+    const SIZE: &'static str = "SELECT CAST(GREATEST(COALESCE((SELECT max(e.seq) FROM {events} e), 0), \
+        COALESCE(max(t.auto_increment) - 1, 0)) AS SIGNED), CAST(max(t.table_rows) AS SIGNED) \
+        FROM information_schema.tables t WHERE t.table_schema = COALESCE($1, database()) AND t.table_name = $2";
 
     // Not IGNORE, which would pass over more than rows that are there.
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \

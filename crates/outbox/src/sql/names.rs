@@ -84,6 +84,8 @@ impl Names {
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
             "nodes" => self.table("_node"),
+            "attempts" => self.table("_attempt"),
+            "audits" => self.table("_audit"),
             "call" => self.table("_call"),
             "version" => self.table("_schema"),
             "log" => self.of_log(""),
@@ -117,6 +119,11 @@ impl<'a> Listed<'a> {
         let mut word = || words.next().unwrap_or_default();
         Self { table: word(), column: word(), kind: word(), list: word() }
     }
+}
+
+/// One of the words of a slot.
+pub(crate) fn nth(words: &str, n: usize) -> &str {
+    words.split(' ').nth(n).unwrap_or_default()
 }
 
 /// Fills in a template: `{events}` and its like by the names, everything else in braces by `fragment`.

@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
-use super::names::{Listed, Names, Statement};
+use super::names::{Listed, Names, Statement, nth};
 use super::statements::{insert_values, row_values};
 use super::watch::PgWatch;
 use crate::error::{Error, Result, without_credentials};
@@ -54,6 +54,7 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0004_log.sql"),
         include_str!("../../migrations/postgres/0005_topic_progress.sql"),
         include_str!("../../migrations/postgres/0006_node.sql"),
+        include_str!("../../migrations/postgres/0007_attempt_audit.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -99,6 +100,13 @@ impl Dialect for Postgres {
             // The time of an append is read while its locks are held, unless a test says what it is.
             ("stored", _) => "NULL::timestamptz".to_owned(),
             ("then", _) => "JOIN".to_owned(),
+            ("by", _) => String::new(),
+            ("unsettled", _) => "e.status <> 1".to_owned(),
+            ("place", place) => format!("{{time {}}}", nth(place, 1)),
+            ("size", _) => {
+                "COALESCE(octet_length(e.payload::text), octet_length(e.payload_bytes))::bigint".to_owned()
+            }
+            ("last", _) => "lastval()".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -163,6 +171,20 @@ impl Dialect for Postgres {
             "{fence}SELECT e.event_id, e.joined::bigint FROM {{events}} e \
              JOIN unnest($3::text[], $4::bigint[]) s(id, claim) ON e.event_id = s.id AND e.claims = s.claim \
              WHERE e.status IN (0, 2) AND {holds} ORDER BY e.event_id FOR UPDATE OF e"
+        )
+    }
+
+    fn note_attempts(by: &Holder, which: Which) -> String {
+        let (fence, holds) = fence(by);
+        let which = which.condition();
+        format!(
+            "{fence}INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
+             SELECT e.event_id, {{now}}, e.attempts + s.counted, $1, (s.status = 3)::int, COALESCE(s.error, '') \
+             FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[]) \
+                 s(id, claim, status, counted, after, error) \
+             JOIN {{events}} e ON e.event_id = s.id AND e.claims = s.claim \
+             WHERE (s.counted = 1 OR s.status = 3) AND e.status IN (0, 2) AND {holds}{which} \
+             ORDER BY e.event_id FOR UPDATE OF e"
         )
     }
 
@@ -269,6 +291,12 @@ impl Dialect for Postgres {
         let ids = stored.iter().map(|row| Self::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(ids.into_iter().flatten().collect()))
     }
+
+    // The rights of one who only writes and reads the table need not reach to its sequence.
+    const SIZE: &'static str = "SELECT CASE WHEN has_sequence_privilege(s.id, 'SELECT') OR has_sequence_privilege(s.id, 'USAGE') \
+        THEN pg_sequence_last_value(s.id) END, \
+        (SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END FROM pg_class c WHERE c.oid = '{events}'::regclass) \
+        FROM (SELECT pg_get_serial_sequence('{events}', 'seq')::regclass AS id, $1::text AS schema, $2::text AS name) s";
 
     const RINGS: bool = true;
 

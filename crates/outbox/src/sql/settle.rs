@@ -10,7 +10,7 @@ use crate::join::Step;
 use crate::store::{Completion, Holder, Settled, Settlement, Verdict, short_error};
 
 impl<DB: Database> SqlStore<DB> {
-    /// Writes verdicts: the plain ones in one statement or two, then those that are steps of joins.
+    /// Writes verdicts: the plain ones in one statement to three, then those that are steps of joins.
     pub(super) async fn settle_batch(
         &self,
         by: &Holder,
@@ -21,8 +21,8 @@ impl<DB: Database> SqlStore<DB> {
         let moved = match &mut *batches {
             [] => 0,
             // A statement is a transaction.
-            [(template, values)] => self.run(template, std::mem::take(values)).await?,
-            several => self.retried(|| self.run_all(several)).await?,
+            [Batch { template, values, .. }] => self.run(template, std::mem::take(values)).await?,
+            several => self.retried(|| self.settle_plain(several)).await?,
         };
         if moved == settlements.len() as u64 {
             return Ok(Settled { moved, wrote: false });
@@ -30,6 +30,33 @@ impl<DB: Database> SqlStore<DB> {
         // The others are stale, or steps of joins.
         let settled = self.retried(|| self.settle_steps(by, completion, settlements)).await?;
         Ok(Settled { moved: moved + settled.moved, ..settled })
+    }
+
+    /// Runs statements in one transaction. Returns how many events they moved.
+    async fn settle_plain(&self, batches: &[Batch]) -> Result<u64> {
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let moved = self.run_batches(&mut tx, batches).await?;
+        if moved.is_some() {
+            tx.commit().await?;
+        } else {
+            tx.rollback().await?;
+        }
+        Ok(moved.unwrap_or_default())
+    }
+
+    /// Runs statements in the transaction of this connection. `None`: it is to be rolled back, because somebody has taken over
+    /// the whole table since attempts were noted.
+    async fn run_batches(&self, conn: &mut DB::Connection, batches: &[Batch]) -> Result<Option<u64>> {
+        let (mut moved, mut noted) = (0, 0);
+        for Batch { template, values, part } in batches {
+            let touched = DB::run(conn, self.render(template), values.clone()).await?;
+            match part {
+                Part::Note => noted = touched,
+                Part::Rest if touched < noted => return Ok(None),
+                Part::Done | Part::Rest => moved += touched,
+            }
+        }
+        Ok(Some(moved))
     }
 
     async fn settle_steps(
@@ -70,10 +97,8 @@ impl<DB: Database> SqlStore<DB> {
         }
         let ours: Vec<Settlement> =
             settlements.iter().filter(|s| held.contains_key(s.id.as_str())).cloned().collect();
-        let mut moved = 0;
-        for (template, values) in batches::<DB>(by, completion, &ours, Which::All) {
-            moved += DB::run(conn, self.render(&template), values).await?;
-        }
+        let batches = batches::<DB>(by, completion, &ours, Which::All);
+        let moved = self.run_batches(conn, &batches).await?.unwrap_or_default();
         if moved < ours.len() as u64 {
             // Somebody has taken over the whole table since the rows were locked: none of this is ours to say.
             return Ok(Settled::default());
@@ -102,24 +127,51 @@ fn holder_values(by: &Holder) -> [Value; 2] {
     [Value::text(by.owner().as_str()), Value::Int(epoch)]
 }
 
-/// The statements that settle, with their values: one for what is done, one for everything else.
+/// A statement that settles, with its values.
+struct Batch {
+    part: Part,
+    template: String,
+    values: Vec<Value>,
+}
+
+/// What a statement of a settlement does.
+enum Part {
+    /// It settles what is done.
+    Done,
+    /// It writes down the attempts that failed.
+    Note,
+    /// It settles everything else.
+    Rest,
+}
+
+/// Whether it is written down as an attempt that failed.
+fn is_noted(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Again { counted: true, .. } | Verdict::Dead { .. })
+}
+
+/// The statements that settle: one for what is done, one for everything else, and before that one for the attempts that failed,
+/// if any did.
 fn batches<DB: Dialect>(
     by: &Holder,
     completion: Completion,
     settlements: &[Settlement],
     which: Which,
-) -> Vec<(String, Vec<Value>)> {
+) -> Vec<Batch> {
     let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
-    let mut batches = Vec::with_capacity(2);
+    let mut batches = Vec::with_capacity(3);
     if !done.is_empty() {
         let mut values = Vec::from(holder_values(by));
         values.extend(batch_values::<DB>(&done, false));
-        batches.push((DB::settle_done(completion, by, which), values));
+        batches.push(Batch { part: Part::Done, template: DB::settle_done(completion, by, which), values });
     }
     if !rest.is_empty() {
         let mut values = Vec::from(holder_values(by));
         values.extend(batch_values::<DB>(&rest, true));
-        batches.push((DB::settle_rest(by, which), values));
+        if rest.iter().any(|s| is_noted(&s.verdict)) {
+            let template = DB::note_attempts(by, which);
+            batches.push(Batch { part: Part::Note, template, values: values.clone() });
+        }
+        batches.push(Batch { part: Part::Rest, template: DB::settle_rest(by, which), values });
     }
     batches
 }

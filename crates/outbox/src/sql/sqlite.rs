@@ -13,7 +13,7 @@ use sqlx::sqlite::{
 use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
-use super::names::{Listed, Names, Statement};
+use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
@@ -38,6 +38,7 @@ impl Dialect for Sqlite {
         include_str!("../../migrations/sqlite/0004_log.sql"),
         include_str!("../../migrations/sqlite/0005_topic_progress.sql"),
         include_str!("../../migrations/sqlite/0006_node.sql"),
+        include_str!("../../migrations/sqlite/0007_attempt_audit.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
@@ -87,6 +88,19 @@ impl Dialect for Sqlite {
             ("skip" | "lock", _) => String::new(),
             // What stands first is the smaller one; SQLite keeps the order of a cross join.
             ("then", _) => "CROSS JOIN".to_owned(),
+            ("by", _) => String::new(),
+            ("unsettled", _) => "e.status <> 1".to_owned(),
+            // Others may have written a time with another fraction than the one that comes back, and times are compared as
+            // text: the row itself knows, if it has not moved since.
+            ("place", place) => {
+                let (column, at, seq) = (nth(place, 0), nth(place, 1), nth(place, 2));
+                format!(
+                    "COALESCE((SELECT x.{column} FROM {{events}} x WHERE x.seq = {seq} \
+                     AND abs(julianday(x.{column}) - julianday({at})) < 0.000000024), {at})"
+                )
+            }
+            ("size", _) => "COALESCE(length(CAST(e.payload AS BLOB)), length(e.payload_bytes))".to_owned(),
+            ("last", _) => "last_insert_rowid()".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -149,6 +163,17 @@ impl Dialect for Sqlite {
         )
     }
 
+    fn note_attempts(by: &Holder, which: Which) -> String {
+        let (holds, which) = (fence(by), which.condition());
+        format!(
+            "INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
+             SELECT e.event_id, {{now}}, e.attempts + (s.value ->> 3), $1, COALESCE(s.value ->> 2 = 3, 0), \
+             COALESCE(s.value ->> 5, '') FROM json_each($3) s CROSS JOIN {{events}} e ON e.event_id = s.value ->> 0 \
+             AND e.claims = s.value ->> 1 AND e.status IN (0, 2) AND {holds}{which} \
+             WHERE s.value ->> 3 = 1 OR s.value ->> 2 = 3"
+        )
+    }
+
     fn count_joins() -> &'static str {
         "UPDATE {joins} SET attached_steps = s.value ->> 1, completed_steps = s.value ->> 2, \
          failed_steps = s.value ->> 3, status = s.value ->> 4, updated_at = {now} \
@@ -164,6 +189,10 @@ impl Dialect for Sqlite {
          SELECT e.seq FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
          AND e.claims = s.value ->> 1 AND e.locked_by = $1 AND {pending})"
     }
+
+    // Nobody has counted the rows.
+    const SIZE: &'static str = "SELECT (SELECT q.seq FROM sqlite_sequence q WHERE q.name = s.name), NULL \
+        FROM (SELECT $1 AS schema, $2 AS name) s";
 
     // WHERE, or SQLite would read ON as a part of the join.
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \

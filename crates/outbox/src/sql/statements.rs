@@ -2,7 +2,7 @@
 //!
 //! | slot | stands for |
 //! | --- | --- |
-//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{version}` `{log}` `{progress}` | our tables |
+//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{attempts}` `{audits}` `{version}` `{log}` `{progress}` | our tables |
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
@@ -13,6 +13,11 @@
 //! | `{then}` | joins what stands first with what is found by it |
 //! | `{log}` `{log_tags}` | the event log and its tags |
 //! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
+//! | `{by events_due}` | the index to use, where the database has to be told |
+//! | `{unsettled pending}` `{unsettled dead}` | what of a key its index can search by: at least those |
+//! | `{place available_at $1 $2}` | a time that was read before, of the row with this number |
+//! | `{size}` | how many bytes a payload has |
+//! | `{last id}` | the number that the last insert was given |
 //!
 //! What only one database says is in that database's file.
 
@@ -175,7 +180,7 @@ pub(super) const CLEAR_VERSION: &str = "DELETE FROM {version}";
 pub(super) const PUT_VERSION: &str = "INSERT INTO {version} (version) VALUES ($1)";
 
 /// The condition of a filter, with its values numbered from `$1`.
-fn condition(filter: &Filter) -> (String, Vec<Value>) {
+pub(super) fn condition(filter: &Filter) -> (String, Vec<Value>) {
     let mut text = match filter.status {
         Some(Status::Dead) => "{dead}".to_owned(),
         Some(status) => format!("e.status = {}", status as i16),

@@ -175,6 +175,11 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect())
     }
 
+    /// The schema of the tables, if one was named, and the table of the events.
+    pub(super) fn schema_and_table(&self) -> (Option<String>, String) {
+        (self.sql.names.schema.clone(), self.sql.names.table.clone())
+    }
+
     pub(super) fn renderer(&self) -> &dyn Render {
         &self.sql
     }
@@ -228,17 +233,6 @@ impl<DB: Database> SqlStore<DB> {
                 done => return done,
             }
         }
-    }
-
-    /// Runs statements in one transaction.
-    pub(super) async fn run_all(&self, statements: &[(String, Vec<Value>)]) -> Result<u64> {
-        let mut tx = begin_on(&self.pools.relay).await?;
-        let mut touched = 0;
-        for (template, values) in statements {
-            touched += DB::run(&mut tx, self.sql.render(template), values.clone()).await?;
-        }
-        tx.commit().await?;
-        Ok(touched)
     }
 
     pub(super) async fn fetch(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {

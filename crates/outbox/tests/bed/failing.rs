@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Filter, Frontier, Holder, JoinAct, JoinFilter,
-    Leadership, LogStore, Move, Node, NodeId, NodeState, PairStore, Purge, Replayed, Roll, Settled,
-    Settlement, SharedStore, Stats, Store, Stored, StoredEvent, Take, Taken, Watch,
+    Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, Breakdown, Circumstances, Claim, Completion,
+    Deed, Edit, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore, Move, Node, NodeId,
+    NodeState, Overview, Page, PageAsk, PairStore, Purge, Replayed, Roll, Settled, Settlement, SharedStore,
+    Shelf, Stats, Store, Stored, StoredEvent, Take, Taken, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -274,6 +275,53 @@ impl Store for Failing {
 
     async fn check_schema(&self) -> Result<()> {
         self.inner.check_schema().await
+    }
+}
+
+#[async_trait::async_trait]
+impl AdminStore for Failing {
+    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+        self.inner.page(ask).await
+    }
+
+    async fn overview(&self, most: u64) -> Result<Overview> {
+        self.inner.overview(most).await
+    }
+
+    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+        self.inner.breakdown(shelf, look_at).await
+    }
+
+    async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
+        self.inner.attempts(id, limit).await
+    }
+
+    async fn purge_attempts(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_attempts(older_than, limit).await
+    }
+
+    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
+        self.inner.blocked_keys(look_at, limit).await
+    }
+
+    async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {
+        self.inner.skip(id, by).await
+    }
+
+    async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
+        self.inner.edit(id, edit).await
+    }
+
+    async fn audit(&self, deed: &Deed) -> Result<i64> {
+        self.inner.audit(deed).await
+    }
+
+    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.inner.audited(id, outcome, count).await
+    }
+
+    async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
+        self.inner.audits(before, limit).await
     }
 }
 

@@ -459,6 +459,49 @@ pub async fn a_cancelled_event_fails_its_step(harness: &impl Harness) {
     assert_eq!(scene.followed().await, (0, 1));
 }
 
+/// Nothing was done, so nothing that follows a success may follow.
+pub async fn a_skipped_step_stays_failed(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let by = crate::store::NodeId::from("ada");
+    let (open, taken) = scene.steps(2).await;
+    scene.settle("a", &taken[0], dead("no")).await;
+    assert_eq!(scene.counters(&open).await, (2, 0, 1));
+    assert!(scene.store.skip(taken[0].event.id(), &by).await.unwrap());
+    assert_eq!(scene.counters(&open).await, (2, 0, 1));
+    scene.wait(&open, true).await;
+    assert_eq!(scene.settle("a", &taken[1], Verdict::Done).await, 1);
+    assert_eq!((scene.join(&open).await.status, scene.followed().await), (JoinStatus::Failed, (0, 1)));
+
+    // After the end it changes nothing either.
+    let (closed, taken) = scene.steps(1).await;
+    scene.wait(&closed, false).await;
+    let step = taken.iter().find(|d| d.event.event_type().as_str() == "step").unwrap();
+    scene.settle("a", step, dead("no")).await;
+    let before = scene.join(&closed).await;
+    assert!(scene.store.skip(step.event.id(), &by).await.unwrap());
+    assert_eq!(scene.join(&closed).await, before);
+    assert_eq!(
+        scene.store.steps(&closed, None, 10).await.unwrap(),
+        [(step.event.id().clone(), Some(Step::Failed))]
+    );
+}
+
+/// Counted once, and written down once.
+pub async fn a_failed_attempt_of_a_step_is_kept(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let plain = scene.write_one(event("plain")).await;
+    let (join, taken) = scene.steps(2).await;
+    let mut verdicts: Vec<_> = taken.iter().map(|d| (d, dead("no"))).collect();
+    verdicts[2].1 = again(1);
+    assert_eq!(scene.settle_all(&holder("a"), verdicts).await, 3);
+    assert_eq!(scene.counters(&join).await, (2, 0, 1));
+    for (delivery, fatal) in taken.iter().zip([true, true, false]) {
+        let attempts = scene.store.attempts(delivery.event.id(), 10).await.unwrap();
+        assert_eq!((attempts.len(), attempts[0].number, attempts[0].fatal), (1, 1, fatal));
+    }
+    assert_eq!(*taken[0].event.id(), plain);
+}
+
 /// A typed error each, and nothing changes.
 pub async fn what_is_unknown_closed_or_full_is_refused(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

@@ -28,11 +28,15 @@
 //! `settle::a_stale_holder_settles_nothing(&harness).await`.
 
 pub mod admin;
+pub mod deeds;
 pub mod exclusive;
+pub mod history;
 pub mod inbox;
 pub mod join;
 pub mod log;
 pub mod order;
+pub mod overview;
+pub mod page;
 pub mod pairs;
 pub mod schema;
 pub mod settle;
@@ -177,6 +181,39 @@ macro_rules! conformance_tests {
                 a_purge_goes_in_batches
                 purging_everything_takes_pending_events_too
             }
+            page {
+                each_shelf_is_read_in_its_order
+                every_hundredth_of_a_thousand_is_found_once
+                a_page_without_a_match_goes_on
+                what_is_settled_between_pages_does_not_disturb_the_rest
+                a_page_of_nothing_is_refused_and_of_nobody_is_empty
+                pages_hold_what_their_filter_says
+                a_row_shows_all_but_the_payload
+                times_that_others_wrote_are_paged_through
+                pages_are_read_while_others_settle
+            }
+            overview {
+                an_overview_counts_up_to_a_limit
+                an_overview_says_who_leads
+                shelves_are_broken_down_by_type
+                keys_that_a_dead_event_holds_back_are_found
+            }
+            history {
+                failed_attempts_are_kept
+                what_did_not_fail_leaves_no_attempt
+                a_stale_verdict_leaves_no_attempt
+                a_leader_notes_attempts_as_long_as_it_leads
+                old_attempts_are_purged_in_batches
+                a_batch_of_failures_is_noted_whole
+            }
+            deeds {
+                only_a_dead_event_is_skipped
+                a_skipped_event_holds_its_key_no_longer
+                a_skip_and_a_replay_do_not_both_count
+                a_dead_event_gets_another_payload
+                a_late_verdict_does_not_undo_a_deed
+                deeds_are_written_down
+            }
             inbox {
                 old_inbox_entries_are_purged_in_batches
             }
@@ -210,6 +247,8 @@ macro_rules! conformance_tests {
                 a_replayed_step_moves_from_failed_to_completed
                 a_replay_after_the_end_counts_but_changes_no_end
                 a_cancelled_event_fails_its_step
+                a_skipped_step_stays_failed
+                a_failed_attempt_of_a_step_is_kept
                 what_is_unknown_closed_or_full_is_refused
                 a_join_elsewhere_is_told_by_an_event
                 a_join_at_this_database_by_its_own_name_is_here
@@ -445,11 +484,15 @@ mod tests {
         let list = include_str!("mod.rs");
         for source in [
             include_str!("admin.rs"),
+            include_str!("deeds.rs"),
             include_str!("exclusive.rs"),
+            include_str!("history.rs"),
             include_str!("inbox.rs"),
             include_str!("join.rs"),
             include_str!("log.rs"),
             include_str!("order.rs"),
+            include_str!("overview.rs"),
+            include_str!("page.rs"),
             include_str!("pairs.rs"),
             include_str!("schema.rs"),
             include_str!("settle.rs"),

@@ -1,0 +1,82 @@
+//! The API and the dashboard of a relay.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use outbox::store::SharedStore;
+use outbox_transports::Text;
+use outbox_web::{DatabaseInfo, Databases, Role, Token, Web};
+use toml::Spanned;
+
+use super::health::SharedHealth;
+use crate::Usage;
+use crate::config::Http;
+
+/// The databases that a relay serves, from the moment on that it does.
+struct Served {
+    health: SharedHealth,
+    /// What the one database is called.
+    name: String,
+}
+
+impl Databases for Served {
+    fn list(&self) -> Vec<DatabaseInfo> {
+        self.health.databases(&self.name)
+    }
+
+    fn store(&self, name: &str) -> Option<SharedStore> {
+        self.health.store(&self.name, name)
+    }
+}
+
+/// The API, and the link that opens the dashboard if nobody has said who may.
+pub(crate) struct Api {
+    pub(crate) web: Web,
+    pub(crate) secret: Option<String>,
+}
+
+impl Api {
+    pub(crate) fn new(http: &Http, database: Option<&str>, health: &SharedHealth) -> Result<Self> {
+        let tokens = http.tokens.iter().map(Spanned::get_ref).map(|token| token.token());
+        let mut tokens: Vec<Token> = tokens.collect::<Result<_, _>>().map_err(Usage)?;
+        let mut secret = None;
+        if tokens.is_empty() {
+            let (token, random) = Token::random("local", Role::Admin);
+            (tokens, secret) = (vec![token], Some(random));
+        }
+        let outlets = health.clone();
+        let served = Served { health: health.clone(), name: database.unwrap_or("main").to_owned() };
+        let mut builder = Web::builder()
+            .databases(served)
+            .tokens(tokens)
+            .tls(http.has_tls())
+            .destinations(move || outlets.destinations());
+        for host in http.hosts.iter().map(Text::as_str) {
+            builder = builder.host(host);
+        }
+        let web = builder.build().map_err(|error| Usage(format!("`[http]`: {error}")))?;
+        Ok(Self { web, secret })
+    }
+
+    /// Says where the dashboard is. Only people are told the secret: what machines read is kept for long.
+    pub(crate) fn tell(&self, scheme: &str, address: SocketAddr, to_people: bool) {
+        match &self.secret {
+            // After `#` stands what browsers never send; the page takes it out of its address.
+            Some(secret) if to_people => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
+            Some(_) => {
+                tracing::info!("dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`")
+            }
+            None => tracing::info!("dashboard: {scheme}://{address}/"),
+        }
+    }
+}
+
+/// What TLS needs, if it is asked for.
+pub(crate) fn tls(http: &Http) -> Result<Option<tokio_rustls::TlsAcceptor>> {
+    match (&http.tls_cert, &http.tls_key) {
+        (Some(certificate), Some(key)) => {
+            super::tls::acceptor(certificate.as_str(), key.as_str()).map(Some).context("cannot serve by TLS")
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,104 @@
+//! Who is asking.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `token` | bearer tokens and roles |
+//! | `sessions` | cookies of browsers, and their CSRF tokens |
+//! | `throttle` | slows down those who guess |
+//! | `hosts` | by which names this server is asked, and from which sites |
+//! | `guard` | what every request goes through |
+
+pub(crate) mod guard;
+pub(crate) mod hosts;
+pub(crate) mod sessions;
+pub(crate) mod throttle;
+pub(crate) mod token;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+
+use self::sessions::{Session, Sessions, cookie_of};
+use self::throttle::Throttle;
+use self::token::{Role, Token, digest};
+use crate::problem::{Answer, Kind, Problem};
+
+/// Whoever asks.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    /// The name of the token.
+    pub(crate) name: String,
+    pub(crate) role: Role,
+    /// Set if it is a browser with a cookie.
+    pub(crate) session: Option<Session>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        // Whoever forgets the guard lets nobody in.
+        parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)
+    }
+}
+
+/// Knows all tokens and sessions.
+pub(crate) struct Porter {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) sessions: Sessions,
+    pub(crate) throttle: Throttle,
+}
+
+impl Porter {
+    /// Whose request this is.
+    pub(crate) fn recognise(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Answer<Caller> {
+        if let Some(value) = headers.get(header::AUTHORIZATION) {
+            let said = value.to_str().unwrap_or_default();
+            let (scheme, secret) = said.split_once(' ').unwrap_or((said, ""));
+            if !scheme.eq_ignore_ascii_case("bearer") {
+                return Err(Problem::new(Kind::Unauthorized, "the header Authorization is of another kind")
+                    .advice("Send `Authorization: Bearer TOKEN`."));
+            }
+            let token = self.token(secret.trim(), peer)?;
+            return Ok(Caller { name: token.name.clone(), role: token.role, session: None });
+        }
+        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+        let session = cookies.filter_map(cookie_of).find_map(|cookie| self.sessions.find(cookie));
+        let session = session.ok_or_else(nobody)?;
+        Ok(Caller { name: session.name.clone(), role: session.role, session: Some(session) })
+    }
+
+    /// The token with this secret.
+    pub(crate) fn token(&self, secret: &str, peer: Option<IpAddr>) -> Answer<&Token> {
+        let now = Instant::now();
+        if let Some(wait) = self.throttle.wait(peer, now) {
+            return Err(Problem::new(Kind::TooManyAttempts, "too many wrong tokens came from your address")
+                .advice("Wait, and check the token.")
+                .retry_after(wait));
+        }
+        let digest = digest(secret);
+        // All of them are looked at, so that the time does not tell which was nearest.
+        match self.tokens.iter().filter(|token| token.is(&digest)).last() {
+            Some(token) => Ok(token),
+            None => {
+                self.throttle.count(peer, now);
+                tracing::warn!(peer = peer.map(tracing::field::display), "somebody came with a wrong token");
+                Err(Problem::new(Kind::Unauthorized, "nobody has this token")
+                    .advice("Check the token; a new one is made in the settings of the server."))
+            }
+        }
+    }
+}
+
+fn nobody() -> Problem {
+    Problem::new(Kind::Unauthorized, "the request says nothing of who sends it, or its session is over")
+        .advice("Send `Authorization: Bearer TOKEN`, or sign in at POST /api/outbox/session.")
+}
+
+/// The address of whoever asks, where the server tells it.
+pub(crate) fn peer(extensions: &axum::http::Extensions) -> Option<IpAddr> {
+    extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip())
+}

@@ -1,0 +1,89 @@
+//! Slows down those who guess tokens.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How many addresses are remembered; the one that was quiet longest goes first.
+const MOST: usize = 10_000;
+
+/// Failed attempts by address: a bucket each, which fills up again over a minute.
+pub(crate) struct Throttle {
+    /// How many attempts may fail in a minute.
+    per_minute: u32,
+    failed: Mutex<HashMap<Option<IpAddr>, Bucket>>,
+}
+
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Throttle {
+    pub(crate) fn new(per_minute: u32) -> Self {
+        Self { per_minute, failed: Mutex::default() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Option<IpAddr>, Bucket>> {
+        self.failed.lock().expect("no one panics while holding the failed attempts")
+    }
+
+    /// How long this address has to wait before its next attempt is looked at. Those whose address is not known share one.
+    pub(crate) fn wait(&self, of: Option<IpAddr>, now: Instant) -> Option<Duration> {
+        let failed = self.lock();
+        let left = self.left(failed.get(&of)?, now);
+        (left < 1.0).then(|| Duration::from_secs_f64((1.0 - left) * 60.0 / f64::from(self.per_minute)))
+    }
+
+    /// An attempt failed.
+    pub(crate) fn count(&self, of: Option<IpAddr>, now: Instant) {
+        let mut failed = self.lock();
+        if failed.len() >= MOST
+            && !failed.contains_key(&of)
+            && let Some(quiet) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
+        {
+            failed.remove(&quiet);
+        }
+        let full = Bucket { left: f64::from(self.per_minute), at: now };
+        let bucket = failed.entry(of).or_insert(full);
+        *bucket = Bucket { left: (self.left(bucket, now) - 1.0).max(0.0), at: now };
+    }
+
+    fn left(&self, bucket: &Bucket, now: Instant) -> f64 {
+        let refilled = now.duration_since(bucket.at).as_secs_f64() * f64::from(self.per_minute) / 60.0;
+        (bucket.left + refilled).min(f64::from(self.per_minute))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_too_many_failures_an_address_waits_and_others_do_not() {
+        let throttle = Throttle::new(10);
+        let (bad, good) = (Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into()));
+        let now = Instant::now();
+        for _ in 0..10 {
+            assert_eq!(throttle.wait(bad, now), None);
+            throttle.count(bad, now);
+        }
+        assert_eq!(throttle.wait(bad, now), Some(Duration::from_secs(6)));
+        assert_eq!(throttle.wait(good, now), None);
+        assert_eq!(throttle.wait(bad, now + Duration::from_secs(6)), None);
+        throttle.count(bad, now + Duration::from_secs(6));
+        assert!(throttle.wait(bad, now + Duration::from_secs(6)).is_some());
+        assert_eq!(throttle.wait(bad, now + Duration::from_secs(66)), None);
+    }
+
+    #[test]
+    fn it_remembers_no_more_than_it_should() {
+        let throttle = Throttle::new(1);
+        let now = Instant::now();
+        for n in 0..u32::try_from(MOST).unwrap() + 10 {
+            throttle.count(Some(IpAddr::from(n.to_be_bytes())), now);
+        }
+        assert_eq!(throttle.lock().len(), MOST);
+    }
+}

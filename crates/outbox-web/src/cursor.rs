@@ -1,0 +1,114 @@
+//! Where a page ended, as a text that nobody needs to understand.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::DateTime;
+use outbox::store::{Cursor, Shelf};
+use sha2::{Digest as _, Sha256};
+
+use crate::problem::{Answer, Problem};
+
+/// Rises when cursors come to mean something else.
+const VERSION: u8 = 1;
+
+/// A cursor, and the list that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) shelf: Shelf,
+    pub(crate) newest_first: bool,
+    pub(crate) at: Cursor,
+}
+
+impl Mark {
+    pub(crate) fn encode(self) -> String {
+        let mut bytes = vec![VERSION, code(self.shelf), u8::from(self.newest_first)];
+        bytes.extend(self.at.at.timestamp_micros().to_be_bytes());
+        bytes.extend(self.at.seq.to_be_bytes());
+        seal(bytes)
+    }
+
+    /// Refuses what was not made here, or for another list.
+    pub(crate) fn decode(text: &str, shelf: Shelf, newest_first: bool) -> Answer<Cursor> {
+        let bytes = open(text).ok_or_else(wrong)?;
+        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else { return Err(wrong()) };
+        if *of_shelf != code(shelf) || *direction != u8::from(newest_first) {
+            return Err(Problem::invalid("the cursor belongs to a list of another status or order"));
+        }
+        let (at, seq) = rest.split_at_checked(8).ok_or_else(wrong)?;
+        let number = |bytes: &[u8]| bytes.try_into().map(i64::from_be_bytes).map_err(|_| wrong());
+        let at = DateTime::from_timestamp_micros(number(at)?).ok_or_else(wrong)?;
+        Ok(Cursor { at, seq: number(seq)? })
+    }
+}
+
+/// The id of the last one on a page.
+pub(crate) fn encode_id(id: &str) -> String {
+    seal([&[VERSION, b'i'], id.as_bytes()].concat())
+}
+
+pub(crate) fn decode_id(text: &str) -> Answer<String> {
+    let bytes = open(text).ok_or_else(wrong)?;
+    match bytes.as_slice() {
+        [VERSION, b'i', id @ ..] => String::from_utf8(id.to_vec()).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+fn code(shelf: Shelf) -> u8 {
+    match shelf {
+        Shelf::Pending => b'p',
+        Shelf::Done => b'd',
+        Shelf::Dead => b'x',
+    }
+}
+
+/// With a check against slips, not against forgery: a cursor says where to go on, and nothing that one may not know.
+fn seal(mut bytes: Vec<u8>) -> String {
+    bytes.extend(&Sha256::digest(&bytes)[..4]);
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn open(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    let check = bytes.split_off(bytes.len().checked_sub(4)?);
+    (Sha256::digest(&bytes)[..4] == check).then_some(bytes)
+}
+
+fn wrong() -> Problem {
+    Problem::invalid("the cursor is not one of this server")
+        .advice("Use `next` of the page before, as it is.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_comes_back_as_it_was_and_only_for_its_own_list() {
+        let at = Cursor { at: DateTime::from_timestamp_micros(1_700_000_000_123_456).unwrap(), seq: -7 };
+        for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+            let text = Mark { shelf, newest_first: true, at }.encode();
+            assert_eq!(Mark::decode(&text, shelf, true).unwrap(), at);
+            assert!(Mark::decode(&text, shelf, false).is_err());
+        }
+        let dead = Mark { shelf: Shelf::Dead, newest_first: true, at }.encode();
+        assert!(Mark::decode(&dead, Shelf::Done, true).is_err());
+        assert!(decode_id(&dead).is_err());
+    }
+
+    #[test]
+    fn what_was_changed_on_the_way_is_refused() {
+        let at = Cursor { at: DateTime::from_timestamp_micros(0).unwrap(), seq: 1 };
+        let text = Mark { shelf: Shelf::Dead, newest_first: false, at }.encode();
+        for n in 0..text.len() {
+            let mut wrong = text.clone().into_bytes();
+            wrong[n] = if wrong[n] == b'A' { b'B' } else { b'A' };
+            let wrong = String::from_utf8(wrong).unwrap();
+            assert!(Mark::decode(&wrong, Shelf::Dead, false).is_err(), "{wrong}");
+        }
+        for wrong in ["", "A", "!!!!", "AAAA", "e30", &text[..10]] {
+            assert!(Mark::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(decode_id(&encode_id("01J")).unwrap(), "01J");
+    }
+}

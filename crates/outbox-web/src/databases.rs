@@ -1,0 +1,154 @@
+//! Which databases there are.
+
+use std::sync::Arc;
+
+use outbox::Fleet;
+use outbox::fleet::DatabaseState;
+use outbox::store::SharedStore;
+
+use crate::problem::{Answer, Problem};
+
+/// Which databases there are at the moment. [`Fleet`] is one; whoever opens databases late, or finds them elsewhere, writes
+/// another.
+///
+/// ```
+/// use outbox::store::SharedStore;
+/// use outbox_web::{DatabaseInfo, Databases};
+///
+/// /// One database that is not open yet when the server starts.
+/// struct Late(std::sync::OnceLock<SharedStore>);
+///
+/// impl Databases for Late {
+///     fn list(&self) -> Vec<DatabaseInfo> {
+///         vec![DatabaseInfo::new("main", if self.0.get().is_some() { "active" } else { "starting" })]
+///     }
+///
+///     fn store(&self, name: &str) -> Option<SharedStore> {
+///         self.0.get().filter(|_| name == "main").cloned()
+///     }
+/// }
+/// ```
+pub trait Databases: Send + Sync + 'static {
+    /// All of them, by name.
+    fn list(&self) -> Vec<DatabaseInfo>;
+
+    /// The store of one, if it is there and open.
+    fn store(&self, name: &str) -> Option<SharedStore>;
+}
+
+/// A database, and how it is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatabaseInfo {
+    /// Its name.
+    pub name: String,
+    /// How it is doing: `active`, `standing by`, `starting`, `failing`, …
+    pub state: String,
+    /// Why it fails, if it does. Holds no credentials.
+    pub reason: Option<String>,
+}
+
+impl DatabaseInfo {
+    /// A database of this name and state.
+    pub fn new(name: impl Into<String>, state: impl Into<String>) -> Self {
+        Self { name: name.into(), state: state.into(), reason: None }
+    }
+
+    /// Why it fails.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+impl Databases for Fleet {
+    fn list(&self) -> Vec<DatabaseInfo> {
+        let info = |status: outbox::fleet::DatabaseStatus| {
+            let info = DatabaseInfo::new(status.name, status.state.to_string());
+            match status.state {
+                DatabaseState::Failing { reason } => info.reason(reason),
+                _ => info,
+            }
+        };
+        self.databases().into_iter().map(info).collect()
+    }
+
+    fn store(&self, name: &str) -> Option<SharedStore> {
+        Fleet::store(self, name).ok()
+    }
+}
+
+/// One that is always there.
+pub(crate) struct Fixed {
+    pub(crate) name: String,
+    pub(crate) store: SharedStore,
+}
+
+impl Databases for Fixed {
+    fn list(&self) -> Vec<DatabaseInfo> {
+        vec![DatabaseInfo::new(&self.name, "open")]
+    }
+
+    fn store(&self, name: &str) -> Option<SharedStore> {
+        (name == self.name).then(|| self.store.clone())
+    }
+}
+
+/// All sources together. Where two have a database of one name, the first counts.
+#[derive(Clone, Default)]
+pub(crate) struct All(pub(crate) Vec<Arc<dyn Databases>>);
+
+/// A database that was asked for.
+#[derive(Clone)]
+pub(crate) struct Chosen {
+    pub(crate) name: String,
+    pub(crate) store: SharedStore,
+}
+
+/// How many names are told to those who named none.
+const TOLD: usize = 10;
+
+impl All {
+    pub(crate) fn list(&self) -> Vec<DatabaseInfo> {
+        let mut all: Vec<DatabaseInfo> = Vec::new();
+        for info in self.0.iter().flat_map(|databases| databases.list()) {
+            if !all.iter().any(|known| known.name == info.name) {
+                all.push(info);
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// The one of this name; without a name the only one.
+    pub(crate) fn choose(&self, name: Option<&str>) -> Answer<Chosen> {
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => self.only()?,
+        };
+        match self.0.iter().find_map(|databases| databases.store(&name)) {
+            Some(store) => Ok(Chosen { name, store }),
+            None if self.list().iter().any(|info| info.name == name) => Err(Problem::new(
+                crate::problem::Kind::Unavailable,
+                format!("the database `{name}` is not open yet"),
+            )
+            .retry_after(std::time::Duration::from_secs(1))),
+            None => Err(Problem::not_found(format!("there is no database `{}`", crate::text::shown(&name)))
+                .advice("GET /api/outbox/databases lists them.")),
+        }
+    }
+
+    fn only(&self) -> Answer<String> {
+        let mut names: Vec<String> = self.list().into_iter().map(|info| info.name).collect();
+        match names.len() {
+            1 => Ok(names.remove(0)),
+            0 => Err(Problem::not_found("there is no database at the moment")),
+            count => {
+                names.truncate(TOLD);
+                let and_more = if count > TOLD { ", …" } else { "" };
+                Err(Problem::bad(format!("there are {count} databases, and none was named"))
+                    .advice(format!("Add ?database=NAME: {}{and_more}.", names.join(", "))))
+            }
+        }
+    }
+}

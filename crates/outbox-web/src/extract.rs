@@ -1,0 +1,149 @@
+//! Reads what a request says. What is wrong with it is told without repeating values: they may be secrets.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::request::Parts;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
+
+use crate::databases::Chosen;
+use crate::problem::{Answer, Problem};
+use crate::state::Shared;
+
+/// The query of a URL.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(rejection) => Err(Problem::bad(format!("the query: {}", cause(&rejection)))
+                .advice("/api/openapi.json tells what this path takes.")),
+        }
+    }
+}
+
+/// The innermost cause, which names what is wrong.
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    crate::text::shown(&error.to_string())
+}
+
+/// A body of JSON.
+pub(crate) struct Input<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Answer<Self> {
+        let body =
+            Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body broke off"))?;
+        if body.is_empty() {
+            return Err(Problem::bad("the body is empty").advice("Send JSON, at least `{}`."));
+        }
+        serde_json::from_slice(&body).map(Self).map_err(|error| told(&error))
+    }
+}
+
+/// What may be told of JSON that is wrong: names of fields, and where it is, but no values.
+fn told(error: &serde_json::Error) -> Problem {
+    let at = format!("line {}, column {}", error.line(), error.column());
+    if !error.is_data() {
+        return Problem::bad(format!("the body is not JSON: {at}"));
+    }
+    let said = error.to_string();
+    let named = ["unknown field `", "missing field `", "duplicate field `"];
+    let detail = if named.iter().any(|start| said.starts_with(start)) {
+        said
+    } else if let Some((_, expected)) = said.split_once(", expected ") {
+        format!("expected {expected}")
+    } else {
+        format!("a value does not fit at {at}")
+    };
+    Problem::invalid(format!("the body: {detail}")).advice("/api/openapi.json tells what this path takes.")
+}
+
+/// Which database.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Place {
+    /// The name of the database, where there are several.
+    #[param(max_length = 64, example = "main")]
+    pub(crate) database: Option<String>,
+}
+
+impl Place {
+    pub(crate) fn choose(&self, web: &Shared) -> Answer<Chosen> {
+        choose(web, self.database.as_deref())
+    }
+}
+
+pub(crate) fn choose(web: &Shared, name: Option<&str>) -> Answer<Chosen> {
+    web.databases.choose(name)
+}
+
+/// How many rows a page has if nobody says.
+pub(crate) const PAGE: usize = 50;
+
+/// How many it may have.
+pub(crate) const LARGEST_PAGE: usize = 500;
+
+/// How many rows a page is to have.
+pub(crate) fn page_size(limit: Option<usize>) -> Answer<usize> {
+    match limit {
+        None => Ok(PAGE),
+        Some(limit) if (1..=LARGEST_PAGE).contains(&limit) => Ok(limit),
+        Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {LARGEST_PAGE}"))
+            .advice("Ask for the next page with `after`.")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read")]
+    struct Sample {
+        name: String,
+        kind: Choice,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Choice {
+        This,
+        That,
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_body_is_told_without_its_values() {
+        for (body, told_as) in [
+            (r#"{"name": "#, "not JSON"),
+            (r#"{"name": 5154, "kind": "this"}"#, "expected a string"),
+            (r#"{"name": "hunter2"}"#, "missing field `kind`"),
+            (r#"{"name": "x", "kind": "hunter2"}"#, "`this` or `that`"),
+            (r#"{"name": "hunter2", "nam": 1}"#, "unknown field `nam`"),
+            (r#"["hunter2"]"#, "the body"),
+        ] {
+            let problem = told(&serde_json::from_str::<Sample>(body).unwrap_err());
+            let said = problem.detail();
+            assert!(said.contains(told_as) && !said.contains("hunter2") && !said.contains("5154"), "{said}");
+        }
+    }
+
+    #[test]
+    fn pages_are_bounded() {
+        assert_eq!(page_size(None).unwrap(), PAGE);
+        assert_eq!(page_size(Some(500)).unwrap(), 500);
+        assert!(page_size(Some(0)).is_err() && page_size(Some(501)).is_err());
+    }
+}

@@ -1,0 +1,118 @@
+//! Which events. Every field is a name of its own here; what is asked for is bound, never written into a statement.
+
+use outbox::store::{Filter, PageAsk, SharedStore, Shelf};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use crate::age::Age;
+use crate::problem::{Answer, Problem};
+use crate::text;
+use crate::views::Count;
+
+/// Which dead events. What is not named may be anything.
+#[derive(Clone, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"event_type": "order.placed", "within": "2h"}))]
+pub(crate) struct DeadFilter {
+    /// Only this type.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) event_type: Option<String>,
+    /// Only this type of aggregate.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) aggregate_type: Option<String>,
+    /// Only this aggregate.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) aggregate_id: Option<String>,
+    /// Only this tenant.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) tenant_id: Option<String>,
+    /// Only this ordering key.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) ordering_key: Option<String>,
+    /// Only this correlation id.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
+    pub(crate) correlation_id: Option<String>,
+    /// Only those that died more recently than this.
+    pub(crate) within: Option<Age>,
+    /// Only those that died longer ago than this.
+    pub(crate) before: Option<Age>,
+}
+
+impl DeadFilter {
+    /// Whether it lets everything through.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.texts().iter().all(|(_, text, _)| text.is_none())
+            && self.within.is_none()
+            && self.before.is_none()
+    }
+
+    fn texts(&self) -> [(&'static str, Option<&str>, usize); 6] {
+        [
+            ("event_type", self.event_type.as_deref(), 255),
+            ("aggregate_type", self.aggregate_type.as_deref(), 64),
+            ("aggregate_id", self.aggregate_id.as_deref(), 255),
+            ("tenant_id", self.tenant_id.as_deref(), 255),
+            ("ordering_key", self.ordering_key.as_deref(), 255),
+            ("correlation_id", self.correlation_id.as_deref(), 255),
+        ]
+    }
+
+    /// What a store understands.
+    pub(crate) fn filter(&self) -> Answer<Filter> {
+        for (name, value, longest) in self.texts() {
+            let checked = value.map_or(Ok(()), |value| text::check(name, value, longest));
+            checked.map_err(|problem| Problem::invalid(problem.detail()))?;
+        }
+        Ok(Filter {
+            event_type: self.event_type.clone(),
+            aggregate_type: self.aggregate_type.clone(),
+            aggregate_id: self.aggregate_id.clone(),
+            tenant_id: self.tenant_id.clone(),
+            ordering_key: self.ordering_key.clone(),
+            correlation_id: self.correlation_id.clone(),
+            settled_within: self.within.map(|age| age.0),
+            settled_before: self.before.map(|age| age.0),
+            ..Filter::default()
+        })
+    }
+
+    /// As the audit tells it.
+    pub(crate) fn told(&self) -> serde_json::Value {
+        let texts = self.texts();
+        let mut told: serde_json::Map<String, serde_json::Value> = texts
+            .iter()
+            .filter_map(|(name, value, _)| Some(((*name).to_owned(), (*value)?.into())))
+            .collect();
+        for (name, age) in [("within", self.within), ("before", self.before)] {
+            told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
+        }
+        told.into()
+    }
+}
+
+/// How many events are counted before something is done to them.
+const MOST: u64 = 10_000;
+
+/// How many rows are looked at for that, a page at a time.
+const PAGE: usize = 1_000;
+const LOOK_AT: usize = 20_000;
+const PAGES: usize = 10;
+
+/// How many events of a shelf match. Bounded: it stops at ten thousand, or when it has looked at two hundred thousand.
+pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> Answer<Count> {
+    let mut ask =
+        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: LOOK_AT, ..PageAsk::default() };
+    let mut count = 0;
+    for _ in 0..PAGES {
+        let page = store.page(&ask).await?;
+        count += page.rows.len() as u64;
+        if page.next.is_none() {
+            return Ok(Count { count, more: false });
+        }
+        if count >= MOST {
+            break;
+        }
+        ask.after = page.next;
+    }
+    Ok(Count { count, more: true })
+}

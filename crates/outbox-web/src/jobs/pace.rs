@@ -1,0 +1,64 @@
+//! Keeps a job to so many events a second.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+/// The largest batch.
+const BATCH: usize = 500;
+
+/// How fast a job may go.
+pub(crate) struct Pace {
+    rate: Option<u32>,
+    began: Instant,
+    moved: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(rate: Option<u32>) -> Self {
+        Self { rate, began: Instant::now(), moved: 0 }
+    }
+
+    /// How many to change at once: a tenth of a second's worth.
+    pub(crate) fn batch(&self) -> usize {
+        self.rate.map_or(BATCH, |rate| (rate as usize / 10).clamp(1, BATCH))
+    }
+
+    /// So many were changed: waits until the next may be. False: it is to stop.
+    pub(crate) async fn wait(&mut self, moved: u64, stop: &CancellationToken) -> bool {
+        self.moved += moved;
+        tokio::select! {
+            () = stop.cancelled() => false,
+            () = tokio::time::sleep(self.due().saturating_sub(self.began.elapsed())) => !stop.is_cancelled(),
+        }
+    }
+
+    /// When what was changed so far is due to have been.
+    fn due(&self) -> Duration {
+        self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.moved as f64 / f64::from(rate)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_bounds_batches_and_says_when_the_next_is_due() {
+        assert_eq!(Pace::new(None).batch(), BATCH);
+        assert_eq!(Pace::new(Some(1)).batch(), 1);
+        assert_eq!(Pace::new(Some(1_000)).batch(), 100);
+        assert_eq!(Pace::new(Some(100_000)).batch(), BATCH);
+        let pace = Pace { moved: 50, ..Pace::new(Some(100)) };
+        assert_eq!(pace.due(), Duration::from_millis(500));
+        assert_eq!(Pace { moved: 50, ..Pace::new(None) }.due(), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_is_stopped_does_not_wait() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        assert!(!Pace::new(Some(1)).wait(1_000, &stop).await);
+        assert!(!Pace::new(None).wait(1, &stop).await);
+    }
+}

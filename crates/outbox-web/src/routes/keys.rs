@@ -1,0 +1,128 @@
+//! Blocked keys: the first event of a key is dead, and others wait behind it.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use outbox::store::{Filter, SharedStore, Status};
+use outbox::{Admin, EventId};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::events::{DoneTo, change, hand_of};
+use crate::auth::Caller;
+use crate::extract::{Params, Place, choose, page_size};
+use crate::problem::{Answer, Problem};
+use crate::state::Shared;
+use crate::text;
+use crate::views::{Count, EventView};
+
+/// How many dead events are looked at.
+const LOOK_AT: usize = 10_000;
+
+/// How many keys to show.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Listing {
+    /// The name of the database, where there are several.
+    #[param(max_length = 64, example = "main")]
+    database: Option<String>,
+    /// How many keys to show; 50 if not set.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+}
+
+/// Keys whose first dead event holds back others.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Keys {
+    /// By the place of the dead event in the table.
+    keys: Vec<KeyView>,
+    /// Whether there may be more.
+    more: bool,
+}
+
+/// A key whose first dead event holds back others.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct KeyView {
+    /// The key.
+    key: String,
+    /// The dead event.
+    head: EventView,
+    /// How many wait behind it.
+    behind: Count,
+}
+
+/// Which key.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "tells the document of the path")]
+pub(crate) struct Which {
+    /// The ordering key.
+    #[param(min_length = 1, max_length = 255, example = "order:o-17")]
+    key: String,
+}
+
+/// Blocked keys
+///
+/// Relays that skip dead events go on without them; those that hold them wait until the head is replayed, skipped or purged.
+#[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(Listing),
+    responses((status = 200, description = "Those among the first ten thousand dead events", body = Keys)))]
+pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Keys>> {
+    let database = choose(&web, listing.database.as_deref())?;
+    let found = database.store.blocked_keys(LOOK_AT, page_size(listing.limit)?).await?;
+    let view = |key: outbox::store::BlockedKey| KeyView {
+        key: key.key,
+        head: key.head.into(),
+        behind: key.behind.into(),
+    };
+    Ok(Json(Keys { keys: found.keys.into_iter().map(view).collect(), more: found.more }))
+}
+
+/// Replay the head of a key
+///
+/// Its first dead event is new again; the others follow when it is done.
+#[utoipa::path(post, path = "/outbox/keys/{key}/replay", tag = "keys", params(Place, Which),
+    responses((status = 200, description = "It is new again", body = DoneTo), (status = 409, description = "It is not dead any more")))]
+pub(crate) async fn replay(
+    State(web): State<Shared>,
+    caller: Caller,
+    Path(key): Path<String>,
+    Params(place): Params<Place>,
+) -> Answer<Json<DoneTo>> {
+    let database = place.choose(&web)?;
+    let id = head(&database.store, &key).await?;
+    let admin = Admin::new(database.store.clone());
+    change(&database, &caller, "key.replay", &id, "replayed", "dead", admin.replay(&id)).await
+}
+
+/// Skip the head of a key
+///
+/// Its first dead event counts as settled without being delivered, and the others go on.
+#[utoipa::path(post, path = "/outbox/keys/{key}/skip", tag = "keys", params(Place, Which),
+    responses((status = 200, description = "It is done", body = DoneTo), (status = 409, description = "It is not dead any more")))]
+pub(crate) async fn skip(
+    State(web): State<Shared>,
+    caller: Caller,
+    Path(key): Path<String>,
+    Params(place): Params<Place>,
+) -> Answer<Json<DoneTo>> {
+    let database = place.choose(&web)?;
+    let id = head(&database.store, &key).await?;
+    let by = hand_of(&caller);
+    change(&database, &caller, "key.skip", &id, "skipped", "dead", database.store.skip(&id, &by)).await
+}
+
+/// The first dead event of a key.
+async fn head(store: &SharedStore, key: &str) -> Answer<EventId> {
+    let nothing = || {
+        Problem::not_found(format!("the key `{}` has no dead event", text::shown(key)))
+            .advice("GET /api/outbox/keys lists the keys that are blocked.")
+    };
+    text::check("key", key, 255).map_err(|_| nothing())?;
+    let filter =
+        Filter { status: Some(Status::Dead), ordering_key: Some(key.to_owned()), ..Filter::default() };
+    let stored = store.list(&filter, 1).await?.pop().ok_or_else(nothing)?;
+    Ok(match stored.event {
+        Ok(event) => event.id().clone(),
+        Err(error) => error.id,
+    })
+}

@@ -1,0 +1,95 @@
+//! Signing in and out, and who one is.
+
+use axum::Json;
+use axum::extract::{FromRequest as _, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::auth::sessions::{COOKIE, LASTS, cookie_of};
+use crate::auth::token::Role;
+use crate::auth::{Caller, peer};
+use crate::extract::Input;
+use crate::problem::Answer;
+use crate::state::Shared;
+
+/// A token to sign in with.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SignIn {
+    /// The secret of a token.
+    #[schema(min_length = 1, max_length = 1_000, example = "a-secret-of-some-length")]
+    token: String,
+}
+
+/// Who one is.
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"actor": "ops", "role": "operate", "session": true, "csrf": "6mS0cMzSQ0", "databases": ["main"],
+                          "version": "0.1.0"}))]
+pub(crate) struct WhoAmI {
+    /// The name of the token: what the audit says.
+    actor: String,
+    /// What it allows.
+    role: Role,
+    /// Whether it is a session; then `csrf` is there.
+    session: bool,
+    /// What the header `X-CSRF-Token` must say when something is changed.
+    csrf: Option<String>,
+    /// The databases that can be asked for.
+    databases: Vec<String>,
+    /// The version of the server.
+    version: &'static str,
+}
+
+impl WhoAmI {
+    fn new(web: &Shared, actor: String, role: Role, csrf: Option<String>) -> Self {
+        let databases = web.databases.list().into_iter().map(|database| database.name).collect();
+        Self { actor, role, session: csrf.is_some(), csrf, databases, version: env!("CARGO_PKG_VERSION") }
+    }
+}
+
+/// Sign in
+///
+/// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token that has to be sent with changes.
+#[utoipa::path(post, path = "/outbox/session", tag = "session", request_body = SignIn,
+    responses((status = 200, description = "Signed in", body = WhoAmI,
+               headers(("set-cookie" = String, description = "The session")))))]
+pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
+    let peer = peer(request.extensions());
+    let Input(SignIn { token }) = Input::from_request(request, &()).await?;
+    let token = web.porter.token(&token, peer)?;
+    let (cookie, csrf) = web.porter.sessions.begin(&token.name, token.role);
+    tracing::info!(who = token.name, role = %token.role, "signed in");
+    let who = WhoAmI::new(&web, token.name.clone(), token.role, Some(csrf));
+    Ok(([(header::SET_COOKIE, set_cookie(&web, &cookie, LASTS.as_secs()))], Json(who)).into_response())
+}
+
+/// Sign out
+///
+/// Ends the session of this browser. With a token there is nothing to end.
+#[utoipa::path(delete, path = "/outbox/session", tag = "session",
+    responses((status = 204, description = "Signed out",
+               headers(("set-cookie" = String, description = "Without a session")))))]
+pub(crate) async fn sign_out(State(web): State<Shared>, headers: HeaderMap) -> Response {
+    for cookies in headers.get_all(header::COOKIE) {
+        if let Some(cookie) = cookies.to_str().ok().and_then(cookie_of) {
+            web.porter.sessions.end(cookie);
+        }
+    }
+    (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, "", 0))]).into_response()
+}
+
+/// Who am I?
+#[utoipa::path(get, path = "/outbox/whoami", tag = "session",
+    responses((status = 200, description = "The name and role of the token or session", body = WhoAmI)))]
+pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<WhoAmI> {
+    let csrf = caller.session.map(|session| session.csrf);
+    Json(WhoAmI::new(&web, caller.name, caller.role, csrf))
+}
+
+fn set_cookie(web: &Shared, value: &str, seconds: u64) -> HeaderValue {
+    let secure = if web.tls { "; Secure" } else { "" };
+    let text = format!("{COOKIE}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={seconds}{secure}");
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
+}

@@ -1,0 +1,38 @@
+//! What all handlers share.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use outbox::Destination;
+
+use crate::auth::Porter;
+use crate::auth::hosts::Hosts;
+use crate::databases::All;
+use crate::jobs::Jobs;
+use crate::live::Live;
+
+/// Says which destinations the relay of this process has.
+pub(crate) type Destinations = Arc<dyn Fn() -> Vec<Destination> + Send + Sync>;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Shared(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) porter: Porter,
+    pub(crate) hosts: Hosts,
+    /// Whether cookies are for TLS only.
+    pub(crate) tls: bool,
+    pub(crate) databases: All,
+    pub(crate) destinations: Option<Destinations>,
+    pub(crate) jobs: Jobs,
+    pub(crate) live: Live,
+}
+
+impl Deref for Shared {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}

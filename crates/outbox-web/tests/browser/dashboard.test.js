@@ -1,0 +1,157 @@
+// What it looks like: the flow, every view, wide and narrow, with the keyboard.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { BASE, PATIENCE, VIEWS, launch, signIn, visit } from "./browser.js";
+
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+test("the token leaves the address as soon as it is exchanged", async () => {
+  const { page, context, check } = await signIn(browser);
+  assert.ok(!page.url().includes("token="), page.url());
+  await page.goBack().catch(() => {});
+  assert.ok(!page.url().includes("token="), "it is not in the history either");
+  check();
+  await context.close();
+});
+
+test("a wrong token is told so, and is not kept in the field", async () => {
+  const context = await browser.newContext();
+  const page = await context.newPage();
+  await page.goto(BASE);
+  await page.getByLabel("Token").fill("certainly-not-a-token");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByText("This token is not known here.").waitFor();
+  assert.equal(await page.getByLabel("Token").inputValue(), "");
+  await context.close();
+});
+
+test("the flow is seen, live", async () => {
+  const { page, context, check } = await signIn(browser);
+  await page.locator(".live-text", { hasText: /^live$/ }).waitFor();
+  await page.locator(".chart").first().locator("path.line.delivered").waitFor({ state: "attached", timeout: PATIENCE });
+  const delivered = page.locator(".chart").first().locator(".legend li", { hasText: "Delivered" }).locator("b");
+  await page.waitForFunction(el => /[1-9]/.test(el.textContent), await delivered.elementHandle(), { timeout: PATIENCE });
+  for (const tile of ["Due", "In hand", "Delayed", "Retrying", "Dead"]) {
+    assert.match(await page.locator(".tile", { hasText: tile }).first().locator("b").textContent(), /^[\d,]+\+?$/, tile);
+  }
+  assert.ok(await page.getByRole("table", { name: "By type" }).getByRole("row").count() > 1);
+  check();
+  await context.close();
+});
+
+test("a live connection that is lost is told, and comes back by itself", async () => {
+  const { page, context } = await signIn(browser);
+  await page.locator(".live-text", { hasText: /^live$/ }).waitFor();
+  await page.route("**/api/outbox/live*", route => route.abort());
+  await page.reload();
+  await page.getByText("Live connection lost.").waitFor();
+  await page.unroute("**/api/outbox/live*");
+  await page.getByText("Live connection lost.").waitFor({ state: "hidden", timeout: PATIENCE });
+  await context.close();
+});
+
+test("every view opens without an error, and no request leaves the machine", async () => {
+  const { page, context, check } = await signIn(browser);
+  for (const view of VIEWS) {
+    await visit(page, `#/${view}`);
+    await page.locator("h1").waitFor();
+    assert.equal(await page.locator(".state.failed").count(), 0, view);
+  }
+  for (const status of ["pending", "retry", "done", "dead"]) {
+    await visit(page, `#/events?status=${status}`);
+    assert.equal(await page.locator(".state.failed").count(), 0, status);
+  }
+  check();
+  await context.close();
+});
+
+test("the policy lets nothing in from elsewhere and nothing inline", async () => {
+  const context = await browser.newContext();
+  const answer = await context.request.get(BASE);
+  const policy = answer.headers()["content-security-policy"];
+  assert.ok(policy.includes("frame-ancestors 'none'"), policy);
+  assert.ok(!policy.includes("unsafe") && !policy.includes("http"), policy);
+  assert.equal(answer.headers()["x-content-type-options"], "nosniff");
+  await context.close();
+});
+
+for (const scheme of ["light", "dark"]) {
+  test(`on a phone nothing is wider than the screen (${scheme})`, async () => {
+    const { page, context, check } = await signIn(browser, { width: 390, height: 844 });
+    await page.emulateMedia({ colorScheme: scheme });
+    for (const view of VIEWS) {
+      await visit(page, `#/${view}`);
+      const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(wider <= 0, `${view} is ${wider} px too wide`);
+    }
+    await visit(page, "#/events?status=done");
+    await page.locator("tr[data-row] a").first().click();
+    await page.getByRole("heading", { name: "Timeline" }).waitFor();
+    const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    assert.ok(wider <= 0, `an event is ${wider} px too wide`);
+    assert.ok(await page.getByRole("button", { name: "Navigation" }).isVisible());
+    await page.getByRole("button", { name: "Navigation" }).click();
+    await page.getByRole("navigation", { name: "Views" }).getByRole("link", { name: "Nodes" }).click();
+    await page.getByRole("heading", { name: "Nodes", level: 1 }).waitFor();
+    check();
+    await context.close();
+  });
+}
+
+test("the keyboard goes to views, to the filter and through rows", async () => {
+  const { page, context, check } = await signIn(browser);
+  for (const [key, title] of [["e", "Events"], ["d", "Dead letters"], ["k", "Blocked keys"], ["p", "Publishers"], ["j", "Joins"], ["n", "Nodes"], ["o", "Overview"]]) {
+    await page.keyboard.press("g");
+    await page.keyboard.press(key);
+    await page.getByRole("heading", { name: title, level: 1, exact: true }).waitFor();
+  }
+  await visit(page, "#/events?status=done");
+  await page.locator("tr[data-row]").nth(1).waitFor();
+  await page.keyboard.press("j");
+  await page.keyboard.press("j");
+  const second = await page.locator("tr[data-row] a").nth(1).getAttribute("href");
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("href")), second);
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "Timeline" }).waitFor();
+  await page.keyboard.press("g");
+  await page.keyboard.press("e");
+  await page.getByRole("heading", { name: "Events", level: 1 }).waitFor();
+  await page.keyboard.press("/");
+  assert.ok(await page.evaluate(() => document.activeElement.hasAttribute("data-filter")));
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("?");
+  await page.getByRole("heading", { name: "Keys" }).waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("heading", { name: "Keys" }).waitFor({ state: "detached" });
+  check();
+  await context.close();
+});
+
+test("the colours that were chosen are remembered", async () => {
+  const { page, context, check } = await signIn(browser);
+  await page.getByRole("button", { name: "Colours: as the system" }).click();
+  await page.getByRole("button", { name: "Colours: light" }).click();
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await page.reload();
+  await page.getByRole("button", { name: "Colours: dark" }).waitFor();
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  check();
+  await context.close();
+});
+
+test("who may only read is told why a button does nothing", { skip: !process.env.OUTBOX_WEB_READ_TOKEN }, async () => {
+  const { page, context, check } = await signIn(browser, { token: process.env.OUTBOX_WEB_READ_TOKEN });
+  await visit(page, "#/dead");
+  const button = page.getByRole("button", { name: "Replay…" });
+  assert.equal(await button.getAttribute("aria-disabled"), "true");
+  assert.equal(await button.getAttribute("title"), "Needs the role operate; you have read.");
+  await button.dispatchEvent("click");
+  await page.locator(".toast", { hasText: "Needs the role operate" }).waitFor();
+  assert.equal(await page.locator("dialog").count(), 0);
+  check();
+  await context.close();
+});

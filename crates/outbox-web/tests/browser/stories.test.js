@@ -1,0 +1,143 @@
+// What people come for: a dead event, a publisher, a key.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { PATIENCE, launch, signIn, visit } from "./browser.js";
+
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+/** Opens the first dead event of a type. */
+async function openDead(page, type) {
+  await visit(page, `#/dead?event_type=${type}`);
+  await page.getByRole("table", { name: "Dead events", exact: true }).locator("tr[data-row] a").first().click();
+  await page.getByRole("heading", { name: "Timeline" }).waitFor();
+}
+
+const confirm = (page, name) => page.getByRole("dialog").getByRole("button", { name }).click();
+
+test("a dead event is found, its reason read, replayed, and seen delivered", async () => {
+  const { page, context, check } = await signIn(browser);
+  await openDead(page, "browser.dead");
+  await page.getByRole("heading", { level: 1 }).filter({ hasText: "Dead" }).waitFor();
+  assert.match(await page.getByRole("region", { name: "Explanation" }).textContent(), /dead/i);
+  assert.match(await page.locator(".timeline").textContent(), /the shop is closed/);
+  await page.getByRole("button", { name: "Replay", exact: true }).click();
+  await page.getByRole("dialog").getByText("becomes new").waitFor();
+  await confirm(page, "Replay it");
+  await page.getByText("Replayed: it is on its way.").waitFor();
+  await page.getByRole("heading", { level: 1 }).filter({ hasText: "Done" }).waitFor({ timeout: PATIENCE });
+  await visit(page, "#/audit");
+  await page.getByRole("row").filter({ hasText: "event.replay" }).first().waitFor();
+  check();
+  await context.close();
+});
+
+test("saying no changes nothing", async () => {
+  const { page, context, check } = await signIn(browser);
+  await openDead(page, "browser.html");
+  for (const name of ["Replay", "Skip"]) {
+    await page.getByRole("button", { name, exact: true }).click();
+    await confirm(page, "Cancel");
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+  }
+  await page.reload();
+  await page.getByRole("heading", { level: 1 }).filter({ hasText: "Dead" }).waitFor();
+  check();
+  await context.close();
+});
+
+test("many are counted first, then replayed, with progress", async () => {
+  const { page, context, check } = await signIn(browser);
+  await visit(page, "#/dead?event_type=browser.many");
+  await page.getByRole("button", { name: "Replay…" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByRole("heading", { name: "Replay 2 dead events?" }).waitFor();
+  await dialog.getByRole("spinbutton").fill("50");
+  await confirm(page, "Replay 2");
+  await page.locator(".job", { hasText: "2 of 2 replayed" }).filter({ hasText: "Finished" }).waitFor({ timeout: PATIENCE });
+  check();
+  await context.close();
+});
+
+test("replaying everything asks for a word", async () => {
+  const { page, context, check } = await signIn(browser);
+  await visit(page, "#/dead");
+  await page.getByRole("button", { name: "Replay…" }).click();
+  const yes = page.getByRole("dialog").getByRole("button", { name: /^Replay [\d,]+\+?$/ });
+  assert.ok(await yes.isDisabled());
+  await page.getByLabel(/to confirm/).fill("replay");
+  assert.ok(await yes.isDisabled());
+  await page.getByLabel(/to confirm/).fill("replay all");
+  assert.ok(await yes.isEnabled());
+  await confirm(page, "Cancel");
+  check();
+  await context.close();
+});
+
+test("HTML in a payload, an error and a type is shown as text", async () => {
+  const { page, context, check } = await signIn(browser);
+  await openDead(page, "browser.html");
+  assert.match(await page.locator(".timeline").textContent(), /<b>no<\/b> such <script>alert\(2\)<\/script> place/);
+  await page.getByText("Hidden. Who looks at it is noted in the audit.").waitFor();
+  await page.getByRole("button", { name: "Show payload" }).click();
+  await page.locator("pre.payload").waitFor();
+  assert.match(await page.locator("pre.payload").textContent(), /"note": "<img src=x onerror=alert\(1\)>"/);
+  await page.getByRole("button", { name: "As it is stored" }).click();
+  assert.equal(await page.locator("pre.payload").textContent(), '{"note":"<img src=x onerror=alert(1)>"}');
+  assert.equal(await page.locator("main img, main script, main pre b").count(), 0);
+  check();
+  await context.close();
+});
+
+test("a payload is edited without touching what was not, and replayed", async () => {
+  const { page, context, check } = await signIn(browser);
+  await openDead(page, "browser.edit");
+  await page.getByRole("button", { name: "Edit payload…" }).click();
+  const area = page.getByRole("dialog").getByRole("textbox");
+  assert.equal(await area.inputValue(), '{\n  "total": 12345678901234567890\n}', "laid out, and no digit lost");
+  await area.fill("{ no json");
+  await confirm(page, "Save");
+  await page.getByText("This is no JSON").waitFor();
+  await area.fill('{\n  "total": 12345678901234567890,\n  "paid": true\n}');
+  await confirm(page, "Save");
+  await page.getByText("Saved and replayed.").waitFor();
+  await page.getByRole("heading", { level: 1 }).filter({ hasText: "Done" }).waitFor({ timeout: PATIENCE });
+  await page.getByRole("button", { name: "Show payload" }).click();
+  await page.getByRole("button", { name: "As it is stored" }).click();
+  assert.equal(await page.locator("pre.payload").textContent(), '{"total":12345678901234567890,"paid":true}');
+  check();
+  await context.close();
+});
+
+test("a publisher is paused and resumed", async () => {
+  const { page, context, check } = await signIn(browser);
+  await visit(page, "#/publishers");
+  const row = page.getByRole("row").filter({ hasText: "browser-publisher" }).filter({ hasText: "browser-topic" });
+  await row.getByText("Active").waitFor();
+  await row.getByRole("button", { name: "Pause" }).click();
+  await confirm(page, "Pause");
+  await row.getByText("Paused").waitFor();
+  await row.getByRole("button", { name: "Resume" }).click();
+  await confirm(page, "Resume");
+  await row.getByText("Active").waitFor();
+  check();
+  await context.close();
+});
+
+test("a blocked key is unblocked by skipping its head", async () => {
+  const { page, context, check } = await signIn(browser);
+  await visit(page, "#/keys");
+  const key = page.getByRole("article", { name: "Key browser-key", exact: true });
+  await key.getByText(/[1-9][\d,]*\+? events? waits?/).waitFor();
+  await key.getByRole("button", { name: "Skip the head" }).click();
+  await page.getByRole("dialog").getByText("never delivered").waitFor();
+  await confirm(page, "Skip it");
+  await key.waitFor({ state: "detached", timeout: PATIENCE });
+  await visit(page, "#/events?ordering_key=browser-key");
+  await page.getByText("No event matches.").waitFor({ timeout: PATIENCE });
+  check();
+  await context.close();
+});

@@ -1,0 +1,394 @@
+//! Every resource, on every database that there is.
+
+mod site;
+
+use std::time::Duration;
+
+use outbox::store::{Holder, JoinAct, Verdict};
+use outbox::{Event, JoinId, NewJoin, PairId};
+use serde_json::{Value, json};
+use site::{ADMIN, OPERATE, Site};
+
+/// Runs on each of them.
+macro_rules! everywhere {
+    ($site:ident, $body:block) => {
+        for $site in Site::everywhere().await $body
+    };
+}
+
+fn ids(page: &Value) -> Vec<&str> {
+    page["events"].as_array().unwrap().iter().map(|event| event["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_overview_tells_what_waits_and_what_is_dead() {
+    everywhere!(site, {
+        site.write(Event::new("order").json(&1)).await;
+        site.write(Event::new("order").deliver_after(Duration::from_secs(3_600)).json(&1)).await;
+        site.dead(Event::new("bill").json(&1), "no").await;
+        let glance = site.read("/api/outbox/overview").await;
+        assert_eq!(glance["due"], json!({"count": 1, "more": false}), "{glance}");
+        assert_eq!(
+            (&glance["delayed"]["count"], &glance["dead"]["count"]),
+            (&json!(1), &json!(1)),
+            "{glance}"
+        );
+        assert!(glance["oldest_due_ms"].is_number() && glance.get("history").is_none(), "{glance}");
+        let types = glance["types"].as_array().unwrap();
+        assert_eq!(
+            (&types[0]["event_type"], &types[0]["pending"]["count"]),
+            (&json!("order"), &json!(2)),
+            "{glance}"
+        );
+        assert_eq!(
+            (&types[1]["event_type"], &types[1]["dead"]["count"]),
+            (&json!("bill"), &json!(1)),
+            "{glance}"
+        );
+        assert_eq!(site.read("/api/outbox/overview?history=true").await["history"], json!([]));
+        let dead = site.read("/api/outbox/dead/types").await;
+        assert_eq!(
+            (&dead["types"][0]["event_type"], &dead["looked_at"]),
+            (&json!("bill"), &json!(1)),
+            "{dead}"
+        );
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_read_page_by_page_and_found_by_what_they_are() {
+    everywhere!(site, {
+        let mut written = Vec::new();
+        for n in 0..7 {
+            let event = Event::new(if n % 2 == 0 { "even" } else { "odd" })
+                .aggregate("order", format!("o-{n}"))
+                .tenant("acme")
+                .correlation("c-1");
+            written.push(site.write(event.json(&n)).await.to_string());
+        }
+        for order in ["oldest", "newest"] {
+            let (mut seen, mut path) = (Vec::new(), format!("/api/outbox/events?limit=3&order={order}"));
+            loop {
+                let page = site.read(&path).await;
+                seen.extend(ids(&page).into_iter().map(str::to_owned));
+                let Some(next) = page["next"].as_str() else { break };
+                path = format!("/api/outbox/events?limit=3&order={order}&cursor={next}");
+            }
+            if order == "newest" {
+                seen.reverse();
+            }
+            assert_eq!(seen, written, "{order}");
+        }
+        let first = site.read("/api/outbox/events?limit=1").await;
+        let cursor = first["next"].as_str().unwrap();
+        let other = site.get(&format!("/api/outbox/events?status=dead&cursor={cursor}")).await;
+        assert_eq!(other.status, 422, "the cursor of another list");
+        for (query, count) in [
+            ("event_type=even", 4),
+            ("aggregate_type=order", 7),
+            ("aggregate_id=o-3", 1),
+            ("tenant_id=acme&event_type=odd", 3),
+            ("tenant_id=globex", 0),
+            ("correlation_id=c-1", 7),
+            ("within=1h", 7),
+            ("before=1h", 0),
+            ("status=new", 7),
+            ("status=retry", 0),
+            ("status=done", 0),
+            ("status=dead", 0),
+        ] {
+            let page = site.read(&format!("/api/outbox/events?{query}")).await;
+            assert_eq!(ids(&page).len(), count, "{query}: {page}");
+        }
+        let event = &first["events"][0];
+        assert_eq!((&event["status"], &event["payload_bytes"]), (&json!("NEW"), &json!(1)), "{event}");
+        assert!(event.get("payload").is_none() && event.get("headers").is_none(), "{event}");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_event_is_shown_with_its_attempts_and_why() {
+    everywhere!(site, {
+        let id = site
+            .write(Event::new("order").header("secret-header", "hush").json(&json!({"card": "4111"})))
+            .await;
+        let again = Verdict::Again { after: Duration::ZERO, counted: true, error: Some("first".to_owned()) };
+        site.settle(&id, again).await;
+        site.kill(&id, "second").await;
+        let one = site.read(&format!("/api/outbox/events/{id}")).await;
+        assert_eq!(
+            (&one["event"]["status"], &one["event"]["attempts"]),
+            (&json!("DEAD"), &json!(2)),
+            "{one}"
+        );
+        let errors: Vec<&Value> =
+            one["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["error"]).collect();
+        assert_eq!(errors, ["first", "second"]);
+        assert_eq!(
+            (&one["attempts"][1]["fatal"], &one["explanation"]["reason"]),
+            (&json!(true), &json!("dead"))
+        );
+        assert!(one["explanation"]["text"].as_str().unwrap().contains("second"), "{one}");
+        assert!(!one.to_string().contains("4111") && !one.to_string().contains("hush"), "{one}");
+        let explained = site.read(&format!("/api/outbox/events/{id}/explain")).await;
+        assert_eq!((&explained["reason"], &explained["reasons"][0]["attempts"]), (&json!("dead"), &json!(2)));
+        assert_eq!(site.get("/api/outbox/events/nothing/explain").await.status, 404);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_event_is_replayed_or_skipped_and_a_pending_one_cancelled() {
+    everywhere!(site, {
+        let act = async |id: &outbox::EventId, what: &str| {
+            site.post(&format!("/api/outbox/events/{id}/{what}"), json!({})).await.status.as_u16()
+        };
+        let id = site.dead(Event::new("order").json(&1), "no").await;
+        assert_eq!(act(&id, "cancel").await, 409, "it is not pending");
+        assert_eq!(act(&id, "replay").await, 200);
+        assert_eq!(site.status_of(&id).await, "NEW");
+        assert_eq!(act(&id, "replay").await, 409);
+        assert_eq!(act(&id, "skip").await, 409);
+        site.kill(&id, "again").await;
+        assert_eq!(act(&id, "skip").await, 200);
+        assert_eq!(site.status_of(&id).await, "DONE");
+        let done = site.store.find(&id).await.unwrap().unwrap();
+        assert_eq!(done.done_by.unwrap().as_str(), "api:root");
+        let id = site.write(Event::new("order").json(&1)).await;
+        assert_eq!(act(&id, "cancel").await, 200);
+        assert!(site.store.find(&id).await.unwrap().is_none());
+        assert_eq!(act(&id, "cancel").await, 404);
+        let held = site.write(Event::new("order").json(&1)).await;
+        site.take(&Holder::Lease { owner: "somebody".into(), lease: Duration::from_secs(30) }).await;
+        assert_eq!(act(&held, "cancel").await, 409, "somebody handles it");
+        let audit = site.audit().await;
+        let done = |action: &str| (action.to_owned(), "done".to_owned());
+        assert!(audit.contains(&done("event.replay")) && audit.contains(&done("event.skip")), "{audit:?}");
+        assert!(
+            audit.iter().any(|(action, outcome)| action == "event.cancel" && outcome.starts_with("refused")),
+            "{audit:?}"
+        );
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
+    everywhere!(site, {
+        let id = site.dead(Event::new("order").header("h", "v").json(&json!({"total": 1})), "no").await;
+        let path = format!("/api/outbox/events/{id}/payload");
+        let shown = site.send(site.request("GET", &path).bearer_auth(OPERATE)).await.json();
+        assert_eq!((&shown["text"], &shown["size"]), (&json!(r#"{"total":1}"#), &json!(11)), "{shown}");
+        assert_eq!(
+            (&shown["content_type"], &shown["headers"]["h"]),
+            (&json!("application/json"), &json!("v"))
+        );
+        let put =
+            async |body: Value| site.send(site.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await;
+        assert_eq!(put(json!({"payload": r#"{"total": 995}"#})).await.status, 200);
+        let shown = site.read(&path).await;
+        assert_eq!(
+            (&shown["text"], &shown["headers"]["h"]),
+            (&json!(r#"{"total": 995}"#), &json!("v")),
+            "to the byte"
+        );
+        for wrong in [
+            json!({}),
+            json!({"payload": "{"}),
+            json!({"payload": "1", "base64": "MQ=="}),
+            json!({"base64": "no base64!"}),
+            json!({"payload": "1", "headers": {"": "x"}}),
+        ] {
+            let refused = put(wrong.clone()).await;
+            assert_eq!(refused.status, 422, "{wrong}: {}", refused.text);
+        }
+        assert_eq!(
+            put(json!({"base64": "AP8=", "content_type": "application/octet-stream"})).await.status,
+            200
+        );
+        let shown = site.read(&path).await;
+        assert_eq!((&shown["base64"], &shown["text"]), (&json!("AP8="), &Value::Null), "{shown}");
+        site.post(&format!("/api/outbox/events/{id}/replay"), json!({})).await;
+        assert_eq!(
+            put(json!({"payload": "1", "content_type": "application/json"})).await.status,
+            409,
+            "it is not dead"
+        );
+        let entries = site.read("/api/outbox/audit").await;
+        let entries = entries["entries"].as_array().unwrap();
+        assert!(
+            entries.iter().any(|e| e["action"] == "payload.read" && e["actor"] == "ops" && e["via"] == "api")
+        );
+        assert!(
+            entries.iter().any(|e| e["action"] == "payload.edit" && e["actor"] == "root" && e["count"] == 1)
+        );
+        assert!(!json!(entries).to_string().contains("995"), "what was in it stays out");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
+    everywhere!(site, {
+        let key = "order/7 ä";
+        let head = site.dead(Event::new("placed").ordering_key(key).json(&1), "no").await;
+        for _ in 0..3 {
+            site.write(Event::new("paid").ordering_key(key).json(&1)).await;
+        }
+        let keys = site.read("/api/outbox/keys?limit=10").await;
+        let blocked = &keys["keys"][0];
+        assert_eq!((&blocked["key"], &blocked["head"]["id"]), (&json!(key), &json!(head.as_str())), "{keys}");
+        assert_eq!((&blocked["behind"]["count"], &keys["more"]), (&json!(3), &json!(false)), "{keys}");
+        let path = "/api/outbox/keys/order%2F7%20%C3%A4";
+        let replayed = site.post(&format!("{path}/replay"), json!({})).await;
+        assert_eq!(
+            (replayed.status.as_u16(), &replayed.json()["id"]),
+            (200, &json!(head.as_str())),
+            "{}",
+            replayed.text
+        );
+        assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 404, "nothing is dead");
+        site.kill(&head, "again").await;
+        assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 200);
+        assert_eq!(site.status_of(&head).await, "DONE");
+        assert_eq!(site.read("/api/outbox/keys").await["keys"], json!([]));
+        assert_eq!(site.get("/api/outbox/keys?limit=501").await.status, 400);
+    });
+}
+
+/// C-09: the seed's paths.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishers_are_shown_paused_resumed_and_reset() {
+    everywhere!(site, {
+        let log = site.store.log().unwrap();
+        let pairs = ["wallet-events", "audit"].map(|topic| (PairId::new(topic, "KafkaPublisher"), false));
+        log.register(&pairs).await.unwrap();
+        let append = Event::new("DepositMade").tag("wallet", "w1").json(&1).build().unwrap();
+        let _ = log.append(&[append], &Default::default()).await.unwrap();
+
+        let all = site.read("/api/outbox/publishers").await;
+        assert_eq!(all["publishers"].as_array().unwrap().len(), 2, "{all}");
+        let lag = site.read("/api/outbox/publishers/lag").await;
+        let first = &lag["publishers"][0];
+        assert_eq!((&first["topic"], &first["status"]), (&json!("audit"), &json!("ACTIVE")), "{lag}");
+        assert!(first["behind"].as_u64().unwrap() >= 1, "{lag}");
+
+        let statuses = async || {
+            let one = site.read("/api/outbox/publishers/KafkaPublisher").await;
+            let of = |pair: &Value| pair["status"].as_str().unwrap().to_owned();
+            one["topics"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+        };
+        let act = async |path: &str| {
+            site.post(&format!("/api/outbox/publishers/KafkaPublisher/{path}"), json!({})).await
+        };
+        assert_eq!(act("pause").await.json(), json!({"changed": 2}));
+        assert_eq!(statuses().await, ["PAUSED", "PAUSED"]);
+        assert_eq!(act("topics/audit/resume").await.json(), json!({"changed": 1}));
+        assert_eq!(statuses().await, ["ACTIVE", "PAUSED"]);
+        assert_eq!(act("resume").await.status, 200);
+        assert_eq!(act("topics/wallet-events/pause").await.status, 200);
+        assert_eq!(statuses().await, ["ACTIVE", "PAUSED"]);
+        assert_eq!(act("topics/nothing/pause").await.status, 404);
+
+        let reset = async |body: Value| {
+            site.post("/api/outbox/publishers/KafkaPublisher/topics/audit/reset", body).await
+        };
+        let end = reset(json!({"to": "end"})).await.json()["position"].as_i64().unwrap();
+        assert!(end >= 1);
+        assert_eq!(reset(json!({"to": "start"})).await.json(), json!({"position": 0}));
+        assert_eq!(reset(json!({"position": end})).await.json(), json!({"position": end}));
+        assert_eq!(reset(json!({"time": "2020-01-01T00:00:00Z"})).await.json(), json!({"position": 0}));
+        for wrong in [
+            json!({}),
+            json!({"position": -1}),
+            json!({"position": end + 1_000}),
+            json!({"position": 0, "to": "end"}),
+        ] {
+            assert_eq!(reset(wrong.clone()).await.status, 422, "{wrong}");
+        }
+        let audit = site.audit().await;
+        for action in ["publisher.pause", "publisher.resume", "publisher.reset"] {
+            assert!(audit.iter().any(|(of, outcome)| of == action && outcome == "done"), "{audit:?}");
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn joins_are_listed_shown_and_cancelled() {
+    everywhere!(site, {
+        let mut joins = Vec::new();
+        for n in 0..3 {
+            let id = JoinId::from(format!("join-{n}"));
+            let join = NewJoin::of(2).group("import").metadata("by hand");
+            site.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
+            joins.push(id);
+        }
+        let steps =
+            [site.write(Event::new("step").json(&1)).await, site.write(Event::new("step").json(&2)).await];
+        let attach = JoinAct::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
+        site.store.join(&attach).await.unwrap();
+
+        let first = site.read("/api/outbox/joins?limit=2&group=import&status=pending").await;
+        assert_eq!(first["joins"].as_array().unwrap().len(), 2, "{first}");
+        let next = first["next"].as_str().unwrap();
+        let rest = site.read(&format!("/api/outbox/joins?limit=2&after={next}")).await;
+        assert_eq!((&rest["joins"][0]["id"], &rest["next"]), (&json!("join-2"), &Value::Null), "{rest}");
+        assert_eq!(site.get("/api/outbox/joins?after=x").await.status, 422);
+
+        let one = site.read("/api/outbox/joins/join-0").await;
+        assert_eq!(
+            (&one["expected"], &one["attached"], &one["status"]),
+            (&json!(2), &json!(2), &json!("PENDING")),
+            "{one}"
+        );
+        let page = site.read("/api/outbox/joins/join-0/steps?limit=1").await;
+        let next = page["next"].as_str().unwrap();
+        let rest = site.read(&format!("/api/outbox/joins/join-0/steps?after={next}")).await;
+        assert_eq!(
+            (rest["steps"].as_array().unwrap().len(), &rest["steps"][0]["status"]),
+            (1, &Value::Null),
+            "{rest}"
+        );
+
+        let cancelled = site.post("/api/outbox/joins/join-1/cancel", json!({})).await;
+        assert_eq!((cancelled.status.as_u16(), &cancelled.json()["status"]), (200, &json!("CANCELLED")));
+        assert_eq!(site.post("/api/outbox/joins/join-1/cancel", json!({})).await.status, 409);
+        assert_eq!(
+            site.read("/api/outbox/joins?status=cancelled").await["joins"].as_array().unwrap().len(),
+            1
+        );
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_databases_and_the_audit_are_listed() {
+    everywhere!(site, {
+        let state =
+            serde_json::from_value(json!({"mode": "ordered", "version": "0.1.0", "active": true})).unwrap();
+        site.store.announce(&"node-a".into(), &state).await.unwrap();
+        site.write(Event::new("order").json(&1)).await;
+        site.take(&Holder::Lease { owner: "node-a".into(), lease: Duration::from_secs(30) }).await;
+        let nodes = site.read("/api/outbox/nodes").await;
+        let node = &nodes["nodes"][0];
+        assert_eq!(
+            (&node["node"], &node["running"], &node["mode"]),
+            (&json!("node-a"), &json!(true), &json!("ordered"))
+        );
+        let lease = &nodes["leases"][0];
+        assert_eq!(
+            (&lease["holder"], &lease["what"], &lease["events"]),
+            (&json!("node-a"), &json!("events"), &json!(1))
+        );
+        let databases = site.read("/api/outbox/databases").await;
+        assert_eq!(databases["databases"], json!([{"name": "main", "state": "open", "reason": null}]));
+        for _ in 0..3 {
+            let id = site.write(Event::new("order").json(&1)).await;
+            site.post(&format!("/api/outbox/events/{id}/cancel"), json!({})).await;
+        }
+        let page = site.read("/api/outbox/audit?limit=2").await;
+        let next = page["next"].as_i64().unwrap();
+        let rest = site.read(&format!("/api/outbox/audit?before={next}")).await;
+        assert_eq!(
+            (page["entries"].as_array().unwrap().len(), rest["entries"].as_array().unwrap().len()),
+            (2, 1)
+        );
+        assert_eq!(rest["next"], Value::Null);
+    });
+}

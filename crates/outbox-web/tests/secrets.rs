@@ -1,0 +1,81 @@
+//! Payloads, tokens and passwords show up nowhere: not in log lines at their loudest, not in errors, not in metrics.
+
+mod site;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use outbox::Event;
+use serde_json::{Value, json};
+use site::{ADMIN, OPERATE, READ, Site};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+const PAYLOAD: &str = "canary-4111-1111-payload";
+const EDITED: &str = "canary-edited-payload";
+const GUESSED: &str = "canary-guessed-token";
+
+#[tokio::test]
+async fn canaries_are_found_in_no_log_line_and_no_error() {
+    let log = Log::default();
+    let theirs = log.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+        .with_writer(move || theirs.clone())
+        .init();
+    let site = Site::start().await;
+    let id = site.dead(Event::new("order").json(&json!({"card": PAYLOAD})), "no").await;
+    let mut told = String::new();
+    let payload = format!("/api/outbox/events/{id}/payload");
+    let requests: [(&str, &str, Option<&str>, Option<Value>); 12] = [
+        ("GET", "/api/outbox/whoami", Some(GUESSED), None),
+        ("POST", "/api/outbox/session", None, Some(json!({"token": GUESSED}))),
+        ("POST", "/api/outbox/session", None, Some(json!({"token": [GUESSED]}))),
+        ("POST", "/api/outbox/session", None, Some(json!(GUESSED))),
+        ("POST", "/api/outbox/session", None, Some(json!({"token": ADMIN}))),
+        ("GET", &payload, Some(READ), None),
+        ("PUT", &payload, Some(ADMIN), Some(json!({"payload": EDITED}))),
+        ("PUT", &payload, Some(ADMIN), Some(json!({"payload": {"x": EDITED}}))),
+        ("PUT", &payload, Some(ADMIN), Some(json!({"payload": json!(EDITED).to_string()}))),
+        ("GET", "/api/outbox/events?status=dead", Some(READ), None),
+        ("POST", "/api/outbox/dead/replay", Some(OPERATE), Some(json!({"rate": EDITED}))),
+        ("GET", "/api/outbox/audit", Some(READ), None),
+    ];
+    for (method, path, token, body) in requests {
+        let mut request = site.request(method, path);
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let answer = site.send(request).await;
+        told.push_str(&format!("{} {:?} {}\n", answer.status, answer.headers, answer.text));
+    }
+    // Only whoever may sees it, and where it was asked for.
+    assert!(site.read(&payload).await["text"].as_str().unwrap().contains(EDITED));
+    told.push_str(&format!("{:?} {:?}", site.web, site.store));
+
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(log.contains("signed in") && log.contains("changed by hand"), "the log was caught:\n{log}");
+    // What the HTTP client of this test says of its own connections is not said by the server.
+    let log: String = log
+        .lines()
+        .filter(|line| !line.contains("reqwest") && !line.contains("hyper_util::client"))
+        .collect();
+    for canary in [PAYLOAD, EDITED, GUESSED, READ, OPERATE, ADMIN] {
+        assert!(!log.contains(canary), "{canary} is in the log");
+        assert!(!told.contains(canary), "{canary} is in an answer:\n{told}");
+    }
+}

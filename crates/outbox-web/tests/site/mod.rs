@@ -1,0 +1,290 @@
+//! A server on a real socket, over a database of its own. Every answer is held against the document of the API.
+
+#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use outbox::store::{Completion, Holder, OnDead, Origin, Settlement, SharedStore, Take, Taken, Verdict};
+use outbox::{Event, EventBuilder, EventId, StoreOptions, open_store};
+use outbox_web::{Role, Token, Web, WebBuilder};
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::Value;
+
+pub const READ: &str = "a-token-that-reads-only";
+pub const OPERATE: &str = "a-token-that-operates";
+pub const ADMIN: &str = "a-token-that-administers";
+
+/// Longer than anything here takes.
+pub const FOREVER: Duration = Duration::from_secs(60);
+
+pub struct Site {
+    pub url: String,
+    pub store: SharedStore,
+    pub web: Web,
+    client: reqwest::Client,
+    server: tokio::task::JoinHandle<()>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {} {}", self.status, self.text))
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The name of the problem.
+    pub fn problem(&self) -> String {
+        self.json()["type"].as_str().unwrap().rsplit(':').next().unwrap().to_owned()
+    }
+}
+
+/// All tokens.
+pub fn with_tokens(builder: WebBuilder) -> WebBuilder {
+    builder
+        .token(Token::new("reader", Role::Read, READ))
+        .token(Token::new("ops", Role::Operate, OPERATE))
+        .token(Token::new("root", Role::Admin, ADMIN))
+}
+
+/// A store on a table of its own; `None` if nobody said where that database is.
+pub async fn store_at(variable: Option<&str>) -> Option<(SharedStore, Option<tempfile::TempDir>)> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let (url, folder) = match variable {
+        None => {
+            let folder = tempfile::tempdir().unwrap();
+            (format!("sqlite:{}", folder.path().join("outbox.db").display()), Some(folder))
+        }
+        Some(variable) => match std::env::var(variable) {
+            Ok(url) => (url, None),
+            Err(_) => {
+                assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{variable} is not set");
+                return None;
+            }
+        },
+    };
+    let table = format!("w{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let options = StoreOptions::default().table(&table).name("main").max_connections(3);
+    let store = open_store(&url, &options).await.unwrap();
+    store.migrate().await.unwrap();
+    Some((store, folder))
+}
+
+impl Site {
+    /// On SQLite.
+    pub async fn start() -> Self {
+        Self::with(|builder| builder).await
+    }
+
+    pub async fn with(set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
+        let (store, folder) = store_at(None).await.unwrap();
+        Self::of(store, folder, set_up).await
+    }
+
+    /// On each database that there is.
+    pub async fn everywhere() -> Vec<Self> {
+        let mut sites = Vec::new();
+        for variable in [None, Some("OUTBOX_TEST_POSTGRES"), Some("OUTBOX_TEST_MARIADB")] {
+            if let Some((store, folder)) = store_at(variable).await {
+                sites.push(Self::of(store, folder, |builder| builder).await);
+            }
+        }
+        sites
+    }
+
+    pub async fn of(
+        store: SharedStore,
+        folder: Option<tempfile::TempDir>,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+    ) -> Self {
+        let builder = with_tokens(Web::builder().outbox("main", store.clone()));
+        Self::serve(set_up(builder).build().unwrap(), store, folder).await
+    }
+
+    pub async fn serve(web: Web, store: SharedStore, folder: Option<tempfile::TempDir>) -> Self {
+        // Somebody may have been quicker.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let app = web.router().into_make_service_with_connect_info::<SocketAddr>();
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        let client = reqwest::Client::builder().no_proxy().timeout(FOREVER).build().unwrap();
+        Self { url, store, web, client, server, _folder: folder }
+    }
+
+    /// A request without anything that says who sends it.
+    pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
+        self.client.request(Method::from_bytes(method.as_bytes()).unwrap(), format!("{}{path}", self.url))
+    }
+
+    /// Sends it. Holds what every answer must have against the answer.
+    pub async fn send(&self, request: RequestBuilder) -> Answer {
+        let request = request.build().unwrap();
+        let (method, path) = (request.method().clone(), request.url().path().to_owned());
+        let response = self.client.execute(request).await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        let answer = Answer { status, headers, text: response.text().await.unwrap() };
+        check(&method, &path, &answer);
+        answer
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(self.request("GET", path).bearer_auth(ADMIN)).await
+    }
+
+    /// What it says, which must be 200.
+    pub async fn read(&self, path: &str) -> Value {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        answer.json()
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(self.request("POST", path).bearer_auth(ADMIN).json(&body)).await
+    }
+
+    pub async fn write(&self, event: EventBuilder) -> EventId {
+        let event: Event = event.build().unwrap();
+        let id = event.id().clone();
+        self.store.insert(&[event]).await.unwrap();
+        id
+    }
+
+    /// An event that was given up.
+    pub async fn dead(&self, event: EventBuilder, error: &str) -> EventId {
+        let id = self.write(event).await;
+        self.kill(&id, error).await;
+        id
+    }
+
+    /// Takes what is due, gives this one up, and gives the others back.
+    pub async fn kill(&self, id: &EventId, error: &str) {
+        let dead = Verdict::Dead { counted: true, reason: error.to_owned() };
+        self.settle(id, dead).await;
+    }
+
+    pub async fn settle(&self, id: &EventId, verdict: Verdict) {
+        let by = Holder::Lease { owner: "test-node".into(), lease: Duration::from_secs(30) };
+        let taken = self.take(&by).await;
+        let settlements: Vec<Settlement> = taken
+            .deliveries
+            .iter()
+            .map(|delivery| Settlement {
+                id: delivery.event.id().clone(),
+                claim: delivery.claim,
+                verdict: if delivery.event.id() == id { verdict.clone() } else { Verdict::Released },
+            })
+            .collect();
+        assert!(settlements.iter().any(|settlement| settlement.id == *id), "{id} was not taken");
+        self.store.settle(&by, Completion::Keep, &settlements).await.unwrap();
+    }
+
+    pub async fn take(&self, by: &Holder) -> Taken {
+        let take = Take {
+            by: by.clone(),
+            from: Origin::Start,
+            limit: 1_000,
+            skip_recent: Duration::ZERO,
+            on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
+            frontiers: Default::default(),
+        };
+        self.store.take(&take).await.unwrap()
+    }
+
+    pub async fn status_of(&self, id: &EventId) -> String {
+        self.store.find(id).await.unwrap().unwrap().status.to_string()
+    }
+
+    /// The actions of the audit, the newest first, with what came of them.
+    pub async fn audit(&self) -> Vec<(String, String)> {
+        let entries = self.store.audits(None, 100).await.unwrap();
+        entries.into_iter().map(|entry| (entry.action, entry.outcome.unwrap_or_default())).collect()
+    }
+
+    /// Waits until a job has ended.
+    pub async fn ended(&self, id: &str) -> Value {
+        let end = Instant::now() + FOREVER;
+        loop {
+            let job = self.read(&format!("/api/outbox/jobs/{id}")).await;
+            if job["state"] != "running" {
+                return job;
+            }
+            assert!(Instant::now() < end, "{job}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+pub fn document() -> &'static Value {
+    static DOCUMENT: OnceLock<Value> = OnceLock::new();
+    DOCUMENT.get_or_init(|| serde_json::from_str(&Web::openapi()).unwrap())
+}
+
+/// An operation of the document: method, path, what is told of it.
+pub fn operations() -> Vec<(String, String, &'static Value)> {
+    let paths = document()["paths"].as_object().unwrap();
+    let methods = |(path, item): (&String, &'static Value)| {
+        let path = path.clone();
+        item.as_object()
+            .unwrap()
+            .iter()
+            .map(move |(method, told)| (method.to_uppercase(), path.clone(), told))
+    };
+    paths.iter().flat_map(methods).collect()
+}
+
+fn fits(template: &str, path: &str) -> bool {
+    let (a, b): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
+    a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a == b || a.starts_with('{'))
+}
+
+/// What every answer of the API must be like.
+fn check(method: &Method, path: &str, answer: &Answer) {
+    let (status, text) = (answer.status, &answer.text);
+    assert_eq!(answer.header("x-content-type-options"), "nosniff", "{method} {path}");
+    assert!(answer.header("content-security-policy").contains("frame-ancestors 'none'"), "{method} {path}");
+    assert!(!answer.headers.contains_key("access-control-allow-origin"), "{method} {path}");
+    if status.is_client_error() || status.is_server_error() {
+        assert_eq!(
+            answer.header("content-type"),
+            "application/problem+json",
+            "{method} {path}: {status} {text}"
+        );
+        let problem = answer.json();
+        assert_eq!(problem["status"], status.as_u16(), "{text}");
+        assert!(problem["type"].as_str().unwrap().starts_with("urn:outbox:problem:"), "{text}");
+        assert!(problem["title"].is_string() && problem["detail"].is_string(), "{text}");
+    }
+    if path.starts_with("/api/") {
+        let told = operations()
+            .into_iter()
+            .filter(|(of, template, _)| of == method.as_str() && fits(template, path));
+        // The one without a name in braces comes first.
+        let told = told.min_by_key(|(_, template, _)| template.matches('{').count());
+        if let Some((_, template, told)) = told {
+            let documented = &told["responses"][status.as_str()];
+            assert!(documented.is_object(), "{method} {template} does not tell of {status}: {text}");
+        }
+        if !path.starts_with("/api/docs") {
+            assert_eq!(answer.header("cache-control"), "no-store", "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+// Starts: who is there, which database, which view.
+
+import { get, onSignedOut, useCsrf, useDatabase } from "./api.js";
+import { fill, h } from "./dom.js";
+import { keepTimes } from "./format.js";
+import { listen } from "./keyboard.js";
+import { connect, disconnect } from "./live.js";
+import { signedInAs } from "./role.js";
+import { current, go, linkDatabase } from "./route.js";
+import { shell } from "./shell.js";
+import { empty, failed, loading } from "./state.js";
+import { applyTheme } from "./theme.js";
+import { audit } from "./views/audit.js";
+import { databases } from "./views/databases.js";
+import { dead } from "./views/dead.js";
+import { event } from "./views/event.js";
+import { events } from "./views/events.js";
+import { join, joins } from "./views/joins.js";
+import { keys } from "./views/keys.js";
+import { login } from "./views/login.js";
+import { nodes } from "./views/nodes.js";
+import { overview } from "./views/overview.js";
+import { publishers } from "./views/publishers.js";
+
+/** A view gets `{ main, path, query, signal }`, fills `main`, and stops what it began when the signal is aborted. */
+const VIEWS = { overview, events, dead, keys, publishers, joins, databases, nodes, audit };
+const DETAILS = { events: event, joins: join };
+const TITLES = { overview: "Overview", events: "Events", dead: "Dead letters", keys: "Blocked keys", publishers: "Publishers",
+  joins: "Joins", databases: "Databases", nodes: "Nodes", audit: "Audit" };
+
+const app = document.getElementById("app");
+let frame = null;
+let at = {};
+let session = new AbortController();
+let visit = new AbortController();
+
+applyTheme();
+keepTimes();
+listen();
+onSignedOut(() => signIn());
+addEventListener("hashchange", () => (frame ? move() : start()));
+start();
+
+/** Finds out who is there. A token in the address is taken out of it before anything else happens. */
+async function start() {
+  const given = /^#token=(.+)$/.exec(location.hash);
+  if (given) {
+    history.replaceState(null, "", `${location.pathname}${location.search}#/overview`);
+    return signIn(decodeURIComponent(given[1]));
+  }
+  fill(app, loading());
+  try {
+    open(await get("whoami"));
+  } catch (error) {
+    if (error.status !== 401) fill(app, failed(error, start));
+  }
+}
+
+/** Shows where a token is asked for. */
+function signIn(token) {
+  leave();
+  login(app, { token, done: open });
+}
+
+function leave() {
+  session.abort();
+  visit.abort();
+  disconnect();
+  frame = null;
+}
+
+/** Builds the frame for the one who is there. */
+function open(me) {
+  leave();
+  session = new AbortController();
+  useCsrf(me.csrf);
+  signedInAs(me);
+  const names = me.databases;
+  const wanted = current().query.database;
+  const database = names.length > 1 ? (names.includes(wanted) ? wanted : names[0]) : null;
+  useDatabase(database);
+  linkDatabase(database);
+  const switchDatabase = name => {
+    linkDatabase(name);
+    go(current().path[0]);
+  };
+  frame = shell({ me, databases: names, database, switchDatabase, signal: session.signal });
+  at = { me, names, database };
+  fill(app, frame.el);
+  connect();
+  show();
+}
+
+/** Another address: another view, or another database and so everything anew. */
+function move() {
+  const wanted = current().query.database;
+  if (at.database && wanted !== at.database && at.names.includes(wanted)) open(at.me);
+  else show();
+}
+
+/** Shows the view of the address. */
+function show() {
+  const { path, query } = current();
+  const [name, id] = path;
+  const view = id ? DETAILS[name] : VIEWS[name];
+  visit.abort();
+  visit = new AbortController();
+  frame.at(name);
+  document.title = `${id ? `${id} · ` : ""}${TITLES[name] ?? "Not found"} · outbox`;
+  const page = h("div.pile");
+  const moved = frame.main.dataset.path !== path.join("/");
+  frame.main.dataset.path = path.join("/");
+  fill(frame.main, page);
+  if (moved) scrollTo(0, 0);
+  if (view) view({ main: page, path, query, signal: visit.signal });
+  else fill(page, empty("There is no such page.", "Choose another on the left."));
+}

@@ -1,0 +1,50 @@
+// Makes elements. Text only ever becomes a text node: whatever an event, an error or a name holds, it is shown and never parsed.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element: `h("a.plain", { href, onclick, "aria-label": … }, "text", child, [more])`. */
+export function h(tag, props, ...children) {
+  return make(name => document.createElement(name), tag, props, children);
+}
+
+/** The same in SVG. */
+export function s(tag, props, ...children) {
+  return make(name => document.createElementNS(SVG, name), tag, props, children);
+}
+
+function make(create, tag, props, children) {
+  const [name, ...classes] = tag.split(".");
+  const el = create(name);
+  if (classes.length) el.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(props ?? {})) set(el, key, value);
+  el.append(...flat(children));
+  return el;
+}
+
+function set(el, key, value) {
+  if (value === undefined || value === null || value === false) return;
+  if (key.startsWith("on")) el.addEventListener(key.slice(2), value);
+  else if (key === "class") value.split(" ").filter(Boolean).forEach(name => el.classList.add(name));
+  else if (key === "value" || key === "checked" || key === "selected") el[key] = value;
+  else el.setAttribute(key, value === true ? "" : String(value));
+}
+
+/** What can be a child: nodes and texts, in lists of lists; nothing stands for nothing. */
+export function flat(children) {
+  return children
+    .flat(Infinity)
+    .filter(child => child !== undefined && child !== null && child !== false)
+    .map(child => (child instanceof Node ? child : String(child)));
+}
+
+/** Puts these in, instead of what was there. */
+export function fill(el, ...children) {
+  el.replaceChildren(...flat(children));
+  return el;
+}
+
+/** Sets a text, and touches nothing if it is there already: a selection or a screen reader stays where it is. */
+export function say(el, text) {
+  const next = String(text);
+  if (el.textContent !== next) el.textContent = next;
+}

@@ -1,0 +1,86 @@
+// Tables that keep their rows: an update changes only the cells that differ, so focus and selection stay.
+
+import { flat, h } from "./dom.js";
+
+/**
+ * `columns`: `{ name, cell(row), num, wide, label }`; `key(row)` tells rows apart; `href(row)` makes them open something.
+ * Roles are spelled out, since a narrow screen shows rows as cards and would lose them.
+ */
+export function table({ caption, columns, key, href, rowClass }) {
+  const head = columns.map(column =>
+    h("th", { scope: "col", role: "columnheader", class: classes(column) }, column.name));
+  const body = h("tbody", { role: "rowgroup" });
+  const el = h("div.table-box", { role: "region", "aria-label": caption, tabindex: "-1" },
+    h("table", { role: "table" },
+      h("caption.sr", null, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
+      body));
+  const rows = new Map();
+
+  function line(row) {
+    const tr = h("tr", { role: "row" }, columns.map(column =>
+      h("td", { role: "cell", class: classes(column), "data-label": column.label ?? column.name })));
+    if (href) {
+      tr.dataset.row = "";
+      tr.addEventListener("click", event => {
+        const elsewhere = event.target.closest("a, button, input, label, summary") || String(getSelection());
+        if (!elsewhere) tr.querySelector("a")?.click();
+      });
+    }
+    return { tr, cells: [...tr.children] };
+  }
+
+  function update(list) {
+    const seen = new Set();
+    let before = null;
+    for (const row of list) {
+      const id = key(row);
+      if (seen.has(id)) continue;
+      seen.add(id);
+      if (!rows.has(id)) rows.set(id, line(row));
+      const { tr, cells } = rows.get(id);
+      tr.className = rowClass?.(row) ?? "";
+      columns.forEach((column, i) => put(cells[i], cell(column, row, i)));
+      const place = before ? before.nextSibling : body.firstChild;
+      if (place !== tr) body.insertBefore(tr, place);
+      before = tr;
+    }
+    for (const [id, { tr }] of rows) {
+      if (seen.has(id)) continue;
+      tr.remove();
+      rows.delete(id);
+    }
+  }
+
+  function cell(column, row, i) {
+    const content = column.cell(row);
+    if (i > 0 || !href) return content;
+    return h("a.row-link", { href: href(row) }, content);
+  }
+
+  return { el, update };
+}
+
+/** Changes a cell only if it would look different. */
+function put(td, content) {
+  const next = flat([content]);
+  const same = td.childNodes.length === next.length && next.every((child, i) => {
+    const old = td.childNodes[i];
+    return typeof child === "string" ? old.nodeType === Node.TEXT_NODE && old.data === child : old.isEqualNode(child) && !live(child);
+  });
+  if (same) return;
+  // What is not there takes no room on a narrow screen.
+  td.classList.toggle("none", next.length === 0 || (next.length === 1 && next[0] === "–"));
+  const focused = td.contains(document.activeElement) ? [...td.querySelectorAll("a, button")].indexOf(document.activeElement) : -1;
+  td.replaceChildren(...next);
+  if (focused >= 0) td.querySelectorAll("a, button")[focused]?.focus();
+}
+
+/** Buttons carry what they do: an old one would act on an old row. */
+function live(node) {
+  return node instanceof Element && (node.matches("button") || node.querySelector("button"));
+}
+
+function classes({ num, wide, tight }) {
+  return [num && "num", wide && "wide", tight && "tight"].filter(Boolean).join(" ");
+}

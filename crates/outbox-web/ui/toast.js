@@ -1,0 +1,25 @@
+// Short messages at the edge, read out by screen readers.
+
+import { h } from "./dom.js";
+
+/** Says that something was done, or was not: `toast("Replayed", "good")`. */
+export function toast(text, kind = "") {
+  const box = document.getElementById("toasts");
+  const close = h("button.icon", { type: "button", "aria-label": "Close message", onclick: () => el.remove() }, "×");
+  const el = h("div.toast", { class: kind, role: kind === "bad" ? "alert" : undefined }, h("span", null, text), close);
+  box.append(el);
+  while (box.children.length > 4) box.firstElementChild.remove();
+  setTimeout(() => el.remove(), kind === "bad" ? 12_000 : 6_000);
+}
+
+/** Runs what may fail, and says so if it does. Returns what it gave, or undefined. */
+export async function attempt(run, done) {
+  try {
+    const result = await run();
+    if (done) toast(typeof done === "function" ? done(result) : done, "good");
+    return result ?? true;
+  } catch (error) {
+    if (error.name !== "AbortError" && error.status !== 401) toast(error.message, "bad");
+    return undefined;
+  }
+}

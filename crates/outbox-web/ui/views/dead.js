@@ -1,0 +1,119 @@
+// Dead letters: what was given up, by type and by reason, and how to bring it back.
+
+import { get } from "../api.js";
+import { fill, h } from "../dom.js";
+import { filterBar, filterOf } from "../filter.js";
+import { counted, number, when } from "../format.js";
+import { head } from "../parts.js";
+import { act } from "../role.js";
+import { href } from "../route.js";
+import { empty, load } from "../state.js";
+import { table } from "../table.js";
+import { toast } from "../toast.js";
+import { bulkReplay } from "./bulk.js";
+import { columns } from "./events.js";
+import { jobs } from "./jobs.js";
+
+const PAGE = 50;
+
+export function dead({ main, query, signal }) {
+  const filter = filterOf(query);
+  const running = jobs(signal);
+  const types = h("div");
+  const reasons = h("div");
+  const list = h("div");
+  const again = () => Promise.all([loadTypes(), loadList()]);
+
+  fill(main,
+    head("Dead letters", "Events that were given up. They stay until somebody replays, skips or purges them.",
+      act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
+    running.el, filterBar("dead", query),
+    h("div.columns.even", null,
+      h("section.card", null, h("h2", null, "By type"), types),
+      h("section.card", null, h("h2", null, "By error"), reasons)),
+    h("section.card", null, h("h2", null, "Newest first"), list));
+
+  function loadTypes() {
+    return load(types, () => get("dead/types", {}, signal), found => showTypes(types, found, filter));
+  }
+  function loadList() {
+    return load(list, () => page(), first => pages(list, first, page, rows => showReasons(reasons, rows)));
+  }
+  function page(cursor) {
+    return get("events", { status: "dead", ...filter, order: "newest", limit: PAGE, cursor }, signal);
+  }
+  running.whenDone(again);
+  again();
+}
+
+function showTypes(place, found, filter) {
+  if (!found.types.length) return fill(place, empty("None."));
+  const rows = table({
+    caption: "Dead events by type", key: type => type.event_type, href: type => href("dead", { ...filter, event_type: type.event_type }),
+    columns: [
+      { name: "Type", wide: true, cell: type => h("span.type", null, type.event_type) },
+      { name: "Dead", num: true, cell: type => number(type.count) },
+      { name: "Oldest", num: true, cell: type => when(type.oldest) },
+    ],
+  });
+  rows.update(found.types);
+  return fill(place, rows.el, found.more && h("p.muted", null, `Of the first ${counted(found.looked_at)}; there are more.`));
+}
+
+/** Errors that differ only by numbers and ids are one reason. */
+export function reason(error) {
+  return (error ?? "no error was noted")
+    .replace(/[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f-]{27}/gi, "…")
+    .replace(/\d+/g, "#").split("\n")[0].slice(0, 160);
+}
+
+function showReasons(place, events) {
+  const groups = new Map();
+  for (const event of events) {
+    const name = reason(event.last_error);
+    const group = groups.get(name) ?? { name, count: 0, types: new Set(), newest: event.done_at, example: event };
+    group.count += 1;
+    group.types.add(event.event_type);
+    groups.set(name, group);
+  }
+  if (!groups.size) return fill(place, empty("None."));
+  const rows = table({
+    caption: "Dead events by error", key: group => group.name, href: group => href(["events", group.example.id]),
+    columns: [
+      { name: "Error", wide: true, cell: group => h("span.error-line", { title: group.example.last_error }, group.name) },
+      { name: "Types", num: true, cell: group => h("span", { title: [...group.types].join(", ") }, number(group.types.size)) },
+      { name: "Dead", num: true, cell: group => number(group.count) },
+    ],
+  });
+  rows.update([...groups.values()].sort((a, b) => b.count - a.count));
+  return fill(place, rows.el, h("p.muted", null, `Of the ${number(events.length)} shown below. A row opens an example.`));
+}
+
+/** A list that grows by pages. `changed` hears of all rows. */
+function pages(place, first, fetch, changed) {
+  const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", event.id]) });
+  const foot = h("div.list-foot");
+  let all = [];
+  function take({ events, next }) {
+    all = all.concat(events);
+    rows.update(all);
+    changed(all);
+    if (!all.length && !next) return fill(place, empty("No dead letters.", "No event was given up, or none matches. This is how it should be."));
+    const button = h("button.button", { type: "button", onclick: more }, events.length < PAGE ? "Search on" : "Show more");
+    async function more() {
+      button.setAttribute("aria-busy", "true");
+      try {
+        take(await fetch(next));
+      } catch (error) {
+        toast(error.message, "bad");
+        button.removeAttribute("aria-busy");
+      }
+    }
+    fill(place, all.length ? rows.el : null, foot);
+    return fill(foot, next
+      ? [h("p.muted", null, events.length < PAGE ? `Searched a part: ${number(all.length)} found so far.` : `${number(all.length)} shown.`), button]
+      : h("p.muted", null, `That is all: ${number(all.length)}.`));
+  }
+  take(first);
+}
+

@@ -1,0 +1,115 @@
+// One event: what it is, why it is where it is, and what can be done.
+
+import { get, part } from "../api.js";
+import { cancel, edit, replay, skip } from "../actions.js";
+import { fill, h } from "../dom.js";
+import { bytes, number, when } from "../format.js";
+import { copy, card, facts, status } from "../parts.js";
+import { act } from "../role.js";
+import { href } from "../route.js";
+import { empty, every, load } from "../state.js";
+import { payload } from "./payload.js";
+import { timeline } from "./timeline.js";
+
+export function event({ main, path, signal }) {
+  const id = path[1];
+  const place = h("div.pile");
+  const hidden = payload(id);
+  fill(main, place);
+  let last = null;
+
+  async function fetch() {
+    return get(`events/${part(id)}`, {}, signal);
+  }
+  async function refresh() {
+    render(await fetch());
+  }
+  function render(found) {
+    const text = JSON.stringify(found);
+    if (text === last) return;
+    last = text;
+    fill(place, page(found, hidden, refresh));
+  }
+
+  load(place, async () => {
+    try {
+      return await fetch();
+    } catch (error) {
+      if (error.status === 404) return null;
+      throw error;
+    }
+  }, found => {
+    if (found) return render(found);
+    return fill(place, crumb(), empty("There is no event with this id.", "It may have been purged after it was settled, or it is in another database."));
+  });
+  // What is settled stays as it is, but a replay elsewhere may bring it back.
+  every(2_000, signal, refresh);
+}
+
+function crumb() {
+  return h("p.crumb", null, h("a", { href: href("events") }, "Events"), " /");
+}
+
+function page(found, hidden, refresh) {
+  const event = found.event;
+  return [
+    crumb(),
+    h("header.view-head", null,
+      h("div", null,
+        h("h1", null, event.event_type || "(unreadable)", " ", status(event.status)),
+        h("p.mono.muted.break", null, event.id, " ", copy(event.id))),
+      h("div.tools", null, buttons(event, refresh))),
+    h("section.explain", { class: event.status.toLowerCase(), "aria-label": "Explanation" }, paragraphs(found.explanation)),
+    h("div.columns", null,
+      h("div", null, card("Timeline", timeline(event, found.attempts))),
+      h("div", null, card("Facts", eventFacts(event)), card(null, hidden))),
+  ];
+}
+
+function paragraphs(explanation) {
+  return String(explanation.text ?? "").trim().split("\n").map(line => h("p", null, line));
+}
+
+function buttons(event, refresh) {
+  const then = run => async () => {
+    if (await run(event)) await refresh();
+  };
+  if (event.status === "DEAD") {
+    return [
+      act("Replay", { run: then(replay), kind: "primary", hint: "Deliver it again" }),
+      act("Edit payload…", { needs: "admin", run: then(edit), hint: "Put another payload in, and replay" }),
+      act("Skip", { run: then(skip), hint: "Count it as done without delivering it" }),
+    ];
+  }
+  if (event.status === "DONE") return [];
+  return [act("Cancel", { run: then(cancel), kind: "danger-quiet", hint: "Take it back" })];
+}
+
+function eventFacts(event) {
+  const by = (name, value) => value && h("a", { href: href("events", { status: shelf(event.status), [name]: value }), title: "Show all with this" }, value);
+  return facts([
+    ["Type", by("event_type", event.event_type)],
+    ["Aggregate type", event.aggregate_type === "__GLOBAL__" ? null : by("aggregate_type", event.aggregate_type)],
+    ["Aggregate id", by("aggregate_id", event.aggregate_id)],
+    ["Tenant", by("tenant_id", event.tenant_id)],
+    ["Ordering key", by("ordering_key", event.ordering_key)],
+    ["Correlation id", by("correlation_id", event.correlation_id)],
+    ["Deduplication key", event.dedup_key],
+    ["Place in the table", number(event.seq)],
+    ["Failed attempts", number(event.attempts)],
+    ["Occurred", event.occurred_at && when(event.occurred_at)],
+    ["Stored", when(event.created_at)],
+    ["Due", event.status === "NEW" || event.status === "RETRY" ? when(event.available_at) : null],
+    ["Expires", event.expires_at && when(event.expires_at)],
+    ["In hand of", event.locked_by],
+    ["Lease ends", event.locked_until && when(event.locked_until)],
+    [event.status === "DEAD" ? "Died" : "Done", event.done_at && when(event.done_at)],
+    ["By", event.done_by],
+    ["Cannot be read", event.unreadable],
+    ["Payload", `${bytes(event.payload_bytes)}${event.content_type ? `, ${event.content_type}` : ""}`],
+  ]);
+}
+
+function shelf(word) {
+  return { DONE: "done", DEAD: "dead" }[word] ?? "pending";
+}

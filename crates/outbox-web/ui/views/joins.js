@@ -1,0 +1,119 @@
+// Joins: many steps, one thing that follows.
+
+import { get, part, post } from "../api.js";
+import { ask } from "../dialog.js";
+import { fill, h } from "../dom.js";
+import { number, things, when } from "../format.js";
+import { badge, bar, card, eventLink, facts, head, status } from "../parts.js";
+import { act } from "../role.js";
+import { href } from "../route.js";
+import { empty, every, load } from "../state.js";
+import { table } from "../table.js";
+import { attempt, toast } from "../toast.js";
+
+const TABS = [["pending", "Pending"], ["completed", "Completed"], ["failed", "Failed"], ["cancelled", "Cancelled"], ["all", "All"]];
+const PAGE = 50;
+
+export function joins({ main, query, signal }) {
+  const standing = query.status ?? "pending";
+  const place = h("div");
+  fill(main, head("Joins", "A join waits for its steps; when all are settled, what follows is written."),
+    h("nav.tabs", { "aria-label": "Status" }, TABS.map(([name, title]) =>
+      h("a", { href: href("joins", { status: name }), "aria-current": standing === name ? "page" : undefined }, title))),
+    place);
+  const list = table({
+    caption: "Joins", key: join => join.id, href: join => href(["joins", join.id]),
+    columns: [
+      { name: "Join", wide: true, cell: join => [h("span.mono", null, join.id), join.grouping_key && h("span.sub", null, join.grouping_key)] },
+      { name: "Status", tight: true, cell: join => status(join.status) },
+      { name: "Steps", wide: true, cell: progress },
+      { name: "Started", num: true, cell: join => when(join.created_at) },
+      { name: "Changed", num: true, cell: join => when(join.updated_at) },
+    ],
+  });
+  const foot = h("div.list-foot");
+  let rows = [];
+  const page = after => get("joins", { status: standing === "all" ? undefined : standing, after, limit: PAGE }, signal);
+  const take = ({ joins: found, next }) => {
+    rows = rows.concat(found);
+    list.update(rows);
+    if (!rows.length) return fill(place, empty(standing === "all" ? "No joins." : `No ${standing} joins.`, "A join appears when a fan-out is written."));
+    if (!list.el.isConnected) fill(place, list.el, foot);
+    return fill(foot, next && h("button.button", { type: "button", onclick: async () => {
+      const answer = await attempt(() => page(next));
+      if (answer) take(answer);
+    } }, "Show more"));
+  };
+  load(place, () => page(), take);
+  every(3_000, signal, async () => {
+    if (rows.length > PAGE) return;
+    const answer = await page();
+    rows = [];
+    take(answer);
+  });
+}
+
+function progress(join) {
+  const label = `${number(join.completed)} of ${number(join.expected)} completed${join.failed ? `, ${number(join.failed)} failed` : ""}`;
+  return [bar([["good", join.completed], ["bad", join.failed]], join.expected, label), h("span.sub", null, label)];
+}
+
+export function join({ main, path, signal }) {
+  const id = path[1];
+  const place = h("div.pile");
+  const steps = h("div");
+  fill(main, place, card("Steps", steps));
+  const fetch = () => get(`joins/${part(id)}`, {}, signal);
+  const refresh = async () => render(await fetch());
+
+  function render(found) {
+    fill(place,
+      h("p.crumb", null, h("a", { href: href("joins") }, "Joins"), " /"),
+      h("header.view-head", null,
+        h("div", null, h("h1.mono.break", null, found.id), h("p", null, status(found.status))),
+        h("div.tools", null, act("Cancel the join", {
+          kind: "danger-quiet", off: found.status === "PENDING" ? null : "Only a pending join can be cancelled.",
+          run: async () => {
+            const sure = await ask({ title: "Cancel this join?", danger: true, confirm: "Cancel the join",
+              body: ["Nothing follows it any more. Its steps are delivered all the same.", `${things(found.expected - found.completed - found.failed, "step")} not settled.`] });
+            if (sure && await attempt(() => post(`joins/${part(id)}/cancel`), "Cancelled.")) await refresh();
+          },
+        }))),
+      card("Progress", progress(found), facts([
+        ["Expected", number(found.expected)], ["Attached", number(found.attached)],
+        ["What follows", found.awaited ? "is decided" : "nobody has said yet"],
+        ["Group", found.grouping_key], ["Metadata", found.metadata],
+        ["Started", when(found.created_at)], ["Changed", when(found.updated_at)],
+      ])));
+  }
+  load(place, fetch, render);
+  every(2_000, signal, refresh);
+  stepList(steps, id, signal);
+}
+
+function stepList(place, id, signal) {
+  const words = { completed: ["good", "Completed"], failed: ["bad", "Failed"] };
+  const list = table({
+    caption: "Steps", key: step => step.event_id,
+    columns: [
+      { name: "Event", wide: true, cell: step => eventLink(step.event_id) },
+      { name: "Step", cell: step => badge(...(words[step.status] ?? ["wait", "Not settled"])) },
+    ],
+  });
+  const foot = h("div.list-foot");
+  let rows = [];
+  const page = after => get(`joins/${part(id)}/steps`, { after, limit: PAGE }, signal);
+  const take = ({ steps, next }) => {
+    rows = rows.concat(steps);
+    list.update(rows);
+    fill(place, rows.length ? list.el : empty("No step is attached yet."), foot);
+    fill(foot, next && h("button.button", { type: "button", onclick: () => page(next).then(take, error => toast(error.message, "bad")) }, "Show more"));
+  };
+  load(place, () => page(), take);
+  every(3_000, signal, async () => {
+    if (rows.length > PAGE) return;
+    const answer = await page();
+    rows = [];
+    take(answer);
+  });
+}

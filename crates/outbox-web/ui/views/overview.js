@@ -1,0 +1,184 @@
+// How it is going: flow, latency, backlog; what stands still and why.
+
+import { get } from "../api.js";
+import { chart, spark } from "../chart.js";
+import { fill, h, say } from "../dom.js";
+import { counted, number, rate, span, when } from "../format.js";
+import { onLive } from "../live.js";
+import { card, head } from "../parts.js";
+import { href } from "../route.js";
+import { buckets, fitting, WINDOWS } from "../series.js";
+import { empty, every, load } from "../state.js";
+import { table } from "../table.js";
+import { pairStatus } from "./publishers.js";
+
+const FLOW = [
+  { key: "written", name: "Written", kind: "written" },
+  { key: "delivered", name: "Delivered", kind: "delivered", area: true },
+  { key: "retried", name: "Retried", kind: "retried" },
+  { key: "dead", name: "Dead", kind: "dead", bars: true },
+];
+const LATENCY = [
+  { key: "p50", name: "p50", kind: "p50" },
+  { key: "p95", name: "p95", kind: "p95" },
+  { key: "p99", name: "p99", kind: "p99" },
+];
+const AGE = [{ key: "oldest", name: "Oldest that is due", kind: "age", area: true }];
+
+let chosen = null;
+
+export function overview({ main, signal }) {
+  const numbers = headline();
+  const outages = h("div");
+  const charts = {
+    flow: chart({ title: "Events a second", series: FLOW, format: rate, height: 240 }),
+    latency: chart({ title: "Latency of deliveries", series: LATENCY, format: span, floor: 10 }),
+    age: chart({ title: "Age of the backlog", series: AGE, format: span, floor: 1_000 }),
+  };
+  const types = typeTable();
+  const publishers = publisherTable();
+  const windows = windowSwitch(() => draw());
+  let seen = { points: [] };
+
+  fill(main, head("Overview", null, windows.el), outages, numbers.el,
+    h("div.charts", null, charts.flow.el, charts.latency.el, charts.age.el),
+    card("By type", types.el), card("By publisher", publishers.el));
+
+  function draw() {
+    const window = chosen ?? fitting(seen.points);
+    windows.at(window);
+    const part = keys => buckets(seen.points, window, keys);
+    charts.flow.draw(part(["written", "delivered", "retried", "dead"]), window);
+    charts.latency.draw(part(["p50", "p95", "p99"]), window);
+    charts.age.draw(part(["oldest"]), window);
+  }
+
+  onLive(signal, heard => {
+    seen = heard;
+    if (document.hidden) return;
+    draw();
+    if (heard.latest) {
+      numbers.show(heard.latest.overview);
+      warnings(outages, heard.latest);
+      publishers.live(heard.points);
+    }
+  });
+  const refresh = async () => {
+    const [all, lag] = await Promise.all([get("overview", {}, signal), get("publishers/lag", {}, signal)]);
+    numbers.show(all);
+    types.show(all);
+    publishers.show(lag.publishers);
+  };
+  load(types.el, refresh, () => {});
+  every(5_000, signal, refresh);
+}
+
+const HEADLINE = [
+  ["due", "Due", "Can be delivered now, or are being delivered", { status: "pending" }],
+  ["held", "In hand", "A relay has them", { status: "pending" }],
+  ["delayed", "Delayed", "Their time has not come, retries among them", { status: "pending" }],
+  ["retrying", "Retrying", "Failed before, will be tried again", { status: "retry" }],
+  ["dead", "Dead", "Given up; a person has to look", { status: "dead" }],
+];
+
+function headline() {
+  const values = {};
+  const tiles = HEADLINE.map(([key, name, hint, query]) => {
+    values[key] = h("b", null, "–");
+    return h("a.tile", { href: href(key === "dead" ? "dead" : "events", key === "dead" ? {} : query), title: hint, class: key }, h("span", null, name), values[key]);
+  });
+  const oldest = h("b", null, "–");
+  const settled = h("span", null, "–");
+  const el = h("section.tiles", { "aria-label": "Now" }, tiles,
+    h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled)));
+  function show(all) {
+    if (!all) return;
+    for (const [key] of HEADLINE) {
+      say(values[key], counted(all[key]));
+      values[key].parentElement.classList.toggle("some", Boolean(all[key]?.count));
+    }
+    say(oldest, all.oldest_due_ms === null || all.oldest_due_ms === undefined ? "none" : span(all.oldest_due_ms));
+    fill(settled, all.last_settled ? when(all.last_settled) : "never");
+  }
+  return { el, show };
+}
+
+/** What stands still, loudly. Made anew only when it changes, so that it is read out once. */
+function warnings(place, { error, relays, outages, overview }) {
+  const found = [];
+  const first = new Map(outages.map(one => [one.destination, one]).reverse());
+  if (error) found.push(["Nothing is known right now", `${error}.`, "The numbers below are those of the last answer."]);
+  else if (relays === 0 && overview.held.count === 0) found.push(["No relay runs", "Events are written and wait.", "Start one: outbox relay, or .start() in your program."]);
+  for (const one of first.values()) {
+    found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", one.reason],
+      one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
+  }
+  const said = JSON.stringify([error, relays, [...first.values()]]);
+  if (place.dataset.said === said) return;
+  place.dataset.said = said;
+  fill(place, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },
+    h("div", null, h("strong", null, title), " ", what), h("p", null, then))));
+}
+
+function windowSwitch(changed) {
+  const buttons = WINDOWS.map(([ms, name]) => h("button", { type: "button", onclick: () => { chosen = ms; changed(); } }, name));
+  const at = window => WINDOWS.forEach(([ms], i) => buttons[i].setAttribute("aria-pressed", String(ms === window)));
+  return { el: h("div.segments", { role: "group", "aria-label": "How far back" }, buttons), at };
+}
+
+function typeTable() {
+  const list = table({
+    caption: "By type",
+    key: type => type.event_type,
+    href: type => href("events", { event_type: type.event_type }),
+    columns: [
+      { name: "Type", wide: true, cell: type => h("span.type", null, type.event_type) },
+      { name: "Pending", num: true, cell: type => counted(type.pending) },
+      { name: "Oldest", num: true, cell: type => when(type.oldest) },
+      { name: "Delivered/s", num: true, cell: type => rate(type.delivered_per_second) },
+      { name: "Failed/s", num: true, cell: type => rate(type.failed_per_second) },
+      { name: "Dead", num: true, cell: type => (type.dead?.count ? h("a.bad", { href: href("dead", { event_type: type.event_type }) }, counted(type.dead)) : "0") },
+    ],
+  });
+  const el = h("div");
+  function show({ types }) {
+    if (!types.length) return fill(el, empty("No event is waiting, and none was delivered lately.", "Types appear here as soon as something is written."));
+    list.update(types);
+    if (!list.el.isConnected) fill(el, list.el);
+    return undefined;
+  }
+  return { el, show };
+}
+
+function publisherTable() {
+  let behind = {};
+  const id = pair => `${pair.topic}/${pair.publisher}`;
+  const list = table({
+    caption: "By publisher",
+    key: id,
+    href: pair => href("publishers", { publisher: pair.publisher }),
+    columns: [
+      { name: "Publisher", wide: true, cell: pair => [h("span.type", null, pair.publisher), h("span.sub", null, pair.topic)] },
+      { name: "Status", cell: pairStatus },
+      { name: "Behind", num: true, cell: pair => number(pair.behind) },
+      { name: "Trend", num: true, cell: pair => spark(behind[id(pair)] ?? [], "How far behind, lately") },
+    ],
+  });
+  const el = h("div");
+  let last = [];
+  function show(pairs) {
+    last = pairs;
+    if (!pairs.length) return fill(el, empty("No publisher has started yet.", "A log's publishers appear here once a relay runs them. Events of the queue need none."));
+    list.update(pairs);
+    if (!list.el.isConnected) fill(el, list.el);
+    return undefined;
+  }
+  function live(points) {
+    behind = {};
+    for (const point of points.filter((_, i) => i % 5 === 0).slice(-60)) {
+      for (const pair of point.publishers ?? []) (behind[id(pair)] ??= []).push(pair.behind);
+    }
+    if (last.length) list.update(last);
+  }
+  return { el, show, live };
+}

@@ -1,0 +1,124 @@
+// Publishers of the log: where each stands in each topic, and what can be done about it.
+
+import { get, part, post } from "../api.js";
+import { ask } from "../dialog.js";
+import { fill, h } from "../dom.js";
+import { number, short, when } from "../format.js";
+import { badge, head, status } from "../parts.js";
+import { act } from "../role.js";
+import { href } from "../route.js";
+import { empty, every, load } from "../state.js";
+import { table } from "../table.js";
+import { attempt } from "../toast.js";
+
+export function publishers({ main, query, signal }) {
+  const place = h("div");
+  fill(main, head("Publishers", "Each publisher has a position in each topic of the log; what is behind it was published.",
+    query.publisher && h("a.button", { href: href("publishers") }, "Show all")), place);
+  const list = table({
+    caption: "Publishers and topics", key: pair => `${pair.topic}/${pair.publisher}`, columns: columns(() => refresh()),
+    rowClass: pair => (pair.status === "FAILED" ? "row-bad" : ""),
+  });
+  const fetch = () => get("publishers", {}, signal);
+  const render = found => {
+    const pairs = rows(found).filter(pair => !query.publisher || pair.publisher === query.publisher);
+    if (!pairs.length) return fill(place, empty("No publisher has started yet.", "They appear once a relay runs topics with publishers. Events of the queue need none."));
+    list.update(pairs);
+    if (!list.el.isConnected) fill(place, list.el);
+    return undefined;
+  };
+  const refresh = async () => render(await fetch());
+  load(place, fetch, render);
+  every(2_000, signal, refresh);
+}
+
+/** A row for each pair, and one for each publisher that is out of reach and has no topic: events of the queue go to it. */
+function rows({ publishers: pairs, outages }) {
+  const of = name => outages.filter(outage => outage.destination === name);
+  const names = new Set(outages.map(outage => outage.destination).filter(name => !pairs.some(pair => pair.publisher === name)));
+  return pairs.map(pair => ({ ...pair, outages: of(pair.publisher) }))
+    .concat([...names].map(name => ({ publisher: name, topic: null, status: "FAILED", outages: of(name) })));
+}
+
+function columns(refresh) {
+  return [
+    { name: "Publisher", wide: true, cell: pair => [h("strong.type", null, pair.publisher), h("span.sub", null, pair.topic ? `topic ${pair.topic}` : "events of the queue")] },
+    { name: "Status", cell: pairStatus, tight: true },
+    { name: "Position", num: true, cell: pair => (pair.topic ? [number(pair.position), h("span.sub", null, `of ${number(pair.head)}`)] : "–") },
+    { name: "Behind", num: true, cell: pair => (pair.topic ? [h("b", null, number(pair.behind)), h("span.sub", null, "moved ", when(pair.updated_at))] : "–") },
+    { name: "Leader", cell: pair => leader(pair) },
+    { name: "Errors", wide: true, cell: errors },
+    { name: "Actions", tight: true, cell: pair => (pair.topic ? h("div.tools", null, buttons(pair, refresh)) : "–") },
+  ];
+}
+
+/** A pair that fails is still tried: it is not over. */
+export function pairStatus(pair) {
+  if (pair.outages?.length) return badge("bad", "Not available");
+  return status(pair.status, pair.status === "FAILED" ? "Failing" : undefined);
+}
+
+function leader(pair) {
+  if (!pair.leader) return "–";
+  return [h("span.mono.cut", { title: pair.leader }, pair.leader), pair.remaining_ms === 0 && h("span.sub", null, "no longer")];
+}
+
+function errors(pair) {
+  const away = pair.outages.map(one => [h("span.error-line", { title: one.reason }, short(one.reason, 120)), h("span.sub", null, "not available since ", when(one.since))]);
+  const own = pair.last_error && pair.errors > 0
+    && [h("span.error-line", { title: pair.last_error }, short(pair.last_error, 120)), h("span.sub", null, `${number(pair.errors)} in a row`)];
+  return away.length || own ? [away, own] : "–";
+}
+
+function buttons(pair, refresh) {
+  const at = what => `publishers/${part(pair.publisher)}/topics/${part(pair.topic)}/${what}`;
+  const run = (question, what, done) => async () => {
+    const body = await ask(question);
+    if (!body) return;
+    await attempt(() => post(at(what), body === true ? {} : body), done);
+    await refresh();
+  };
+  const paused = pair.status === "PAUSED";
+  const name = `${pair.publisher} in ${pair.topic}`;
+  return [
+    paused || pair.status === "FAILED"
+      ? act("Resume", { kind: "small", run: run({
+        title: `Resume ${name}?`,
+        body: [`It goes on from position ${number(pair.position)}, with no errors behind it: ${number(pair.behind)} positions to catch up.`],
+        confirm: "Resume",
+      }, "resume", "Resumed.") }) : null,
+    paused ? null : act("Pause", { kind: "small", run: run({
+      title: `Pause ${name}?`,
+      body: ["What it is being given right now is the last. It keeps its position, and the log keeps its events."],
+      confirm: "Pause",
+    }, "pause", "Paused.") }),
+    act("Reset…", { kind: "small", needs: "admin", run: run(resetQuestion(pair, name), "reset", "Reset.") }),
+  ];
+}
+
+function resetQuestion(pair, name) {
+  const choice = (value, label, input) => {
+    const radio = h("input", { type: "radio", name: "reset-to", value, id: `reset-${value}`, checked: value === "position" });
+    input?.addEventListener("focus", () => { radio.checked = true; });
+    return h("div.choice", null, radio, h("label", { for: `reset-${value}` }, label), input);
+  };
+  const position = h("input", { type: "number", min: 0, max: pair.head, value: pair.position, "aria-label": "Position" });
+  const time = h("input", { type: "datetime-local", step: 1, "aria-label": "Time" });
+  const choices = h("div", null,
+    choice("start", "To the start: everything is published again"),
+    choice("end", `To the end (${number(pair.head)}): what it has not published is never published`),
+    choice("position", "To a position", position),
+    choice("time", "To a time: what was stored since then is published", time));
+  return {
+    title: `Reset ${name}?`,
+    body: [`It stands at ${number(pair.position)} of ${number(pair.head)}. Going back publishes events again; going forward leaves events out.`],
+    fields: [choices], confirm: "Reset", danger: true,
+    read: () => {
+      const to = choices.querySelector("input[type=radio]:checked").value;
+      if (to === "start" || to === "end") return { to };
+      if (to === "position") return { position: Number(position.value) };
+      if (!time.value) throw new Error("Which time?");
+      return { time: new Date(time.value).toISOString() };
+    },
+  };
+}

@@ -1,0 +1,83 @@
+//! Changing by hand, and writing down who did.
+
+use super::Admin;
+use crate::error::Result;
+use crate::event::EventId;
+use crate::store::{Audit, Deed, Edit, NodeId};
+
+impl Admin {
+    /// Has a dead event count as settled: it is DONE by this hand, its error stays, its key goes on. False if there is no such dead
+    /// event. As a step of a join it stays failed.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Event, Failure, Status};
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no"))).start().await?;
+    /// let id = outbox.send(Event::new("e").json(&())).await?.expect("it has no deduplication key");
+    /// relay.idle().await?;
+    ///
+    /// let admin = outbox.admin();
+    /// assert!(admin.skip(&id, &"ada".into()).await?);
+    /// let skipped = admin.find(&id).await?.expect("it is still there");
+    /// assert_eq!((skipped.status, skipped.last_error.as_deref()), (Status::Done, Some("no")));
+    /// assert!(!admin.skip(&id, &"ada".into()).await?);
+    /// # relay.stop().await
+    /// # }
+    /// ```
+    pub async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {
+        self.store.skip(id, by).await
+    }
+
+    /// Gives a dead event another payload. It stays dead until it is [replayed](Admin::replay). False if there is no such dead event.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::Event;
+    /// use outbox::store::Edit;
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let id = outbox.send(Event::new("e").json(&1)).await?.expect("it has no deduplication key");
+    /// let edited = outbox.admin().edit(&id, &Edit::json("2")?).await?;
+    /// assert!(!edited, "it is not dead");
+    /// # Ok(()) }
+    /// ```
+    pub async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
+        self.store.edit(id, edit).await
+    }
+
+    /// Writes down who changes what, before it is done. Returns the place in the book.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::store::Deed;
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let admin = outbox.admin();
+    /// let deed = Deed { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..Deed::default() };
+    /// let id = admin.audit(&deed).await?;
+    /// let replayed = admin.replay_all(&Default::default(), 100).await?;
+    /// admin.audited(id, "done", Some(replayed)).await?;
+    ///
+    /// let last = admin.audits(None, 1).await?.remove(0);
+    /// assert_eq!((last.actor.as_str(), last.outcome.as_deref(), last.count), ("ada", Some("done"), Some(0)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn audit(&self, deed: &Deed) -> Result<i64> {
+        self.store.audit(deed).await
+    }
+
+    /// Adds what came of it, and to how many things.
+    pub async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.store.audited(id, outcome, count).await
+    }
+
+    /// What was written down before this place, the last first.
+    pub async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
+        self.store.audits(before, limit).await
+    }
+}

@@ -1,0 +1,147 @@
+//! Looking at an outbox of any size: pages, counts, what went wrong.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Admin, purge_attempts};
+use crate::error::Result;
+use crate::event::EventId;
+use crate::store::{Attempt, BlockedKeys, Breakdown, Node, Overview, Page, PageAsk, Shelf};
+
+impl Admin {
+    /// Events page by page, without their payloads, in a time that does not depend on the size of the table.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::Event;
+    /// use outbox::store::{Filter, PageAsk, Shelf};
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// outbox.send_all((0..100).map(|n| Event::new(if n % 10 == 0 { "rare" } else { "common" }).json(&n))).await?;
+    ///
+    /// let filter = Filter { event_type: Some("rare".to_owned()), ..Filter::default() };
+    /// let mut ask = PageAsk { shelf: Shelf::Pending, filter, limit: 4, look_at: 30, ..PageAsk::default() };
+    /// let mut found = 0;
+    /// loop {
+    ///     let page = outbox.admin().page(&ask).await?;
+    ///     found += page.rows.len();                 // few, or none, where few match
+    ///     let Some(next) = page.next else { break };
+    ///     ask.after = Some(next);
+    /// }
+    /// assert_eq!(found, 10);
+    /// # Ok(()) }
+    /// ```
+    pub async fn page(&self, ask: &PageAsk) -> Result<Page> {
+        self.store.page(ask).await
+    }
+
+    /// What stands in the table, at a glance: counts stop at `most`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::Event;
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// outbox.send_all((0..30).map(|n| Event::new("e").json(&n))).await?;
+    ///
+    /// let overview = outbox.admin().overview(20).await?;
+    /// assert_eq!((overview.due.count, overview.due.more), (20, true));     // "20 or more"
+    /// assert_eq!((overview.dead.count, overview.dead.more), (0, false));
+    /// # Ok(()) }
+    /// ```
+    pub async fn overview(&self, most: u64) -> Result<Overview> {
+        self.store.overview(most).await
+    }
+
+    /// Of the first `look_at` events of a shelf: how many of each type, the most frequent first.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::Event;
+    /// use outbox::store::Shelf;
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// outbox.send_all((0..9).map(|n| Event::new(if n < 3 { "a" } else { "b" }).json(&n))).await?;
+    ///
+    /// let pending = outbox.admin().breakdown(Shelf::Pending, 10_000).await?;
+    /// assert_eq!((pending.types[0].event_type.as_str(), pending.types[0].count), ("b", 6));
+    /// # Ok(()) }
+    /// ```
+    pub async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+        self.store.breakdown(shelf, look_at).await
+    }
+
+    /// The last failed attempts of an event, oldest first. They are kept for 30 days.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Event, Failure};
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no such customer"))).start().await?;
+    /// let id = outbox.send(Event::new("e").json(&())).await?.expect("it has no deduplication key");
+    /// relay.idle().await?;
+    ///
+    /// let attempts = outbox.admin().attempts(&id, 10).await?;
+    /// assert_eq!((attempts[0].fatal, attempts[0].error.as_str()), (true, "no such customer"));
+    /// # relay.stop().await
+    /// # }
+    /// ```
+    pub async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
+        self.store.attempts(id, limit).await
+    }
+
+    /// Deletes failed attempts that are older than this, 500 at a time. Returns how many.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let week = std::time::Duration::from_secs(7 * 86_400);
+    /// assert_eq!(outbox.admin().purge_attempts(week).await?, 0);
+    /// # Ok(()) }
+    /// ```
+    pub async fn purge_attempts(&self, older_than: Duration) -> Result<u64> {
+        purge_attempts(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
+
+    /// Keys whose first dead event holds back others, among the first `look_at` dead events.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Event, Failure};
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.ordered().on_type("e", async |_| Err::<(), _>(Failure::dead("no"))).start().await?;
+    /// outbox.send_all((0..3).map(|n| Event::new("e").ordering_key("order-42").json(&n))).await?;
+    /// relay.idle().await?;
+    ///
+    /// let blocked = outbox.admin().blocked_keys(1_000, 10).await?;
+    /// assert_eq!((blocked.keys[0].key.as_str(), blocked.keys[0].behind.count), ("order-42", 2));
+    /// # relay.stop().await
+    /// # }
+    /// ```
+    pub async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
+        self.store.blocked_keys(look_at, limit).await
+    }
+
+    /// The relays that were seen, with what they say of themselves and have counted; the one that was seen last first.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// for node in outbox.admin().nodes().await? {
+    ///     println!("{}: {} delivered", node.node, node.state.counts.delivered);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn nodes(&self) -> Result<Vec<Node>> {
+        self.store.nodes().await
+    }
+}

@@ -1,0 +1,59 @@
+//! What people ask of a database of a fleet: by the same door as the relay, and with more time.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::guarded::Guarded;
+use crate::error::Result;
+use crate::event::EventId;
+use crate::store::{
+    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, NodeId, Overview, Page, PageAsk, Shelf,
+};
+
+#[async_trait]
+impl AdminStore for Guarded {
+    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+        self.slow(self.inner.page(ask)).await
+    }
+
+    async fn overview(&self, most: u64) -> Result<Overview> {
+        self.slow(self.inner.overview(most)).await
+    }
+
+    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+        self.slow(self.inner.breakdown(shelf, look_at)).await
+    }
+
+    async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
+        self.slow(self.inner.attempts(id, limit)).await
+    }
+
+    async fn purge_attempts(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.slow(self.inner.purge_attempts(older_than, limit)).await
+    }
+
+    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
+        self.slow(self.inner.blocked_keys(look_at, limit)).await
+    }
+
+    async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {
+        self.slow(self.inner.skip(id, by)).await
+    }
+
+    async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
+        self.slow(self.inner.edit(id, edit)).await
+    }
+
+    async fn audit(&self, deed: &Deed) -> Result<i64> {
+        self.slow(self.inner.audit(deed)).await
+    }
+
+    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.slow(self.inner.audited(id, outcome, count)).await
+    }
+
+    async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
+        self.slow(self.inner.audits(before, limit)).await
+    }
+}

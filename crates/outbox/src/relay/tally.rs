@@ -1,0 +1,84 @@
+//! What this relay has settled since it started: for people, who see it in the row in which a relay says that it runs.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use super::Job;
+use crate::event::Event;
+use crate::store::{Counts, Settlement, Verdict};
+
+/// What a verdict is about: which type, and since when it was due.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    /// Whole, because that costs a counter: its type alone would be a text to copy.
+    event: Event,
+    /// By this process's clock; `None` if that was before it knows of time.
+    due: Option<Instant>,
+}
+
+impl Subject {
+    pub(crate) fn of(job: &Job) -> Self {
+        let delivery = &job.delivery;
+        Self { event: delivery.event.clone(), due: job.taken.checked_sub(delivery.waited) }
+    }
+}
+
+/// The counters. Only the settler counts, a batch at a time.
+#[derive(Default)]
+pub(crate) struct Tally {
+    counts: Mutex<Counts>,
+    changed: Notify,
+}
+
+impl Tally {
+    /// Counts what became of a batch. What cannot be decoded has no subject, and no type.
+    pub(crate) fn add(&self, settlements: &[Settlement], subjects: &[Option<Subject>]) {
+        let now = Instant::now();
+        let mut counts = self.counts.lock().expect("no one panics while holding this lock");
+        let mut any = false;
+        for (settlement, subject) in settlements.iter().zip(subjects) {
+            let event_type = subject.as_ref().map(|subject| subject.event.event_type().as_str());
+            any |= settlement.verdict != Verdict::Released;
+            match &settlement.verdict {
+                Verdict::Done => {
+                    counts.delivered += 1;
+                    if let Some(name) = event_type {
+                        counts.of_type(name).delivered += 1;
+                    }
+                    if let Some(due) = subject.as_ref().and_then(|subject| subject.due) {
+                        counts.took(now.saturating_duration_since(due));
+                    }
+                }
+                Verdict::Again { counted: true, .. } => {
+                    counts.failed += 1;
+                    if let Some(name) = event_type {
+                        counts.of_type(name).failed += 1;
+                    }
+                }
+                Verdict::Again { counted: false, .. } => counts.deferred += 1,
+                Verdict::Dead { .. } => {
+                    counts.dead += 1;
+                    if let Some(name) = event_type {
+                        counts.of_type(name).dead += 1;
+                    }
+                }
+                Verdict::Released => {}
+            }
+        }
+        drop(counts);
+        if any {
+            self.changed.notify_one();
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts.lock().expect("no one panics while holding this lock").clone()
+    }
+
+    /// Waits until something was counted since this last returned.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}

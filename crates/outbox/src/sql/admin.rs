@@ -1,0 +1,60 @@
+//! What people ask of the store: each question is answered in the room that it belongs to.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::dialect::Database;
+use super::store::SqlStore;
+use crate::error::Result;
+use crate::event::EventId;
+use crate::store::{
+    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, NodeId, Overview, Page, PageAsk, Shelf,
+};
+
+#[async_trait]
+impl<DB: Database> AdminStore for SqlStore<DB> {
+    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+        self.read_page(ask).await
+    }
+
+    async fn overview(&self, most: u64) -> Result<Overview> {
+        self.see_overview(most).await
+    }
+
+    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+        self.break_down(shelf, look_at).await
+    }
+
+    async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
+        self.list_attempts(id, limit).await
+    }
+
+    async fn purge_attempts(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.purge_old_attempts(older_than, limit).await
+    }
+
+    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
+        self.find_blocked_keys(look_at, limit).await
+    }
+
+    async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {
+        self.skip_dead(id, by).await
+    }
+
+    async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
+        self.edit_dead(id, edit).await
+    }
+
+    async fn audit(&self, deed: &Deed) -> Result<i64> {
+        self.retried(|| self.write_deed(deed)).await
+    }
+
+    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.write_outcome(id, outcome, count).await
+    }
+
+    async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
+        self.list_deeds(before, limit).await
+    }
+}

@@ -1,0 +1,173 @@
+//! What a dashboard shows first. Everything is counted along an index, and only so far.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use super::dialect::{Database, Value};
+use super::page::{ROW, Reading};
+use super::store::SqlStore;
+use crate::error::Result;
+use crate::store::{
+    BlockedKey, BlockedKeys, Breakdown, Counted, EventRow, MOST_LOOKED_AT, NodeId, Overview, Shelf, TypeCount,
+};
+
+/// Counting of what waits behind a dead event stops here.
+const MOST_BEHIND: u64 = 1_000;
+
+/// How many keys are asked about at once.
+const KEYS_AT_ONCE: usize = 20;
+
+/// The first pending rows on one side of now: how many, how many of them retry, how many are held.
+fn pending(is_due: &str, limit: u64) -> String {
+    format!(
+        "(SELECT count(*) AS n, count(CASE WHEN w.status = 2 THEN 1 END) AS retries, \
+         count(CASE WHEN w.locked_until > {{now}} THEN 1 END) AS held FROM (\
+         SELECT e.status, e.locked_until FROM {{events}} e {{by events_due}} WHERE {{pending}} AND e.available_at {is_due} {{now}} \
+         ORDER BY e.available_at, e.seq LIMIT {limit}) w)"
+    )
+}
+
+impl<DB: Database> SqlStore<DB> {
+    pub(super) async fn see_overview(&self, most: u64) -> Result<Overview> {
+        let most = most.min(1_000_000);
+        let limit = most + 1;
+        let (due, delayed) = (pending("<=", limit), pending(">", limit));
+        let dead = Reading::of::<DB>(Shelf::Dead).window("1 AS one", "", "", limit as usize);
+        let text = format!(
+            "SELECT {{now}}, (SELECT x.holder FROM {{leases}} x WHERE x.name = 'exclusive' AND x.held_until > {{now}}), \
+             (SELECT max(e.done_at) FROM {{events}} e), \
+             (SELECT min(e.available_at) FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}}), \
+             a.n, a.retries, a.held, b.n, b.retries, b.held, c.n \
+             FROM {due} a CROSS JOIN {delayed} b CROSS JOIN (SELECT count(*) AS n FROM ({dead}) w) c"
+        );
+        let rows = self.fetch(&text, Vec::new()).await?;
+        let mut overview = Overview::default();
+        if let Some(row) = rows.first() {
+            let number = |n: usize| Ok::<_, sqlx::Error>(DB::int(row, n)?.unwrap_or_default().unsigned_abs());
+            let (due, delayed) = (number(4)?, number(7)?);
+            let among = |found: u64| Counted { count: found, more: due > most || delayed > most };
+            overview.now = DB::time(row, 0)?.unwrap_or_default();
+            overview.leader = DB::text(row, 1)?.map(NodeId::from);
+            overview.last_settled = DB::time(row, 2)?;
+            overview.oldest_due =
+                DB::time(row, 3)?.map(|at| (overview.now - at).to_std().unwrap_or_default());
+            overview.due = Counted::upto(due, most);
+            overview.delayed = Counted::upto(delayed, most);
+            overview.retrying = among(number(5)? + number(8)?);
+            overview.held = among(number(6)? + number(9)?);
+            overview.dead = Counted::upto(number(10)?, most);
+        }
+        let (schema, table) = self.schema_and_table();
+        let rows = self.fetch(DB::SIZE, vec![Value::Text(schema), Value::text(table)]).await?;
+        if let Some(row) = rows.first() {
+            overview.last_seq = DB::int(row, 0)?.unwrap_or_default();
+            overview.rows = DB::int(row, 1)?.map(i64::unsigned_abs);
+        }
+        Ok(overview)
+    }
+
+    pub(super) async fn break_down(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+        let look_at = look_at.min(MOST_LOOKED_AT);
+        let reading = Reading::of::<DB>(shelf);
+        let own = reading.own;
+        let columns = format!("e.event_type, e.created_at, CASE WHEN {own} THEN 1 ELSE 0 END AS hit");
+        // One row more, to know whether there is one.
+        let window = reading.window(&columns, "", "", look_at + 1);
+        let text = format!(
+            "SELECT v.event_type, count(CASE WHEN v.n <= {look_at} AND v.hit = 1 THEN 1 END), \
+             min(CASE WHEN v.n <= {look_at} AND v.hit = 1 THEN v.created_at END), count(*) FROM (\
+             SELECT w.event_type, w.created_at, w.hit, row_number() OVER (ORDER BY w.place, w.seq) AS n FROM ({window}) w) v \
+             GROUP BY v.event_type ORDER BY 2 DESC, 1"
+        );
+        let mut breakdown = Breakdown::default();
+        for row in self.fetch(&text, Vec::new()).await? {
+            let count = DB::int(&row, 1)?.unwrap_or_default().unsigned_abs();
+            breakdown.looked_at += DB::int(&row, 3)?.unwrap_or_default().unsigned_abs();
+            if count > 0 {
+                let event_type = DB::text(&row, 0)?.unwrap_or_default();
+                breakdown.types.push(TypeCount { event_type, count, oldest: DB::time(&row, 2)? });
+            }
+        }
+        let looked_at = Counted::upto(breakdown.looked_at, look_at as u64);
+        (breakdown.looked_at, breakdown.more) = (looked_at.count, looked_at.more);
+        Ok(breakdown)
+    }
+
+    pub(super) async fn find_blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
+        let look_at = look_at.min(MOST_LOOKED_AT);
+        let window = Reading::of::<DB>(Shelf::Dead).window("e.ordering_key AS k", "", "", look_at + 1);
+        let rows =
+            self.fetch(&format!("SELECT w.event_id, w.seq, w.k FROM ({window}) w"), Vec::new()).await?;
+        let mut more = rows.len() > look_at;
+        let mut firsts: HashMap<String, (i64, String)> = HashMap::new();
+        for row in rows.iter().take(look_at) {
+            let (Some(key), Some(seq), Some(id)) = (DB::text(row, 2)?, DB::int(row, 1)?, DB::text(row, 0)?)
+            else {
+                continue;
+            };
+            match firsts.get(&key) {
+                Some((first, _)) if *first <= seq => {}
+                _ => _ = firsts.insert(key, (seq, id)),
+            }
+        }
+        let mut heads: Vec<(String, i64, String)> =
+            firsts.into_iter().map(|(key, (seq, id))| (key, seq, id)).collect();
+        heads.sort_unstable_by_key(|(_, seq, _)| *seq);
+        let mut blocked: Vec<(String, String, Counted)> = Vec::new();
+        for some in heads.chunks(KEYS_AT_ONCE) {
+            if blocked.len() > limit {
+                break;
+            }
+            let behind = self.count_behind(some).await?;
+            let found = some.iter().zip(behind).filter(|(_, behind)| behind.count > 0 || behind.more);
+            blocked.extend(found.map(|((key, _, id), behind)| (key.clone(), id.clone(), behind)));
+        }
+        more |= blocked.len() > limit;
+        blocked.truncate(limit);
+        let mut rows = self.rows_by_id(blocked.iter().map(|(_, id, _)| id.as_str())).await?;
+        let keys = blocked.into_iter().filter_map(|(key, id, behind)| {
+            // Somebody may have replayed it since.
+            Some(BlockedKey { key, head: rows.remove(&id)?, behind })
+        });
+        Ok(BlockedKeys { keys: keys.collect(), more })
+    }
+
+    /// How many events are pending behind a place in their key. One search each, which ends: a key may be long.
+    async fn count_behind(&self, heads: &[(String, i64, String)]) -> Result<Vec<Counted>> {
+        let (mut text, mut values) = (String::new(), Vec::new());
+        for (n, (key, seq, _)) in heads.iter().enumerate() {
+            values.extend([Value::text(key), Value::Int(*seq)]);
+            let (key, seq) = (values.len() - 1, values.len());
+            let _ = write!(
+                text,
+                "{}SELECT {{int {n}}}, count(CASE WHEN w.status IN (0, 2) THEN 1 END), count(*) FROM (\
+                 SELECT e.status FROM {{events}} e {{by events_key}} WHERE e.ordering_key = ${key} AND {{unsettled pending}} \
+                 AND e.seq > ${seq} ORDER BY e.seq LIMIT {}) w",
+                if n == 0 { "" } else { " UNION ALL " },
+                MOST_BEHIND + 1
+            );
+        }
+        let mut counts = vec![Counted::default(); heads.len()];
+        for row in self.fetch(&text, values).await? {
+            let number =
+                |n: usize| Ok::<_, sqlx::Error>(DB::int(&row, n)?.unwrap_or_default().unsigned_abs());
+            if let Some(counted) = counts.get_mut(number(0)? as usize) {
+                let more = number(2)? > MOST_BEHIND;
+                *counted = Counted { count: number(1)?.min(MOST_BEHIND), more };
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Dead events by their ids.
+    async fn rows_by_id<'a>(&self, ids: impl Iterator<Item = &'a str>) -> Result<HashMap<String, EventRow>> {
+        let text =
+            format!("SELECT {ROW} FROM {{events}} e WHERE e.event_id {{in texts $1}} AND e.status = 3");
+        let mut found = HashMap::new();
+        for row in self.fetch(&text, vec![Value::texts(ids)]).await? {
+            let row = self.event_row(&row, 0)?;
+            found.insert(row.id.to_string(), row);
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,181 @@
+//! Events page by page, by the indexes that the relay needs anyway: reading costs writers nothing.
+//!
+//! A page looks at so many rows of its shelf in the order of an index, and keeps those that match. All of that is one statement,
+//! and so one snapshot: where the next page goes on is exactly where this one has looked.
+
+use super::dialect::{Database, Dialect, Value};
+use super::statements as sql;
+use super::store::SqlStore;
+use crate::error::{Error, Result};
+use crate::event::EventId;
+use crate::store::{Cursor, EventRow, Filter, MOST_LOOKED_AT, NodeId, Page, PageAsk, Shelf, Status};
+
+/// What is read of a row, in the order that [`SqlStore::event_row`] expects.
+pub(super) const ROW: &str = "e.event_id, e.seq, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, \
+     e.ordering_key, e.correlation_id, {int e.status}, {int e.attempts}, e.created_at, e.available_at, e.done_at, e.done_by, \
+     substr(e.last_error, 1, 500), e.locked_by, e.locked_until, {size}";
+
+/// How a shelf is read.
+pub(super) struct Reading {
+    /// The rows that the index has.
+    rows: String,
+    /// Those of them that belong to the shelf.
+    pub(super) own: &'static str,
+    /// Which index.
+    by: &'static str,
+    /// The time that it is in the order of. `None`: its order is that of the table.
+    time: Option<&'static str>,
+}
+
+impl Reading {
+    /// A whole shelf.
+    pub(super) fn of<DB: Dialect>(shelf: Shelf) -> Self {
+        let (rows, own, by, time) = match shelf {
+            Shelf::Pending => ("{pending}", "{pending}", "{by events_due}", Some("available_at")),
+            Shelf::Done => ("e.done_at IS NOT NULL", "e.status = 1", "{by events_done}", Some("done_at")),
+            Shelf::Dead => {
+                ("{dead}", "{dead}", "{by events_due}", DB::DEAD_BY_TIME.then_some("available_at"))
+            }
+        };
+        Self { rows: rows.to_owned(), own, by, time }
+    }
+
+    /// The part of a shelf that an index knows to hold all that a filter selects.
+    fn for_filter<DB: Dialect>(shelf: Shelf, filter: &Filter, values: &mut Vec<Value>) -> Self {
+        let whole = Self::of::<DB>(shelf);
+        let unsettled = match shelf {
+            Shelf::Pending => Some("{unsettled pending}"),
+            Shelf::Dead => Some("{unsettled dead}"),
+            Shelf::Done => None,
+        };
+        if let Some(id) = &filter.id {
+            values.push(Value::text(id.as_str()));
+            let rows = format!("e.event_id = ${}", values.len());
+            return Self { rows, by: "{by events_id}", time: None, ..whole };
+        }
+        if let (Some(key), Some(unsettled)) = (&filter.ordering_key, unsettled) {
+            values.push(Value::text(key));
+            let rows = format!("e.ordering_key = ${} AND {unsettled}", values.len());
+            return Self { rows, by: "{by events_key}", time: None, ..whole };
+        }
+        whole
+    }
+
+    /// The first rows, with these columns beside their ids and places.
+    pub(super) fn window(&self, columns: &str, after: &str, down: &str, limit: usize) -> String {
+        let Self { rows, by, .. } = self;
+        let (place, order) = match self.time {
+            Some(time) => (format!("e.{time}"), format!("e.{time}{down}, e.seq{down}")),
+            None => ("e.seq".to_owned(), format!("e.seq{down}")),
+        };
+        format!(
+            "SELECT e.event_id, e.seq, {place} AS place, {columns} FROM {{events}} e {by} \
+             WHERE {rows}{after} ORDER BY {order} LIMIT {limit}"
+        )
+    }
+
+    /// Only what comes after this place.
+    fn after(&self, cursor: Option<Cursor>, newest_first: bool, values: &mut Vec<Value>) -> String {
+        let Some(cursor) = cursor else { return String::new() };
+        let beyond = if newest_first { '<' } else { '>' };
+        let Some(time) = self.time else {
+            values.push(Value::Int(cursor.seq));
+            return format!(" AND e.seq {beyond} ${}", values.len());
+        };
+        values.extend([Value::Time(Some(cursor.at)), Value::Int(cursor.seq)]);
+        let (at, seq) = (values.len() - 1, values.len());
+        let place = format!("{{place {time} ${at} ${seq}}}");
+        format!(" AND e.{time} {beyond}= {place} AND (e.{time} {beyond} {place} OR e.seq {beyond} ${seq})")
+    }
+}
+
+/// The rows of a page and the last row that was looked at: its number among them, whether it matches, the row.
+///
+/// Found by narrow rows first: payloads, which may be large, are only touched for what is returned.
+fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
+    let filter =
+        Filter { status: None, pending: false, after_seq: None, upto_seq: None, ..ask.filter.clone() };
+    let (condition, mut values) = sql::condition(&filter);
+    let reading = Reading::for_filter::<DB>(ask.shelf, &filter, &mut values);
+    let after = reading.after(ask.after, ask.newest_first, &mut values);
+    let down = if ask.newest_first { " DESC" } else { "" };
+    let hit = format!("CASE WHEN {} AND {condition} THEN 1 ELSE 0 END AS hit", reading.own);
+    let window = reading.window(&hit, &after, down, look_at);
+    let text = format!(
+        "SELECT {{int p.n}}, {{int p.hit}}, {ROW} FROM (SELECT v.event_id, v.hit, v.n FROM (\
+         SELECT w.event_id, w.hit, row_number() OVER (ORDER BY w.place{down}, w.seq{down}) AS n FROM ({window}) w) v \
+         WHERE v.hit = 1 OR v.n = {look_at} ORDER BY v.n LIMIT {}) p \
+         {{then}} {{events}} e ON e.event_id = p.event_id ORDER BY p.n",
+        limit + 1
+    );
+    (text, values)
+}
+
+impl<DB: Database> SqlStore<DB> {
+    pub(super) async fn read_page(&self, ask: &PageAsk) -> Result<Page> {
+        if ask.limit == 0 || ask.look_at == 0 {
+            return Err(Error::Setting(
+                "a page has at least one row, and looks at one: limit and look_at must be greater than 0"
+                    .to_owned(),
+            ));
+        }
+        if ask.filter.id.is_some() && ask.after.is_some() {
+            // There was one, at most.
+            return Ok(Page::default());
+        }
+        let (limit, look_at) = (ask.limit.min(PageAsk::MOST), ask.look_at.min(MOST_LOOKED_AT));
+        let (text, values) = statement::<DB>(ask, limit, look_at);
+        let place = |row: &EventRow| Cursor {
+            at: row.done_at.filter(|_| ask.shelf == Shelf::Done).unwrap_or(row.available_at),
+            seq: row.seq,
+        };
+        let mut page = Page::default();
+        for row in self.fetch(&text, values).await? {
+            let (n, hit) = (DB::int(&row, 0)?, DB::int(&row, 1)? == Some(1));
+            if hit && page.rows.len() == limit {
+                page.next = page.rows.last().map(place);
+                break;
+            }
+            let event = self.event_row(&row, 2)?;
+            if n == i64::try_from(look_at).ok() {
+                page.next = Some(place(&event));
+            }
+            if hit {
+                page.rows.push(event);
+            }
+        }
+        Ok(page)
+    }
+
+    /// The columns of [`ROW`], from this one on.
+    pub(super) fn event_row(&self, row: &DB::Row, from: usize) -> Result<EventRow> {
+        // A text that is none must not hide all others.
+        let text = |n: usize| DB::text(row, from + n).unwrap_or_else(|_| Some("\u{fffd}".to_owned()));
+        let time = |n: usize| DB::time(row, from + n);
+        let int = |n: usize| DB::int(row, from + n);
+        let id = EventId::from(text(0).unwrap_or_default());
+        let code = int(8)?.unwrap_or_default();
+        let status = Status::from_code(code as i16)
+            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
+        let available_at = time(11)?.unwrap_or_default();
+        Ok(EventRow {
+            id,
+            seq: int(1)?.unwrap_or_default(),
+            event_type: text(2).unwrap_or_default(),
+            aggregate_type: text(3).unwrap_or_default(),
+            aggregate_id: text(4),
+            tenant_id: text(5),
+            ordering_key: text(6),
+            correlation_id: text(7),
+            status,
+            attempts: int(9)?.unwrap_or_default() as u32,
+            created_at: time(10)?.unwrap_or(available_at),
+            available_at,
+            done_at: time(12)?,
+            done_by: text(13).map(NodeId::from),
+            last_error: text(14),
+            lease: text(15).map(NodeId::from).zip(time(16)?),
+            payload_bytes: int(17)?.unwrap_or_default().unsigned_abs(),
+        })
+    }
+}

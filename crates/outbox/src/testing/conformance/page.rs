@@ -1,0 +1,347 @@
+//! Pages: every event on exactly one of them, in the order of its shelf, whatever else goes on.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::{Harness, SECOND, Scene, again, dead, event, holder, leasing, settlement};
+use crate::error::Error;
+use crate::event::{Event, EventId};
+use crate::sql::Clock;
+use crate::store::{
+    Completion, Cursor, Delivery, EventRow, Filter, MAX_ERROR, PageAsk, SharedStore, Shelf, Status, Take,
+    Verdict,
+};
+
+/// Every page of a question, one after another.
+async fn pages(store: &SharedStore, ask: &PageAsk) -> Vec<Vec<EventRow>> {
+    let mut ask = ask.clone();
+    let mut pages = Vec::new();
+    loop {
+        let page = store.page(&ask).await.expect("a page is read");
+        assert!(page.rows.len() <= ask.limit);
+        pages.push(page.rows);
+        assert!(pages.len() < 5_000, "it never ends");
+        match page.next {
+            Some(next) => ask.after = Some(next),
+            None => return pages,
+        }
+    }
+}
+
+async fn ids(store: &SharedStore, ask: &PageAsk) -> Vec<EventId> {
+    pages(store, ask).await.into_iter().flatten().map(|row| row.id).collect()
+}
+
+fn shelf(shelf: Shelf) -> PageAsk {
+    PageAsk { shelf, limit: 3, look_at: 4, ..PageAsk::default() }
+}
+
+fn of_type(event_type: &str) -> Filter {
+    Filter { event_type: Some(event_type.to_owned()), ..Filter::default() }
+}
+
+/// All that is due, settled with this verdict, some at a time.
+async fn settle_all(scene: &Scene, verdict: &Verdict) {
+    loop {
+        let taken = scene.take(&Take { limit: 250, ..leasing("a") }).await.deliveries;
+        if taken.is_empty() {
+            return;
+        }
+        scene.settle_all(&holder("a"), taken.iter().map(|d| (d, verdict.clone()))).await;
+        scene.pass(SECOND);
+    }
+}
+
+/// Each has its own, in its own order, from either end.
+pub async fn each_shelf_is_read_in_its_order(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let mut written = Vec::new();
+    for n in 0..24 {
+        written.push(scene.write_one(event(if n % 2 == 0 { "even" } else { "odd" })).await);
+        scene.pass(SECOND);
+    }
+    let taken = scene.lease("a").await;
+    // In another order than they were written.
+    for n in (0..8).rev() {
+        scene.settle("a", &taken[n], Verdict::Done).await;
+        scene.pass(SECOND);
+    }
+    for delivery in &taken[8..16] {
+        scene.settle("a", delivery, dead("no")).await;
+    }
+    for delivery in &taken[16..20] {
+        scene.settle("a", delivery, again(1_000)).await;
+    }
+    for delivery in &taken[20..] {
+        scene.settle("a", delivery, Verdict::Released).await;
+    }
+    let done: Vec<EventId> = written[..8].iter().rev().cloned().collect();
+    let pending: Vec<EventId> = written[20..].iter().chain(&written[16..20]).cloned().collect();
+    for (name, expected) in
+        [(Shelf::Done, done), (Shelf::Dead, written[8..16].to_vec()), (Shelf::Pending, pending)]
+    {
+        assert_eq!(ids(&scene.store, &shelf(name)).await, expected, "{name:?}");
+        let backwards = PageAsk { newest_first: true, ..shelf(name) };
+        let reversed: Vec<EventId> = expected.into_iter().rev().collect();
+        assert_eq!(ids(&scene.store, &backwards).await, reversed, "{name:?} backwards");
+    }
+}
+
+/// With a small look a page, on every shelf, in both directions, and with many that were settled at the same moment.
+pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness) {
+    for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        let scene = Scene::open(harness).await;
+        let of = |n: u32| event(if n % 100 == 7 { "rare" } else { "common" }).tenant(format!("{name:?}"));
+        let written = scene.write((0..1_000).map(of)).await;
+        match name {
+            Shelf::Pending => {}
+            Shelf::Done => settle_all(&scene, &Verdict::Done).await,
+            Shelf::Dead => settle_all(&scene, &dead("no")).await,
+        }
+        let rare: Vec<EventId> = written.into_iter().skip(7).step_by(100).collect();
+        let filter = Filter { tenant_id: Some(format!("{name:?}")), ..of_type("rare") };
+        for (limit, newest_first) in [(3, false), (100, false), (1, true)] {
+            let ask = PageAsk {
+                shelf: name,
+                filter: filter.clone(),
+                newest_first,
+                limit,
+                look_at: 50,
+                ..PageAsk::default()
+            };
+            let mut found = ids(&scene.store, &ask).await;
+            if newest_first {
+                found.reverse();
+            }
+            // Among those that were settled at the same moment the order is that of the table.
+            assert_eq!(found, rare, "{name:?}, {limit} at a time");
+        }
+        if name == Shelf::Pending {
+            // The next shelf begins with nothing pending.
+            settle_all(&scene, &Verdict::Done).await;
+        }
+    }
+}
+
+/// The search goes on from there.
+pub async fn a_page_without_a_match_goes_on(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write((0..10).map(|_| event("common"))).await;
+    let rare = scene.write_one(event("rare")).await;
+    let mut ask = PageAsk { filter: of_type("rare"), limit: 5, look_at: 10, ..PageAsk::default() };
+    let first = scene.store.page(&ask).await.unwrap();
+    assert!(first.rows.is_empty());
+    ask.after = Some(first.next.expect("it goes on"));
+    let second = scene.store.page(&ask).await.unwrap();
+    assert_eq!((second.rows[0].id.clone(), second.rows.len(), second.next), (rare, 1, None));
+}
+
+/// Those that stay are seen once, those that leave at most once.
+pub async fn what_is_settled_between_pages_does_not_disturb_the_rest(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write((0..60).map(|_| event("e"))).await;
+    let taken = scene.lease("a").await;
+    let mut ask = PageAsk { limit: 7, look_at: 9, ..PageAsk::default() };
+    let mut seen = Vec::new();
+    let mut settled = HashSet::new();
+    for turn in 0.. {
+        let page = scene.store.page(&ask).await.unwrap();
+        seen.extend(page.rows.into_iter().map(|row| row.id));
+        // Two that were seen, two that are still to come.
+        for n in [turn * 3, turn * 3 + 1, 59 - turn * 2, 58 - turn * 2] {
+            if let Some(delivery) = taken.get(n).filter(|d| settled.insert(d.event.id().clone())) {
+                scene.settle("a", delivery, Verdict::Done).await;
+            }
+        }
+        match page.next {
+            Some(next) => ask.after = Some(next),
+            None => break,
+        }
+    }
+    let once: HashSet<&EventId> = seen.iter().collect();
+    assert_eq!(once.len(), seen.len(), "none twice");
+    assert!(written.iter().all(|id| once.contains(id) || settled.contains(id)), "none is missed");
+}
+
+/// Nothing to return, nothing to look at; and what is not there is not found.
+pub async fn a_page_of_nothing_is_refused_and_of_nobody_is_empty(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let empty = scene.store.page(&PageAsk::default()).await.unwrap();
+    assert_eq!((empty.rows.len(), empty.next), (0, None));
+    let id = scene.write_one(event("e")).await;
+    for (limit, look_at) in [(0, 10), (10, 0), (0, 0)] {
+        let asked = scene.store.page(&PageAsk { limit, look_at, ..PageAsk::default() }).await;
+        assert!(matches!(asked, Err(Error::Setting(_))), "{asked:?}");
+    }
+    let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
+    for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        assert!(ids(&scene.store, &PageAsk { after: Some(late), ..shelf(name) }).await.is_empty());
+        let nobody = Filter { id: Some(EventId::from("nobody")), ..Filter::default() };
+        assert!(ids(&scene.store, &PageAsk { filter: nobody, ..shelf(name) }).await.is_empty());
+        let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
+        let found = ids(&scene.store, &PageAsk { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
+        assert_eq!(found.len(), usize::from(name == Shelf::Pending), "only where it stands");
+    }
+    // More than anybody wants at once.
+    let much = PageAsk { limit: usize::MAX, look_at: usize::MAX, ..PageAsk::default() };
+    assert_eq!(ids(&scene.store, &much).await, [id]);
+}
+
+/// By every field; of a key, in the order of the table.
+pub async fn pages_hold_what_their_filter_says(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let mut mine = Vec::new();
+    for n in 0..30 {
+        let later = Duration::from_secs(1_000 - n);
+        scene.write_one(event("t").deliver_after(later).ordering_key("other").aggregate("a", "2")).await;
+        let own = event("t").ordering_key("mine").aggregate("a", "1").tenant("acme").correlation("story");
+        mine.push(scene.write_one(own.deliver_after(later)).await);
+    }
+    let text = |text: &str| Some(text.to_owned());
+    let by_key = Filter { ordering_key: text("mine"), ..Filter::default() };
+    assert_eq!(ids(&scene.store, &PageAsk { filter: by_key.clone(), ..shelf(Shelf::Pending) }).await, mine);
+    let mut by_time = mine.clone();
+    by_time.reverse();
+    for filter in [
+        Filter { aggregate_id: text("1"), aggregate_type: text("a"), ..Filter::default() },
+        Filter { tenant_id: text("acme"), ..Filter::default() },
+        Filter { correlation_id: text("story"), newer_than: Some(SECOND), ..Filter::default() },
+        // What does not count here.
+        Filter {
+            tenant_id: text("acme"),
+            status: Some(Status::Dead),
+            pending: true,
+            after_seq: Some(i64::MAX),
+            upto_seq: Some(0),
+            ..Filter::default()
+        },
+    ] {
+        let ask = PageAsk { filter, ..shelf(Shelf::Pending) };
+        assert_eq!(ids(&scene.store, &ask).await, by_time, "{ask:?}");
+    }
+    scene.pass(Duration::from_secs(1_000));
+    let keys: Vec<Delivery> = scene.lease("a").await;
+    let of_mine = keys.iter().filter(|d| d.event.ordering_key() == Some("mine"));
+    for (n, delivery) in of_mine.enumerate() {
+        scene.settle("a", delivery, if n < 10 { dead("no") } else { Verdict::Done }).await;
+        scene.pass(SECOND);
+    }
+    for (name, expected) in [(Shelf::Dead, &mine[..10]), (Shelf::Done, &mine[10..]), (Shelf::Pending, &[])] {
+        let ask = PageAsk { filter: by_key.clone(), ..shelf(name) };
+        assert_eq!(ids(&scene.store, &ask).await, expected, "{name:?}");
+        let mut backwards = ids(&scene.store, &PageAsk { newest_first: true, ..ask }).await;
+        backwards.reverse();
+        assert_eq!(backwards, expected, "{name:?} backwards");
+    }
+}
+
+/// Markup stays what it is, and a long error is cut.
+pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let json = r#"{"größe": "ä"}"#;
+    let full = Event::new("order.placed")
+        .json_text(json)
+        .aggregate("order", "42")
+        .tenant("acme")
+        .ordering_key("k")
+        .correlation("story")
+        .header("secret", "do not show");
+    let bytes = Event::new("b").bytes("application/x-thing", vec![0_u8, 255, 1]);
+    let written = scene.write([full, bytes, event("held")]).await;
+    let created = scene.now();
+    let taken = scene.lease("a").await;
+    scene.pass(SECOND);
+    let error = format!("<b>no</b> & \0 {}", "ü".repeat(MAX_ERROR));
+    scene
+        .settle("a", &taken[0], Verdict::Again { after: 5 * SECOND, counted: true, error: Some(error) })
+        .await;
+    scene.settle("a", &taken[1], dead("<script>alert(1)</script>")).await;
+
+    let rows: Vec<EventRow> = pages(&scene.store, &PageAsk::default()).await.into_iter().flatten().collect();
+    let row = |n: usize| rows.iter().find(|row| row.id == written[n]).expect("it is there");
+    let first = row(0);
+    assert_eq!((first.event_type.as_str(), first.aggregate_type.as_str()), ("order.placed", "order"));
+    assert_eq!((first.aggregate_id.as_deref(), first.tenant_id.as_deref()), (Some("42"), Some("acme")));
+    assert_eq!((first.ordering_key.as_deref(), first.correlation_id.as_deref()), (Some("k"), Some("story")));
+    assert_eq!((first.status, first.attempts, first.created_at), (Status::Retry, 1, created));
+    assert_eq!(first.available_at, scene.now() + 5 * SECOND);
+    assert_eq!((first.done_at, first.done_by.as_ref(), first.lease.as_ref()), (None, None, None));
+    assert_eq!(first.payload_bytes, json.len() as u64);
+    let shown = first.last_error.as_deref().unwrap();
+    assert!(shown.starts_with("<b>no</b> & \u{fffd} ü"), "{shown}");
+    assert_eq!(shown.chars().count(), 500);
+    assert_eq!(first.seq, scene.see(&written[0]).await.seq);
+    let held = row(2);
+    assert_eq!(held.lease.as_ref().map(|(node, _)| node.as_str()), Some("a"));
+
+    let dead = scene.store.page(&shelf(Shelf::Dead)).await.unwrap().rows.remove(0);
+    assert_eq!((dead.id, dead.payload_bytes, dead.status), (written[1].clone(), 3, Status::Dead));
+    assert_eq!(dead.last_error.as_deref(), Some("<script>alert(1)</script>"));
+    assert_eq!((dead.done_at, dead.done_by), (Some(scene.now()), Some("a".into())));
+    let told = format!("{rows:?}");
+    assert!(!told.contains("größe") && !told.contains("do not show"));
+}
+
+/// SQLite compares times as text, and others may write them with another fraction.
+pub async fn times_that_others_wrote_are_paged_through(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let times = ["01:02:03", "01:02:03.1", "01:02:03.123456", "01:02:03.123999", "01:02:04"];
+    for time in times {
+        for n in 0..3 {
+            let row = format!("('{time}', '{n}', '2001-02-03 {time}')");
+            let insert = format!("INSERT INTO {{events}} (event_type, payload, available_at) VALUES {row}");
+            if !harness.execute(&insert).await {
+                return;
+            }
+        }
+    }
+    for newest_first in [false, true] {
+        for limit in [1, 2, 7] {
+            let ask = PageAsk { newest_first, limit, look_at: limit, ..PageAsk::default() };
+            let found = ids(&scene.store, &ask).await;
+            assert_eq!(found.len(), 15, "{limit} at a time");
+            assert_eq!(found.into_iter().collect::<HashSet<_>>().len(), 15, "{limit} at a time");
+        }
+    }
+}
+
+/// Nobody fails, and nothing comes twice.
+pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
+    let store = harness.connect(Clock::Database).await;
+    store.migrate().await.unwrap();
+    let events: Vec<Event> =
+        (0..1_000).map(|n| event(if n % 2 == 0 { "stays" } else { "goes" }).build().unwrap()).collect();
+    let stays: HashSet<EventId> =
+        events.iter().filter(|e| *e.event_type() == "stays").map(|e| e.id().clone()).collect();
+    store.insert(&events).await.unwrap();
+    let worker = harness.connect(Clock::Database).await;
+    let work = tokio::spawn(async move {
+        let leave = vec!["stays".to_owned()];
+        loop {
+            let take = Take { limit: 20, skip_types: leave.clone(), ..leasing("a") };
+            let taken = worker.take(&take).await.unwrap().deliveries;
+            if taken.is_empty() {
+                return;
+            }
+            let verdict = |n: usize| if n % 2 == 0 { Verdict::Done } else { dead("no") };
+            let settled: Vec<_> = taken.iter().enumerate().map(|(n, d)| settlement(d, verdict(n))).collect();
+            worker.settle(&holder("a"), Completion::Keep, &settled).await.unwrap();
+        }
+    });
+    loop {
+        let over = work.is_finished();
+        for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+            let ask = PageAsk { shelf: name, limit: 40, look_at: 60, ..PageAsk::default() };
+            let found = ids(&store, &ask).await;
+            let once: HashSet<EventId> = found.iter().cloned().collect();
+            assert_eq!(once.len(), found.len(), "{name:?}: none twice");
+            if name == Shelf::Pending {
+                assert!(once.is_superset(&stays), "none that stays is missed");
+            }
+        }
+        if over {
+            break;
+        }
+    }
+    work.await.unwrap();
+}
