@@ -105,7 +105,7 @@ async fn counted(engine: &Engine) {
 
 impl Engine {
     /// Has the taker look at the whole table.
-    fn look_everywhere(&self) {
+    pub(crate) fn look_everywhere(&self) {
         self.everywhere.store(true, Ordering::Release);
         self.wake.notify_one();
     }

@@ -225,9 +225,12 @@ impl Settler {
         // Those to write, and those that are written.
         let mut by_epoch: HashMap<i64, (Verdicts, Verdicts)> = HashMap::new();
         let mut keys = Vec::new();
+        let mut given_back = false;
         for spoken in batch {
             let count = spoken.len();
             let Spoken::Verdicts { told, epoch, key, halted, .. } = spoken else { continue };
+            given_back |=
+                key.is_none() && told.iter().any(|told| told.settlement.verdict == Verdict::Released);
             keys.extend(key.map(|key| (key, count, halted)));
             let (to_write, written) = by_epoch.entry(epoch).or_default();
             for told in told {
@@ -256,7 +259,10 @@ impl Settler {
         for (key, count, halted) in keys {
             engine.runs.settled(&key, count, halted);
         }
-        if engine.runs.has_free() {
+        if given_back {
+            // They lie before the place that the taker has come to, and no key leads back to them.
+            engine.look_everywhere();
+        } else if engine.runs.has_free() {
             engine.wake.notify_one();
         }
     }

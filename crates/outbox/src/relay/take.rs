@@ -20,8 +20,17 @@ use crate::event::EventId;
 use crate::fleet::share::Turn;
 use crate::store::{Cursor, Holder, Origin, Settlement, Take, Taken, Verdict};
 
-/// After a full pass that took some time, the next one comes no sooner than this many times that time.
+/// After a full pass that took some time, the next one comes no sooner than this many times that time …
 const FULL_PASS_SHARE: u32 = 20;
+
+/// … but not later than this, or twice that time: what a crashed node has left behind must not wait for minutes because the
+/// database was slow once.
+const LONGEST_REST: Duration = Duration::from_secs(30);
+
+/// How long after the beginning of a full pass with this cost the next one comes.
+fn rest_after(cost: Duration) -> Duration {
+    (cost * FULL_PASS_SHARE).min(LONGEST_REST.max(cost * 2))
+}
 
 /// The first wait after something was found. Doubles with every empty pass, up to the poll interval.
 const EAGER: Duration = Duration::from_millis(25);
@@ -161,7 +170,7 @@ impl Taker {
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
         }
-        if self.full.is_none_or(|(began, cost)| began.elapsed() >= cost * FULL_PASS_SHARE) {
+        if self.full.is_none_or(|(began, cost)| began.elapsed() >= rest_after(cost)) {
             self.cursor = None;
         }
         if self.engine.everywhere.swap(false, Ordering::AcqRel) {
@@ -388,5 +397,19 @@ impl Taker {
             }
             None => self.engine.held.admit(id, tag, None),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_passes_take_a_small_share_of_the_time_and_come_soon_enough_nevertheless() {
+        let seconds = Duration::from_secs;
+        assert_eq!(rest_after(Duration::from_millis(10)), Duration::from_millis(200));
+        assert_eq!(rest_after(seconds(1)), seconds(20));
+        assert_eq!(rest_after(seconds(5)), seconds(30));
+        assert_eq!(rest_after(seconds(20)), seconds(40), "never more than half of the time");
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use outbox::store::{
     Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, Breakdown, Circumstances, Claim, Completion,
     Deed, Edit, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore, Move, Node, NodeId,
-    NodeState, Overview, Page, PageAsk, PairStore, Purge, Replayed, Roll, Settled, Settlement, SharedStore,
-    Shelf, Stats, Store, Stored, StoredEvent, Take, Taken, Watch,
+    NodeState, Origin, Overview, Page, PageAsk, PairStore, Purge, Replayed, Roll, Settled, Settlement,
+    SharedStore, Shelf, Stats, Store, Stored, StoredEvent, Take, Taken, Verdict, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -39,6 +39,8 @@ pub struct Failing {
     calls: AtomicUsize,
     scanned: AtomicUsize,
     error: fn() -> Error,
+    /// How long a read from the start of the table takes, and giving something back.
+    slow: Duration,
 }
 
 impl std::fmt::Debug for Failing {
@@ -70,7 +72,17 @@ impl Failing {
 
     /// Fails this many calls of a kind.
     pub fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::made(inner, at, times, error))
+    }
+
+    /// Fails nothing, but has a read from the start of the table, and giving something back, take this long.
+    pub fn slow(inner: SharedStore, slow: Duration) -> Arc<Self> {
+        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
+        Arc::new(Self { slow, ..never })
+    }
+
+    fn made(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Self {
+        Self {
             inner,
             at,
             before: 0.into(),
@@ -79,7 +91,8 @@ impl Failing {
             calls: 0.into(),
             scanned: 0.into(),
             error,
-        })
+            slow: Duration::ZERO,
+        }
     }
 
     /// Lets this many calls of its kind through before it fails any.
@@ -133,6 +146,9 @@ impl Store for Failing {
     async fn take(&self, take: &Take) -> Result<Taken> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Take)?;
+        if take.from == Origin::Start {
+            tokio::time::sleep(self.slow).await;
+        }
         let taken = self.inner.take(take).await?;
         self.scanned.fetch_add(taken.scanned, Ordering::SeqCst);
         Ok(taken)
@@ -146,6 +162,9 @@ impl Store for Failing {
     ) -> Result<Settled> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Settle)?;
+        if settlements.iter().any(|settlement| settlement.verdict == Verdict::Released) {
+            tokio::time::sleep(self.slow).await;
+        }
         self.inner.settle(by, completion, settlements).await
     }
 
