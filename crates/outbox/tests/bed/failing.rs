@@ -39,7 +39,7 @@ pub struct Failing {
     calls: AtomicUsize,
     scanned: AtomicUsize,
     error: fn() -> Error,
-    /// How long a read from the start of the table takes, and giving something back.
+    /// How long a read from the start of the table takes; giving something back takes six times as long.
     slow: Duration,
 }
 
@@ -75,7 +75,7 @@ impl Failing {
         Arc::new(Self::made(inner, at, times, error))
     }
 
-    /// Fails nothing, but has a read from the start of the table, and giving something back, take this long.
+    /// Fails nothing, but has a read from the start of the table take this long, and giving something back six times as long.
     pub fn slow(inner: SharedStore, slow: Duration) -> Arc<Self> {
         let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
         Arc::new(Self { slow, ..never })
@@ -163,7 +163,7 @@ impl Store for Failing {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Settle)?;
         if settlements.iter().any(|settlement| settlement.verdict == Verdict::Released) {
-            tokio::time::sleep(self.slow).await;
+            tokio::time::sleep(6 * self.slow).await;
         }
         self.inner.settle(by, completion, settlements).await
     }
