@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::{self, cargo};
 use crate::options::Options;
-use crate::{features, program, test};
+use crate::{features, program, schemathesis, test};
 
 const CARGO_DENY: &str = "0.20.2";
 
@@ -26,6 +26,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
         cargo::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     });
     steps.run("licences", || check_licences(options));
+    steps.run("schemathesis", || schemathesis::run(options));
     let mut tally = None;
     steps.run("tests", || {
         let outcome = test::run(options)?;

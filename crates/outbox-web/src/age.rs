@@ -45,7 +45,8 @@ impl fmt::Debug for Age {
 impl<'de> Deserialize<'de> for Age {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| D::Error::custom("a wrong time, expected a time such as 30s, 5m, 2h or 7d"))
+        Self::parse(&text)
+            .ok_or_else(|| D::Error::custom("a wrong time, expected a time such as 30s, 5m, 2h or 7d"))
     }
 }
 
@@ -64,7 +65,9 @@ mod tests {
 
     #[test]
     fn spans_are_read_as_people_write_them() {
-        for (text, seconds) in [("0s", 0), ("30s", 30), ("5m", 300), ("2h", 7_200), ("7d", 604_800), ("1500ms", 1)] {
+        for (text, seconds) in
+            [("0s", 0), ("30s", 30), ("5m", 300), ("2h", 7_200), ("7d", 604_800), ("1500ms", 1)]
+        {
             assert_eq!(Age::parse(text).unwrap().0.as_secs(), seconds, "{text}");
         }
         for wrong in ["", "5", "s", "1.5h", "-1h", "1 h", "1w", "1234567s", "५m"] {

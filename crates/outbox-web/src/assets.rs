@@ -118,7 +118,10 @@ mod tests {
             for wrong in ["http://", "https://", " onclick=", " style=", "<style", "javascript:"] {
                 assert!(!text.contains(wrong), "{name} has {wrong}");
             }
-            assert!(text.split("<script").skip(1).all(|tag| tag.split('>').next().unwrap().contains("src=")), "{name}");
+            assert!(
+                text.split("<script").skip(1).all(|tag| tag.split('>').next().unwrap().contains("src=")),
+                "{name}"
+            );
         }
     }
 }

@@ -90,13 +90,17 @@ pub enum BuildError {
         name: String,
     },
     /// The secret could be guessed.
-    #[error("the token {name:?}: its secret must have at least 16 characters; `openssl rand -base64 32` makes a good one")]
+    #[error(
+        "the token {name:?}: its secret must have at least 16 characters; `openssl rand -base64 32` makes a good one"
+    )]
     Short {
         /// Whose it is.
         name: String,
     },
     /// It is no digest.
-    #[error("the token {name:?}: a digest is `sha256:` and 64 hexadecimal digits; `printf %s \"$TOKEN\" | sha256sum` makes one")]
+    #[error(
+        "the token {name:?}: a digest is `sha256:` and 64 hexadecimal digits; `printf %s \"$TOKEN\" | sha256sum` makes one"
+    )]
     Digest {
         /// Whose it is.
         name: String,
@@ -152,7 +156,10 @@ impl WebBuilder {
     }
 
     /// Where the relay of this process sends events: what cannot be reached shows at once, instead of when the relay says so.
-    pub fn destinations(mut self, destinations: impl Fn() -> Vec<Destination> + Send + Sync + 'static) -> Self {
+    pub fn destinations(
+        mut self,
+        destinations: impl Fn() -> Vec<Destination> + Send + Sync + 'static,
+    ) -> Self {
         self.destinations = Some(Arc::new(destinations));
         self
     }
@@ -205,7 +212,8 @@ impl Web {
 
     /// The API (`/api/outbox/…`, `/api/openapi.json`, `/api/docs`), and the dashboard for every other path.
     pub fn router(&self) -> Router {
-        let files = Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), welcome));
+        let files =
+            Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), welcome));
         self.api().merge(files)
     }
 

@@ -75,7 +75,8 @@ fn open(text: &str) -> Option<Vec<u8>> {
 }
 
 fn wrong() -> Problem {
-    Problem::invalid("the cursor is not one of this server").advice("Use `next` of the page before, as it is.")
+    Problem::invalid("the cursor is not one of this server")
+        .advice("Use `next` of the page before, as it is.")
 }
 
 #[cfg(test)]

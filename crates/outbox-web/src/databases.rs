@@ -128,10 +128,11 @@ impl All {
         };
         match self.0.iter().find_map(|databases| databases.store(&name)) {
             Some(store) => Ok(Chosen { name, store }),
-            None if self.list().iter().any(|info| info.name == name) => {
-                Err(Problem::new(crate::problem::Kind::Unavailable, format!("the database `{name}` is not open yet"))
-                    .retry_after(std::time::Duration::from_secs(1)))
-            }
+            None if self.list().iter().any(|info| info.name == name) => Err(Problem::new(
+                crate::problem::Kind::Unavailable,
+                format!("the database `{name}` is not open yet"),
+            )
+            .retry_after(std::time::Duration::from_secs(1))),
             None => Err(Problem::not_found(format!("there is no database `{}`", crate::text::shown(&name)))
                 .advice("GET /api/outbox/databases lists them.")),
         }

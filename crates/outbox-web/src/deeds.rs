@@ -27,7 +27,12 @@ pub(crate) struct Noted {
 }
 
 impl<'a> Deeds<'a> {
-    pub(crate) fn new(database: &'a Chosen, caller: &Caller, action: &str, target: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        database: &'a Chosen,
+        caller: &Caller,
+        action: &str,
+        target: impl Into<String>,
+    ) -> Self {
         let deed = Deed {
             actor: caller.name.clone(),
             via: "api".to_owned(),

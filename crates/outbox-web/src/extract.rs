@@ -42,7 +42,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
-        let body = Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body broke off"))?;
+        let body =
+            Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body broke off"))?;
         if body.is_empty() {
             return Err(Problem::bad("the body is empty").advice("Send JSON, at least `{}`."));
         }

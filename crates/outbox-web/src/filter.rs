@@ -41,7 +41,9 @@ pub(crate) struct DeadFilter {
 impl DeadFilter {
     /// Whether it lets everything through.
     pub(crate) fn is_empty(&self) -> bool {
-        self.texts().iter().all(|(_, text, _)| text.is_none()) && self.within.is_none() && self.before.is_none()
+        self.texts().iter().all(|(_, text, _)| text.is_none())
+            && self.within.is_none()
+            && self.before.is_none()
     }
 
     fn texts(&self) -> [(&'static str, Option<&str>, usize); 6] {
@@ -77,8 +79,10 @@ impl DeadFilter {
     /// As the audit tells it.
     pub(crate) fn told(&self) -> serde_json::Value {
         let texts = self.texts();
-        let mut told: serde_json::Map<String, serde_json::Value> =
-            texts.iter().filter_map(|(name, value, _)| Some(((*name).to_owned(), (*value)?.into()))).collect();
+        let mut told: serde_json::Map<String, serde_json::Value> = texts
+            .iter()
+            .filter_map(|(name, value, _)| Some(((*name).to_owned(), (*value)?.into())))
+            .collect();
         for (name, age) in [("within", self.within), ("before", self.before)] {
             told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
         }
@@ -96,7 +100,8 @@ const PAGES: usize = 10;
 
 /// How many events of a shelf match. Bounded: it stops at ten thousand, or when it has looked at two hundred thousand.
 pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> Answer<Count> {
-    let mut ask = PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: LOOK_AT, ..PageAsk::default() };
+    let mut ask =
+        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: LOOK_AT, ..PageAsk::default() };
     let mut count = 0;
     for _ in 0..PAGES {
         let page = store.page(&ask).await?;

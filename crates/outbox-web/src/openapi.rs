@@ -4,8 +4,12 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::response::Response as Documented;
-use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{ComponentsBuilder, Content, InfoBuilder, LicenseBuilder, OpenApi, OpenApiBuilder, PathItem, Ref, RefOr};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
+use utoipa::openapi::{
+    ComponentsBuilder, Content, InfoBuilder, LicenseBuilder, OpenApi, OpenApiBuilder, PathItem, Ref, RefOr,
+};
 use utoipa::{PartialSchema as _, ToSchema as _};
 
 use crate::auth::sessions::COOKIE;
@@ -35,8 +39,13 @@ pub(crate) fn empty() -> OpenApi {
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(DESCRIPTION))
         .license(Some(license));
-    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A token of the server's settings."));
-    let session = ApiKeyValue::with_description(COOKIE, "The session of a browser; changes need `X-CSRF-Token` as well.");
+    let bearer = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("A token of the server's settings."));
+    let session = ApiKeyValue::with_description(
+        COOKIE,
+        "The session of a browser; changes need `X-CSRF-Token` as well.",
+    );
     let components = ComponentsBuilder::new()
         .schema(ProblemBody::name(), ProblemBody::schema())
         .security_scheme("bearer", SecurityScheme::Http(bearer.build()))
@@ -109,7 +118,9 @@ fn tell_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
             && response.content.is_empty()
             && status.starts_with(['4', '5'])
         {
-            let content = Content::new(Some(RefOr::<utoipa::openapi::Schema>::Ref(Ref::from_schema_name(ProblemBody::name()))));
+            let content = Content::new(Some(RefOr::<utoipa::openapi::Schema>::Ref(Ref::from_schema_name(
+                ProblemBody::name(),
+            ))));
             response.content.insert(PROBLEM_JSON.to_owned(), RefOr::T(content));
         }
     }

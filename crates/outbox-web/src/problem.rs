@@ -56,7 +56,9 @@ impl Kind {
             Kind::TooLarge => ("too-large", "The body is too large", StatusCode::PAYLOAD_TOO_LARGE),
             Kind::NotJson => ("not-json", "The body is not JSON", StatusCode::UNSUPPORTED_MEDIA_TYPE),
             Kind::BadHost => ("host", "This server has another name", StatusCode::MISDIRECTED_REQUEST),
-            Kind::Invalid => ("invalid", "The request cannot be carried out", StatusCode::UNPROCESSABLE_ENTITY),
+            Kind::Invalid => {
+                ("invalid", "The request cannot be carried out", StatusCode::UNPROCESSABLE_ENTITY)
+            }
             Kind::NotConfirmed => {
                 ("not-confirmed", "That would be everything", StatusCode::UNPROCESSABLE_ENTITY)
             }
@@ -65,7 +67,9 @@ impl Kind {
             }
             Kind::TooMany => ("too-many", "Too much at once", StatusCode::TOO_MANY_REQUESTS),
             Kind::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
-            Kind::Unavailable => ("unavailable", "The database is not available", StatusCode::SERVICE_UNAVAILABLE),
+            Kind::Unavailable => {
+                ("unavailable", "The database is not available", StatusCode::SERVICE_UNAVAILABLE)
+            }
             Kind::TimedOut => ("timed-out", "That took too long", StatusCode::GATEWAY_TIMEOUT),
         }
     }
@@ -215,8 +219,24 @@ mod tests {
     fn every_kind_has_a_name_of_its_own() {
         use Kind::*;
         let kinds = [
-            BadRequest, Unauthorized, Forbidden, BadCsrf, BadOrigin, NotFound, MethodNotAllowed, Conflict, TooLarge,
-            NotJson, BadHost, Invalid, NotConfirmed, TooManyAttempts, TooMany, Internal, Unavailable, TimedOut,
+            BadRequest,
+            Unauthorized,
+            Forbidden,
+            BadCsrf,
+            BadOrigin,
+            NotFound,
+            MethodNotAllowed,
+            Conflict,
+            TooLarge,
+            NotJson,
+            BadHost,
+            Invalid,
+            NotConfirmed,
+            TooManyAttempts,
+            TooMany,
+            Internal,
+            Unavailable,
+            TimedOut,
         ];
         let names: std::collections::HashSet<_> = kinds.iter().map(|kind| kind.facts().0).collect();
         assert_eq!(names.len(), kinds.len());
@@ -229,6 +249,8 @@ mod tests {
         assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
         let wait = Problem::new(Kind::TooMany, "x").retry_after(Duration::from_millis(1_500)).into_response();
         assert_eq!(wait.headers()[header::RETRY_AFTER], "2");
-        assert!(Problem::new(Kind::Unauthorized, "x").into_response().headers().contains_key("www-authenticate"));
+        assert!(
+            Problem::new(Kind::Unauthorized, "x").into_response().headers().contains_key("www-authenticate")
+        );
     }
 }

@@ -79,7 +79,8 @@ async fn what_changes_something_needs_more_than_reading() {
 async fn whoever_guesses_tokens_has_to_wait() {
     let site = Site::with(|builder| builder.wrong_tokens_per_minute(3)).await;
     for _ in 0..3 {
-        let wrong = site.send(site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token")).await;
+        let wrong =
+            site.send(site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token")).await;
         assert_eq!(wrong.status, 401);
     }
     let refused = site.get("/api/outbox/whoami").await;
@@ -93,10 +94,14 @@ async fn whoever_guesses_tokens_has_to_wait() {
 async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
     let site = Site::start().await;
     let id = site.dead(Event::new("order").json(&1), "no").await;
-    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": OPERATE}))).await;
+    let session =
+        site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": OPERATE}))).await;
     assert_eq!(session.status, 200, "{}", session.text);
     let cookie = session.header("set-cookie").to_owned();
-    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && cookie.contains("Path=/"), "{cookie}");
+    assert!(
+        cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && cookie.contains("Path=/"),
+        "{cookie}"
+    );
     assert!(!cookie.contains("Secure") && !cookie.contains(OPERATE), "{cookie}");
     let cookie = cookie.split(';').next().unwrap().to_owned();
     let csrf = session.json()["csrf"].as_str().unwrap().to_owned();
@@ -195,11 +200,15 @@ async fn only_json_of_a_bounded_size_is_read() {
     let large = vec![b' '; 1024 * 1024 + 1];
     let refused = site.send(post(Some("application/json"), large.clone())).await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"));
-    let stream = futures_util::stream::iter(large.chunks(8_192).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>());
+    let stream = futures_util::stream::iter(
+        large.chunks(8_192).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>(),
+    );
     let chunked = site.request("POST", "/api/outbox/dead/replay").bearer_auth(ADMIN);
     let chunked = chunked.header("content-type", "application/json").body(reqwest::Body::wrap_stream(stream));
     assert_eq!(site.send(chunked).await.status, 413, "also without a length");
-    for (body, status) in [("{", 400), ("", 400), ("[]", 422), (r#"{"dryrun": true}"#, 422), (r#"{"rate": 0}"#, 422)] {
+    for (body, status) in
+        [("{", 400), ("", 400), ("[]", 422), (r#"{"dryrun": true}"#, 422), (r#"{"rate": 0}"#, 422)]
+    {
         assert_eq!(site.send(post(Some("application/json"), body.into())).await.status, status, "{body}");
     }
 }

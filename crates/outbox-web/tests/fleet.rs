@@ -30,14 +30,21 @@ async fn each_database_of_a_fleet_is_asked_by_its_name() {
     }
     let elsewhere = site.post(&format!("/api/outbox/events/{id}/cancel?database=globex"), json!({})).await;
     assert_eq!(elsewhere.status, 404);
-    assert_eq!(site.post(&format!("/api/outbox/events/{id}/cancel?database=acme"), json!({})).await.status, 200);
+    assert_eq!(
+        site.post(&format!("/api/outbox/events/{id}/cancel?database=acme"), json!({})).await.status,
+        200
+    );
     assert_eq!(site.read("/api/outbox/audit?database=acme").await["entries"].as_array().unwrap().len(), 1);
     assert_eq!(site.read("/api/outbox/audit?database=globex").await["entries"], json!([]));
 
     let names = site.read("/api/outbox/databases").await;
-    assert_eq!((&names["databases"][0]["name"], &names["databases"][1]["name"]), (&json!("acme"), &json!("globex")));
+    assert_eq!(
+        (&names["databases"][0]["name"], &names["databases"][1]["name"]),
+        (&json!("acme"), &json!("globex"))
+    );
     assert_eq!(site.read("/api/outbox/whoami").await["databases"], json!(["acme", "globex"]));
-    let live = site.request("GET", "/api/outbox/live?database=globex").bearer_auth(ADMIN).send().await.unwrap();
+    let live =
+        site.request("GET", "/api/outbox/live?database=globex").bearer_auth(ADMIN).send().await.unwrap();
     assert_eq!(live.status(), 200);
 
     // Databases come and go.

@@ -44,7 +44,11 @@ async fn a_replay_is_counted_first_and_then_a_job() {
         let id = job["id"].as_str().unwrap();
         assert_eq!(started.header("location"), format!("/api/outbox/jobs/{id}"));
         let ended = site.ended(id).await;
-        assert_eq!((&ended["state"], &ended["done"], &ended["total"]), (&json!("done"), &json!(12), &json!(12)), "{ended}");
+        assert_eq!(
+            (&ended["state"], &ended["done"], &ended["total"]),
+            (&json!("done"), &json!(12), &json!(12)),
+            "{ended}"
+        );
         assert_eq!(dead_left(&site).await["count"], 3);
         assert_eq!(site.audit().await[0], ("dead.replay".to_owned(), "done".to_owned()));
         let jobs = site.read("/api/outbox/jobs").await;
@@ -122,7 +126,11 @@ async fn purging_shows_first_and_spares_what_is_pending() {
             assert_eq!((&ended["state"], &ended["done"]), (&json!("done"), &json!(done)), "{what}: {ended}");
         }
         assert_eq!(site.status_of(&pending).await, "NEW");
-        for wrong in [json!({"what": "everything", "older_than": "1d"}), json!({"what": "done"}), json!({"what": "done", "older_than": "1w"})] {
+        for wrong in [
+            json!({"what": "everything", "older_than": "1d"}),
+            json!({"what": "done"}),
+            json!({"what": "done", "older_than": "1w"}),
+        ] {
             assert_eq!(purge(wrong.clone()).await.status, 422, "{wrong}");
         }
     }

@@ -54,7 +54,11 @@ async fn a_listener_gets_the_past_and_then_every_second() {
     assert_eq!(heard[0].0, "history");
     assert!(heard[1..].iter().all(|(name, _)| name == "tick"), "{heard:?}");
     let first = &heard[1].1;
-    assert_eq!((&first["delivered"], &first["overview"]["due"]["count"]), (&Value::Null, &json!(1)), "{first}");
+    assert_eq!(
+        (&first["delivered"], &first["overview"]["due"]["count"]),
+        (&Value::Null, &json!(1)),
+        "{first}"
+    );
     let ticks = || heard[2..].iter().map(|(_, tick)| tick);
     let most = |of: &str| ticks().filter_map(|tick| tick[of].as_f64()).fold(0.0, f64::max);
     assert!(most("delivered") >= 10.0 && most("written") >= 2.0 && most("p95") > 0.0, "{heard:?}");

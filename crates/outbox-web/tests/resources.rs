@@ -28,14 +28,30 @@ async fn the_overview_tells_what_waits_and_what_is_dead() {
         site.dead(Event::new("bill").json(&1), "no").await;
         let glance = site.read("/api/outbox/overview").await;
         assert_eq!(glance["due"], json!({"count": 1, "more": false}), "{glance}");
-        assert_eq!((&glance["delayed"]["count"], &glance["dead"]["count"]), (&json!(1), &json!(1)), "{glance}");
+        assert_eq!(
+            (&glance["delayed"]["count"], &glance["dead"]["count"]),
+            (&json!(1), &json!(1)),
+            "{glance}"
+        );
         assert!(glance["oldest_due_ms"].is_number() && glance.get("history").is_none(), "{glance}");
         let types = glance["types"].as_array().unwrap();
-        assert_eq!((&types[0]["event_type"], &types[0]["pending"]["count"]), (&json!("order"), &json!(2)), "{glance}");
-        assert_eq!((&types[1]["event_type"], &types[1]["dead"]["count"]), (&json!("bill"), &json!(1)), "{glance}");
+        assert_eq!(
+            (&types[0]["event_type"], &types[0]["pending"]["count"]),
+            (&json!("order"), &json!(2)),
+            "{glance}"
+        );
+        assert_eq!(
+            (&types[1]["event_type"], &types[1]["dead"]["count"]),
+            (&json!("bill"), &json!(1)),
+            "{glance}"
+        );
         assert_eq!(site.read("/api/outbox/overview?history=true").await["history"], json!([]));
         let dead = site.read("/api/outbox/dead/types").await;
-        assert_eq!((&dead["types"][0]["event_type"], &dead["looked_at"]), (&json!("bill"), &json!(1)), "{dead}");
+        assert_eq!(
+            (&dead["types"][0]["event_type"], &dead["looked_at"]),
+            (&json!("bill"), &json!(1)),
+            "{dead}"
+        );
     });
 }
 
@@ -93,15 +109,25 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_event_is_shown_with_its_attempts_and_why() {
     everywhere!(site, {
-        let id = site.write(Event::new("order").header("secret-header", "hush").json(&json!({"card": "4111"}))).await;
+        let id = site
+            .write(Event::new("order").header("secret-header", "hush").json(&json!({"card": "4111"})))
+            .await;
         let again = Verdict::Again { after: Duration::ZERO, counted: true, error: Some("first".to_owned()) };
         site.settle(&id, again).await;
         site.kill(&id, "second").await;
         let one = site.read(&format!("/api/outbox/events/{id}")).await;
-        assert_eq!((&one["event"]["status"], &one["event"]["attempts"]), (&json!("DEAD"), &json!(2)), "{one}");
-        let errors: Vec<&Value> = one["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["error"]).collect();
+        assert_eq!(
+            (&one["event"]["status"], &one["event"]["attempts"]),
+            (&json!("DEAD"), &json!(2)),
+            "{one}"
+        );
+        let errors: Vec<&Value> =
+            one["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["error"]).collect();
         assert_eq!(errors, ["first", "second"]);
-        assert_eq!((&one["attempts"][1]["fatal"], &one["explanation"]["reason"]), (&json!(true), &json!("dead")));
+        assert_eq!(
+            (&one["attempts"][1]["fatal"], &one["explanation"]["reason"]),
+            (&json!(true), &json!("dead"))
+        );
         assert!(one["explanation"]["text"].as_str().unwrap().contains("second"), "{one}");
         assert!(!one.to_string().contains("4111") && !one.to_string().contains("hush"), "{one}");
         let explained = site.read(&format!("/api/outbox/events/{id}/explain")).await;
@@ -137,7 +163,10 @@ async fn a_dead_event_is_replayed_or_skipped_and_a_pending_one_cancelled() {
         let audit = site.audit().await;
         let done = |action: &str| (action.to_owned(), "done".to_owned());
         assert!(audit.contains(&done("event.replay")) && audit.contains(&done("event.skip")), "{audit:?}");
-        assert!(audit.iter().any(|(action, outcome)| action == "event.cancel" && outcome.starts_with("refused")), "{audit:?}");
+        assert!(
+            audit.iter().any(|(action, outcome)| action == "event.cancel" && outcome.starts_with("refused")),
+            "{audit:?}"
+        );
     });
 }
 
@@ -148,11 +177,19 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
         let path = format!("/api/outbox/events/{id}/payload");
         let shown = site.send(site.request("GET", &path).bearer_auth(OPERATE)).await.json();
         assert_eq!((&shown["text"], &shown["size"]), (&json!(r#"{"total":1}"#), &json!(11)), "{shown}");
-        assert_eq!((&shown["content_type"], &shown["headers"]["h"]), (&json!("application/json"), &json!("v")));
-        let put = async |body: Value| site.send(site.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await;
+        assert_eq!(
+            (&shown["content_type"], &shown["headers"]["h"]),
+            (&json!("application/json"), &json!("v"))
+        );
+        let put =
+            async |body: Value| site.send(site.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await;
         assert_eq!(put(json!({"payload": r#"{"total": 995}"#})).await.status, 200);
         let shown = site.read(&path).await;
-        assert_eq!((&shown["text"], &shown["headers"]["h"]), (&json!(r#"{"total": 995}"#), &json!("v")), "to the byte");
+        assert_eq!(
+            (&shown["text"], &shown["headers"]["h"]),
+            (&json!(r#"{"total": 995}"#), &json!("v")),
+            "to the byte"
+        );
         for wrong in [
             json!({}),
             json!({"payload": "{"}),
@@ -163,15 +200,26 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
             let refused = put(wrong.clone()).await;
             assert_eq!(refused.status, 422, "{wrong}: {}", refused.text);
         }
-        assert_eq!(put(json!({"base64": "AP8=", "content_type": "application/octet-stream"})).await.status, 200);
+        assert_eq!(
+            put(json!({"base64": "AP8=", "content_type": "application/octet-stream"})).await.status,
+            200
+        );
         let shown = site.read(&path).await;
         assert_eq!((&shown["base64"], &shown["text"]), (&json!("AP8="), &Value::Null), "{shown}");
         site.post(&format!("/api/outbox/events/{id}/replay"), json!({})).await;
-        assert_eq!(put(json!({"payload": "1", "content_type": "application/json"})).await.status, 409, "it is not dead");
+        assert_eq!(
+            put(json!({"payload": "1", "content_type": "application/json"})).await.status,
+            409,
+            "it is not dead"
+        );
         let entries = site.read("/api/outbox/audit").await;
         let entries = entries["entries"].as_array().unwrap();
-        assert!(entries.iter().any(|e| e["action"] == "payload.read" && e["actor"] == "ops" && e["via"] == "api"));
-        assert!(entries.iter().any(|e| e["action"] == "payload.edit" && e["actor"] == "root" && e["count"] == 1));
+        assert!(
+            entries.iter().any(|e| e["action"] == "payload.read" && e["actor"] == "ops" && e["via"] == "api")
+        );
+        assert!(
+            entries.iter().any(|e| e["action"] == "payload.edit" && e["actor"] == "root" && e["count"] == 1)
+        );
         assert!(!json!(entries).to_string().contains("995"), "what was in it stays out");
     });
 }
@@ -190,7 +238,12 @@ async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
         assert_eq!((&blocked["behind"]["count"], &keys["more"]), (&json!(3), &json!(false)), "{keys}");
         let path = "/api/outbox/keys/order%2F7%20%C3%A4";
         let replayed = site.post(&format!("{path}/replay"), json!({})).await;
-        assert_eq!((replayed.status.as_u16(), &replayed.json()["id"]), (200, &json!(head.as_str())), "{}", replayed.text);
+        assert_eq!(
+            (replayed.status.as_u16(), &replayed.json()["id"]),
+            (200, &json!(head.as_str())),
+            "{}",
+            replayed.text
+        );
         assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 404, "nothing is dead");
         site.kill(&head, "again").await;
         assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 200);
@@ -222,7 +275,9 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
             let of = |pair: &Value| pair["status"].as_str().unwrap().to_owned();
             one["topics"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
         };
-        let act = async |path: &str| site.post(&format!("/api/outbox/publishers/KafkaPublisher/{path}"), json!({})).await;
+        let act = async |path: &str| {
+            site.post(&format!("/api/outbox/publishers/KafkaPublisher/{path}"), json!({})).await
+        };
         assert_eq!(act("pause").await.json(), json!({"changed": 2}));
         assert_eq!(statuses().await, ["PAUSED", "PAUSED"]);
         assert_eq!(act("topics/audit/resume").await.json(), json!({"changed": 1}));
@@ -240,7 +295,12 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
         assert_eq!(reset(json!({"to": "start"})).await.json(), json!({"position": 0}));
         assert_eq!(reset(json!({"position": end})).await.json(), json!({"position": end}));
         assert_eq!(reset(json!({"time": "2020-01-01T00:00:00Z"})).await.json(), json!({"position": 0}));
-        for wrong in [json!({}), json!({"position": -1}), json!({"position": end + 1_000}), json!({"position": 0, "to": "end"})] {
+        for wrong in [
+            json!({}),
+            json!({"position": -1}),
+            json!({"position": end + 1_000}),
+            json!({"position": 0, "to": "end"}),
+        ] {
             assert_eq!(reset(wrong.clone()).await.status, 422, "{wrong}");
         }
         let audit = site.audit().await;
@@ -260,7 +320,8 @@ async fn joins_are_listed_shown_and_cancelled() {
             site.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
             joins.push(id);
         }
-        let steps = [site.write(Event::new("step").json(&1)).await, site.write(Event::new("step").json(&2)).await];
+        let steps =
+            [site.write(Event::new("step").json(&1)).await, site.write(Event::new("step").json(&2)).await];
         let attach = JoinAct::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
         site.store.join(&attach).await.unwrap();
 
@@ -272,31 +333,49 @@ async fn joins_are_listed_shown_and_cancelled() {
         assert_eq!(site.get("/api/outbox/joins?after=x").await.status, 422);
 
         let one = site.read("/api/outbox/joins/join-0").await;
-        assert_eq!((&one["expected"], &one["attached"], &one["status"]), (&json!(2), &json!(2), &json!("PENDING")), "{one}");
+        assert_eq!(
+            (&one["expected"], &one["attached"], &one["status"]),
+            (&json!(2), &json!(2), &json!("PENDING")),
+            "{one}"
+        );
         let page = site.read("/api/outbox/joins/join-0/steps?limit=1").await;
         let next = page["next"].as_str().unwrap();
         let rest = site.read(&format!("/api/outbox/joins/join-0/steps?after={next}")).await;
-        assert_eq!((rest["steps"].as_array().unwrap().len(), &rest["steps"][0]["status"]), (1, &Value::Null), "{rest}");
+        assert_eq!(
+            (rest["steps"].as_array().unwrap().len(), &rest["steps"][0]["status"]),
+            (1, &Value::Null),
+            "{rest}"
+        );
 
         let cancelled = site.post("/api/outbox/joins/join-1/cancel", json!({})).await;
         assert_eq!((cancelled.status.as_u16(), &cancelled.json()["status"]), (200, &json!("CANCELLED")));
         assert_eq!(site.post("/api/outbox/joins/join-1/cancel", json!({})).await.status, 409);
-        assert_eq!(site.read("/api/outbox/joins?status=cancelled").await["joins"].as_array().unwrap().len(), 1);
+        assert_eq!(
+            site.read("/api/outbox/joins?status=cancelled").await["joins"].as_array().unwrap().len(),
+            1
+        );
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_databases_and_the_audit_are_listed() {
     everywhere!(site, {
-        let state = serde_json::from_value(json!({"mode": "ordered", "version": "0.1.0", "active": true})).unwrap();
+        let state =
+            serde_json::from_value(json!({"mode": "ordered", "version": "0.1.0", "active": true})).unwrap();
         site.store.announce(&"node-a".into(), &state).await.unwrap();
         site.write(Event::new("order").json(&1)).await;
         site.take(&Holder::Lease { owner: "node-a".into(), lease: Duration::from_secs(30) }).await;
         let nodes = site.read("/api/outbox/nodes").await;
         let node = &nodes["nodes"][0];
-        assert_eq!((&node["node"], &node["running"], &node["mode"]), (&json!("node-a"), &json!(true), &json!("ordered")));
+        assert_eq!(
+            (&node["node"], &node["running"], &node["mode"]),
+            (&json!("node-a"), &json!(true), &json!("ordered"))
+        );
         let lease = &nodes["leases"][0];
-        assert_eq!((&lease["holder"], &lease["what"], &lease["events"]), (&json!("node-a"), &json!("events"), &json!(1)));
+        assert_eq!(
+            (&lease["holder"], &lease["what"], &lease["events"]),
+            (&json!("node-a"), &json!("events"), &json!(1))
+        );
         let databases = site.read("/api/outbox/databases").await;
         assert_eq!(databases["databases"], json!([{"name": "main", "state": "open", "reason": null}]));
         for _ in 0..3 {
@@ -306,7 +385,10 @@ async fn nodes_databases_and_the_audit_are_listed() {
         let page = site.read("/api/outbox/audit?limit=2").await;
         let next = page["next"].as_i64().unwrap();
         let rest = site.read(&format!("/api/outbox/audit?before={next}")).await;
-        assert_eq!((page["entries"].as_array().unwrap().len(), rest["entries"].as_array().unwrap().len()), (2, 1));
+        assert_eq!(
+            (page["entries"].as_array().unwrap().len(), rest["entries"].as_array().unwrap().len()),
+            (2, 1)
+        );
         assert_eq!(rest["next"], Value::Null);
     });
 }

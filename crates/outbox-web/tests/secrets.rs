@@ -70,7 +70,10 @@ async fn canaries_are_found_in_no_log_line_and_no_error() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(log.contains("signed in") && log.contains("changed by hand"), "the log was caught:\n{log}");
     // What the HTTP client of this test says of its own connections is not said by the server.
-    let log: String = log.lines().filter(|line| !line.contains("reqwest") && !line.contains("hyper_util::client")).collect();
+    let log: String = log
+        .lines()
+        .filter(|line| !line.contains("reqwest") && !line.contains("hyper_util::client"))
+        .collect();
     for canary in [PAYLOAD, EDITED, GUESSED, READ, OPERATE, ADMIN] {
         assert!(!log.contains(canary), "{canary} is in the log");
         assert!(!told.contains(canary), "{canary} is in an answer:\n{told}");

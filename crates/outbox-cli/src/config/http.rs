@@ -35,9 +35,8 @@ impl TokenSetting {
         let name = self.name.as_str();
         match (&self.token, &self.digest) {
             (Some(secret), None) => Ok(Token::new(name, self.role, secret.expose())),
-            (None, Some(digest)) => {
-                Token::of_digest(name, self.role, digest.as_str()).map_err(|error: BuildError| error.to_string())
-            }
+            (None, Some(digest)) => Token::of_digest(name, self.role, digest.as_str())
+                .map_err(|error: BuildError| error.to_string()),
             _ => Err(format!("the token `{name}` needs one of `token` and `digest`")),
         }
     }
@@ -91,7 +90,11 @@ mod tests {
             (&format!("tls-cert = \"c\"\n{token}"), true, false),
         ] {
             let http = http(text);
-            assert_eq!((http.refusal(there, false).is_some(), http.serves_api(there)), (refused, api), "{text}");
+            assert_eq!(
+                (http.refusal(there, false).is_some(), http.serves_api(there)),
+                (refused, api),
+                "{text}"
+            );
         }
         assert!(http("").refusal(here, false).is_none() && http("").serves_api(here));
         assert!(http("").refusal(there, true).is_none() && !http("").serves_api(there), "probes alone");
@@ -100,7 +103,11 @@ mod tests {
 
     #[test]
     fn a_token_is_a_secret_or_a_digest() {
-        let token = |text: &str| http(&format!("tokens = [{{ name = \"ops\", role = \"admin\"{text} }}]")).tokens[0].get_ref().token();
+        let token = |text: &str| {
+            http(&format!("tokens = [{{ name = \"ops\", role = \"admin\"{text} }}]")).tokens[0]
+                .get_ref()
+                .token()
+        };
         assert_eq!(token(", token = \"a-secret-of-some-length\"").unwrap().role(), Role::Admin);
         assert!(token(&format!(", digest = \"sha256:{}\"", "0".repeat(64))).is_ok());
         for wrong in ["", ", digest = \"hunter2\"", ", token = \"hunter2\", digest = \"sha256:0\""] {

@@ -112,7 +112,8 @@ fn recorder() -> Result<PrometheusHandle> {
 /// `/healthz` is open to all. So are the others on an address that only this machine can reach, or where that was asked for:
 /// they tell no secrets, and who scrapes them has no token. Everything else needs one.
 fn router(asked: Asked, api: Option<&Api>, is_open: bool) -> Router {
-    let probes = Router::new().route("/readyz", get(readyz)).route("/metrics", get(metrics)).with_state(asked);
+    let probes =
+        Router::new().route("/readyz", get(readyz)).route("/metrics", get(metrics)).with_state(asked);
     let alive = Router::new().route("/healthz", get(async || "ok\n"));
     match api {
         Some(api) if is_open => alive.merge(probes).merge(api.web.router()),

@@ -63,9 +63,9 @@ impl Api {
         match &self.secret {
             // After `#` stands what browsers never send; the page takes it out of its address.
             Some(secret) if to_people => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
-            Some(_) => tracing::info!(
-                "dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`"
-            ),
+            Some(_) => {
+                tracing::info!("dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`")
+            }
             None => tracing::info!("dashboard: {scheme}://{address}/"),
         }
     }

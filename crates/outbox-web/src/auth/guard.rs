@@ -100,8 +100,9 @@ async fn read(headers: &HeaderMap, body: Body) -> Answer<Body> {
         return Err(too_large());
     }
     let not_json = || {
-        Problem::new(Kind::NotJson, "the body is not `Content-Type: application/json`")
-            .advice("Send JSON, and say so. Other kinds are refused so that no form of another site is taken.")
+        Problem::new(Kind::NotJson, "the body is not `Content-Type: application/json`").advice(
+            "Send JSON, and say so. Other kinds are refused so that no form of another site is taken.",
+        )
     };
     let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or_default());
     let is_json = |kind: &str| {
@@ -119,12 +120,19 @@ async fn read(headers: &HeaderMap, body: Body) -> Answer<Body> {
 }
 
 /// Lets through who has at least this role.
-pub(crate) async fn require(State(role): State<Role>, caller: Caller, request: Request, next: Next) -> Response {
+pub(crate) async fn require(
+    State(role): State<Role>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Response {
     if caller.role >= role {
         return next.run(request).await;
     }
     let detail = format!("this needs the role {role}, and the token `{}` has {}", caller.name, caller.role);
-    Problem::new(Kind::Forbidden, detail).advice("Ask somebody with that role, or use another token.").into_response()
+    Problem::new(Kind::Forbidden, detail)
+        .advice("Ask somebody with that role, or use another token.")
+        .into_response()
 }
 
 /// Makes a problem of every error, and has no answer kept, framed or sniffed.
@@ -151,9 +159,8 @@ fn as_problem(response: Response) -> Response {
     }
     let allow = response.headers().get(header::ALLOW).cloned();
     let problem = match status {
-        StatusCode::NOT_FOUND => {
-            Problem::not_found("there is nothing at this path").advice("/api/openapi.json tells what there is.")
-        }
+        StatusCode::NOT_FOUND => Problem::not_found("there is nothing at this path")
+            .advice("/api/openapi.json tells what there is."),
         StatusCode::METHOD_NOT_ALLOWED => {
             Problem::new(Kind::MethodNotAllowed, "this path does not take this method")
                 .advice("The header Allow tells which it takes.")

@@ -76,10 +76,19 @@ mod tests {
     fn only_names_of_this_server_are_answered() {
         let hosts = Hosts(vec!["outbox.example.com".to_owned()]);
         let uri = Uri::from_static("/");
-        for good in ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "[::1]:8080", "10.0.0.7", "Outbox.example.com:443"] {
+        for good in [
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "10.0.0.7",
+            "Outbox.example.com:443",
+        ] {
             assert!(hosts.check_host(&with(&[("host", good)]), &uri).is_ok(), "{good}");
         }
-        for bad in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "xoutbox.example.com"] {
+        for bad in
+            ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "xoutbox.example.com"]
+        {
             assert!(hosts.check_host(&with(&[("host", bad)]), &uri).is_err(), "{bad}");
         }
         assert!(hosts.check_host(&HeaderMap::new(), &uri).is_err());

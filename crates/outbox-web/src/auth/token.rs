@@ -149,7 +149,8 @@ mod tests {
 
     #[test]
     fn what_is_no_digest_is_refused_without_showing_it() {
-        for wrong in ["", "sha256:", "sha256:12", "md5:00", &format!("sha256:{}", "g".repeat(64)), "hunter2"] {
+        for wrong in ["", "sha256:", "sha256:12", "md5:00", &format!("sha256:{}", "g".repeat(64)), "hunter2"]
+        {
             let error = Token::of_digest("ops", Role::Read, wrong).unwrap_err().to_string();
             assert!(error.contains("ops") && (wrong.is_empty() || !error.contains("hunter2")), "{error}");
         }

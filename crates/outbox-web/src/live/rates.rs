@@ -192,7 +192,12 @@ mod tests {
         state.counts.latency = vec![0, 0, 0, delivered];
         state.counts.types = [("order".to_owned(), TypeCounts::default())].into();
         state.counts.types.get_mut("order").unwrap().delivered = delivered;
-        Node { node: name.into(), started_at: DateTime::UNIX_EPOCH, seen: Duration::from_secs_f64(seen), state }
+        Node {
+            node: name.into(),
+            started_at: DateTime::UNIX_EPOCH,
+            seen: Duration::from_secs_f64(seen),
+            state,
+        }
     }
 
     fn at(seconds: f64) -> Duration {

@@ -67,7 +67,10 @@ pub(crate) struct EntryView {
 /// Every change, and every look at a payload: written down before it is done.
 #[utoipa::path(get, path = "/outbox/audit", tag = "audit", params(Listing),
     responses((status = 200, description = "A page of the book", body = Entries)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Entries>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(listing): Params<Listing>,
+) -> Answer<Json<Entries>> {
     let database = choose(&web, listing.database.as_deref())?;
     let limit = page_size(listing.limit)?;
     if listing.before.is_some_and(|before| before < 1) {

@@ -30,6 +30,7 @@ pub(crate) struct DatabaseView {
 #[utoipa::path(get, path = "/outbox/databases", tag = "databases",
     responses((status = 200, description = "All databases", body = DatabaseList)))]
 pub(crate) async fn list(State(web): State<Shared>) -> Json<DatabaseList> {
-    let view = |info: crate::DatabaseInfo| DatabaseView { name: info.name, state: info.state, reason: info.reason };
+    let view =
+        |info: crate::DatabaseInfo| DatabaseView { name: info.name, state: info.state, reason: info.reason };
     Json(DatabaseList { databases: web.databases.list().into_iter().map(view).collect() })
 }

@@ -69,7 +69,11 @@ pub(crate) struct Replay {
     responses((status = 200, description = "Of the first ten thousand", body = Types)))]
 pub(crate) async fn types(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Types>> {
     let found = place.choose(&web)?.store.breakdown(Shelf::Dead, LOOK_AT).await?;
-    let view = |of: outbox::store::TypeCount| TypeView { event_type: of.event_type, count: of.count, oldest: of.oldest };
+    let view = |of: outbox::store::TypeCount| TypeView {
+        event_type: of.event_type,
+        count: of.count,
+        oldest: of.oldest,
+    };
     let types = found.types.into_iter().map(view).collect();
     Ok(Json(Types { types, looked_at: found.looked_at, more: found.more }))
 }
@@ -98,7 +102,9 @@ pub(crate) async fn replay(
     }
     if replay.filter.is_empty() && !replay.confirm_all {
         return Err(Problem::new(Kind::NotConfirmed, "without a filter every dead event would be replayed")
-            .advice("Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` tells how many there are."));
+            .advice(
+                "Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` tells how many there are.",
+            ));
     }
     web.jobs.check()?;
     let total = count(&database.store, Shelf::Dead, &filter).await?;

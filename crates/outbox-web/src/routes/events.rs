@@ -200,7 +200,10 @@ pub(crate) struct Which {
 #[utoipa::path(get, path = "/outbox/events", tag = "events", params(Listing),
     responses((status = 200, description = "A page of events", body = Events),
               (status = 422, description = "The cursor is not one of this list")))]
-pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Events>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(listing): Params<Listing>,
+) -> Answer<Json<Events>> {
     let database = choose(&web, listing.database.as_deref())?;
     let wanted = listing.status.unwrap_or_default();
     let newest_first = listing.order.unwrap_or_default() == Order::Newest;

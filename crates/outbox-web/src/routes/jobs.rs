@@ -79,6 +79,7 @@ pub(crate) fn accepted(OriginalUri(uri): &OriginalUri, job: &Job) -> Response {
 }
 
 fn unknown(id: &str) -> Problem {
-    Problem::not_found(format!("there is no job `{}`", text::shown(id)))
-        .advice("Jobs are forgotten when the server restarts, and after a hundred others; the audit remembers.")
+    Problem::not_found(format!("there is no job `{}`", text::shown(id))).advice(
+        "Jobs are forgotten when the server restarts, and after a hundred others; the audit remembers.",
+    )
 }

@@ -84,7 +84,11 @@ pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>
 }
 
 /// Puts together what is known of each type, those that wait most first.
-fn glance(pending: (Vec<TypeCount>, bool), dead: (Vec<TypeCount>, bool), latest: Option<&Tick>) -> Vec<TypeGlance> {
+fn glance(
+    pending: (Vec<TypeCount>, bool),
+    dead: (Vec<TypeCount>, bool),
+    latest: Option<&Tick>,
+) -> Vec<TypeGlance> {
     let mut types: BTreeMap<String, TypeGlance> = BTreeMap::new();
     let rated = latest.map(|_| 0.0);
     let new = |event_type: &str| TypeGlance {
@@ -110,7 +114,8 @@ fn glance(pending: (Vec<TypeCount>, bool), dead: (Vec<TypeCount>, bool), latest:
         glance.failed_per_second = Some(rate.failed);
     }
     let mut types: Vec<TypeGlance> = types.into_values().collect();
-    let weight = |of: &TypeGlance| (of.pending.count + of.dead.count, of.delivered_per_second.unwrap_or(0.0) as u64);
+    let weight =
+        |of: &TypeGlance| (of.pending.count + of.dead.count, of.delivered_per_second.unwrap_or(0.0) as u64);
     types.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.event_type.cmp(&b.event_type)));
     types
 }

@@ -63,7 +63,9 @@ pub(crate) async fn show(
 ) -> Answer<Json<PayloadView>> {
     let (database, id) = (place.choose(&web)?, event_id(id)?);
     let stored = database.store.find(&id).await?.ok_or_else(|| unknown(&id))?;
-    let event = stored.event.map_err(|error| Problem::conflict(format!("the event cannot be read: {}", error.reason)))?;
+    let event = stored
+        .event
+        .map_err(|error| Problem::conflict(format!("the event cannot be read: {}", error.reason)))?;
     let look = Deeds::new(&database, &caller, "payload.read", id.to_string());
     look.carry_out(async { Ok(Happened { count: 1, outcome: () }) }).await?;
     let bytes = event.payload_bytes();

@@ -158,7 +158,10 @@ pub(crate) struct ResetTo {
 /// Those of the log, with where they stand in each topic; and those of log and queue that cannot be reached.
 #[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(Place),
     responses((status = 200, description = "All publishers", body = Publishers)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Publishers>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(place): Params<Place>,
+) -> Answer<Json<Publishers>> {
     let database = place.choose(&web)?;
     Ok(Json(Publishers { publishers: pairs(&database).await?, outages: outages(&web, &database).await? }))
 }

@@ -79,7 +79,8 @@ pub(crate) async fn purge(
         return Ok(Json(total.unwrap_or(Count { count: 0, more: true })).into_response());
     }
     web.jobs.check()?;
-    let details = serde_json::json!({"what": ask.what, "older_than": format!("{older_than:?}"), "rate": rate});
+    let details =
+        serde_json::json!({"what": ask.what, "older_than": format!("{older_than:?}"), "rate": rate});
     let noted = Deeds::new(&database, &caller, "purge", format!("{:?}", ask.what).to_lowercase());
     let noted = noted.details(&details).note().await?;
     let new = NewJob { kind: "purge", actor: caller.name.clone(), rate, total };

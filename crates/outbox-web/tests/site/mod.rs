@@ -7,9 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use outbox::store::{
-    Completion, Holder, OnDead, Origin, Settlement, SharedStore, Take, Taken, Verdict,
-};
+use outbox::store::{Completion, Holder, OnDead, Origin, Settlement, SharedStore, Take, Taken, Verdict};
 use outbox::{Event, EventBuilder, EventId, StoreOptions, open_store};
 use outbox_web::{Role, Token, Web, WebBuilder};
 use reqwest::{Method, RequestBuilder, StatusCode};
@@ -245,7 +243,10 @@ pub fn operations() -> Vec<(String, String, &'static Value)> {
     let paths = document()["paths"].as_object().unwrap();
     let methods = |(path, item): (&String, &'static Value)| {
         let path = path.clone();
-        item.as_object().unwrap().iter().map(move |(method, told)| (method.to_uppercase(), path.clone(), told))
+        item.as_object()
+            .unwrap()
+            .iter()
+            .map(move |(method, told)| (method.to_uppercase(), path.clone(), told))
     };
     paths.iter().flat_map(methods).collect()
 }
@@ -262,14 +263,20 @@ fn check(method: &Method, path: &str, answer: &Answer) {
     assert!(answer.header("content-security-policy").contains("frame-ancestors 'none'"), "{method} {path}");
     assert!(!answer.headers.contains_key("access-control-allow-origin"), "{method} {path}");
     if status.is_client_error() || status.is_server_error() {
-        assert_eq!(answer.header("content-type"), "application/problem+json", "{method} {path}: {status} {text}");
+        assert_eq!(
+            answer.header("content-type"),
+            "application/problem+json",
+            "{method} {path}: {status} {text}"
+        );
         let problem = answer.json();
         assert_eq!(problem["status"], status.as_u16(), "{text}");
         assert!(problem["type"].as_str().unwrap().starts_with("urn:outbox:problem:"), "{text}");
         assert!(problem["title"].is_string() && problem["detail"].is_string(), "{text}");
     }
     if path.starts_with("/api/") {
-        let told = operations().into_iter().filter(|(of, template, _)| of == method.as_str() && fits(template, path));
+        let told = operations()
+            .into_iter()
+            .filter(|(of, template, _)| of == method.as_str() && fits(template, path));
         // The one without a name in braces comes first.
         let told = told.min_by_key(|(_, template, _)| template.matches('{').count());
         if let Some((_, template, told)) = told {
