@@ -305,6 +305,9 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         birth: Option<&BirthLease>,
     ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
 
+    /// What to say in a transaction that reads by an index in its order, where the planner could otherwise sort a whole table.
+    const IN_ORDER: Option<&'static str> = None;
+
     /// Whether dead events are indexed by the time they were due, and not by their place in the table.
     const DEAD_BY_TIME: bool = false;
 
