@@ -109,7 +109,7 @@ fn is_open(filter: &Filter) -> bool {
 /// The rows of a page and the last row that was looked at: its number among them, whether it matches, the row.
 ///
 /// Found by narrow rows first: payloads, which may be large, are only touched for what is returned.
-fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
+pub(super) fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
     let filter = counting(&ask.filter);
     let (condition, mut values) = sql::condition(&filter);
     let reading = Reading::for_filter::<DB>(ask.shelf, &filter, &mut values);
