@@ -11,7 +11,7 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
@@ -100,7 +100,6 @@ impl Dialect for Sqlite {
                 )
             }
             ("size", _) => "COALESCE(length(CAST(e.payload AS BLOB)), length(e.payload_bytes))".to_owned(),
-            ("last", _) => "last_insert_rowid()".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -165,15 +164,15 @@ impl Dialect for Sqlite {
         )
     }
 
-    fn note_attempts(by: &Holder, which: Which) -> String {
+    fn note_attempts(by: &Holder, which: Which) -> Noting {
         let (holds, which) = (fence(by), which.condition());
-        format!(
+        Noting::First(format!(
             "INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
              SELECT e.event_id, {{now}}, e.attempts + (s.value ->> 3), $1, COALESCE(s.value ->> 2 = 3, 0), \
              COALESCE(s.value ->> 5, '') FROM json_each($3) s CROSS JOIN {{events}} e ON e.event_id = s.value ->> 0 \
              AND e.claims = s.value ->> 1 AND e.status IN (0, 2) AND {holds}{which} \
              WHERE s.value ->> 3 = 1 OR s.value ->> 2 = 3"
-        )
+        ))
     }
 
     fn count_joins() -> &'static str {
@@ -391,7 +390,10 @@ mod tests {
         let batch = || vec![Value::text("a"), Value::Int(0), Value::text("[]")];
         for which in [Which::Plain, Which::All] {
             let done = [Completion::Keep, Completion::Delete].map(|c| Sqlite::settle_done(c, &by, which));
-            let rest = [Sqlite::settle_rest(&by, which), Sqlite::note_attempts(&by, which)];
+            let Noting::First(note) = Sqlite::note_attempts(&by, which) else {
+                panic!("it takes two statements")
+            };
+            let rest = [Sqlite::settle_rest(&by, which), note];
             for statement in done.into_iter().chain(rest) {
                 assert_searched(&plan(&store, &statement, batch()).await, &statement);
             }

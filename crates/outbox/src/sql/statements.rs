@@ -17,7 +17,6 @@
 //! | `{unsettled pending}` `{unsettled dead}` | what of a key its index can search by: at least those |
 //! | `{place available_at $1 $2}` | a time that was read before, of the row with this number |
 //! | `{size}` | how many bytes a payload has |
-//! | `{last id}` | the number that the last insert was given |
 //!
 //! What only one database says is in that database's file.
 
