@@ -115,6 +115,7 @@ async function seed() {
   await send("browser.<b>html</b>", { note: "<img src=x onerror=alert(1)>" });
   await send("browser.key", { step: 1 }, "--key", "browser-key");
   await send("browser.key", { step: 2 }, "--key", "browser-key");
+  await send("browser.later", {}, "--after", "1h");
   for (let n = 0; n < 20; n++) await send("browser.traffic", { n });
   for (let tries = 0; tries < 150; tries++) {
     if (await dead() >= 6) return;

@@ -144,3 +144,16 @@ test("a blocked key is unblocked by skipping its head", async () => {
   check();
   await context.close();
 });
+
+test("a pending event is taken back, and what is not there is told", async () => {
+  const { page, context, seen } = await signIn(browser);
+  await visit(page, "#/events?event_type=browser.later");
+  await page.locator("tr[data-row] a").first().click();
+  await page.getByRole("heading", { level: 1 }).filter({ hasText: "Waiting" }).waitFor();
+  await page.getByRole("button", { name: "Cancel", exact: true }).click();
+  await confirm(page, "Cancel the event");
+  await page.getByText("There is no event with this id.").waitFor();
+  // A browser notes every 404 that it gets; nothing else may be noted.
+  assert.ok(seen.errors.every(error => error.includes("404")), seen.errors.join("\n"));
+  await context.close();
+});
