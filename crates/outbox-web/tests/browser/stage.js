@@ -80,7 +80,7 @@ allow = ["127.0.0.1"]
 type = ["browser.dead", "browser.many", "browser.edit", "browser.key"]
 to = "partner"
 [[routes]]
-type = "browser.traffic"
+type = ["browser.traffic", "browser.behind"]
 to = "browser-publisher"
 [[topics]]
 name = "browser-topic"
@@ -114,7 +114,7 @@ async function seed() {
   // No route is for it: it is dead at once, and its error names it.
   await send("browser.<b>html</b>", { note: "<img src=x onerror=alert(1)>" });
   await send("browser.key", { step: 1 }, "--key", "browser-key");
-  await send("browser.key", { step: 2 }, "--key", "browser-key");
+  await send("browser.behind", { step: 2 }, "--key", "browser-key");
   await send("browser.later", {}, "--after", "1h");
   for (let n = 0; n < 20; n++) await send("browser.traffic", { n });
   for (let tries = 0; tries < 150; tries++) {
