@@ -20,7 +20,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
   });
   const plot = h("div.plot-box", { tabindex: "0", role: "group", "aria-label": `${title}: arrow keys read values` }, svg, tip);
   const el = h("figure.chart", null,
-    h("figcaption", null, h("h3", null, title), h("ul.legend", null, keys.map(key => key.el))), plot);
+    h("figcaption", null, h("h2", null, title), h("ul.legend", null, keys.map(key => key.el))), plot);
 
   let data = { points: [], window: 900_000 };
   let cursor = null;

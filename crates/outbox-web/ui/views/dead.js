@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
 import { counted, number, when } from "../format.js";
-import { head } from "../parts.js";
+import { head, refreshButton } from "../parts.js";
 import { act } from "../role.js";
 import { href } from "../route.js";
 import { empty, load } from "../state.js";
@@ -26,7 +26,7 @@ export function dead({ main, query, signal }) {
 
   fill(main,
     head("Dead letters", "Events that were given up. They stay until somebody replays, skips or purges them.",
-      act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
+      refreshButton(), act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
     running.el, filterBar("dead", query),
     h("div.columns.even", null,
       h("section.card", null, h("h2", null, "By type"), types),

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
 import { aggregate, bytes, number, short, when } from "../format.js";
-import { head, status } from "../parts.js";
+import { head, refreshButton, status } from "../parts.js";
 import { href } from "../route.js";
 import { empty, load } from "../state.js";
 import { table } from "../table.js";
@@ -46,7 +46,7 @@ export function events({ main, query, signal }) {
   const newest = (query.order ?? (shelf === "pending" || shelf === "retry" ? "oldest" : "newest")) === "newest";
   const place = h("div");
   fill(main,
-    head("Events", "Page by page, in the order of an index: nothing is counted or sorted."),
+    head("Events", "Page by page, in the order of an index: nothing is counted or sorted.", refreshButton()),
     h("nav.tabs", { "aria-label": "Shelf" }, TABS.map(([name, title]) =>
       h("a", { href: href("events", { ...query, status: name, order: undefined }), "aria-current": name === shelf ? "page" : undefined }, title)),
       h("a.order", { href: href("events", { ...query, order: newest ? "oldest" : "newest" }) }, newest ? "newest first ↓" : "oldest first ↑")),

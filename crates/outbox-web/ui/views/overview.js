@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { chart, spark } from "../chart.js";
 import { fill, h, say } from "../dom.js";
-import { counted, number, rate, span, when } from "../format.js";
+import { counted, number, rate, span, things, when } from "../format.js";
 import { onLive } from "../live.js";
 import { card, head } from "../parts.js";
 import { href } from "../route.js";
@@ -58,7 +58,7 @@ export function overview({ main, signal }) {
     if (document.hidden) return;
     draw();
     if (heard.latest) {
-      numbers.show(heard.latest.overview);
+      numbers.show(heard.latest.overview, heard.latest.relays);
       warnings(outages, heard.latest);
       publishers.live(heard.points);
     }
@@ -89,10 +89,12 @@ function headline() {
   });
   const oldest = h("b", null, "–");
   const settled = h("span", null, "–");
+  const running = h("span");
   const el = h("section.tiles", { "aria-label": "Now" }, tiles,
-    h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled)));
-  function show(all) {
+    h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled, running)));
+  function show(all, relays) {
     if (!all) return;
+    if (relays !== undefined) say(running, `, ${things(relays, "relay")}`);
     for (const [key] of HEADLINE) {
       say(values[key], counted(all[key]));
       values[key].parentElement.classList.toggle("some", Boolean(all[key]?.count));
