@@ -20,6 +20,9 @@ const VERSION: &str = "4.32.5";
 /// How many requests of each kind; `OUTBOX_SCHEMATHESIS_EXAMPLES` says otherwise.
 const EXAMPLES: &str = "10";
 
+/// Always the same requests, so that a failure comes with the change that caused it; `OUTBOX_SCHEMATHESIS_SEED` says otherwise.
+const SEED: &str = "1";
+
 const TOKEN: &str = "a-token-for-schemathesis";
 
 /// How long the server may take to start.
@@ -34,7 +37,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let schemathesis = installed(options)?;
     cargo::run(cargo().args(["build", "--package", "outbox-web", "--example", "mounted"]))?;
     let (_server, address) = serve()?;
-    let examples = std::env::var("OUTBOX_SCHEMATHESIS_EXAMPLES").unwrap_or_else(|_| EXAMPLES.to_owned());
+    let or = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let (examples, seed) =
+        (or("OUTBOX_SCHEMATHESIS_EXAMPLES", EXAMPLES), or("OUTBOX_SCHEMATHESIS_SEED", SEED));
     let mut run = Command::new(schemathesis);
     run.arg("--config-file").arg(cargo::root().join("crates/outbox-web/schemathesis.toml"));
     run.args([
@@ -44,7 +49,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "all",
         "--continue-on-failure",
     ]);
-    run.args(["--header", &format!("Authorization: Bearer {TOKEN}"), "--max-examples", &examples]);
+    run.args([
+        "--header",
+        &format!("Authorization: Bearer {TOKEN}"),
+        "--max-examples",
+        &examples,
+        "--seed",
+        &seed,
+    ]);
     // A stream without end: tests of its own read it.
     run.args(["--exclude-path", "/api/outbox/live", "--warnings", "off", "--generation-database", "none"]);
     cargo::run(run.current_dir(cargo::target()))
