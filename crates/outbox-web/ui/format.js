@@ -90,6 +90,11 @@ export function short(text, most = 120) {
   return line.length > most || rest.length ? `${line.slice(0, most - 1)}…` : line;
 }
 
+/** A sentence begins with a capital. */
+export function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+}
+
 /** `order 42`, without the name that stands for no aggregate. */
 export function aggregate(event) {
   const type = event.aggregate_type === "__GLOBAL__" ? null : event.aggregate_type;

@@ -60,11 +60,12 @@ function showTypes(place, found, filter) {
   return fill(place, rows.el, found.more && h("p.muted", null, `Of the first ${counted(found.looked_at)}; there are more.`));
 }
 
-/** Errors that differ only by numbers and ids are one reason. */
+/** Errors that differ only by numbers and ids are one reason. Addresses stay, and what may be a status: 404 is not 503. */
 export function reason(error) {
   return (error ?? "no error was noted")
-    .replace(/[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f-]{27}/gi, "…")
-    .replace(/\d+/g, "#").split("\n")[0].slice(0, 160);
+    .replace(/\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f-]{27})\b/gi, "…")
+    .replace(/\d+(?:\.\d+){3}(?::\d+)?|\d+/g, found => (/^[1-5]\d\d$|\./.test(found) ? found : "#"))
+    .split("\n")[0].slice(0, 160);
 }
 
 function showReasons(place, events) {
