@@ -98,6 +98,7 @@ function headline() {
     if (relays !== undefined) say(running, `${things(relays, "relay")}`);
     for (const [key] of HEADLINE) {
       say(values[key], counted(all[key]));
+      values[key].title = all[key]?.more ? "Counting stopped: there may be more" : "";
       values[key].parentElement.classList.toggle("some", Boolean(all[key]?.count));
     }
     say(oldest, all.oldest_due_ms === null || all.oldest_due_ms === undefined ? "none" : span(all.oldest_due_ms));
