@@ -163,3 +163,17 @@ test("a pending event is taken back, and what is not there is told", async () =>
   assert.ok(seen.errors.every(error => error.includes("404")), seen.errors.join("\n"));
   await context.close();
 });
+
+test("purging counts first, and says when there is nothing to purge", async () => {
+  const { page, context, check } = await signIn(browser);
+  await visit(page, "#/databases");
+  await page.getByRole("button", { name: "Purge…" }).click();
+  await page.getByLabel("Older than").fill("soon");
+  await confirm(page, "Count them");
+  await page.getByText("How old? A number and a unit").waitFor();
+  await page.getByLabel("Older than").fill("300d");
+  await confirm(page, "Count them");
+  await page.getByText("Nothing is that old: nothing to purge.").waitFor();
+  check();
+  await context.close();
+});

@@ -39,7 +39,7 @@ export function event({ main, path, signal }) {
     if (!parts.head.isConnected) fill(place, page);
     patch(parts.head, [facts.status, facts.event_type], () => headline(facts, refresh));
     parts.explain.className = `explain ${facts.status.toLowerCase()}`;
-    patch(parts.explain, explanation.text, () => explanation.text.trim().split("\n").map(line => h("p", null, line)));
+    patch(parts.explain, explanation.text, () => explanation.text.trim().split("\n").map(line => h("p", null, words(line))));
     patch(parts.timeline, [attempts, facts.status, facts.attempts, facts.available_at, facts.locked_by, facts.done_by], () => timeline(facts, attempts));
     return patch(parts.facts, facts, () => eventFacts(facts));
   }
@@ -51,6 +51,11 @@ export function event({ main, path, signal }) {
 
 function crumb() {
   return h("p.crumb", null, h("a", { href: href("events") }, "Events"), " /");
+}
+
+/** What stands in backticks is something to type. */
+function words(line) {
+  return line.split("`").map((text, i) => (i % 2 ? h("code", null, text) : text));
 }
 
 function headline(event, refresh) {

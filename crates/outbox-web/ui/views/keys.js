@@ -56,7 +56,7 @@ function card(blocked, refresh) {
   const el = h("li", null, h("article.card.key", { "aria-label": `Key ${key}` },
     h("div.key-head", null, h("h2.mono.break", null, h("a", { href: href("events", { ordering_key: key }) }, key)), behind),
     h("p", null, "Held by ", h("strong", null, name), " ", eventLink(first.id), ", dead since ", when(first.done_at),
-      ` after ${things(first.attempts, "failed attempt")}.`),
+      first.attempts > 0 && ` after ${things(first.attempts, "failed attempt")}`, "."),
     h("pre.error-text", null, first.last_error ?? "No error was noted."),
     h("div.tools", null,
       act("Replay the head", { kind: "primary", run: replay }),
