@@ -2,6 +2,7 @@
 //!
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
+//! - `schemathesis` holds the API against its document
 //! - `features` says what is built
 //! - `dist` makes the archive that is handed out
 //! - `servers` installs, starts and stops throw-away servers
@@ -18,6 +19,7 @@ mod licences;
 mod metadata;
 mod options;
 mod program;
+mod schemathesis;
 mod servers;
 mod test;
 
@@ -46,6 +48,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Servers => servers::serve(options)?,
         Command::Test => return test::command(options),
         Command::Ci => return ci::command(options),
+        Command::Schemathesis => return schemathesis::command(options),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

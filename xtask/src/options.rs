@@ -10,7 +10,9 @@ usage: cargo xtask <command> [options]
 commands:
   test      start throw-away servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, lints, docs, licences, then the tests
+  ci        format, lints, docs, licences, schemathesis, then the tests
+  schemathesis
+            hold the REST API against its OpenAPI document, with every check there is
   dist      build the command for release and pack it with all that belongs to it
   help      print this
 
@@ -33,6 +35,7 @@ pub(crate) enum Command {
     Test,
     Servers,
     Ci,
+    Schemathesis,
     Dist,
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "test" => Command::Test,
         "servers" => Command::Servers,
         "ci" => Command::Ci,
+        "schemathesis" => Command::Schemathesis,
         "dist" => Command::Dist,
         unknown => bail!("there is no command `{unknown}`"),
     };

@@ -35,10 +35,8 @@ pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Respo
 
 /// The page that shows the document of the API, and what belongs to it: `docs`, `docs.js`, `docs.css`.
 pub(crate) async fn docs(uri: Uri, headers: HeaderMap) -> Response {
-    let name = match uri.path().rsplit('/').next() {
-        Some(name @ ("docs.js" | "docs.css")) => name,
-        _ => "docs.html",
-    };
+    let asked = uri.path().rsplit('/').next();
+    let name = asked.filter(|name| matches!(*name, "docs.js" | "docs.css")).unwrap_or("docs.html");
     match Files::get(&format!("docs/{name}")) {
         Some(file) => finish(answer(name, &file, &headers)),
         None => finish(Problem::not_found("there is no such page").into_response()),

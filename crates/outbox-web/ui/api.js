@@ -1,5 +1,7 @@
 // The REST API: one function a verb, problems as errors that say what happened.
 
+import { sentence } from "./format.js";
+
 /** What is not about one database. */
 const EVERYWHERE = ["whoami", "session", "databases"];
 
@@ -23,8 +25,7 @@ export class Problem extends Error {
 
 /** What happened, and what to do about it. */
 function sentences(detail, advice) {
-  const first = detail.charAt(0).toUpperCase() + detail.slice(1).replace(/\.$/, "");
-  return [`${first}.`, advice].filter(Boolean).join(" ");
+  return [sentence(detail), advice].filter(Boolean).join(" ");
 }
 
 /** Which database all questions are about; null where there is one. */

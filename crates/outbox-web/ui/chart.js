@@ -7,9 +7,10 @@ const SIZE = { left: 54, right: 8, top: 10, bottom: 22 };
 
 /**
  * `series`: `{ key, name, kind, area, bars }`, `kind` being a class such as `delivered`. `format` shows a value.
+ * `times`: values are milliseconds.
  * Points are `{ at: ms, [key]: value }`, oldest first; a value that is not there is a gap.
  */
-export function chart({ title, series, format, height = 190, floor = 1 }) {
+export function chart({ title, series, format, height = 190, floor = 1, times = false }) {
   const svg = s("svg", { role: "img", "aria-label": title, height, class: "plot" });
   const tip = h("div.tip", { hidden: true });
   const keys = series.map(one => {
@@ -20,7 +21,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
   });
   const plot = h("div.plot-box", { tabindex: "0", role: "group", "aria-label": `${title}: arrow keys read values` }, svg, tip);
   const el = h("figure.chart", null,
-    h("figcaption", null, h("h3", null, title), h("ul.legend", null, keys.map(key => key.el))), plot);
+    h("figcaption", null, h("h2", null, title), h("ul.legend", null, keys.map(key => key.el))), plot);
 
   let data = { points: [], window: 900_000 };
   let cursor = null;
@@ -36,7 +37,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
     const width = plot.clientWidth;
     if (!width) return;
     const end = now();
-    const scale = scales(width, height, end, data, series, floor);
+    const scale = scales(width, height, end, data, { series, floor, times });
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("width", width);
     fill(svg, grid(scale, format), series.map(one => (one.bars ? bars : lines)(one, data.points, scale)),
@@ -49,7 +50,7 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
     const found = data.points[cursor];
     if (!found) return leave();
     const width = plot.clientWidth;
-    const scale = scales(width, height, now(), data, series, floor);
+    const scale = scales(width, height, now(), data, { series, floor, times });
     const x = scale.x(found.at);
     svg.querySelector(".cross")?.remove();
     svg.append(s("line", { class: "cross", x1: x, x2: x, y1: SIZE.top, y2: height - SIZE.bottom }));
@@ -94,10 +95,10 @@ export function chart({ title, series, format, height = 190, floor = 1 }) {
   return { el, draw };
 }
 
-function scales(width, height, end, { points, window }, series, floor) {
+function scales(width, height, end, { points, window }, { series, floor, times }) {
   let top = floor;
   for (const point of points) for (const { key } of series) top = Math.max(top, point[key] ?? 0);
-  const step = niceStep(top);
+  const step = niceStep(top, times);
   const most = Math.ceil(top / step) * step;
   const inner = { w: width - SIZE.left - SIZE.right, h: height - SIZE.top - SIZE.bottom };
   return {
@@ -107,8 +108,14 @@ function scales(width, height, end, { points, window }, series, floor) {
   };
 }
 
+/** Steps that are round as times, in milliseconds. */
+const TIMES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000,
+  3_600_000, 7_200_000, 21_600_000, 86_400_000];
+
 /** Between two and four lines, at round numbers. */
-function niceStep(top) {
+function niceStep(top, times) {
+  const time = times && TIMES.find(step => step * 4 >= top);
+  if (time) return time;
   const raw = top / 3;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].find(factor => factor * power >= raw) * power;
@@ -123,7 +130,7 @@ function grid(scale, format) {
     parts.push(s("text", { class: "tick", x: SIZE.left - 8, y: y + 4, "text-anchor": "end" }, format(value)));
   }
   const minutes = (scale.end - scale.start) / 60_000;
-  const room = Math.min(Math.max(Math.floor((scale.width - SIZE.left) / 64), 2), 6);
+  const room = Math.min(Math.max(Math.floor((scale.width - SIZE.left) / 80), 2), 6);
   const every = [0.5, 1, 3, 5].find(step => minutes / step <= room) ?? minutes;
   for (let back = 0; back <= minutes; back += every) {
     const x = scale.x(scale.end - back * 60_000);

@@ -43,6 +43,36 @@ export function fill(el, ...children) {
   return el;
 }
 
+const filled = new WeakMap();
+
+/** The same, if what it is made of differs from the last time: a button stays under the pointer, what is unfolded stays so. */
+export function patch(el, data, make) {
+  const text = JSON.stringify(data);
+  if (filled.get(el) === text) return;
+  filled.set(el, text);
+  fill(el, make());
+}
+
+/** A list whose elements stay: `make(item)` gives `{ el, update(item) }`, once for each key. */
+export function keyed(place, key, make) {
+  const known = new Map();
+  return items => {
+    const now = new Set(items.map(key));
+    for (const [id, { el }] of known) {
+      if (now.has(id)) continue;
+      el.remove();
+      known.delete(id);
+    }
+    items.forEach((item, i) => {
+      const id = key(item);
+      if (!known.has(id)) known.set(id, make(item));
+      const { el, update } = known.get(id);
+      update(item);
+      if (place.children[i] !== el) place.insertBefore(el, place.children[i] ?? null);
+    });
+  };
+}
+
 /** Sets a text, and touches nothing if it is there already: a selection or a screen reader stays where it is. */
 export function say(el, text) {
   const next = String(text);

@@ -18,6 +18,12 @@ export function counted(c) {
   return number(c.count) + (c.more ? "+" : "");
 }
 
+/** The same where there is little room: `1.2k`, `10k+`. */
+export function brief(c) {
+  if (c.count < 1_000) return counted(c);
+  return `${Number((c.count / 1_000).toFixed(c.count < 10_000 ? 1 : 0))}k${c.more ? "+" : ""}`;
+}
+
 /** `1 event`, `2 events`; also of a count that stopped. */
 export function things(c, one, many = `${one}s`) {
   const single = c === 1 || (c?.count === 1 && !c.more);
@@ -88,6 +94,11 @@ export function short(text, most = 120) {
   if (!text) return "";
   const [line, ...rest] = text.split("\n");
   return line.length > most || rest.length ? `${line.slice(0, most - 1)}…` : line;
+}
+
+/** A sentence begins with a capital. */
+export function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 }
 
 /** `order 42`, without the name that stands for no aggregate. */

@@ -1,8 +1,8 @@
-// Keys: `/` filter, `g` then a letter to go, `j` and `k` in tables, `?` for this list.
+// Keys: `/` filter, `g` then a letter to go, `j` and `k` in tables, `r` to load again, `?` for the list of them.
 
 import { h } from "./dom.js";
 import { show } from "./dialog.js";
-import { go } from "./route.js";
+import { again, go } from "./route.js";
 
 const PLACES = {
   o: ["overview", "Overview"],
@@ -43,6 +43,7 @@ function press(key) {
     case "k": return move(-1);
     case "/": return focus(document.querySelector("[data-filter]"));
     case "?": help(); return true;
+    case "r": again(); return true;
     case "Escape": document.body.classList.remove("menu-open"); return false;
     default: return false;
   }
@@ -71,5 +72,5 @@ export function help() {
     line(["/"], "Go to the filter"),
     line(["j"], "Next row"), line(["k"], "Previous row"), line(["Enter"], "Open the row"),
     Object.entries(PLACES).map(([key, [, name]]) => line(["g", key], name)),
-    line(["?"], "This list"), line(["Esc"], "Close")));
+    line(["r"], "Load again"), line(["?"], "This list"), line(["Esc"], "Close")));
 }

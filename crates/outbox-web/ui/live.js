@@ -1,6 +1,6 @@
 // What happens right now, by server-sent events: the last quarter of an hour, and who wants to hear of it.
 
-import { address } from "./api.js";
+import { address, get } from "./api.js";
 import { heard } from "./clock.js";
 
 const KEPT_MS = 15 * 60_000;
@@ -49,14 +49,22 @@ function open() {
   clearTimeout(retry);
   lastWord = Date.now();
   turn(state === "lost" ? "lost" : "connecting");
-  source = new EventSource(address("live"));
-  source.addEventListener("history", event => receive(() => { points = JSON.parse(event.data).map(point); }));
-  source.addEventListener("tick", event => receive(() => add(JSON.parse(event.data))));
-  source.onerror = () => {
+  const stream = new EventSource(address("live"));
+  source = stream;
+  stream.addEventListener("history", event => receive(() => { points = JSON.parse(event.data).map(point); }));
+  stream.addEventListener("tick", event => receive(() => add(JSON.parse(event.data))));
+  stream.onerror = () => {
+    if (source !== stream) return;
     turn("lost");
     // A browser gives up on an answer that is no stream: a relay that restarts, a proxy that says 502.
-    if (source.readyState === EventSource.CLOSED) retry = setTimeout(open, 3_000);
+    if (stream.readyState === EventSource.CLOSED) later();
   };
+}
+
+/** In a moment, if the server still knows who asks: a stream cannot say that it does not. */
+function later() {
+  clearTimeout(retry);
+  retry = setTimeout(() => get("whoami").then(open, error => { if (error.status !== 401) later(); }), 3_000);
 }
 
 function receive(take) {

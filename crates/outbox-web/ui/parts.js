@@ -1,7 +1,7 @@
 // Small things that many views show.
 
 import { h } from "./dom.js";
-import { href } from "./route.js";
+import { again, href } from "./route.js";
 
 const WORDS = {
   NEW: ["wait", "Waiting"], RETRY: ["warn", "Retrying"], DONE: ["good", "Done"], DEAD: ["bad", "Dead"],
@@ -30,6 +30,11 @@ export function head(title, line, ...tools) {
   return h("header.view-head", null,
     h("div", null, h("h1", null, title), line && h("p.muted", null, line)),
     tools.length ? h("div.tools", null, tools) : null);
+}
+
+/** For lists that do not change by themselves while somebody reads them. */
+export function refreshButton() {
+  return h("button.button", { type: "button", title: "Load this again (r)", onclick: again }, "Refresh");
 }
 
 /** A block with a title. */

@@ -1,7 +1,7 @@
 // Who one is, and what that allows. The server decides; here it only shows before the click.
 
 import { h } from "./dom.js";
-import { toast } from "./toast.js";
+import { attempt, toast } from "./toast.js";
 
 const ORDER = ["read", "operate", "admin"];
 let me = { role: "read" };
@@ -30,7 +30,7 @@ export function act(label, { needs = "operate", run, kind = "", hint, off } = {}
       const button = event.currentTarget;
       button.setAttribute("aria-busy", "true");
       try {
-        await run();
+        await attempt(run);
       } finally {
         button.removeAttribute("aria-busy");
       }

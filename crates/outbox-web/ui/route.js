@@ -33,6 +33,11 @@ export function href(path, query = {}) {
   return `#/${parts}${search.size ? `?${search}` : ""}`;
 }
 
+/** Shows the same once more. */
+export function again() {
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
 /** Goes there. */
 export function go(path, query) {
   location.hash = href(path, query);

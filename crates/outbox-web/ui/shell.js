@@ -2,7 +2,7 @@
 
 import { DOCS, del } from "./api.js";
 import { fill, h, say } from "./dom.js";
-import { counted } from "./format.js";
+import { brief, counted } from "./format.js";
 import { icon, mark } from "./icons.js";
 import { help } from "./keyboard.js";
 import { onLive, reconnect } from "./live.js";
@@ -27,7 +27,7 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
     icon(name), h("span", null, title), name === "dead" && dead)]));
 
   const menu = h("button.icon.menu", { type: "button", "aria-label": "Navigation", "aria-expanded": "false", "aria-controls": "side", onclick: toggleMenu }, icon("menu"));
-  const side = h("div.side", { id: "side" },
+  const side = h("aside.side", { id: "side", "aria-label": "Navigation and session" },
     h("nav", { "aria-label": "Views" }, [...links.values()]),
     databases.length > 1 && chooser(databases, database, switchDatabase),
     h("div.side-foot", null,
@@ -50,7 +50,7 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
     const count = latest?.overview?.dead;
     dead.hidden = !count?.count;
     if (count?.count) {
-      say(dead, counted(count));
+      say(dead, brief(count));
       dead.setAttribute("aria-label", `${counted(count)} dead`);
     }
   });

@@ -3,7 +3,8 @@
 import { flat, h } from "./dom.js";
 
 /**
- * `columns`: `{ name, cell(row), num, wide, label }`; `key(row)` tells rows apart; `href(row)` makes them open something.
+ * `columns`: `{ name, cell(row, latest), num, wide, tight, keep(row) }`; `key(row)` tells rows apart; `href(row)` makes them open
+ * something. A cell with `keep` is made anew only when that changes: for buttons, which ask `latest()` for the row of now.
  * Roles are spelled out, since a narrow screen shows rows as cards and would lose them.
  */
 export function table({ caption, columns, key, href, rowClass }) {
@@ -19,7 +20,7 @@ export function table({ caption, columns, key, href, rowClass }) {
 
   function line(row) {
     const tr = h("tr", { role: "row" }, columns.map(column =>
-      h("td", { role: "cell", class: classes(column), "data-label": column.label ?? column.name })));
+      h("td", { role: "cell", class: classes(column), "data-label": column.name })));
     if (href) {
       tr.dataset.row = "";
       tr.addEventListener("click", event => {
@@ -27,7 +28,7 @@ export function table({ caption, columns, key, href, rowClass }) {
         if (!elsewhere) tr.querySelector("a")?.click();
       });
     }
-    return { tr, cells: [...tr.children] };
+    return { tr, cells: [...tr.children], kept: [] };
   }
 
   function update(list) {
@@ -38,9 +39,16 @@ export function table({ caption, columns, key, href, rowClass }) {
       if (seen.has(id)) continue;
       seen.add(id);
       if (!rows.has(id)) rows.set(id, line(row));
-      const { tr, cells } = rows.get(id);
+      const known = rows.get(id);
+      const { tr, cells, kept } = known;
+      known.row = row;
       tr.className = rowClass?.(row) ?? "";
-      columns.forEach((column, i) => put(cells[i], cell(column, row, i)));
+      columns.forEach((column, i) => {
+        const sign = column.keep?.(row);
+        if (column.keep && kept[i] === sign) return;
+        kept[i] = sign;
+        put(cells[i], cell(column, row, i, () => known.row));
+      });
       const place = before ? before.nextSibling : body.firstChild;
       if (place !== tr) body.insertBefore(tr, place);
       before = tr;
@@ -52,8 +60,8 @@ export function table({ caption, columns, key, href, rowClass }) {
     }
   }
 
-  function cell(column, row, i) {
-    const content = column.cell(row);
+  function cell(column, row, i, latest) {
+    const content = column.cell(row, latest);
     if (i > 0 || !href) return content;
     return h("a.row-link", { href: href(row) }, content);
   }
@@ -66,19 +74,14 @@ function put(td, content) {
   const next = flat([content]);
   const same = td.childNodes.length === next.length && next.every((child, i) => {
     const old = td.childNodes[i];
-    return typeof child === "string" ? old.nodeType === Node.TEXT_NODE && old.data === child : old.isEqualNode(child) && !live(child);
+    return typeof child === "string" ? old.nodeType === Node.TEXT_NODE && old.data === child : old.isEqualNode(child);
   });
   if (same) return;
   // What is not there takes no room on a narrow screen.
   td.classList.toggle("none", next.length === 0 || (next.length === 1 && next[0] === "–"));
-  const focused = td.contains(document.activeElement) ? [...td.querySelectorAll("a, button")].indexOf(document.activeElement) : -1;
+  const focused = [...td.querySelectorAll("a, button")].indexOf(document.activeElement);
   td.replaceChildren(...next);
   if (focused >= 0) td.querySelectorAll("a, button")[focused]?.focus();
-}
-
-/** Buttons carry what they do: an old one would act on an old row. */
-function live(node) {
-  return node instanceof Element && (node.matches("button") || node.querySelector("button"));
 }
 
 function classes({ num, wide, tight }) {

@@ -13,7 +13,7 @@
 //! | `outbox.dispatch.deferred` | counter | events that their handler put off |
 //! | `outbox.settle.stale` | counter | verdicts that came too late to count |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
-//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 20 s |
+//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 20 s, or every 2 s while events are settled |
 //! | `outbox.destination.unavailable` | gauge | 1 while the destination is not available and its events wait |
 //! | `outbox.log.published` | counter | events of the log that a publisher took |
 //! | `outbox.log.errors` | counter | batches that a publisher failed to take |

@@ -7,6 +7,7 @@ mod bed;
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time, numbered};
+use outbox::store::{Deed, PageAsk, Shelf};
 use outbox::{Backoff, Event, NodeId, OutboxBuilder, PairId, Position, Query};
 use sqlx::{MySql, Postgres};
 
@@ -21,8 +22,20 @@ async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
     let (user, at) = (&bed.table, bed.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     bed.run(create).await.unwrap();
-    let common =
-        ["", "_lease", "_schema", "_join", "_join_member", "_inbox", "_log", "_log_tag", "_topic_progress"];
+    let common = [
+        "",
+        "_lease",
+        "_schema",
+        "_join",
+        "_join_member",
+        "_inbox",
+        "_log",
+        "_log_tag",
+        "_topic_progress",
+        "_node",
+        "_attempt",
+        "_audit",
+    ];
     let own: &[&str] = if is_postgres::<DB>() { &[] } else { &["_key", "_log_head"] };
     for table in common.iter().chain(own) {
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}}{table} TO {{t}}");
@@ -87,6 +100,27 @@ async fn four_rights_on_its_tables_are_enough<DB: Base>() {
     assert!(admin.cancel(&pending).await.unwrap());
     assert_eq!(admin.replay_all(&Default::default(), 10).await.unwrap(), 4);
     admin.stats().await.unwrap();
+    let overview = admin.overview(100).await.unwrap();
+    // The right to the sequence of a PostgreSQL table is not part of the four.
+    assert_eq!(overview.last_seq == 0, is_postgres::<DB>(), "{overview:?}");
+    for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        admin.page(&PageAsk { shelf, ..PageAsk::default() }).await.unwrap();
+        admin.breakdown(shelf, 10).await.unwrap();
+    }
+    admin.blocked_keys(10, 10).await.unwrap();
+    assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
+    assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
+    let deed = admin.audit(&Deed::default()).await.unwrap();
+    admin.audited(deed, "done", None).await.unwrap();
+    assert_eq!(admin.audits(None, 10).await.unwrap().len(), 1);
+    let relay = outbox.single_node().start().await.unwrap();
+    in_time(async {
+        while admin.nodes().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    relay.stop().await.unwrap();
     assert!(admin.purge(Duration::ZERO).await.unwrap() > 0);
     assert!(admin.purge_joins(Duration::ZERO).await.unwrap() > 0);
     assert_eq!(admin.purge_inbox(Duration::ZERO).await.unwrap(), 2);

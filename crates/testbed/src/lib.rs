@@ -30,3 +30,4 @@ mod tls;
 pub use plan::Plan;
 pub use proxy::Proxy;
 pub use server::Server;
+pub use tls::Certificates;

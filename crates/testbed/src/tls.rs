@@ -4,16 +4,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Files in PEM format.
 #[derive(Debug)]
-pub(crate) struct Certificates {
-    pub(crate) ca: PathBuf,
-    /// Certificate and key.
-    pub(crate) server: (PathBuf, PathBuf),
-    pub(crate) client: (PathBuf, PathBuf),
+pub struct Certificates {
+    /// The authority.
+    pub ca: PathBuf,
+    /// Certificate and key of `localhost` and `127.0.0.1`.
+    pub server: (PathBuf, PathBuf),
+    /// Certificate and key of a client.
+    pub client: (PathBuf, PathBuf),
 }
 
 impl Certificates {
-    pub(crate) fn make(folder: &Path) -> Self {
+    /// Makes them in this folder.
+    pub fn make(folder: &Path) -> Self {
         let folder = folder.join("tls");
         fs::create_dir(&folder).expect("the folder can be written to");
         let run = |line: &str| openssl(&folder, line);

@@ -8,7 +8,6 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::ListenerExt as _;
 use axum::{Json, Router};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use outbox_web::Role;
@@ -16,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::health::SharedHealth;
-use super::tls::TlsListener;
+use super::serve;
 use super::web::{Api, tls};
 use crate::config::Http;
 
@@ -76,14 +75,7 @@ impl Server {
         }
         let is_open = listen.ip().is_loopback() || serve.allow_remote;
         let router = router(Asked { health, metrics: metrics.clone() }, api.as_ref(), is_open);
-        let app = router.into_make_service_with_connect_info::<SocketAddr>();
-        let answers = match tls {
-            None => tokio::spawn(async move { told(axum::serve(listener, app).await) }),
-            Some(acceptor) => {
-                let listener = TlsListener::new(listener, acceptor)?.tap_io(|_| {});
-                tokio::spawn(async move { told(axum::serve(listener, app).await) })
-            }
-        };
+        let answers = tokio::spawn(serve::serve(listener, tls, router));
         let upkeep = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(UPKEEP).await;
@@ -91,12 +83,6 @@ impl Server {
             }
         });
         Ok(Self { tasks: [answers, upkeep] })
-    }
-}
-
-fn told(ended: std::io::Result<()>) {
-    if let Err(error) = ended {
-        tracing::error!(%error, "nobody is answered any more");
     }
 }
 

@@ -9,7 +9,7 @@
 //! | `table` | which event goes to which of them |
 //! | `reach` | trying all of that, for `outbox check` |
 //! | `health`, `http` | probes and metrics |
-//! | `web`, `tls` | the API and the dashboard, and how they are encrypted |
+//! | `web`, `serve`, `tls` | the API and the dashboard; connections, and how they are encrypted |
 
 mod daemon;
 mod discovery;
@@ -20,6 +20,7 @@ mod lines;
 mod outlets;
 pub(crate) mod reach;
 mod reload;
+mod serve;
 mod signals;
 mod source;
 mod table;

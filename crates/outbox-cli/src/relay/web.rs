@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use outbox::store::SharedStore;
 use outbox_transports::Text;
 use outbox_web::{DatabaseInfo, Databases, Role, Token, Web};
-use toml::Spanned;
 
 use super::health::SharedHealth;
 use crate::Usage;
@@ -37,7 +36,7 @@ pub(crate) struct Api {
 
 impl Api {
     pub(crate) fn new(http: &Http, database: Option<&str>, health: &SharedHealth) -> Result<Self> {
-        let tokens = http.tokens.iter().map(Spanned::get_ref).map(|token| token.token());
+        let tokens = http.tokens.iter().map(|token| token.get_ref().token());
         let mut tokens: Vec<Token> = tokens.collect::<Result<_, _>>().map_err(Usage)?;
         let mut secret = None;
         if tokens.is_empty() {
@@ -64,7 +63,7 @@ impl Api {
             // After `#` stands what browsers never send; the page takes it out of its address.
             Some(secret) if to_people => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
             Some(_) => {
-                tracing::info!("dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`")
+                tracing::info!("dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`");
             }
             None => tracing::info!("dashboard: {scheme}://{address}/"),
         }

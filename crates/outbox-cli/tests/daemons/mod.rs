@@ -1,5 +1,7 @@
 //! Relays in processes of their own, on databases and files of a folder of their own.
 
+#![allow(dead_code, reason = "each test binary uses its own share")]
+
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};

@@ -81,7 +81,9 @@ impl Porter {
         }
         let digest = digest(secret);
         // All of them are looked at, so that the time does not tell which was nearest.
-        match self.tokens.iter().filter(|token| token.is(&digest)).last() {
+        let found =
+            self.tokens.iter().fold(None, |found, token| if token.is(&digest) { Some(token) } else { found });
+        match found {
             Some(token) => Ok(token),
             None => {
                 self.throttle.count(peer, now);

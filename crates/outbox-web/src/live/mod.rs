@@ -31,6 +31,9 @@ const KEPT: usize = 15 * 60;
 /// How many seconds nobody may listen before it stops asking.
 const ALONE: u32 = 5;
 
+/// After how much time what was told last says nothing any more.
+const STALE: Duration = Duration::from_secs(10);
+
 /// How many may listen at once.
 const LISTENERS: usize = 64;
 
@@ -97,8 +100,7 @@ impl Live {
     /// What was told last, unless that was long ago.
     pub(crate) fn latest(&self, database: &str) -> Option<Arc<Tick>> {
         let latest = self.channel(database).lock().kept.back().cloned()?;
-        let age = chrono::Utc::now().signed_duration_since(latest.point.at);
-        (age < chrono::Duration::seconds(10)).then_some(latest)
+        (latest.heard.elapsed() < STALE).then_some(latest)
     }
 }
 

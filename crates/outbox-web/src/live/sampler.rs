@@ -82,6 +82,7 @@ impl Sampler {
             relays: nodes.iter().filter(|node| node.is_running()).count(),
             error: None,
             by_node: self.rates.delivered_by_node(),
+            heard: Instant::now(),
         })
     }
 }
@@ -126,5 +127,6 @@ fn nothing(error: &str) -> Tick {
         relays: 0,
         error: Some(error.to_owned()),
         by_node: std::collections::HashMap::new(),
+        heard: Instant::now(),
     }
 }

@@ -1,7 +1,7 @@
 //! What is told every second.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use outbox::store::Overview;
@@ -73,6 +73,9 @@ pub(crate) struct Tick {
     pub(crate) error: Option<String>,
     #[serde(skip)]
     pub(crate) by_node: HashMap<String, f64>,
+    /// By the clock of this process, which may differ from the database's.
+    #[serde(skip)]
+    pub(crate) heard: Instant,
 }
 
 /// How fast events of a type go.

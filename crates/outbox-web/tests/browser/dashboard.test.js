@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { BASE, PATIENCE, VIEWS, launch, signIn, visit } from "./browser.js";
+import { BASE, PATIENCE, TOKEN, VIEWS, launch, signIn, visit } from "./browser.js";
 
 let browser;
 before(async () => { browser = await launch(); });
@@ -153,5 +153,28 @@ test("who may only read is told why a button does nothing", { skip: !process.env
   await page.locator(".toast", { hasText: "Needs the role operate" }).waitFor();
   assert.equal(await page.locator("dialog").count(), 0);
   check();
+  await context.close();
+});
+
+test("a session that has ended asks for a token, and goes on where one was", async () => {
+  const { page, context, seen } = await signIn(browser);
+  await visit(page, "#/nodes");
+  await context.clearCookies();
+  await page.getByLabel("Token").waitFor();
+  await page.getByLabel("Token").fill(TOKEN);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("heading", { name: "Nodes", level: 1 }).waitFor();
+  assert.ok(seen.errors.every(error => error.includes("401")), seen.errors.join("\n"));
+  await context.close();
+});
+
+test("signing out ends the session", async () => {
+  const { page, context } = await signIn(browser);
+  await page.getByRole("button", { name: "Sign out" }).click();
+  await page.getByLabel("Token").waitFor();
+  assert.equal((await context.cookies()).filter(cookie => cookie.value).length, 0);
+  await page.reload();
+  await page.getByLabel("Token").waitFor();
+  assert.equal(await page.locator(".shell").count(), 0);
   await context.close();
 });

@@ -26,7 +26,7 @@ pub struct Site {
     pub web: Web,
     client: reqwest::Client,
     server: tokio::task::JoinHandle<()>,
-    _folder: Option<tempfile::TempDir>,
+    folder: Option<tempfile::TempDir>,
 }
 
 impl Drop for Site {
@@ -126,7 +126,12 @@ impl Site {
         let app = web.router().into_make_service_with_connect_info::<SocketAddr>();
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         let client = reqwest::Client::builder().no_proxy().timeout(FOREVER).build().unwrap();
-        Self { url, store, web, client, server, _folder: folder }
+        Self { url, store, web, client, server, folder }
+    }
+
+    /// Where its database is.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.as_ref().expect("it is on SQLite").path()
     }
 
     /// A request without anything that says who sends it.

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { number, when } from "../format.js";
-import { head } from "../parts.js";
+import { head, refreshButton } from "../parts.js";
 import { empty, load } from "../state.js";
 import { table } from "../table.js";
 import { attempt } from "../toast.js";
@@ -12,7 +12,7 @@ const PAGE = 50;
 
 export function audit({ main, signal }) {
   const place = h("div");
-  fill(main, head("Audit", "Every change is written down before it is made, and so is every look at a payload."), place);
+  fill(main, head("Audit", "Every change is written down before it is made, and so is every look at a payload.", refreshButton()), place);
   const list = table({ caption: "Audit", key: entry => entry.id, columns: [
     { name: "When", cell: entry => when(entry.at), tight: true },
     { name: "Who", cell: entry => [entry.actor, entry.via && h("span.sub", null, `by ${entry.via}`)] },

@@ -4,17 +4,15 @@ import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
 import { counted, number, when } from "../format.js";
-import { head } from "../parts.js";
+import { PAGE, pager } from "../pager.js";
+import { head, refreshButton } from "../parts.js";
 import { act } from "../role.js";
 import { href } from "../route.js";
 import { empty, load } from "../state.js";
 import { table } from "../table.js";
-import { toast } from "../toast.js";
 import { bulkReplay } from "./bulk.js";
 import { columns } from "./events.js";
 import { jobs } from "./jobs.js";
-
-const PAGE = 50;
 
 export function dead({ main, query, signal }) {
   const filter = filterOf(query);
@@ -26,7 +24,7 @@ export function dead({ main, query, signal }) {
 
   fill(main,
     head("Dead letters", "Events that were given up. They stay until somebody replays, skips or purges them.",
-      act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
+      refreshButton(), act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
     running.el, filterBar("dead", query),
     h("div.columns.even", null,
       h("section.card", null, h("h2", null, "By type"), types),
@@ -37,10 +35,10 @@ export function dead({ main, query, signal }) {
     return load(types, () => get("dead/types", {}, signal), found => showTypes(types, found, filter));
   }
   function loadList() {
-    return load(list, () => page(), first => pages(list, first, page, rows => showReasons(reasons, rows)));
-  }
-  function page(cursor) {
-    return get("events", { status: "dead", ...filter, order: "newest", limit: PAGE, cursor }, signal);
+    const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", event.id]) });
+    const fetch = cursor => get("events", { status: "dead", ...filter, order: "newest", limit: PAGE, cursor }, signal);
+    const nothing = () => empty("No dead letters.", "No event was given up, or none matches. This is how it should be.");
+    return pager({ place: list, list: rows, fetch, nothing, changed: found => showReasons(reasons, found) });
   }
   running.whenDone(again);
   again();
@@ -60,11 +58,12 @@ function showTypes(place, found, filter) {
   return fill(place, rows.el, found.more && h("p.muted", null, `Of the first ${counted(found.looked_at)}; there are more.`));
 }
 
-/** Errors that differ only by numbers and ids are one reason. */
+/** Errors that differ only by numbers and ids are one reason. Addresses stay, and what may be a status: 404 is not 503. */
 export function reason(error) {
   return (error ?? "no error was noted")
-    .replace(/[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f-]{27}/gi, "…")
-    .replace(/\d+/g, "#").split("\n")[0].slice(0, 160);
+    .replace(/\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f-]{27})\b/gi, "…")
+    .replace(/\d+(?:\.\d+){3}(?::\d+)?|\d+/g, found => (/^[1-5]\d\d$|\./.test(found) ? found : "#"))
+    .split("\n")[0].slice(0, 160);
 }
 
 function showReasons(place, events) {
@@ -88,32 +87,3 @@ function showReasons(place, events) {
   rows.update([...groups.values()].sort((a, b) => b.count - a.count));
   return fill(place, rows.el, h("p.muted", null, `Of the ${number(events.length)} shown below. A row opens an example.`));
 }
-
-/** A list that grows by pages. `changed` hears of all rows. */
-function pages(place, first, fetch, changed) {
-  const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", event.id]) });
-  const foot = h("div.list-foot");
-  let all = [];
-  function take({ events, next }) {
-    all = all.concat(events);
-    rows.update(all);
-    changed(all);
-    if (!all.length && !next) return fill(place, empty("No dead letters.", "No event was given up, or none matches. This is how it should be."));
-    const button = h("button.button", { type: "button", onclick: more }, events.length < PAGE ? "Search on" : "Show more");
-    async function more() {
-      button.setAttribute("aria-busy", "true");
-      try {
-        take(await fetch(next));
-      } catch (error) {
-        toast(error.message, "bad");
-        button.removeAttribute("aria-busy");
-      }
-    }
-    fill(place, all.length ? rows.el : null, foot);
-    return fill(foot, next
-      ? [h("p.muted", null, events.length < PAGE ? `Searched a part: ${number(all.length)} found so far.` : `${number(all.length)} shown.`), button]
-      : h("p.muted", null, `That is all: ${number(all.length)}.`));
-  }
-  take(first);
-}
-

@@ -2,7 +2,7 @@
 
 import { get, part } from "../api.js";
 import { cancel, edit, replay, skip } from "../actions.js";
-import { fill, h } from "../dom.js";
+import { fill, h, patch } from "../dom.js";
 import { bytes, number, when } from "../format.js";
 import { copy, card, facts, status } from "../parts.js";
 import { act } from "../role.js";
@@ -14,34 +14,37 @@ import { timeline } from "./timeline.js";
 export function event({ main, path, signal }) {
   const id = path[1];
   const place = h("div.pile");
-  const hidden = payload(id);
+  const parts = { head: h("header.view-head"), explain: h("section.explain", { "aria-label": "Explanation" }), timeline: h("div"), facts: h("div") };
+  const page = [crumb(), parts.head, parts.explain, h("div.columns", null,
+    h("div", null, card("Timeline", parts.timeline)),
+    h("div", null, card("Facts", parts.facts), card(null, payload(id))))];
   fill(main, place);
-  let last = null;
 
+  /** Null if it is not there, or no longer. */
   async function fetch() {
-    return get(`events/${part(id)}`, {}, signal);
-  }
-  async function refresh() {
-    render(await fetch());
-  }
-  function render(found) {
-    const text = JSON.stringify(found);
-    if (text === last) return;
-    last = text;
-    fill(place, page(found, hidden, refresh));
-  }
-
-  load(place, async () => {
     try {
-      return await fetch();
+      return await get(`events/${part(id)}`, {}, signal);
     } catch (error) {
       if (error.status === 404) return null;
       throw error;
     }
-  }, found => {
-    if (found) return render(found);
-    return fill(place, crumb(), empty("There is no event with this id.", "It may have been purged after it was settled, or it is in another database."));
-  });
+  }
+  async function refresh() {
+    render(await fetch());
+  }
+  /** Each part by itself: times in the explanation go on, what somebody unfolded stays. */
+  function render(found) {
+    if (!found) return fill(place, crumb(), empty("There is no event with this id.", "It was purged after it was settled, or cancelled, or it is in another database."));
+    const { event: facts, attempts, explanation } = found;
+    if (!parts.head.isConnected) fill(place, page);
+    patch(parts.head, [facts.status, facts.event_type], () => headline(facts, refresh));
+    parts.explain.className = `explain ${facts.status.toLowerCase()}`;
+    patch(parts.explain, explanation.text, () => explanation.text.trim().split("\n").map(line => h("p", null, words(line))));
+    patch(parts.timeline, [attempts, facts.status, facts.attempts, facts.available_at, facts.locked_by, facts.done_by], () => timeline(facts, attempts));
+    return patch(parts.facts, facts, () => eventFacts(facts));
+  }
+
+  load(place, fetch, render);
   // What is settled stays as it is, but a replay elsewhere may bring it back.
   every(2_000, signal, refresh);
 }
@@ -50,24 +53,18 @@ function crumb() {
   return h("p.crumb", null, h("a", { href: href("events") }, "Events"), " /");
 }
 
-function page(found, hidden, refresh) {
-  const event = found.event;
-  return [
-    crumb(),
-    h("header.view-head", null,
-      h("div", null,
-        h("h1", null, event.event_type || "(unreadable)", " ", status(event.status)),
-        h("p.mono.muted.break", null, event.id, " ", copy(event.id))),
-      h("div.tools", null, buttons(event, refresh))),
-    h("section.explain", { class: event.status.toLowerCase(), "aria-label": "Explanation" }, paragraphs(found.explanation)),
-    h("div.columns", null,
-      h("div", null, card("Timeline", timeline(event, found.attempts))),
-      h("div", null, card("Facts", eventFacts(event)), card(null, hidden))),
-  ];
+/** What stands in backticks is something to type. */
+function words(line) {
+  return line.split("`").map((text, i) => (i % 2 ? h("code", null, text) : text));
 }
 
-function paragraphs(explanation) {
-  return String(explanation.text ?? "").trim().split("\n").map(line => h("p", null, line));
+function headline(event, refresh) {
+  return [
+    h("div", null,
+      h("h1", null, event.event_type || "(unreadable)", " ", status(event.status)),
+      h("p.mono.muted.break", null, event.id, " ", copy(event.id))),
+    h("div.tools", null, buttons(event, refresh)),
+  ];
 }
 
 function buttons(event, refresh) {

@@ -4,14 +4,13 @@ import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
 import { aggregate, bytes, number, short, when } from "../format.js";
-import { head, status } from "../parts.js";
+import { head, refreshButton, status } from "../parts.js";
 import { href } from "../route.js";
-import { empty, load } from "../state.js";
+import { PAGE, pager } from "../pager.js";
+import { empty } from "../state.js";
 import { table } from "../table.js";
-import { toast } from "../toast.js";
 
 const TABS = [["pending", "Pending"], ["retry", "Retrying"], ["done", "Done"], ["dead", "Dead"]];
-const PAGE = 50;
 
 const TIME = {
   pending: { name: "Due", cell: event => (event.locked_by ? h("span", { title: event.locked_by }, "in hand") : when(event.available_at)) },
@@ -46,54 +45,15 @@ export function events({ main, query, signal }) {
   const newest = (query.order ?? (shelf === "pending" || shelf === "retry" ? "oldest" : "newest")) === "newest";
   const place = h("div");
   fill(main,
-    head("Events", "Page by page, in the order of an index: nothing is counted or sorted."),
+    head("Events", "Page by page, in the order of an index: nothing is counted or sorted.", refreshButton()),
     h("nav.tabs", { "aria-label": "Shelf" }, TABS.map(([name, title]) =>
       h("a", { href: href("events", { ...query, status: name, order: undefined }), "aria-current": name === shelf ? "page" : undefined }, title)),
       h("a.order", { href: href("events", { ...query, order: newest ? "oldest" : "newest" }) }, newest ? "newest first ↓" : "oldest first ↑")),
     filterBar("events", query), place);
 
   const list = table({ caption: `${shelf} events`, columns: columns(shelf), key: event => event.id, href: event => href(["events", event.id]) });
-  const foot = h("div.list-foot");
-  let rows = [];
-  let next = null;
-  let pages = 0;
-
-  async function page(cursor) {
-    return get("events", { status: shelf, ...filter, order: newest ? "newest" : "oldest", limit: PAGE, cursor }, signal);
-  }
-
-  function took(answer) {
-    pages += 1;
-    rows = rows.concat(answer.events);
-    next = answer.next;
-    list.update(rows);
-    if (!rows.length && !next) return fill(place, nothing(shelf, filter));
-    fill(place, rows.length ? list.el : null, foot);
-    return fill(foot, next ? goOn(answer.events.length) : h("p.muted", null, `That is all: ${number(rows.length)} ${rows.length === 1 ? "event" : "events"}.`));
-  }
-
-  function goOn(got) {
-    const searching = got < PAGE;
-    const button = h("button.button", { type: "button", onclick: more }, searching ? "Search on" : "Show more");
-    const note = searching
-      ? `Searched a part of the table: ${number(rows.length)} found so far. There may be more further on.`
-      : `${number(rows.length)} shown.`;
-    return [h("p.muted", { role: "status" }, note), button];
-  }
-
-  async function more(event) {
-    event.currentTarget.setAttribute("aria-busy", "true");
-    try {
-      took(await page(next));
-    } catch (error) {
-      if (error.name !== "AbortError") toast(error.message, "bad");
-      event.target.removeAttribute("aria-busy");
-    }
-  }
-
-  load(place, () => page(), answer => {
-    if (pages === 0) took(answer);
-  });
+  const fetch = cursor => get("events", { status: shelf, ...filter, order: newest ? "newest" : "oldest", limit: PAGE, cursor }, signal);
+  pager({ place, list, fetch, nothing: () => nothing(shelf, filter) });
 }
 
 function nothing(shelf, filter) {

@@ -2,8 +2,8 @@
 
 import { get, part, post } from "../api.js";
 import { ask } from "../dialog.js";
-import { fill, h } from "../dom.js";
-import { number, things, when } from "../format.js";
+import { fill, h, patch } from "../dom.js";
+import { number, when } from "../format.js";
 import { badge, bar, card, eventLink, facts, head, status } from "../parts.js";
 import { act } from "../role.js";
 import { href } from "../route.js";
@@ -62,29 +62,30 @@ export function join({ main, path, signal }) {
   const id = path[1];
   const place = h("div.pile");
   const steps = h("div");
+  const parts = { head: h("header.view-head"), progress: h("div") };
   fill(main, place, card("Steps", steps));
   const fetch = () => get(`joins/${part(id)}`, {}, signal);
   const refresh = async () => render(await fetch());
 
   function render(found) {
-    fill(place,
-      h("p.crumb", null, h("a", { href: href("joins") }, "Joins"), " /"),
-      h("header.view-head", null,
-        h("div", null, h("h1.mono.break", null, found.id), h("p", null, status(found.status))),
-        h("div.tools", null, act("Cancel the join", {
-          kind: "danger-quiet", off: found.status === "PENDING" ? null : "Only a pending join can be cancelled.",
-          run: async () => {
-            const sure = await ask({ title: "Cancel this join?", danger: true, confirm: "Cancel the join",
-              body: ["Nothing follows it any more. Its steps are delivered all the same.", `${things(found.expected - found.completed - found.failed, "step")} not settled.`] });
-            if (sure && await attempt(() => post(`joins/${part(id)}/cancel`), "Cancelled.")) await refresh();
-          },
-        }))),
-      card("Progress", progress(found), facts([
-        ["Expected", number(found.expected)], ["Attached", number(found.attached)],
-        ["What follows", found.awaited ? "is decided" : "nobody has said yet"],
-        ["Group", found.grouping_key], ["Metadata", found.metadata],
-        ["Started", when(found.created_at)], ["Changed", when(found.updated_at)],
-      ])));
+    if (!parts.head.isConnected) fill(place, h("p.crumb", null, h("a", { href: href("joins") }, "Joins"), " /"), parts.head, card("Progress", parts.progress));
+    patch(parts.head, found.status, () => [
+      h("div", null, h("h1.mono.break", null, found.id), h("p", null, status(found.status))),
+      h("div.tools", null, act("Cancel the join", {
+        kind: "danger-quiet", off: found.status === "PENDING" ? null : "Only a pending join can be cancelled.", run: cancel,
+      })),
+    ]);
+    patch(parts.progress, found, () => [progress(found), facts([
+      ["Expected", number(found.expected)], ["Attached", number(found.attached)],
+      ["What follows", found.awaited ? "is decided" : "nobody has said yet"],
+      ["Group", found.grouping_key], ["Metadata", found.metadata],
+      ["Started", when(found.created_at)], ["Changed", when(found.updated_at)],
+    ])]);
+  }
+  async function cancel() {
+    const sure = await ask({ title: "Cancel this join?", danger: true, confirm: "Cancel the join",
+      body: ["Nothing follows it any more. Its steps are delivered all the same."] });
+    if (sure && await attempt(() => post(`joins/${part(id)}/cancel`), "Cancelled.")) await refresh();
   }
   load(place, fetch, render);
   every(2_000, signal, refresh);

@@ -29,7 +29,7 @@ export function login(app, { token, done }) {
     h("form.card", { onsubmit: event => { event.preventDefault(); exchange(input.value.trim()); } },
       h("h1", null, mark(), "outbox"),
       h("p.muted", null, "Paste a token. Your role comes with it."),
-      field("Token", input, "The relay's settings name the tokens; `outbox demo` prints a link that signs you in."),
+      field("Token", input, "The settings of the relay name the tokens. The demo prints an address that signs you in."),
       problem, button)));
   document.title = "Sign in · outbox";
   if (token) exchange(token);

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { chart, spark } from "../chart.js";
 import { fill, h, say } from "../dom.js";
-import { counted, number, rate, span, when } from "../format.js";
+import { counted, number, rate, sentence, span, things, when } from "../format.js";
 import { onLive } from "../live.js";
 import { card, head } from "../parts.js";
 import { href } from "../route.js";
@@ -32,8 +32,8 @@ export function overview({ main, signal }) {
   const outages = h("div");
   const charts = {
     flow: chart({ title: "Events a second", series: FLOW, format: rate, height: 240 }),
-    latency: chart({ title: "Latency of deliveries", series: LATENCY, format: span, floor: 10 }),
-    age: chart({ title: "Age of the backlog", series: AGE, format: span, floor: 1_000 }),
+    latency: chart({ title: "Latency of deliveries", series: LATENCY, format: span, floor: 10, times: true }),
+    age: chart({ title: "Age of the backlog", series: AGE, format: span, floor: 1_000, times: true }),
   };
   const types = typeTable();
   const publishers = publisherTable();
@@ -58,8 +58,9 @@ export function overview({ main, signal }) {
     if (document.hidden) return;
     draw();
     if (heard.latest) {
-      numbers.show(heard.latest.overview);
+      numbers.show(heard.latest.overview, heard.latest.relays);
       warnings(outages, heard.latest);
+      types.live(heard.latest.types);
       publishers.live(heard.points);
     }
   });
@@ -89,12 +90,15 @@ function headline() {
   });
   const oldest = h("b", null, "–");
   const settled = h("span", null, "–");
+  const running = h("span");
   const el = h("section.tiles", { "aria-label": "Now" }, tiles,
-    h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled)));
-  function show(all) {
+    h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled), h("small", null, running)));
+  function show(all, relays) {
     if (!all) return;
+    if (relays !== undefined) say(running, `${things(relays, "relay")}`);
     for (const [key] of HEADLINE) {
       say(values[key], counted(all[key]));
+      values[key].title = all[key]?.more ? "Counting stopped: there may be more" : "";
       values[key].parentElement.classList.toggle("some", Boolean(all[key]?.count));
     }
     say(oldest, all.oldest_due_ms === null || all.oldest_due_ms === undefined ? "none" : span(all.oldest_due_ms));
@@ -107,10 +111,10 @@ function headline() {
 function warnings(place, { error, relays, outages, overview }) {
   const found = [];
   const first = new Map(outages.map(one => [one.destination, one]).reverse());
-  if (error) found.push(["Nothing is known right now", `${error}.`, "The numbers below are those of the last answer."]);
+  if (error) found.push(["Nothing is known right now", sentence(error), "The numbers below are those of the last answer."]);
   else if (relays === 0 && overview.held.count === 0) found.push(["No relay runs", "Events are written and wait.", "Start one: outbox relay, or .start() in your program."]);
   for (const one of first.values()) {
-    found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", one.reason],
+    found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", sentence(one.reason)],
       one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
   }
   const said = JSON.stringify([error, relays, [...first.values()]]);
@@ -141,13 +145,22 @@ function typeTable() {
     ],
   });
   const el = h("div");
+  let last = [];
+  /** Rates come every second, the rest now and then. */
+  function live(rates) {
+    if (!last.length) return;
+    const now = new Map(rates.map(one => [one.event_type, one]));
+    last = last.map(type => ({ ...type, delivered_per_second: now.get(type.event_type)?.delivered ?? 0, failed_per_second: now.get(type.event_type)?.failed ?? 0 }));
+    list.update(last);
+  }
   function show({ types }) {
+    last = types;
     if (!types.length) return fill(el, empty("No event is waiting, and none was delivered lately.", "Types appear here as soon as something is written."));
     list.update(types);
     if (!list.el.isConnected) fill(el, list.el);
     return undefined;
   }
-  return { el, show };
+  return { el, show, live };
 }
 
 function publisherTable() {

@@ -48,7 +48,7 @@ function columns(refresh) {
     { name: "Behind", num: true, cell: pair => (pair.topic ? [h("b", null, number(pair.behind)), h("span.sub", null, "moved ", when(pair.updated_at))] : "–") },
     { name: "Leader", cell: pair => leader(pair) },
     { name: "Errors", wide: true, cell: errors },
-    { name: "Actions", tight: true, cell: pair => (pair.topic ? h("div.tools", null, buttons(pair, refresh)) : "–") },
+    { name: "Actions", tight: true, keep: pair => pair.status, cell: (pair, latest) => (pair.topic ? h("div.tools", null, buttons(pair, latest, refresh)) : "–") },
   ];
 }
 
@@ -70,10 +70,10 @@ function errors(pair) {
   return away.length || own ? [away, own] : "–";
 }
 
-function buttons(pair, refresh) {
+function buttons(pair, latest, refresh) {
   const at = what => `publishers/${part(pair.publisher)}/topics/${part(pair.topic)}/${what}`;
   const run = (question, what, done) => async () => {
-    const body = await ask(question);
+    const body = await ask(question(latest()));
     if (!body) return;
     await attempt(() => post(at(what), body === true ? {} : body), done);
     await refresh();
@@ -82,17 +82,17 @@ function buttons(pair, refresh) {
   const name = `${pair.publisher} in ${pair.topic}`;
   return [
     paused || pair.status === "FAILED"
-      ? act("Resume", { kind: "small", run: run({
+      ? act("Resume", { kind: "small", run: run(now => ({
         title: `Resume ${name}?`,
-        body: [`It goes on from position ${number(pair.position)}, with no errors behind it: ${number(pair.behind)} positions to catch up.`],
+        body: [`It goes on from position ${number(now.position)}, with no errors behind it: ${number(now.behind)} positions to catch up.`],
         confirm: "Resume",
-      }, "resume", "Resumed.") }) : null,
-    paused ? null : act("Pause", { kind: "small", run: run({
+      }), "resume", "Resumed.") }) : null,
+    paused ? null : act("Pause", { kind: "small", run: run(() => ({
       title: `Pause ${name}?`,
       body: ["What it is being given right now is the last. It keeps its position, and the log keeps its events."],
       confirm: "Pause",
-    }, "pause", "Paused.") }),
-    act("Reset…", { kind: "small", needs: "admin", run: run(resetQuestion(pair, name), "reset", "Reset.") }),
+    }), "pause", "Paused.") }),
+    act("Reset…", { kind: "small", needs: "admin", run: run(now => resetQuestion(now, name), "reset", "Reset.") }),
   ];
 }
 

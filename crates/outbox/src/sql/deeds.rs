@@ -56,10 +56,18 @@ impl<DB: Database> SqlStore<DB> {
             Value::Text(target.as_deref().map(|text| short(text, 255))),
             Value::Text(details.as_deref().map(|text| short(text, MAX_DETAILS))),
         ];
-        // In a transaction, because the number is asked for on the same connection.
+        // In a transaction, because the number may have to be asked for on the same connection.
         let mut tx = begin_on(&self.pools.relay).await?;
-        DB::run(&mut tx, self.render(AUDIT), values).await?;
-        let rows = DB::fetch(&mut tx, self.render("SELECT {last id}"), Vec::new()).await?;
+        let rows = match DB::LAST_ID {
+            None => {
+                let returning = format!("{AUDIT} RETURNING audit_id");
+                DB::fetch(&mut tx, self.render(&returning), values).await?
+            }
+            Some(query) => {
+                DB::run(&mut tx, self.render(AUDIT), values).await?;
+                DB::fetch(&mut tx, self.render(query), Vec::new()).await?
+            }
+        };
         let id = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or_default();
         tx.commit().await?;
         Ok(id)

@@ -183,6 +183,14 @@ impl Which {
     }
 }
 
+/// How failed attempts are written down.
+pub enum Noting {
+    /// By a statement that settles as well; what it returns is what moved.
+    AtOnce(String),
+    /// By a statement of its own, before they are settled. It locks their rows, so that the settlement finds the same ones.
+    First(String),
+}
+
 /// How to connect: what sqlx makes of a URL.
 #[doc(hidden)]
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as sqlx::Connection>::Options;
@@ -235,9 +243,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// joins. `$1` to `$4` as in a settlement.
     fn hold_batch(by: &Holder) -> String;
 
-    /// The statement that writes down failed attempts, before they are settled: of the batch those that
-    /// [`settle_rest`](Dialect::settle_rest) is going to count or bury. Locks their rows, so that it finds the same ones.
-    fn note_attempts(by: &Holder, which: Which) -> String;
+    /// How failed attempts are written down: those of a batch that [`settle_rest`](Dialect::settle_rest) counts or buries.
+    fn note_attempts(by: &Holder, which: Which) -> Noting;
 
     /// The statement that writes the counters and the status of joins: a batch of id, attached, completed, failed,
     /// status.
@@ -304,6 +311,12 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         rows: &[NewRow],
         birth: Option<&BirthLease>,
     ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
+
+    /// What to say in a transaction that reads by an index in its order, where the planner could otherwise sort a whole table.
+    const IN_ORDER: Option<&'static str> = None;
+
+    /// The query for the number that the last insert was given, where an insert cannot say so itself.
+    const LAST_ID: Option<&'static str> = None;
 
     /// Whether dead events are indexed by the time they were due, and not by their place in the table.
     const DEAD_BY_TIME: bool = false;

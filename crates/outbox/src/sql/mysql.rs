@@ -12,7 +12,7 @@ use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, M
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
@@ -119,7 +119,6 @@ impl Dialect for MySql {
             ("size", _) => {
                 "CAST(COALESCE(OCTET_LENGTH(e.payload), OCTET_LENGTH(e.payload_bytes)) AS SIGNED)".to_owned()
             }
-            ("last", _) => "CAST(LAST_INSERT_ID() AS SIGNED)".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -187,14 +186,14 @@ impl Dialect for MySql {
         )
     }
 
-    fn note_attempts(by: &Holder, which: Which) -> String {
+    fn note_attempts(by: &Holder, which: Which) -> Noting {
         let (holds, which) = (fence(by), which.condition());
-        format!(
+        Noting::First(format!(
             "INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
              SELECT e.event_id, {{now}}, e.attempts + s.counted, $1, CASE WHEN s.status = 3 THEN 1 ELSE 0 END, \
              COALESCE(s.error, '') FROM {BATCH} \
              WHERE (s.counted = 1 OR s.status = 3) AND e.status IN (0, 2) AND {holds}{which} {{lock listed}}"
-        )
+        ))
     }
 
     fn count_joins() -> &'static str {
@@ -216,6 +215,7 @@ impl Dialect for MySql {
     }
 
     const DEAD_BY_TIME: bool = true;
+    const LAST_ID: Option<&'static str> = Some("SELECT CAST(LAST_INSERT_ID() AS SIGNED)");
     // MySQL looks the counter up once a day; MariaDB knows it.
     const SIZE: &'static str = "SELECT CAST(GREATEST(COALESCE((SELECT max(e.seq) FROM {events} e), 0), \
         COALESCE(max(t.auto_increment) - 1, 0)) AS SIGNED), CAST(max(t.table_rows) AS SIGNED) \

@@ -32,20 +32,22 @@ impl<DB: Database> SqlStore<DB> {
         let most = most.min(1_000_000);
         let limit = most + 1;
         let (due, delayed) = (pending("<=", limit), pending(">", limit));
-        let dead = Reading::of::<DB>(Shelf::Dead).window("1 AS one", "", "", limit as usize);
+        let dead = Reading::of::<DB>(Shelf::Dead).numbers(limit);
         let text = format!(
             "SELECT {{now}}, (SELECT x.holder FROM {{leases}} x WHERE x.name = 'exclusive' AND x.held_until > {{now}}), \
-             (SELECT max(e.done_at) FROM {{events}} e), \
+             (SELECT e.done_at FROM {{events}} e WHERE e.done_at IS NOT NULL ORDER BY e.done_at DESC LIMIT 1), \
              (SELECT min(e.available_at) FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}}), \
              a.n, a.retries, a.held, b.n, b.retries, b.held, c.n \
              FROM {due} a CROSS JOIN {delayed} b CROSS JOIN (SELECT count(*) AS n FROM ({dead}) w) c"
         );
-        let rows = self.fetch(&text, Vec::new()).await?;
+        let rows = self.fetch_in_order(&text, Vec::new()).await?;
         let mut overview = Overview::default();
         if let Some(row) = rows.first() {
             let number = |n: usize| Ok::<_, sqlx::Error>(DB::int(row, n)?.unwrap_or_default().unsigned_abs());
             let (due, delayed) = (number(4)?, number(7)?);
-            let among = |found: u64| Counted { count: found, more: due > most || delayed > most };
+            let counted = due.min(most) + delayed.min(most);
+            let among =
+                |found: u64| Counted { count: found.min(counted), more: due > most || delayed > most };
             overview.now = DB::time(row, 0)?.unwrap_or_default();
             overview.leader = DB::text(row, 1)?.map(NodeId::from);
             overview.last_settled = DB::time(row, 2)?;
@@ -80,7 +82,7 @@ impl<DB: Database> SqlStore<DB> {
              GROUP BY v.event_type ORDER BY 2 DESC, 1"
         );
         let mut breakdown = Breakdown::default();
-        for row in self.fetch(&text, Vec::new()).await? {
+        for row in self.fetch_in_order(&text, Vec::new()).await? {
             let count = DB::int(&row, 1)?.unwrap_or_default().unsigned_abs();
             breakdown.looked_at += DB::int(&row, 3)?.unwrap_or_default().unsigned_abs();
             if count > 0 {
@@ -96,8 +98,9 @@ impl<DB: Database> SqlStore<DB> {
     pub(super) async fn find_blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
         let look_at = look_at.min(MOST_LOOKED_AT);
         let window = Reading::of::<DB>(Shelf::Dead).window("e.ordering_key AS k", "", "", look_at + 1);
-        let rows =
-            self.fetch(&format!("SELECT w.event_id, w.seq, w.k FROM ({window}) w"), Vec::new()).await?;
+        let rows = self
+            .fetch_in_order(&format!("SELECT w.event_id, w.seq, w.k FROM ({window}) w"), Vec::new())
+            .await?;
         let mut more = rows.len() > look_at;
         let mut firsts: HashMap<String, (i64, String)> = HashMap::new();
         for row in rows.iter().take(look_at) {
@@ -148,7 +151,7 @@ impl<DB: Database> SqlStore<DB> {
             );
         }
         let mut counts = vec![Counted::default(); heads.len()];
-        for row in self.fetch(&text, values).await? {
+        for row in self.fetch_in_order(&text, values).await? {
             let number =
                 |n: usize| Ok::<_, sqlx::Error>(DB::int(&row, n)?.unwrap_or_default().unsigned_abs());
             if let Some(counted) = counts.get_mut(number(0)? as usize) {

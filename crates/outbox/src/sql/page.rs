@@ -61,6 +61,13 @@ impl Reading {
         whole
     }
 
+    /// The numbers of the first rows: what the index alone can tell.
+    pub(super) fn numbers(&self, limit: u64) -> String {
+        let Self { rows, by, .. } = self;
+        let order = self.time.map_or("e.seq".to_owned(), |time| format!("e.{time}, e.seq"));
+        format!("SELECT e.seq FROM {{events}} e {by} WHERE {rows} ORDER BY {order} LIMIT {limit}")
+    }
+
     /// The first rows, with these columns beside their ids and places.
     pub(super) fn window(&self, columns: &str, after: &str, down: &str, limit: usize) -> String {
         let Self { rows, by, .. } = self;
@@ -89,12 +96,21 @@ impl Reading {
     }
 }
 
+/// A filter without what does not count on a shelf.
+fn counting(filter: &Filter) -> Filter {
+    Filter { status: None, pending: false, after_seq: None, upto_seq: None, ..filter.clone() }
+}
+
+/// Whether everything matches.
+fn is_open(filter: &Filter) -> bool {
+    counting(filter) == Filter::default()
+}
+
 /// The rows of a page and the last row that was looked at: its number among them, whether it matches, the row.
 ///
 /// Found by narrow rows first: payloads, which may be large, are only touched for what is returned.
-fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
-    let filter =
-        Filter { status: None, pending: false, after_seq: None, upto_seq: None, ..ask.filter.clone() };
+pub(super) fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
+    let filter = counting(&ask.filter);
     let (condition, mut values) = sql::condition(&filter);
     let reading = Reading::for_filter::<DB>(ask.shelf, &filter, &mut values);
     let after = reading.after(ask.after, ask.newest_first, &mut values);
@@ -123,14 +139,19 @@ impl<DB: Database> SqlStore<DB> {
             // There was one, at most.
             return Ok(Page::default());
         }
-        let (limit, look_at) = (ask.limit.min(PageAsk::MOST), ask.look_at.min(MOST_LOOKED_AT));
+        let limit = ask.limit.min(PageAsk::MOST);
+        let mut look_at = ask.look_at.min(MOST_LOOKED_AT);
+        if ask.shelf != Shelf::Done && is_open(&ask.filter) {
+            // All of them match. The index of what is done holds what is dead as well.
+            look_at = look_at.min(limit + 1);
+        }
         let (text, values) = statement::<DB>(ask, limit, look_at);
         let place = |row: &EventRow| Cursor {
             at: row.done_at.filter(|_| ask.shelf == Shelf::Done).unwrap_or(row.available_at),
             seq: row.seq,
         };
         let mut page = Page::default();
-        for row in self.fetch(&text, values).await? {
+        for row in self.fetch_in_order(&text, values).await? {
             let (n, hit) = (DB::int(&row, 0)?, DB::int(&row, 1)? == Some(1));
             if hit && page.rows.len() == limit {
                 page.next = page.rows.last().map(place);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::begin::begin_on;
-use super::dialect::{Database, Dialect, Value, Which};
+use super::dialect::{Database, Dialect, Noting, Value, Which};
 use super::store::SqlStore;
 use crate::error::Result;
 use crate::join::Step;
@@ -149,8 +149,8 @@ fn is_noted(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Again { counted: true, .. } | Verdict::Dead { .. })
 }
 
-/// The statements that settle: one for what is done, one for everything else, and before that one for the attempts that failed,
-/// if any did.
+/// The statements that settle: one for what is done, one for everything else, and where it cannot write down attempts that failed,
+/// one before it that does.
 fn batches<DB: Dialect>(
     by: &Holder,
     completion: Completion,
@@ -167,11 +167,16 @@ fn batches<DB: Dialect>(
     if !rest.is_empty() {
         let mut values = Vec::from(holder_values(by));
         values.extend(batch_values::<DB>(&rest, true));
-        if rest.iter().any(|s| is_noted(&s.verdict)) {
-            let template = DB::note_attempts(by, which);
-            batches.push(Batch { part: Part::Note, template, values: values.clone() });
-        }
-        batches.push(Batch { part: Part::Rest, template: DB::settle_rest(by, which), values });
+        let noting = rest.iter().any(|s| is_noted(&s.verdict)).then(|| DB::note_attempts(by, which));
+        let template = match noting {
+            Some(Noting::AtOnce(template)) => template,
+            Some(Noting::First(template)) => {
+                batches.push(Batch { part: Part::Note, template, values: values.clone() });
+                DB::settle_rest(by, which)
+            }
+            None => DB::settle_rest(by, which),
+        };
+        batches.push(Batch { part: Part::Rest, template, values });
     }
     batches
 }

@@ -11,7 +11,7 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Pools, Render, Value, Which, plumbing};
+use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
@@ -100,7 +100,6 @@ impl Dialect for Sqlite {
                 )
             }
             ("size", _) => "COALESCE(length(CAST(e.payload AS BLOB)), length(e.payload_bytes))".to_owned(),
-            ("last", _) => "last_insert_rowid()".to_owned(),
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -146,12 +145,14 @@ impl Dialect for Sqlite {
 
     fn settle_rest(by: &Holder, which: Which) -> String {
         let (holds, which) = (fence(by), which.condition());
+        // Made first: left to itself SQLite starts from the events, all of them, and reads the batch for each.
         format!(
-            "UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
+            "WITH b AS MATERIALIZED ({BATCH} AND {holds}{which}) \
+             UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
              available_at = CASE WHEN b.after IS NULL THEN available_at ELSE {{later b.after}} END, \
              last_error = COALESCE(b.error, last_error), done_at = CASE WHEN b.status = 3 THEN {{now}} END, \
              done_by = CASE WHEN b.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
-             FROM ({BATCH} AND {holds}{which}) b WHERE {{events}}.seq = b.seq"
+             FROM b WHERE {{events}}.seq = b.seq"
         )
     }
 
@@ -163,15 +164,15 @@ impl Dialect for Sqlite {
         )
     }
 
-    fn note_attempts(by: &Holder, which: Which) -> String {
+    fn note_attempts(by: &Holder, which: Which) -> Noting {
         let (holds, which) = (fence(by), which.condition());
-        format!(
+        Noting::First(format!(
             "INSERT INTO {{attempts}} (event_id, failed_at, number, node, fatal, error) \
              SELECT e.event_id, {{now}}, e.attempts + (s.value ->> 3), $1, COALESCE(s.value ->> 2 = 3, 0), \
              COALESCE(s.value ->> 5, '') FROM json_each($3) s CROSS JOIN {{events}} e ON e.event_id = s.value ->> 0 \
              AND e.claims = s.value ->> 1 AND e.status IN (0, 2) AND {holds}{which} \
              WHERE s.value ->> 3 = 1 OR s.value ->> 2 = 3"
-        )
+        ))
     }
 
     fn count_joins() -> &'static str {
@@ -361,4 +362,64 @@ fn bind(
         };
     }
     query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::SqlStore;
+    use crate::store::{PageAsk, Shelf, Store as _};
+
+    /// What SQLite is going to do.
+    async fn plan(store: &SqlStore<Sqlite>, template: &str, values: Vec<Value>) -> Vec<String> {
+        let rows = store.fetch(&format!("EXPLAIN QUERY PLAN {template}"), values).await.unwrap();
+        rows.iter().filter_map(|row| Sqlite::text(row, 3).unwrap()).collect()
+    }
+
+    /// A scan by an index ends where its limit does; one of the table does not.
+    fn assert_searched(plan: &[String], what: &str) {
+        let (whole, alias) = (plan.iter().any(|step| step == "SCAN outbox_event"), "SCAN e");
+        assert!(!whole && !plan.iter().any(|step| step == alias), "{what}: {plan:#?}");
+    }
+
+    #[tokio::test]
+    async fn no_settlement_and_no_page_reads_the_whole_table() {
+        let store = SqlStore::<Sqlite>::open("sqlite::memory:", &StoreOptions::default()).await.unwrap();
+        store.migrate().await.unwrap();
+        let by = Holder::Lease { owner: "a".into(), lease: Duration::from_secs(1) };
+        let batch = || vec![Value::text("a"), Value::Int(0), Value::text("[]")];
+        for which in [Which::Plain, Which::All] {
+            let done = [Completion::Keep, Completion::Delete].map(|c| Sqlite::settle_done(c, &by, which));
+            let Noting::First(note) = Sqlite::note_attempts(&by, which) else {
+                panic!("it takes two statements")
+            };
+            let rest = [Sqlite::settle_rest(&by, which), note];
+            for statement in done.into_iter().chain(rest) {
+                assert_searched(&plan(&store, &statement, batch()).await, &statement);
+            }
+        }
+        for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+            for newest_first in [false, true] {
+                let mut ask = PageAsk { shelf, newest_first, ..PageAsk::default() };
+                for after in [None, Some(crate::store::Cursor { at: Utc::now(), seq: 7 })] {
+                    ask.after = after;
+                    for key in [None, Some("k".to_owned())] {
+                        ask.filter.ordering_key = key;
+                        let (statement, values) = crate::sql::page::statement::<Sqlite>(&ask, 50, 5_000);
+                        let plan = plan(&store, &statement, values).await;
+                        assert_searched(&plan, &statement);
+                        let mut looking = plan.iter().take_while(|step| *step != "SCAN w");
+                        assert!(
+                            looking.clone().any(|step| step.contains(" e USING INDEX outbox_event_")),
+                            "{plan:#?}"
+                        );
+                        assert!(
+                            !looking.any(|step| step.contains("TEMP B-TREE")),
+                            "nothing is sorted: {plan:#?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

@@ -243,6 +243,17 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows)
     }
 
+    /// The same along an index, however old the planner's statistics are.
+    pub(super) async fn fetch_in_order(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
+        let Some(settings) = DB::IN_ORDER else { return self.fetch(template, values).await };
+        let mut tx = begin_on(&self.pools.read).await?;
+        DB::script(&mut tx, settings.to_owned()).await?;
+        let rows = DB::fetch(&mut tx, self.sql.render(template), values).await;
+        let rows = rows.map_err(|e| self.explain(e.into()))?;
+        tx.commit().await?;
+        Ok(rows)
+    }
+
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
     async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         if let Some(claim) = DB::claim_at_once() {

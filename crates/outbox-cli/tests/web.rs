@@ -1,0 +1,237 @@
+//! The API and the dashboard of `outbox relay --listen`, as their users meet them: the real binary, a real socket.
+
+mod daemons;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemons::{Daemon, Place, until};
+use outbox::Event;
+use outbox_testbed::Certificates;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+const RELAY: &str = r#"
+[database]
+name = "shop"
+url = "sqlite:{}/shop.db"
+[poller]
+interval = "100ms"
+[publishers.lines.file]
+path = "{}/lines.jsonl"
+[[routes]]
+to = "lines"
+"#;
+
+/// Where it listens, as its log says.
+fn address(relay: &Daemon) -> String {
+    let log = relay.log();
+    let rest = log.split("probes and metrics: ").nth(1).expect("it listens").split("://").nth(1).unwrap();
+    rest.split('/').next().unwrap().to_owned()
+}
+
+/// The status and the body of an answer.
+fn ask(
+    mut stream: impl std::io::Read + std::io::Write,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+) -> (u16, String) {
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n{token}\r\n"
+    )
+    .unwrap();
+    let mut answer = Vec::new();
+    // A server that ends a TLS connection without a farewell has still said everything.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let status = answer
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or_else(|| panic!("{answer:?}"));
+    (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+fn connect(relay: &Daemon) -> TcpStream {
+    let stream = TcpStream::connect(address(relay)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// The same, encrypted, and with a look at the certificate.
+fn encrypted(tcp: TcpStream, files: &Certificates) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// D-07: the dashboard is there at once, for whoever started it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_tokens_a_link_with_one_is_printed() {
+    let place = Place::new();
+    let outbox = place.outbox("shop.db").await;
+    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
+    relay.says("relay started").await;
+    let log = relay.log();
+    let line = log.lines().find(|line| line.starts_with("dashboard: ")).expect(&log);
+    let (site, token) = line.trim_start_matches("dashboard: ").split_once("/#token=").unwrap();
+    assert_eq!(site, format!("http://{}", address(&relay)));
+    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+    outbox.send(Event::new("order").json(&1)).await.unwrap();
+    until("delivered", || place.types("lines.jsonl").len() == 1, || relay.log()).await;
+    let (status, body) = ask(connect(&relay), "GET", "/api/outbox/databases", Some(token));
+    assert_eq!((status, body.contains(r#""name":"shop""#)), (200, true), "{body}");
+    // The line is out a moment before its event counts as delivered.
+    let done = || ask(connect(&relay), "GET", "/api/outbox/events?status=done", Some(token)).1;
+    let count = || serde_json::from_str::<Value>(&done()).unwrap()["events"].as_array().unwrap().len();
+    until("one is done", || count() == 1, done).await;
+    let (status, body) = ask(connect(&relay), "GET", "/", None);
+    assert_eq!((status, body.contains("<html")), (200, true), "the page itself holds no data");
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(ask(connect(&relay), "GET", path, None).0, 200, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_of_the_settings_are_the_only_ones_and_are_not_told() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    // Of "canary-token-of-the-reader".
+    let digest = "sha256:DIGEST".replace("DIGEST", &sha256("canary-token-of-the-reader"));
+    let http = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\ntokens = [{{ name = \"ops\", role = \"operate\", token = \"canary-token-of-ops\" }}, \
+         {{ name = \"reader\", role = \"read\", digest = \"{digest}\" }}]\n"
+    );
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &["--log", "trace"]);
+    relay.says("relay started").await;
+    let who = |token| ask(connect(&relay), "GET", "/api/outbox/whoami", Some(token));
+    assert!(who("canary-token-of-ops").1.contains(r#""role":"operate""#));
+    assert!(who("canary-token-of-the-reader").1.contains(r#""role":"read""#));
+    assert_eq!(who("another-token-of-nobody").0, 401);
+    let replay =
+        ask(connect(&relay), "POST", "/api/outbox/events/x/replay", Some("canary-token-of-the-reader"));
+    assert_eq!(replay.0, 403);
+    assert!(
+        relay.log().contains("dashboard: http://") && !relay.log().contains("canary-token"),
+        "{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_machines_log_has_no_token_in_it() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let arguments = ["--listen", "127.0.0.1:0", "--log-format", "json"];
+    let relay = place.relay("relay", &place.config(RELAY), &arguments);
+    relay.says("relay started").await;
+    assert!(!relay.log().contains("#token="), "{}", relay.log());
+    assert!(relay.log().contains("set `tokens` under `[http]`"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_with_tokens_and_tls_is_told_at_start() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let good = "tokens = [{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }]\n";
+    for (http, listen, code, told) in [
+        (good, "0.0.0.0:0", 2, "`tls-cert`, `tls-key` and at least one of `tokens`"),
+        ("tls-cert = \"c\"\ntls-key = \"k\"\n", "0.0.0.0:0", 2, "at least one of `tokens`"),
+        ("tls-cert = \"c\"\n", "127.0.0.1:0", 2, "belong together"),
+        (
+            &format!("tls-cert = \"/no/such/file\"\ntls-key = \"k\"\n{good}"),
+            "0.0.0.0:0",
+            1,
+            "cannot read /no/such/file",
+        ),
+        (
+            "tokens = [{ name = \"ops\", role = \"read\", token = \"hunter2\" }]\n",
+            "127.0.0.1:0",
+            2,
+            "at least 16 characters",
+        ),
+        (
+            "tokens = [{ name = \"ops\", role = \"read\", digest = \"hunter2\" }]\n",
+            "127.0.0.1:0",
+            2,
+            "64 hexadecimal digits",
+        ),
+        (
+            "tokens = [{ name = \"ops\", role = \"boss\", token = \"x\" }]\n",
+            "127.0.0.1:0",
+            2,
+            "`read`, `operate` or `admin`",
+        ),
+    ] {
+        let config = place.config(&format!("{RELAY}[http]\n{http}"));
+        let mut relay = place.relay("relay", &config, &["--listen", listen]);
+        assert_eq!(relay.ended().await.code(), Some(code), "{http}: {}", relay.log());
+        assert!(relay.log().contains(told), "{http}: {}", relay.log());
+        assert!(!relay.log().contains("hunter2") && !relay.log().contains("canary"), "{}", relay.log());
+    }
+}
+
+/// Others can reach it: by TLS, with a token, and nothing without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_are_served_by_tls_and_only_with_a_token() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let files = Certificates::make(&place.path(""));
+    let http = format!(
+        "[http]\nlisten = \"0.0.0.0:0\"\ntls-cert = \"{}\"\ntls-key = \"{}\"\nhosts = [\"outbox.example.com\"]\n\
+         tokens = [{{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }}]\n",
+        files.server.0.display(),
+        files.server.1.display()
+    );
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+    relay.says("relay started").await;
+    let port = address(&relay).rsplit(':').next().unwrap().to_owned();
+    let get = |path: &str, token: Option<&str>| {
+        let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        ask(encrypted(tcp, &files), "GET", path, token).0
+    };
+    let token = Some("canary-token-of-ops");
+    assert_eq!(get("/healthz", None), 200);
+    for path in ["/readyz", "/metrics", "/api/outbox/whoami"] {
+        assert_eq!((get(path, None), get(path, token)), (401, 200), "{path}");
+    }
+    // Whoever does not speak TLS gets no answer, and holds up nobody.
+    let mut plain = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(plain, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!String::from_utf8_lossy(&answer).contains("200 OK"));
+    let _silent = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    assert_eq!(get("/healthz", None), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_allow_remote_there_are_probes_and_metrics_and_no_api() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "0.0.0.0:0", "--allow-remote"]);
+    relay.says("relay started").await;
+    assert!(!relay.log().contains("dashboard: "), "{}", relay.log());
+    let port = address(&relay).rsplit(':').next().unwrap().to_owned();
+    let get = |path| ask(TcpStream::connect(format!("127.0.0.1:{port}")).unwrap(), "GET", path, None).0;
+    assert_eq!(["/healthz", "/readyz", "/metrics"].map(get), [200; 3]);
+    assert_eq!(["/", "/api/outbox/whoami", "/api/docs"].map(get), [404; 3]);
+}

@@ -1,0 +1,99 @@
+//! `cargo xtask schemathesis`: holds the API against its own document, with requests that nobody would think of.
+//!
+//! The server is the example `mounted` of outbox-web, on a SQLite database with something in it. Schemathesis is installed into an
+//! environment of its own, in this very version: another one finds other things, on another day than the change that caused them.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::cargo::{self, cargo};
+use crate::cleanup::{Cleanup, Stop};
+use crate::options::Options;
+
+const VERSION: &str = "4.32.5";
+
+/// How many requests of each kind; `OUTBOX_SCHEMATHESIS_EXAMPLES` says otherwise.
+const EXAMPLES: &str = "10";
+
+/// Always the same requests, so that a failure comes with the change that caused it; `OUTBOX_SCHEMATHESIS_SEED` says otherwise.
+const SEED: &str = "1";
+
+const TOKEN: &str = "a-token-for-schemathesis";
+
+/// How long the server may take to start.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn command(options: &Options) -> Result<ExitCode> {
+    run(options)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let schemathesis = installed(options)?;
+    cargo::run(cargo().args(["build", "--package", "outbox-web", "--example", "mounted"]))?;
+    let (_server, address) = serve()?;
+    let or = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let (examples, seed) =
+        (or("OUTBOX_SCHEMATHESIS_EXAMPLES", EXAMPLES), or("OUTBOX_SCHEMATHESIS_SEED", SEED));
+    let mut run = Command::new(schemathesis);
+    run.arg("--config-file").arg(cargo::root().join("crates/outbox-web/schemathesis.toml"));
+    run.args([
+        "run",
+        &format!("http://{address}/api/openapi.json"),
+        "--checks",
+        "all",
+        "--continue-on-failure",
+    ]);
+    run.args([
+        "--header",
+        &format!("Authorization: Bearer {TOKEN}"),
+        "--max-examples",
+        &examples,
+        "--seed",
+        &seed,
+    ]);
+    // A stream without end: tests of its own read it.
+    run.args(["--exclude-path", "/api/outbox/live", "--warnings", "off", "--generation-database", "none"]);
+    cargo::run(run.current_dir(cargo::target()))
+}
+
+/// In `target/tools`, where it stays.
+fn installed(options: &Options) -> Result<PathBuf> {
+    let home = cargo::target().join("tools").join(format!("schemathesis-{VERSION}"));
+    let program = home.join("bin/schemathesis");
+    if !program.is_file() {
+        ensure!(
+            options.install,
+            "schemathesis is missing: `python3 -m venv {home} && {home}/bin/pip install schemathesis=={VERSION}`",
+            home = home.display()
+        );
+        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&home))?;
+        let mut install = Command::new(home.join("bin/python3"));
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        cargo::run(install.arg(format!("schemathesis=={VERSION}")))?;
+    }
+    Ok(program)
+}
+
+/// Starts the server, and waits until it answers.
+fn serve() -> Result<(Cleanup, String)> {
+    // Free at this moment; the server takes it in the next.
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let mut server = Command::new(cargo::target().join("debug/examples/mounted"));
+    server.args([&address, TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut cleanup = Cleanup::new(None)?;
+    cleanup.spawn(&mut server, Stop::Terminate)?;
+    let end = Instant::now() + PATIENCE;
+    while TcpStream::connect(&address).is_err() {
+        let ended = cleanup.ended()?;
+        ensure!(ended.is_none(), "the server ended before it answered");
+        ensure!(Instant::now() < end, "the server does not answer at {address}");
+        sleep(Duration::from_millis(50));
+    }
+    Ok((cleanup, address))
+}
