@@ -13,6 +13,7 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::{self, cargo};
 use crate::cleanup::{Cleanup, Stop};
+use crate::features;
 use crate::options::Options;
 
 const VERSION: &str = "4.32.5";
@@ -35,7 +36,9 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let schemathesis = installed(options)?;
-    cargo::run(cargo().args(["build", "--package", "outbox-web", "--example", "mounted"]))?;
+    // With all packages and features, as the tests are built: another choice of them would build everything once more.
+    let features = features::of(&[])?;
+    cargo::run(cargo().args(["build", "--workspace", "--features", &features, "--example", "mounted"]))?;
     let (_server, address) = serve()?;
     let or = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let (examples, seed) =
