@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod browser;
 mod cargo;
 mod ci;
 mod cleanup;

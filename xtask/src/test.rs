@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Result, ensure};
 
+use crate::browser;
 use crate::cargo::cargo;
 use crate::cleanup::{Cleanup, Stop};
 use crate::features;
@@ -87,8 +88,8 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs every test there is. Those of the transports mostly wait for brokers to start and to be gone, so they run beside the others;
-/// what they print comes at the end.
+/// Runs every test there is. Those of the transports mostly wait for brokers to start and to be gone, and those in the browser for what
+/// is shown, so they run beside the others; what they print comes at the end.
 fn run_lanes(options: &Options, servers: &[Server]) -> Result<(Tally, bool)> {
     let ours = metadata::read()?.packages.into_iter().filter(|package| package.source.is_none());
     let (waiting, busy): (Vec<Package>, Vec<Package>) = ours.partition(|package| package.name == TRANSPORTS);
@@ -105,7 +106,11 @@ fn run_lanes(options: &Options, servers: &[Server]) -> Result<(Tally, bool)> {
     if !built {
         return Ok((Tally::default(), false));
     }
-    let beside = lane(&aside)?;
+    let mut beside = vec![lane(&aside)?];
+    if options.require_servers() || browser::missing_packages().is_empty() {
+        browser::prepare()?;
+        beside.push(browser::tests());
+    }
     let beside = std::thread::spawn(move || run_aside(beside));
     let units = ["--lib".to_owned(), "--bins".to_owned()];
     let mut ran = run_cargo_test(lane(&[&units[..], &others].concat())?)?;
@@ -137,13 +142,15 @@ fn run_cargo_test(mut command: Command) -> Result<(Tally, bool)> {
     run_into(command, output, &mut io::stdout())
 }
 
-/// The same, but shows nothing: returns what was printed, with what cargo says of its progress.
-fn run_aside(mut command: Command) -> Result<(Vec<u8>, (Tally, bool))> {
-    let (output, input) = io::pipe()?;
-    command.stdout(input.try_clone()?).stderr(input);
-    let mut printed = Vec::new();
-    let ran = run_into(command, output, &mut printed)?;
-    Ok((printed, ran))
+/// The same for several commands, but shows nothing: returns what was printed, with what cargo says of its progress.
+fn run_aside(commands: impl IntoIterator<Item = Command>) -> Result<(Vec<u8>, (Tally, bool))> {
+    let (mut printed, mut all) = (Vec::new(), (Tally::default(), true));
+    for mut command in commands {
+        let (output, input) = io::pipe()?;
+        command.stdout(input.try_clone()?).stderr(input);
+        all = together(all, run_into(command, output, &mut printed)?);
+    }
+    Ok((printed, all))
 }
 
 fn run_into(mut command: Command, output: PipeReader, to: &mut impl Write) -> Result<(Tally, bool)> {
@@ -170,8 +177,18 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Adds up `test result: ok. 3 passed; 0 failed; 1 ignored; …`, of which each test program prints one.
+    /// Adds up `test result: ok. 3 passed; 0 failed; 1 ignored; …`, of which each test program prints one, and `# pass 3` and the like,
+    /// of which Node prints a line each.
     fn count(&mut self, line: &str) {
+        if let Some((label, number)) = of_node(line) {
+            match label {
+                "pass" => self.passed += number,
+                "fail" => self.failed += number,
+                "skipped" => self.ignored += number,
+                _ => {}
+            }
+            return;
+        }
         let Some(counts) = line.strip_prefix("test result: ") else { return };
         for count in counts.split(';') {
             let mut words = count.split_whitespace().rev();
@@ -185,6 +202,12 @@ impl Tally {
             }
         }
     }
+}
+
+/// What a line of Node's summary counts, and how many there are.
+fn of_node(line: &str) -> Option<(&str, u64)> {
+    let (label, number) = line.strip_prefix("# ").or(line.strip_prefix("ℹ "))?.trim_end().split_once(' ')?;
+    Some((label, number.parse().ok()?))
 }
 
 impl fmt::Display for Tally {
@@ -206,10 +229,13 @@ mod tests {
             "test result: FAILED. 5 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n",
             "test result: \u{1b}[32mok\u{1b}(B\u{1b}[m. 1 passed; 0 failed; 0 ignored; 0 measured\n",
             "we say test result: ok. 9 passed; 9 failed",
+            "# Subtest: pass 9",
+            "# pass 30\n",
+            "ℹ fail 1\n",
         ] {
             tally.count(line);
         }
-        assert_eq!(tally, Tally { passed: 9, failed: 2, ignored: 1 });
-        assert_eq!(tally.to_string(), "9 passed, 2 failed");
+        assert_eq!(tally, Tally { passed: 39, failed: 3, ignored: 1 });
+        assert_eq!(tally.to_string(), "39 passed, 3 failed");
     }
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::browser;
 use crate::cleanup::Stop;
 use crate::options::Options;
 use home::Home;
@@ -93,6 +94,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     if options.require_servers() {
         missing.extend(brokers::missing_packages());
         missing.extend(languages::missing_packages());
+        missing.extend(browser::missing_packages());
     }
     apt::install(&missing, options.install)?;
     for recipe in &recipes {
