@@ -7,7 +7,7 @@ use outbox::{Admin, EventId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::events::{DoneTo, change, hand_of};
+use super::acts::{DoneTo, change, hand_of};
 use crate::auth::Caller;
 use crate::extract::{Params, Place, choose, page_size};
 use crate::problem::{Answer, Problem};
