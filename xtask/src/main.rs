@@ -14,6 +14,8 @@ mod ci;
 mod cleanup;
 mod dist;
 mod features;
+mod licences;
+mod metadata;
 mod options;
 mod program;
 mod servers;
