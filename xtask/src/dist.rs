@@ -36,20 +36,21 @@ const EVERYWHERE: [&str; 6] =
 pub(crate) fn command() -> Result<()> {
     cargo::run(cargo().args([
         "build",
-        "--release",
+        "--profile",
+        "dist",
         "--locked",
         "--package",
         "outbox-cli",
         "--features",
         FEATURES,
     ]))?;
-    let binary = cargo::target().join("release/outbox");
+    let binary = cargo::target().join("dist/outbox");
     let libraries = libraries(&binary)?;
     let strange = strangers(&libraries);
     ensure!(strange.is_empty(), "the command needs libraries that not everybody has: {}", strange.join(", "));
 
     let name = format!("outbox-{}-{}", version(&binary)?, host()?);
-    let folder = cargo::target().join("dist");
+    let folder = cargo::target().join("packages");
     let staged = folder.join(&name);
     let _ = fs::remove_dir_all(&staged);
     stage(&binary, &staged)?;

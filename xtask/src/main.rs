@@ -15,6 +15,8 @@ mod ci;
 mod cleanup;
 mod dist;
 mod features;
+mod licences;
+mod metadata;
 mod options;
 mod program;
 mod schemathesis;

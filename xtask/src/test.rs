@@ -1,14 +1,15 @@
 //! `cargo xtask test`: every test, against servers of its own.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Command, ExitCode, Stdio};
+use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 
 use crate::cargo::cargo;
 use crate::cleanup::{Cleanup, Stop};
 use crate::features;
+use crate::metadata::{self, Package};
 use crate::options::Options;
 use crate::servers::{self, Server};
 
@@ -33,7 +34,11 @@ impl Outcome {
 /// Starts the servers, runs the tests, stops the servers.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let mut servers = servers::start(options)?;
-    let (tally, cargo_succeeded) = run_cargo_test(cargo_test(options, &servers)?)?;
+    let (tally, cargo_succeeded) = if options.cargo_test.is_empty() {
+        run_lanes(options, &servers)?
+    } else {
+        run_cargo_test(cargo_test(options, &servers)?)?
+    };
     let servers_lasted = report_crashes(&mut servers)?;
     drop(servers);
 
@@ -82,15 +87,75 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Result<Command> {
     Ok(command)
 }
 
+/// Runs every test there is. Those of the transports mostly wait for brokers to start and to be gone, so they run beside the others;
+/// what they print comes at the end.
+fn run_lanes(options: &Options, servers: &[Server]) -> Result<(Tally, bool)> {
+    let ours = metadata::read()?.packages.into_iter().filter(|package| package.source.is_none());
+    let (waiting, busy): (Vec<Package>, Vec<Package>) = ours.partition(|package| package.name == TRANSPORTS);
+    let lane = |selection: &[String]| -> Result<Command> {
+        let mut command = cargo_test(options, servers)?;
+        command.args(selection);
+        Ok(command)
+    };
+    let (aside, others) = (tests_of(&waiting), tests_of(&busy));
+    let shared = aside.iter().find(|name| *name != "--test" && others.contains(name));
+    ensure!(shared.is_none(), "two packages have tests called {shared:?}: both lanes would run them");
+    // All at once, so that neither lane has anything to build.
+    let (_, built) = run_cargo_test(lane(&["--no-run".to_owned()])?)?;
+    if !built {
+        return Ok((Tally::default(), false));
+    }
+    let beside = lane(&aside)?;
+    let beside = std::thread::spawn(move || run_aside(beside));
+    let units = ["--lib".to_owned(), "--bins".to_owned()];
+    let mut ran = run_cargo_test(lane(&[&units[..], &others].concat())?)?;
+    ran = together(ran, run_cargo_test(lane(&["--doc".to_owned()])?)?);
+    let (printed, ran_aside) = beside.join().expect("it does not panic")?;
+    io::stdout().write_all(&printed)?;
+    Ok(together(ran, ran_aside))
+}
+
+const TRANSPORTS: &str = "outbox-transports";
+
+/// How `cargo test` is told to run the files in `tests/` of these packages.
+fn tests_of(packages: &[Package]) -> Vec<String> {
+    let tests = packages.iter().flat_map(|package| &package.targets).filter(|target| target.is_test());
+    tests.flat_map(|target| ["--test".to_owned(), target.name.clone()]).collect()
+}
+
+fn together((mut tally, succeeded): (Tally, bool), (other, too): (Tally, bool)) -> (Tally, bool) {
+    tally.passed += other.passed;
+    tally.failed += other.failed;
+    tally.ignored += other.ignored;
+    (tally, succeeded && too)
+}
+
 /// Shows what the tests print and counts along; tells whether cargo was content.
 fn run_cargo_test(mut command: Command) -> Result<(Tally, bool)> {
+    let (output, input) = io::pipe()?;
+    command.stdout(input);
+    run_into(command, output, &mut io::stdout())
+}
+
+/// The same, but shows nothing: returns what was printed, with what cargo says of its progress.
+fn run_aside(mut command: Command) -> Result<(Vec<u8>, (Tally, bool))> {
+    let (output, input) = io::pipe()?;
+    command.stdout(input.try_clone()?).stderr(input);
+    let mut printed = Vec::new();
+    let ran = run_into(command, output, &mut printed)?;
+    Ok((printed, ran))
+}
+
+fn run_into(mut command: Command, output: PipeReader, to: &mut impl Write) -> Result<(Tally, bool)> {
     let mut cleanup = Cleanup::new(None)?;
-    let cargo = cleanup.spawn(command.stdout(Stdio::piped()), Stop::Terminate)?;
-    let mut output = BufReader::new(cargo.stdout.take().context("cargo's output is not a pipe")?);
+    cleanup.spawn(&mut command, Stop::Terminate)?;
+    // It holds the other end of the pipe, which ends when nobody does.
+    drop(command);
+    let mut output = BufReader::new(output);
     let mut tally = Tally::default();
     let mut line = Vec::new();
     while output.read_until(b'\n', &mut line)? > 0 {
-        io::stdout().write_all(&line)?;
+        to.write_all(&line)?;
         tally.count(&String::from_utf8_lossy(&line));
         line.clear();
     }

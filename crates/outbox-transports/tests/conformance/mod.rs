@@ -55,6 +55,9 @@ pub trait Bed: Send + Sync + Sized + 'static {
     /// seconds, and then a moment for more.
     async fn received(&self, count: usize) -> Vec<Received>;
 
+    /// Much is about to arrive: a server that does not keep all of it is read from now on.
+    fn watch(&mut self) {}
+
     /// How [`Destination::Missing`] is called; `None` if there is no destination that could be missing.
     fn missing(&self) -> Option<String>;
 

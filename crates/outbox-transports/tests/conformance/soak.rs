@@ -60,6 +60,7 @@ pub async fn a_backlog_gets_through_an_outage<B: Bed>() {
     let count = setting("OUTBOX_TRANSPORT_EVENTS", 2_000);
     let outage = Duration::from_secs(setting("OUTBOX_TRANSPORT_OUTAGE", 2) as u64);
     let (store, _dir) = backlog::<B>(count).await;
+    bed.watch();
     let published = std::sync::Arc::new(Noted {
         inner: bed.publisher(&Wish { timeout: Duration::from_secs(5), ..Wish::default() }),
         published: AtomicUsize::new(0),

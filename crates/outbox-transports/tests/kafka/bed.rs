@@ -1,18 +1,20 @@
 //! The common suite.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::Publisher;
 use outbox_transports::{Kafka, KafkaSettings, Promises};
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Found};
 use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wish};
 
 struct KafkaBed {
     cluster: Arc<Cluster>,
+    /// What has arrived, if that is watched.
+    seen: Option<Arc<Mutex<Vec<Found>>>>,
 }
 
 impl KafkaBed {
@@ -28,6 +30,16 @@ impl KafkaBed {
     }
 }
 
+/// Waits until there is that much, and then a moment for more.
+fn all_of(seen: &Mutex<Vec<Found>>, count: usize) -> Vec<Found> {
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while seen.lock().unwrap().len() < count && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    seen.lock().unwrap().clone()
+}
+
 #[async_trait]
 impl Bed for KafkaBed {
     const PROMISES: Promises = Kafka::PROMISES;
@@ -40,7 +52,7 @@ impl Bed for KafkaBed {
         // It would create every topic that is asked for.
         let unknown = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
         cluster.with(move |mock| mock.topic_error("nowhere", unknown).unwrap());
-        Some(Self { cluster: Arc::new(cluster) })
+        Some(Self { cluster: Arc::new(cluster), seen: None })
     }
 
     fn publisher(&self, wish: &Wish) -> Arc<dyn Publisher> {
@@ -53,8 +65,12 @@ impl Bed for KafkaBed {
     }
 
     async fn received(&self, count: usize) -> Vec<Received> {
-        let cluster = self.cluster.clone();
-        let found = tokio::task::spawn_blocking(move || cluster.read("orders", count)).await.unwrap();
+        let (cluster, seen) = (self.cluster.clone(), self.seen.clone());
+        let read = move || match seen {
+            Some(seen) => all_of(&seen, count),
+            None => cluster.read("orders", count),
+        };
+        let found = tokio::task::spawn_blocking(read).await.unwrap();
         let received = found.into_iter().map(|message| Received {
             id: message.header("outbox-id").or(message.header("ce_id")).map_or_else(
                 || {
@@ -68,6 +84,10 @@ impl Bed for KafkaBed {
             body: message.body,
         });
         received.collect()
+    }
+
+    fn watch(&mut self) {
+        self.seen = Some(self.cluster.watch("orders"));
     }
 
     fn missing(&self) -> Option<String> {

@@ -1,11 +1,12 @@
 //! A cluster, and eyes at its topics.
 
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use outbox_transports::KafkaSettings;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::message::{Headers as _, Message as _};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -32,6 +33,19 @@ pub struct Found {
 }
 
 impl Found {
+    fn of(message: &BorrowedMessage<'_>) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let headers = message.headers().map_or_else(Vec::new, |headers| {
+            headers.iter().map(|header| (header.key.to_owned(), text(header.value.unwrap()))).collect()
+        });
+        Self {
+            partition: message.partition(),
+            key: message.key().map(text),
+            headers,
+            body: message.payload().unwrap_or_default().to_vec(),
+        }
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -82,6 +96,38 @@ impl Cluster {
 
     /// What is in a topic. Waits until there is that much, at most for some seconds, and then a moment for more.
     pub fn read(&self, topic: &str, count: usize) -> Vec<Found> {
+        let consumer = self.consumer(topic);
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let mut found = Vec::new();
+        while Instant::now() < deadline {
+            let patience = Duration::from_millis(if found.len() < count { 1_000 } else { 200 });
+            match consumer.poll(patience) {
+                Some(Ok(message)) => found.push(Found::of(&message)),
+                Some(Err(_)) => {}
+                None if found.len() >= count => break,
+                None => {}
+            }
+        }
+        found
+    }
+
+    /// Reads a topic from now on, until nobody wants to know any more. The cluster keeps no more than some megabytes of it.
+    pub fn watch(&self, topic: &str) -> Arc<Mutex<Vec<Found>>> {
+        let consumer = self.consumer(topic);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let wanted = Arc::downgrade(&seen);
+        std::thread::spawn(move || {
+            while let Some(seen) = wanted.upgrade() {
+                if let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) {
+                    seen.lock().unwrap().push(Found::of(&message));
+                }
+            }
+        });
+        seen
+    }
+
+    /// From the beginning of all partitions.
+    fn consumer(&self, topic: &str) -> BaseConsumer {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.servers.as_str())
             .set("group.id", "eyes")
@@ -93,25 +139,6 @@ impl Cluster {
             partitions.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
         }
         consumer.assign(&partitions).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(15);
-        let mut found = Vec::new();
-        while Instant::now() < deadline {
-            let patience = Duration::from_millis(if found.len() < count { 1_000 } else { 200 });
-            match consumer.poll(patience) {
-                Some(Ok(message)) => found.push(Found {
-                    partition: message.partition(),
-                    key: message.key().map(|key| String::from_utf8(key.to_vec()).unwrap()),
-                    headers: message.headers().map_or_else(Vec::new, |headers| {
-                        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-                        headers.iter().map(|h| (h.key.to_owned(), text(h.value.unwrap()))).collect()
-                    }),
-                    body: message.payload().unwrap_or_default().to_vec(),
-                }),
-                Some(Err(_)) => {}
-                None if found.len() >= count => break,
-                None => {}
-            }
-        }
-        found
+        consumer
     }
 }

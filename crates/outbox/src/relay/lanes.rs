@@ -35,7 +35,7 @@ pub(crate) struct Lanes {
 }
 
 struct Queues {
-    hot: VecDeque<(Job, OwnedSemaphorePermit)>,
+    hot: VecDeque<(Strand, OwnedSemaphorePermit)>,
     cold: VecDeque<Strand>,
     turn: u8,
     closing: bool,
@@ -74,7 +74,7 @@ impl Lanes {
         if queues.closing {
             return false;
         }
-        queues.hot.push_back((job, place));
+        queues.hot.push_back((Strand::One(job), place));
         drop(queues);
         self.ready.add_permits(1);
         true
@@ -118,7 +118,7 @@ impl Lanes {
             let strand = if queues.turn == 0 && !queues.cold.is_empty() {
                 queues.cold.pop_front()
             } else {
-                let hot = queues.hot.pop_front().map(|(job, _place)| Strand::One(job));
+                let hot = queues.hot.pop_front().map(|(strand, _place)| strand);
                 hot.or_else(|| queues.cold.pop_front())
             };
             // A permit without a strand: the queues were cleared, or closed.
@@ -132,29 +132,8 @@ impl Lanes {
     pub(crate) fn take_more(&self, most: usize, wanted: impl Fn(&Strand) -> bool) -> Vec<Strand> {
         let mut taken = Vec::new();
         let mut queues = self.queues();
-        let mut hot = VecDeque::new();
-        let look_at = queues.hot.len().min(most * LOOK);
-        for (job, place) in queues.hot.drain(..look_at) {
-            let strand = Strand::One(job);
-            match strand {
-                strand if taken.len() < most && wanted(&strand) => taken.push(strand),
-                Strand::One(job) => hot.push_back((job, place)),
-                Strand::Key(_) => {}
-            }
-        }
-        hot.append(&mut queues.hot);
-        queues.hot = hot;
-        let mut cold = VecDeque::new();
-        let look_at = queues.cold.len().min(most * LOOK);
-        for strand in queues.cold.drain(..look_at) {
-            if taken.len() < most && wanted(&strand) {
-                taken.push(strand);
-            } else {
-                cold.push_back(strand);
-            }
-        }
-        cold.append(&mut queues.cold);
-        queues.cold = cold;
+        pick(&mut queues.hot, most, &mut taken, |(strand, _)| wanted(strand), |(strand, _place)| strand);
+        pick(&mut queues.cold, most, &mut taken, &wanted, |strand| strand);
         drop(queues);
         // Their permits. One that a worker holds already makes it look once in vain.
         if let Ok(permits) = self.ready.try_acquire_many(taken.len() as u32) {
@@ -190,6 +169,28 @@ impl Lanes {
         self.cold_events.store(0, Ordering::Release);
         self.room.notify_one();
     }
+}
+
+/// Moves what is wanted from among the first of a queue, until there are `most`. The others keep their places.
+fn pick<T>(
+    queue: &mut VecDeque<T>,
+    most: usize,
+    taken: &mut Vec<Strand>,
+    wanted: impl Fn(&T) -> bool,
+    strand: impl Fn(T) -> Strand,
+) {
+    let mut left = Vec::new();
+    for _ in 0..most * LOOK {
+        if taken.len() >= most {
+            break;
+        }
+        match queue.pop_front() {
+            Some(item) if wanted(&item) => taken.push(strand(item)),
+            Some(item) => left.push(item),
+            None => break,
+        }
+    }
+    left.into_iter().rev().for_each(|item| queue.push_front(item));
 }
 
 #[cfg(test)]
@@ -238,6 +239,20 @@ mod tests {
         assert_eq!(lanes.depths().0, 1);
         assert!(lanes.next().await.is_some());
         assert_eq!(lanes.depths().0, 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_taken_along_keeps_its_place() {
+        let lanes = Lanes::new(10, 100);
+        let types = ["a", "b", "a", "c", "a", "b"];
+        lanes.push_cold(types.map(|event_type| Strand::One(job(event_type))).into());
+        let is = |strand: &Strand, event_type: &str| matches!(strand, Strand::One(job) if job.delivery.event.event_type() == event_type);
+        assert_eq!(lanes.take_more(2, |strand| is(strand, "a")).len(), 2);
+        for expected in ["b", "c", "a", "b"] {
+            let next = lanes.next().await.expect("there are four left");
+            assert!(is(&next, expected), "{expected}");
+        }
+        assert!(lanes.take_more(2, |_| true).is_empty());
     }
 
     #[tokio::test]

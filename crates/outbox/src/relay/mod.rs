@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -224,7 +224,7 @@ impl Relay {
         } else {
             None
         };
-        let (spoken, heard) = mpsc::channel(settings.hot_capacity + settings.cold_capacity);
+        let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
         let engine = Arc::new(Engine {
             metrics: Metrics::new(&settings.metrics_prefix, store.name()),
             lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
@@ -246,7 +246,7 @@ impl Relay {
             settings,
             routes,
             place,
-            settler: Speaker::new(spoken),
+            settler,
             tally: Tally::default(),
         });
         let mut tasks = Tasks::default();

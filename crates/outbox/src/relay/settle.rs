@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 use super::tally::Subject;
 use super::{Engine, tag};
 use crate::error::Error;
 use crate::store::{Holder, Settled, Settlement, Verdict};
 
-/// At most this many verdicts in one batch.
+/// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
 const BATCH: usize = 1_000;
 
 /// How long a database may refuse all verdicts before their events are let go, and so handled again: it may be
@@ -77,39 +77,69 @@ impl Spoken {
     }
 }
 
-/// The workers' side of the settler.
+/// The workers' side of the settler. Verdicts that are not written yet are counted: when there are many of them, workers wait
+/// before they go on, however many they say at a time. What a crash repeats is bounded by that, and so is memory.
 pub(crate) struct Speaker {
-    spoken: mpsc::Sender<Spoken>,
+    spoken: mpsc::UnboundedSender<Spoken>,
+    /// As many permits as there is room for verdicts.
+    room: Semaphore,
+    capacity: usize,
     /// Somebody waits, or there is much to write: do not linger.
     hurry: Notify,
 }
 
 impl Speaker {
-    pub(crate) fn new(spoken: mpsc::Sender<Spoken>) -> Self {
-        Self { spoken, hurry: Notify::new() }
+    /// With room for so many verdicts, and where they are heard.
+    pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
+        let (spoken, heard) = mpsc::unbounded_channel();
+        (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
+    }
+
+    /// How much room something takes. The last word takes some as well: it waits behind those that wait for room.
+    fn size(&self, spoken: &Spoken) -> u32 {
+        spoken.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
     }
 
     /// Says something, when there is room for it.
     pub(crate) async fn say(&self, spoken: Spoken) {
+        if let Ok(room) = self.room.acquire_many(self.size(&spoken)).await {
+            room.forget();
+        }
+        self.hand_over(spoken);
+    }
+
+    /// The same from where waiting is not possible: gives it back if there is no room.
+    fn try_say(&self, spoken: Spoken) -> Result<(), Spoken> {
+        match self.room.try_acquire_many(self.size(&spoken)) {
+            Ok(room) => room.forget(),
+            Err(_) => return Err(spoken),
+        }
+        self.hand_over(spoken);
+        Ok(())
+    }
+
+    fn hand_over(&self, spoken: Spoken) {
         let urgent = !spoken.can_wait();
-        let _ = self.spoken.send(spoken).await;
-        let waiting = self.spoken.max_capacity() - self.spoken.capacity();
-        if urgent || waiting >= BATCH.min(self.spoken.max_capacity() / 2) {
+        // Nobody hears it any more once the relay is over.
+        let _ = self.spoken.send(spoken);
+        let waiting = self.capacity.saturating_sub(self.room.available_permits());
+        if urgent || waiting >= BATCH.min(self.capacity / 2) {
             self.hurry.notify_one();
         }
+    }
+
+    /// What was said is written.
+    fn written(&self, size: u32) {
+        self.room.add_permits(size as usize);
     }
 }
 
 impl Engine {
     /// Says something to the settler from where waiting is not possible.
     pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
-        match self.settler.spoken.try_send(spoken) {
-            Ok(()) => self.settler.hurry.notify_one(),
-            Err(mpsc::error::TrySendError::Full(spoken)) => {
-                let engine = self.clone();
-                tokio::spawn(async move { engine.settler.say(spoken).await });
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => {}
+        if let Err(spoken) = self.settler.try_say(spoken) {
+            let engine = self.clone();
+            tokio::spawn(async move { engine.settler.say(spoken).await });
         }
     }
 }
@@ -133,26 +163,31 @@ impl Verdicts {
     }
 }
 
+/// How many verdicts there are.
+fn verdicts(batch: &[Spoken]) -> usize {
+    batch.iter().map(Spoken::len).sum()
+}
+
 /// The settling task.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
-    heard: mpsc::Receiver<Spoken>,
+    heard: mpsc::UnboundedReceiver<Spoken>,
 }
 
 impl Settler {
-    pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::Receiver<Spoken>) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::UnboundedReceiver<Spoken>) -> Self {
         Self { engine, heard }
     }
 
     pub(crate) async fn run(mut self) {
-        let mut batch = Vec::new();
-        loop {
-            if self.heard.recv_many(&mut batch, BATCH).await == 0 {
-                return;
-            }
+        while let Some(first) = self.heard.recv().await {
+            let mut batch = vec![first];
+            self.fill(&mut batch);
             self.linger(&mut batch).await;
             let last = batch.iter().any(|spoken| matches!(spoken, Spoken::Last));
-            self.settle(std::mem::take(&mut batch)).await;
+            let sizes: Vec<u32> = batch.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
+            self.settle(batch).await;
+            sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
             if last {
                 return;
@@ -160,22 +195,28 @@ impl Settler {
         }
     }
 
+    /// Adds what has been said, until the batch is full.
+    fn fill(&mut self, batch: &mut Vec<Spoken>) {
+        let mut verdicts = verdicts(batch);
+        while verdicts < BATCH
+            && let Ok(spoken) = self.heard.try_recv()
+        {
+            verdicts += spoken.len();
+            batch.push(spoken);
+        }
+    }
+
     /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
     /// many writes, and the handlers have long gone on.
     async fn linger(&mut self, batch: &mut Vec<Spoken>) {
-        if batch.len() >= BATCH || !batch.iter().all(Spoken::can_wait) {
+        if verdicts(batch) >= BATCH || !batch.iter().all(Spoken::can_wait) {
             return;
         }
         tokio::select! {
             () = tokio::time::sleep(self.engine.settings.linger) => {}
             () = self.engine.settler.hurry.notified() => {}
         }
-        while batch.len() < BATCH {
-            match self.heard.try_recv() {
-                Ok(spoken) => batch.push(spoken),
-                Err(_) => return,
-            }
-        }
+        self.fill(batch);
     }
 
     /// Writes a batch and lets go of its events.
@@ -335,5 +376,56 @@ impl Settler {
                 Verdict::Done | Verdict::Released => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::EventId;
+
+    fn done(count: usize) -> Spoken {
+        let one = || Settlement { id: EventId::generate(), claim: 1, verdict: Verdict::Done };
+        Spoken::verdicts((0..count).map(|_| Told::to_write(one())).collect(), 0)
+    }
+
+    /// However many are said at a time: it is verdicts that are counted, not words.
+    #[tokio::test]
+    async fn workers_wait_while_many_verdicts_are_unwritten() {
+        let (speaker, mut heard) = Speaker::new(1_000);
+        for _ in 0..4 {
+            speaker.say(done(250)).await;
+        }
+        assert!(speaker.try_say(done(1)).is_err(), "there is no room");
+        let first = heard.recv().await.expect("something was said");
+        speaker.written(speaker.size(&first));
+        assert!(speaker.try_say(done(250)).is_ok());
+    }
+
+    #[tokio::test]
+    async fn more_than_there_is_room_for_is_said_alone() {
+        let (speaker, _heard) = Speaker::new(100);
+        speaker.say(done(250)).await;
+        assert!(speaker.try_say(done(1)).is_err());
+    }
+
+    #[tokio::test]
+    async fn the_last_word_comes_behind_those_that_wait() {
+        let (speaker, mut heard) = Speaker::new(10);
+        let speaker = Arc::new(speaker);
+        speaker.say(done(10)).await;
+        let (first, second) = (speaker.clone(), speaker.clone());
+        let waits = tokio::spawn(async move { first.say(done(3)).await });
+        tokio::task::yield_now().await;
+        let last = tokio::spawn(async move { second.say(Spoken::Last).await });
+        tokio::task::yield_now().await;
+        speaker.written(10);
+        waits.await.expect("it does not panic");
+        last.await.expect("it does not panic");
+        let mut lengths = Vec::new();
+        while let Ok(spoken) = heard.try_recv() {
+            lengths.push(spoken.len());
+        }
+        assert_eq!(lengths, [10, 3, 0]);
     }
 }
