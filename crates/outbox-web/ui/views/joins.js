@@ -9,7 +9,7 @@ import { act } from "../role.js";
 import { href } from "../route.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
-import { attempt, toast } from "../toast.js";
+import { attempt } from "../toast.js";
 
 const TABS = [["pending", "Pending"], ["completed", "Completed"], ["failed", "Failed"], ["cancelled", "Cancelled"], ["all", "All"]];
 const PAGE = 50;
@@ -31,18 +31,25 @@ export function joins({ main, query, signal }) {
       { name: "Changed", num: true, cell: join => when(join.updated_at) },
     ],
   });
+  const nothing = () => empty(standing === "all" ? "No joins." : `No ${standing} joins.`, "A join appears when a fan-out is written.");
+  const page = after => get("joins", { status: standing === "all" ? undefined : standing, after, limit: PAGE }, signal);
+  growing({ place, list, name: "joins", page, nothing, signal });
+}
+
+/** A list with a button for more, kept up to date as long as it is one page. `name` is what an answer calls its rows. */
+function growing({ place, list, name, page, nothing, signal }) {
   const foot = h("div.list-foot");
   let rows = [];
-  const page = after => get("joins", { status: standing === "all" ? undefined : standing, after, limit: PAGE }, signal);
-  const take = ({ joins: found, next }) => {
-    rows = rows.concat(found);
+  const take = answer => {
+    rows = rows.concat(answer[name]);
     list.update(rows);
-    if (!rows.length) return fill(place, empty(standing === "all" ? "No joins." : `No ${standing} joins.`, "A join appears when a fan-out is written."));
+    if (!rows.length) return fill(place, nothing());
     if (!list.el.isConnected) fill(place, list.el, foot);
-    return fill(foot, next && h("button.button", { type: "button", onclick: async () => {
-      const answer = await attempt(() => page(next));
-      if (answer) take(answer);
-    } }, "Show more"));
+    const more = async () => {
+      const found = await attempt(() => page(answer.next));
+      if (found) take(found);
+    };
+    return fill(foot, answer.next && h("button.button", { type: "button", onclick: more }, "Show more"));
   };
   load(place, () => page(), take);
   every(3_000, signal, async () => {
@@ -101,20 +108,6 @@ function stepList(place, id, signal) {
       { name: "Step", cell: step => badge(...(words[step.status] ?? ["wait", "Not settled"])) },
     ],
   });
-  const foot = h("div.list-foot");
-  let rows = [];
   const page = after => get(`joins/${part(id)}/steps`, { after, limit: PAGE }, signal);
-  const take = ({ steps, next }) => {
-    rows = rows.concat(steps);
-    list.update(rows);
-    fill(place, rows.length ? list.el : empty("No step is attached yet."), foot);
-    fill(foot, next && h("button.button", { type: "button", onclick: () => page(next).then(take, error => toast(error.message, "bad")) }, "Show more"));
-  };
-  load(place, () => page(), take);
-  every(3_000, signal, async () => {
-    if (rows.length > PAGE) return;
-    const answer = await page();
-    rows = [];
-    take(answer);
-  });
+  growing({ place, list, name: "steps", page, nothing: () => empty("No step is attached yet."), signal });
 }
