@@ -7,7 +7,7 @@ use outbox::{Admin, EventId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::events::{DoneTo, change, hand_of};
+use super::acts::{DoneTo, change, hand_of};
 use crate::auth::Caller;
 use crate::extract::{Params, Place, choose, page_size};
 use crate::problem::{Answer, Problem};
@@ -15,8 +15,8 @@ use crate::state::Shared;
 use crate::text;
 use crate::views::{Count, EventView};
 
-/// How many dead events are looked at.
-const LOOK_AT: usize = 10_000;
+/// How many dead events are looked at: each costs a look at its key, and a dashboard asks every few seconds.
+const LOOK_AT: usize = 2_000;
 
 /// How many keys to show.
 #[derive(Deserialize, IntoParams)]
@@ -65,7 +65,7 @@ pub(crate) struct Which {
 ///
 /// Relays that skip dead events go on without them; those that hold them wait until the head is replayed, skipped or purged.
 #[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(Listing),
-    responses((status = 200, description = "Those among the first ten thousand dead events", body = Keys)))]
+    responses((status = 200, description = "Those among the first two thousand dead events", body = Keys)))]
 pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Keys>> {
     let database = choose(&web, listing.database.as_deref())?;
     let found = database.store.blocked_keys(LOOK_AT, page_size(listing.limit)?).await?;

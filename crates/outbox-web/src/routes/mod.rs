@@ -1,8 +1,10 @@
 //! All routes, by the role that they need. What needs which role is said here and nowhere else; the document is told the same.
 
+mod acts;
 mod audit;
 mod databases;
 mod dead;
+mod event;
 mod events;
 mod jobs;
 mod joins;
@@ -13,6 +15,7 @@ mod payload;
 pub(crate) mod publishers;
 mod purge;
 mod session;
+mod steer;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -55,8 +58,8 @@ fn read() -> OpenApiRouter<Shared> {
         .routes(routes!(overview::overview))
         .routes(routes!(overview::live))
         .routes(routes!(events::list))
-        .routes(routes!(events::one))
-        .routes(routes!(events::explain))
+        .routes(routes!(event::one))
+        .routes(routes!(event::explain))
         .routes(routes!(dead::types))
         .routes(routes!(jobs::list))
         .routes(routes!(jobs::one))
@@ -75,23 +78,23 @@ fn read() -> OpenApiRouter<Shared> {
 fn operate() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::show))
-        .routes(routes!(events::replay))
-        .routes(routes!(events::skip))
-        .routes(routes!(events::cancel))
+        .routes(routes!(acts::replay))
+        .routes(routes!(acts::skip))
+        .routes(routes!(acts::cancel))
         .routes(routes!(dead::replay))
         .routes(routes!(jobs::stop))
         .routes(routes!(keys::replay))
         .routes(routes!(keys::skip))
-        .routes(routes!(publishers::pause))
-        .routes(routes!(publishers::resume))
-        .routes(routes!(publishers::pause_in))
-        .routes(routes!(publishers::resume_in))
+        .routes(routes!(steer::pause))
+        .routes(routes!(steer::resume))
+        .routes(routes!(steer::pause_in))
+        .routes(routes!(steer::resume_in))
         .routes(routes!(joins::cancel))
 }
 
 fn admin() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::edit))
-        .routes(routes!(publishers::reset))
+        .routes(routes!(steer::reset))
         .routes(routes!(purge::purge))
 }

@@ -10,7 +10,8 @@ use outbox::store::Edit;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::events::{DoneTo, Which, change, event_id, unknown};
+use super::acts::{DoneTo, change};
+use super::event::{Which, event_id, unknown};
 use crate::auth::Caller;
 use crate::deeds::{Deeds, Happened};
 use crate::extract::{Input, Params, Place};

@@ -144,11 +144,6 @@ impl Engine {
     }
 }
 
-/// How many verdicts there are.
-fn verdicts(batch: &[Spoken]) -> usize {
-    batch.iter().map(Spoken::len).sum()
-}
-
 /// Verdicts of one kind, and what each is about.
 #[derive(Default)]
 struct Verdicts {
@@ -166,6 +161,11 @@ impl Verdicts {
         self.settlements.extend(others.settlements);
         self.subjects.extend(others.subjects);
     }
+}
+
+/// How many verdicts there are.
+fn verdicts(batch: &[Spoken]) -> usize {
+    batch.iter().map(Spoken::len).sum()
 }
 
 /// The settling task.

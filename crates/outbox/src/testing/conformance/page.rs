@@ -323,8 +323,9 @@ pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
             if taken.is_empty() {
                 return;
             }
-            let verdict = |n: usize| if n % 2 == 0 { Verdict::Done } else { dead("no") };
-            let settled: Vec<_> = taken.iter().enumerate().map(|(n, d)| settlement(d, verdict(n))).collect();
+            let verdicts = [Verdict::Done, dead("no")].into_iter().cycle();
+            let settled: Vec<_> =
+                taken.iter().zip(verdicts).map(|(d, verdict)| settlement(d, verdict)).collect();
             worker.settle(&holder("a"), Completion::Keep, &settled).await.unwrap();
         }
     });
