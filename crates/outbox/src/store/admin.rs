@@ -13,8 +13,8 @@ use crate::event::EventId;
 /// How long each takes does not depend on how many events there are.
 #[async_trait]
 pub trait AdminStore: Send + Sync + 'static {
-    /// Events page by page, in the order of an index. Each one that stands on the shelf all the while and matches is on exactly one
-    /// page, whatever happens to others.
+    /// Events page by page, in the order of an index. Each one that matches and keeps its place all the while is on exactly one page,
+    /// whatever happens to others; one that is put off, or settled, may be missed or come again.
     async fn page(&self, ask: &PageAsk) -> Result<Page>;
 
     /// What stands in the table, at a glance. Counts stop at `most`, which is a million at most.
