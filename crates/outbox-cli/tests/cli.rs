@@ -1,7 +1,7 @@
 //! The command as its users meet it: the real binary, what it prints, its exit code.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -130,6 +130,40 @@ fn an_interrupted_demo_delivers_the_rest_and_sums_up() {
     assert_kept(&ran, written);
 }
 
+/// The first line of the answer to a request of a client without a browser.
+fn answer(address: &str, path: &str, token: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn the_demo_serves_its_dashboard_to_whoever_has_the_link() {
+    let mut child = outbox(["demo"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("Dashboard: ") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "it says where the dashboard is");
+    }
+    let link = line.trim().strip_prefix("Dashboard: http://").unwrap();
+    let (address, token) = link.split_once("/#token=").unwrap();
+    assert!(answer(address, "/", "").contains(" 200 "), "the page itself holds nothing");
+    assert!(answer(address, "/api/outbox/overview", "").contains(" 401 "));
+    assert!(answer(address, "/api/outbox/overview", token).contains(" 200 "));
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let ran = run(["demo", "--listen", "0.0.0.0:0"]).expect(2);
+    assert!(ran.err.contains("this machine only"), "{}", ran.err);
+}
+
 #[test]
 fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
     let folder = tempfile::tempdir().unwrap();
@@ -142,6 +176,17 @@ fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
     let ran = run(["demo", "--database", &url, "--events", "20", "--fresh"]).expect(0);
     assert_kept(&ran, 20);
     run(["demo", "--database", &url, "--events", "20"]).expect(0);
+    assert_eq!(left_in(folder.path()), Vec::<String>::new());
+}
+
+/// The names of everything in a SQLite database that a demo has made.
+fn left_in(folder: &Path) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let pool = sqlx::SqlitePool::connect(&sqlite(folder)).await.unwrap();
+        let left = sqlx::query_scalar("SELECT name FROM sqlite_master WHERE name LIKE 'outbox_demo%'");
+        left.fetch_all(&pool).await.unwrap()
+    })
 }
 
 /// The demo on the server that this variable names.
@@ -156,6 +201,19 @@ fn demo_on_server(variable: &str, required: bool) {
     assert_kept(&ran, 500);
     // The tables are gone, or this would not be let in.
     run(["demo", "--events", "10", "--database", &url]).expect(0);
+    if url.starts_with("postgres") {
+        assert_eq!(left_in_postgres(&url), Vec::<String>::new());
+    }
+}
+
+fn left_in_postgres(url: &str) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let pool = sqlx::PgPool::connect(url).await.unwrap();
+        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'outbox_demo%' \
+                    UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'outbox_demo%'";
+        sqlx::query_scalar(left).fetch_all(&pool).await.unwrap()
+    })
 }
 
 #[test]

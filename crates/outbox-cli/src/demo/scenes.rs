@@ -2,13 +2,14 @@
 //! away and comes back, and a log with publishers that lag. None of it is in the ledger: what becomes of it is up to whoever looks.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::{
-    Cx, Event, EventId, Failure, Handled, Message, Outbox, Outgoing, PublishError, Publisher, RelayBuilder,
-    Topic,
+    Cx, Event, EventId, Failure, Handled, Message, Outbox, Outcome, Outgoing, PublishError, Publisher,
+    RelayBuilder, Topic,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -79,53 +80,75 @@ const NEWSLETTER: &str = "newsletter.sent";
 /// Events of the log.
 const STOCK_MOVED: &str = "StockMoved";
 
-/// The accounts, as the writer and the handler of their invoices see them.
+/// What writers and handlers remember.
 #[derive(Default)]
-struct Accounts {
+struct Memory {
     /// Invoices that the tax service has refused.
     refused: HashSet<EventId>,
-    /// How many invoices wait behind a refused one.
+    /// How many invoices of an account wait behind a refused one.
     behind: HashMap<u64, u64>,
+    /// Parcels that somebody has begun to pack.
+    begun: HashSet<EventId>,
 }
 
-/// What the scenes remember.
+/// The scenes, as those who write and those who handle share them.
 #[derive(Clone, Default)]
-pub(crate) struct Scenes(Arc<Mutex<Accounts>>);
+pub(crate) struct Scenes(Arc<Mutex<Memory>>);
 
 impl Scenes {
-    fn accounts(&self) -> std::sync::MutexGuard<'_, Accounts> {
-        self.0.lock().expect("no one panics while holding the accounts")
+    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
+        self.0.lock().expect("no one panics while holding the memory")
     }
 
     /// Adds their handlers and publishers to the relay.
     pub(crate) fn add_to(&self, relay: RelayBuilder) -> RelayBuilder {
-        let scenes = self.clone();
+        let (accounting, warehouse) = (self.clone(), self.clone());
         let stock = Topic::new("stock").types([STOCK_MOVED]);
         relay
             .on(move |invoice: InvoiceIssued, cx: Cx| {
-                let scenes = scenes.clone();
-                async move { scenes.invoice(&invoice, &cx) }
+                let accounting = accounting.clone();
+                async move { accounting.invoice(&invoice, &cx) }
             })
-            .on(pack)
+            .on(move |parcel: PackParcel, cx: Cx| {
+                let warehouse = warehouse.clone();
+                async move { warehouse.pack(&parcel, &cx) }
+            })
             .on(async |_: ShipmentReady, _: Cx| {})
             .on(async |_: ShipmentDelayed, _: Cx| {})
             .forward([NEWSLETTER], Branch::new("mail-provider").away(20, 75))
             .publish(stock.to(Branch::new("search-index")))
             .publish(stock.to(Branch::new("partner-api").away(15, 60)))
-            .publish(stock.to(Branch::new("data-lake").slow(Duration::from_millis(350))))
+            .publish(stock.to(Branch::new("data-lake").slow(Duration::from_millis(270))).batch(5))
     }
 
     fn invoice(&self, invoice: &InvoiceIssued, cx: &Cx) -> Handled {
-        let mut accounts = self.accounts();
-        if invoice.refused && accounts.refused.insert(cx.id().clone()) {
-            accounts.behind.insert(invoice.account, 0);
+        let mut memory = self.memory();
+        if invoice.refused && memory.refused.insert(cx.id().clone()) {
+            memory.behind.insert(invoice.account, 0);
             return Err(Failure::dead(format!(
                 "the tax service refuses invoice {} of account {}: 422, it does not know the account yet",
                 invoice.number, invoice.account
             )));
         }
-        accounts.behind.remove(&invoice.account);
+        memory.behind.remove(&invoice.account);
         Ok(())
+    }
+
+    /// Takes its time, and nobody's. One parcel of some shipments is nowhere to be found.
+    fn pack(&self, parcel: &PackParcel, cx: &Cx) -> Result<Outcome, Failure> {
+        let mut rng = rand::rng();
+        if self.memory().begun.insert(cx.id().clone()) {
+            return Ok(Outcome::RetryAfter(Duration::from_millis(rng.random_range(500..12_000))));
+        }
+        let (number, shelf) = (parcel.parcel, rng.random_range(1..40));
+        if parcel.is_lost && cx.attempt() < 3 {
+            return Err(Failure::retry(format!("parcel {number} is not on shelf {shelf}: looking on")));
+        }
+        if parcel.is_lost {
+            return Err(Failure::dead(format!("parcel {number} is not on shelf {shelf}, nor on any other")));
+        }
+        self.memory().begun.remove(cx.id());
+        Ok(Outcome::Done)
     }
 
     /// Writes until it is stopped.
@@ -156,10 +179,10 @@ impl Scenes {
 
     /// Every now and then one that is refused; none for an account with many that wait.
     fn next_invoice(&self, turn: u32, numbers: &mut [u64]) -> Option<InvoiceIssued> {
-        let mut accounts = self.accounts();
+        let mut memory = self.memory();
         let account = rand::rng().random_range(0..ACCOUNTS);
-        let blocked = accounts.behind.len();
-        if let Some(behind) = accounts.behind.get_mut(&account) {
+        let blocked = memory.behind.len();
+        if let Some(behind) = memory.behind.get_mut(&account) {
             *behind += 1;
             if *behind > MOST_BEHIND {
                 return None;
@@ -170,23 +193,6 @@ impl Scenes {
         let refused = turn % 50 == 20 && blocked < MOST_BLOCKED;
         Some(InvoiceIssued { account, number: *number, refused })
     }
-}
-
-/// Takes its time. One parcel of some shipments is nowhere to be found.
-async fn pack(parcel: PackParcel, cx: Cx) -> Handled {
-    let pause = rand::rng().random_range(100..1_500);
-    tokio::time::sleep(Duration::from_millis(pause)).await;
-    let shelf = rand::rng().random_range(1..40);
-    if parcel.is_lost && cx.attempt() < 3 {
-        return Err(Failure::retry(format!("parcel {} is not on shelf {shelf}: looking on", parcel.parcel)));
-    }
-    if parcel.is_lost {
-        return Err(Failure::dead(format!(
-            "parcel {} is not on shelf {shelf}, nor on any other",
-            parcel.parcel
-        )));
-    }
-    Ok(())
 }
 
 /// A fan-out: its parcels are packed side by side, and then it is ready. Of every fourth one a parcel is lost.
@@ -212,12 +218,14 @@ struct Branch {
     each: Duration,
     /// Away for so many seconds out of so many.
     away: Option<(u64, u64)>,
+    /// Whether somebody has found that out.
+    is_known: AtomicBool,
     began: Instant,
 }
 
 impl Branch {
     fn new(name: &'static str) -> Self {
-        Self { name, each: Duration::ZERO, away: None, began: Instant::now() }
+        Self { name, each: Duration::ZERO, away: None, is_known: false.into(), began: Instant::now() }
     }
 
     fn slow(self, each: Duration) -> Self {
@@ -241,7 +249,9 @@ impl Publisher for Branch {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        if self.is_away() {
+        let is_away = self.is_away();
+        self.is_known.store(is_away, Ordering::Relaxed);
+        if is_away {
             return Err(PublishError::unavailable(format!("{}: 503, back soon", self.name)));
         }
         tokio::time::sleep(self.each * events.len() as u32).await;
@@ -249,7 +259,8 @@ impl Publisher for Branch {
     }
 
     async fn is_healthy(&self) -> bool {
-        !self.is_away()
+        // Not before somebody has tried: then there is more to tell than that it is not.
+        !(self.is_away() && self.is_known.load(Ordering::Relaxed))
     }
 }
 
@@ -260,7 +271,7 @@ mod tests {
     #[test]
     fn no_more_than_a_few_accounts_are_blocked_and_no_more_than_some_invoices_wait() {
         let scenes = Scenes::default();
-        scenes.accounts().behind.extend([(0, 0), (1, 0), (2, 0)]);
+        scenes.memory().behind.extend([(0, 0), (1, 0), (2, 0)]);
         let mut numbers = [0; ACCOUNTS as usize];
         let mut waiting = 0;
         for turn in 0..10_000 {
@@ -277,7 +288,7 @@ mod tests {
         let branch = Branch::new("b").away(10, 30);
         assert!(branch.is_healthy().await);
         let gone = Branch { began: Instant::now() - Duration::from_secs(25), ..branch };
-        assert!(!gone.is_healthy().await);
         assert!(gone.publish_batch(&[]).await.unwrap_err().is_unavailable());
+        assert!(!gone.is_healthy().await);
     }
 }
