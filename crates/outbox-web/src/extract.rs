@@ -101,7 +101,7 @@ pub(crate) fn page_size(limit: Option<usize>) -> Answer<usize> {
         None => Ok(PAGE),
         Some(limit) if (1..=LARGEST_PAGE).contains(&limit) => Ok(limit),
         Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {LARGEST_PAGE}"))
-            .advice("Ask for the next page with `after`.")),
+            .advice("Ask for the next page instead.")),
     }
 }
 
