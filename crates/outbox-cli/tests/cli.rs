@@ -176,17 +176,30 @@ fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
     let ran = run(["demo", "--database", &url, "--events", "20", "--fresh"]).expect(0);
     assert_kept(&ran, 20);
     run(["demo", "--database", &url, "--events", "20"]).expect(0);
-    assert_eq!(left_in(folder.path()), Vec::<String>::new());
+    assert_eq!(left_in(&url), Vec::<String>::new());
 }
 
-/// The names of everything in a SQLite database that a demo has made.
-fn left_in(folder: &Path) -> Vec<String> {
+/// The names of everything in a database that a demo has made.
+fn left_in(url: &str) -> Vec<String> {
+    const SQLITE: &str = "SELECT name FROM sqlite_master WHERE name LIKE 'outbox_demo%'";
+    const POSTGRES: &str = "SELECT relname::text FROM pg_class WHERE relname LIKE 'outbox_demo%' \
+        UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'outbox_demo%'";
+    const MYSQL: &str = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables \
+        WHERE table_schema = DATABASE() AND table_name LIKE 'outbox_demo%'";
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let pool = sqlx::SqlitePool::connect(&sqlite(folder)).await.unwrap();
-        let left = sqlx::query_scalar("SELECT name FROM sqlite_master WHERE name LIKE 'outbox_demo%'");
-        left.fetch_all(&pool).await.unwrap()
-    })
+    runtime
+        .block_on(async {
+            match url.split(':').next() {
+                Some("sqlite") => {
+                    sqlx::query_scalar(SQLITE).fetch_all(&sqlx::SqlitePool::connect(url).await?).await
+                }
+                Some("mysql") => {
+                    sqlx::query_scalar(MYSQL).fetch_all(&sqlx::MySqlPool::connect(url).await?).await
+                }
+                _ => sqlx::query_scalar(POSTGRES).fetch_all(&sqlx::PgPool::connect(url).await?).await,
+            }
+        })
+        .unwrap()
 }
 
 /// The demo on the server that this variable names.
@@ -201,19 +214,7 @@ fn demo_on_server(variable: &str, required: bool) {
     assert_kept(&ran, 500);
     // The tables are gone, or this would not be let in.
     run(["demo", "--events", "10", "--database", &url]).expect(0);
-    if url.starts_with("postgres") {
-        assert_eq!(left_in_postgres(&url), Vec::<String>::new());
-    }
-}
-
-fn left_in_postgres(url: &str) -> Vec<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let pool = sqlx::PgPool::connect(url).await.unwrap();
-        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'outbox_demo%' \
-                    UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'outbox_demo%'";
-        sqlx::query_scalar(left).fetch_all(&pool).await.unwrap()
-    })
+    assert_eq!(left_in(&url), Vec::<String>::new());
 }
 
 #[test]
