@@ -66,6 +66,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<Duration> {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: std::collections::HashMap::new(),
+            together: true,
         };
         let began = Instant::now();
         let taken = store.take(&take).await?;
