@@ -285,9 +285,18 @@ pub struct Take {
     pub skip_types: Vec<String>,
     /// The newest event of each key that the taker already holds. Everything of that key up to there counts as taken; with
     /// [`Holder::Lease`] only what is still leased to the taker.
-    pub frontiers: HashMap<String, i64>,
+    pub frontiers: HashMap<String, Reach>,
     /// Whether events may be leased together, which costs a database that can do so far less. Then only this store, and no
     /// other one with the same owner, can settle and extend what it took.
+    pub together: bool,
+}
+
+/// How much of a key a taker holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The newest event of it.
+    pub seq: i64,
+    /// Whether all of it was taken [together](Take::together) with others.
     pub together: bool,
 }
 

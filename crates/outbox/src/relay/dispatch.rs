@@ -238,11 +238,7 @@ pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
     let event = &delivery.event;
     if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
         tracing::debug!(store = engine.name(), event = %event.id(), "not handled: the lease is over");
-        engine.held.forget(event.id(), job.tag());
-        if !engine.station.is_exclusive() {
-            // If it is nobody else's yet, it should not wait for others that were leased with it.
-            engine.speak(Spoken::verdicts(vec![job.told(Verdict::Released)], job.epoch));
-        }
+        engine.let_go(job);
         return Ready::Gone;
     }
     if let Some(expires_in) = delivery.expires_in {
@@ -288,7 +284,7 @@ async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
         Ended::Stale => {
             engine.metrics.stale.increment(1);
             tracing::warn!(store = engine.name(), event = %event.id(), "came too late: rolled back");
-            engine.held.forget(event.id(), job.tag());
+            engine.let_go(job);
             return None;
         }
     };

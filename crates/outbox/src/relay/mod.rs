@@ -149,6 +149,15 @@ impl Engine {
         &self.settings.node
     }
 
+    /// An event is not this node's any more, as far as it knows.
+    pub(crate) fn let_go(self: &Arc<Self>, job: &Job) {
+        self.held.forget(job.delivery.event.id(), job.tag());
+        if !self.station.is_exclusive() {
+            // If it is nobody else's either, it should not wait for others that were leased with it.
+            self.speak(Spoken::verdicts(vec![job.told(Verdict::Released)], job.epoch));
+        }
+    }
+
     /// The right to everything in memory is lost: somebody else has it.
     pub(crate) fn drop_everything(&self) {
         self.lanes.clear();

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 
 use super::Job;
+use crate::store::Reach;
 
 /// How many events of one key a worker handles before the others get a turn.
 pub(crate) const TURN: usize = 64;
@@ -32,7 +33,9 @@ struct Run {
     queue: VecDeque<Job>,
     state: State,
     /// The newest event taken: everything of the key up to it is in this run.
-    frontier: i64,
+    frontier: Reach,
+    /// Whether some of it may be somebody else's by now.
+    doubtful: bool,
     unsettled: usize,
 }
 
@@ -63,11 +66,17 @@ impl Runs {
 
     /// A read of the database begins. Returns the newest event of each key that is in memory, for
     /// [`Take::frontiers`](crate::store::Take::frontiers).
-    pub(crate) fn begin_read(&self) -> HashMap<String, i64> {
+    pub(crate) fn begin_read(&self) -> HashMap<String, Reach> {
         let mut inner = self.inner();
         inner.moved.clear();
         inner.unsure.clear();
-        inner.runs.iter().map(|(key, run)| (key.clone(), run.frontier)).collect()
+        let sure = inner.runs.iter().filter(|(_, run)| !run.doubtful);
+        sure.map(|(key, run)| (key.clone(), run.frontier)).collect()
+    }
+
+    /// Leases were lost: until what there is now is settled, nobody goes on from where it ends.
+    pub(crate) fn doubt(&self) {
+        self.inner().runs.values_mut().for_each(|run| run.doubtful = true);
     }
 
     /// Offers jobs of a key, in order.
@@ -84,11 +93,15 @@ impl Runs {
         let run = inner.runs.entry(key.to_owned()).or_insert_with(|| Run {
             queue: VecDeque::new(),
             state: State::Idle,
-            frontier: 0,
+            frontier: Reach { seq: 0, together: true },
+            doubtful: false,
             unsettled: 0,
         });
         run.unsettled += jobs.len();
-        run.frontier = jobs.iter().filter_map(|job| job.delivery.seq).fold(run.frontier, i64::max);
+        for delivery in jobs.iter().map(|job| &job.delivery) {
+            run.frontier.seq = run.frontier.seq.max(delivery.seq.unwrap_or_default());
+            run.frontier.together &= delivery.claim == 0;
+        }
         run.queue.extend(jobs);
         if run.state == State::Scheduled {
             return Pushed::Joined;

@@ -93,6 +93,7 @@ impl Hold {
                 engine.store.extend(engine.node(), lease, some).await?.into_iter().collect();
             let lost = engine.held.renewed(some, &kept, asked + lease);
             if lost > 0 {
+                engine.runs.doubt();
                 tracing::debug!(store = engine.name(), lost, "leases were lost, or settled in the meantime");
             }
         }

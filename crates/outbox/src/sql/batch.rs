@@ -22,7 +22,7 @@ use super::store::SqlStore;
 use super::window::Window;
 use crate::error::{Error, Result};
 use crate::event::EventId;
-use crate::store::{NodeId, OnDead, Settlement, Store as _, Take};
+use crate::store::{NodeId, OnDead, Reach, Settlement, Store as _, Take};
 
 /// Taking that took longer than this may have been overtaken by one who lost patience. Far less than their patience is.
 const QUICK: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const QUICK: Duration = Duration::from_secs(1);
 ///
 /// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
 const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 2000; \
-    SET LOCAL idle_in_transaction_session_timeout = 10000";
+    SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off";
 /// One at a time takes. A statement of its own before the one that takes: that has to see what whoever had the lock before has
 /// written.
 const LOCK: &str = "; SELECT pg_advisory_xact_lock(hashtextextended('{events}', 8))";
@@ -51,15 +51,19 @@ const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints
         WHERE {alone} AND t.status IN (0, 2) AND (t.locked_until IS NULL OR t.locked_until <= {now}) \
         FOR UPDATE OF t SKIP LOCKED), \
     v AS MATERIALIZED (SELECT w.seq, w.ordering_key FROM w WHERE NOT {alone} OR w.event_id IN (SELECT event_id FROM l)), \
-    f AS (SELECT unnest({keys}::text[]) AS key, unnest({frontiers}::bigint[]) AS frontier), \
+    f AS (SELECT unnest({keys}::text[]) AS key, unnest({frontiers}::bigint[]) AS frontier, \
+        unnest({listed}::bigint[]) AS listed), \
+    c AS MATERIALIZED (SELECT count(*) = cardinality({mine}::bigint[]) AS whole FROM {batches} m \
+        WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}), \
     mine AS (SELECT unnest(m.seqs) AS seq FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}), \
     stops AS MATERIALIZED (SELECT k.ordering_key, (\
         SELECT o.seq FROM {events} o WHERE o.ordering_key = k.ordering_key AND {blocking} \
-        AND o.seq NOT IN (SELECT seq FROM v) \
+        AND o.seq > k.past AND o.seq NOT IN (SELECT seq FROM v) \
         AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE WHEN o.claims = 0 THEN o.seq IN (SELECT seq FROM mine) \
             ELSE COALESCE(o.locked_by = {owner} AND o.locked_until > {now}, FALSE) END) \
         ORDER BY o.seq LIMIT 1) AS stop \
-        FROM (SELECT DISTINCT v.ordering_key, COALESCE(f.frontier, 0) AS frontier FROM v LEFT JOIN f ON f.key = v.ordering_key \
+        FROM (SELECT DISTINCT v.ordering_key, COALESCE(f.frontier, 0) AS frontier, \
+            CASE WHEN f.listed = 1 AND (SELECT whole FROM c) THEN f.frontier ELSE 0 END AS past FROM v LEFT JOIN f ON f.key = v.ordering_key \
             WHERE v.ordering_key IS NOT NULL) k), \
     u AS (UPDATE {events} t SET locked_by = {owner}, locked_until = {until}, claims = t.claims + 1 \
         FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
@@ -103,6 +107,7 @@ struct Batch {
     owner: NodeId,
     /// How many of its events are not settled.
     left: usize,
+    /// When the lease runs out here.
     until: Instant,
 }
 
@@ -115,17 +120,10 @@ impl Batches {
         self.inner().floor
     }
 
-    /// The lists that are held, and those of which nothing is left: they are forgotten.
+    /// The lists of which something is left, and those of which nothing is: they are forgotten. Among the first may be some that
+    /// ran out: until all of such a one is let go of, not everything is as this process thinks.
     fn before_taking(&self) -> (Vec<i64>, Vec<i64>) {
         let mut inner = self.inner();
-        // Not renewed: it is somebody else's by now, or nobody asks for it any more.
-        let now = Instant::now();
-        let late: BTreeSet<i64> =
-            inner.batches.iter().filter(|(_, batch)| batch.until <= now).map(|(n, _)| *n).collect();
-        if !late.is_empty() {
-            inner.batches.retain(|number, _| !late.contains(number));
-            inner.of.retain(|_, number| !late.contains(number));
-        }
         (inner.batches.keys().copied().collect(), std::mem::take(&mut inner.ended))
     }
 
@@ -175,20 +173,29 @@ impl Batches {
         Cow::Owned(settlements.iter().filter(is_allowed).cloned().collect())
     }
 
-    /// These lists last until then, others that were asked for do not. Returns which of the events are in one that does.
+    /// These lists were renewed, so they last for this long from then on. Returns which of the events are in one of them.
+    ///
+    /// Forgets those that ran out so long ago: nobody has asked for anything in them since.
     fn extended<'a>(
         &self,
         ids: impl IntoIterator<Item = &'a EventId>,
         kept: &BTreeSet<i64>,
-        until: Instant,
+        asked: Instant,
+        lease: Duration,
     ) -> Vec<EventId> {
         let mut inner = self.inner();
         for number in kept {
             if let Some(batch) = inner.batches.get_mut(number) {
-                batch.until = until;
+                batch.until = asked + lease;
             }
         }
-        let is_kept = |id: &&EventId| inner.of.get(*id).is_some_and(|number| kept.contains(number));
+        let Inner { batches, of, .. } = &mut *inner;
+        let known = batches.len();
+        batches.retain(|_, batch| asked < batch.until + lease);
+        if batches.len() < known {
+            of.retain(|_, number| batches.contains_key(number));
+        }
+        let is_kept = |id: &&EventId| of.get(*id).is_some_and(|number| kept.contains(number));
         ids.into_iter().filter(is_kept).cloned().collect()
     }
 }
@@ -255,7 +262,7 @@ impl<DB: Database> SqlStore<DB> {
         let asked = Instant::now();
         let (mine, ended) = self.batches.before_taking();
         let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, false, Some(self.batches.floor()));
-        let (keys, frontiers): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();
+        let (keys, reaches): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();
         let mut place = |value: Value| {
             values.push(value);
             format!("${}", values.len())
@@ -265,7 +272,8 @@ impl<DB: Database> SqlStore<DB> {
         let ended = place(Value::ints(ended));
         let mine = place(Value::ints(mine));
         let keys = place(Value::texts(keys.into_iter().map(String::as_str)));
-        let frontiers = place(Value::ints(frontiers.into_iter().copied()));
+        let frontiers = place(Value::ints(reaches.iter().map(|reach: &&Reach| reach.seq)));
+        let listed = place(Value::ints(reaches.iter().map(|reach| reach.together.into())));
         let (alone, alone_e) =
             if take.together { ("(w.claims > 0)", "e.claims > 0") } else { ("TRUE", "TRUE") };
         let blocking = match take.on_dead {
@@ -281,6 +289,7 @@ impl<DB: Database> SqlStore<DB> {
             .replace("{mine}", &mine)
             .replace("{keys}", &keys)
             .replace("{frontiers}", &frontiers)
+            .replace("{listed}", &listed)
             .replace("{alone e}", alone_e)
             .replace("{alone}", alone)
             .replace("{blocking}", blocking);
@@ -338,7 +347,7 @@ impl<DB: Database> SqlStore<DB> {
             kept.extend(DB::int(&row, 0)?);
         }
         conn.went_well();
-        Ok(self.batches.extended(ids.iter().copied(), &kept, asked + lease))
+        Ok(self.batches.extended(ids.iter().copied(), &kept, asked, lease))
     }
 }
 

@@ -242,6 +242,12 @@ impl Dialect for Postgres {
         connect_options(url)
     }
 
+    async fn connect_one(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
+        let mut conn = PgConnection::connect_with(options).await?;
+        set_up(&mut conn).await?;
+        Ok(conn)
+    }
+
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect_options(url)?;
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
@@ -251,7 +257,8 @@ impl Dialect for Postgres {
     }
 
     fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
-        let relay = pool(3).connect_lazy_with((*write.connect_options()).clone());
+        let relay = pool(3).after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
+        let relay = relay.connect_lazy_with((*write.connect_options()).clone());
         Pools::new(write, relay.clone(), relay)
     }
 
@@ -365,6 +372,13 @@ fn settle_rest(by: &Holder, which: Which) -> String {
 
 fn connect_options(url: &str) -> Result<PgConnectOptions> {
     url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(url), reason: e.to_string() })
+}
+
+/// The relay's statements are short, and look expensive to a planner that knows little of them: compiling them costs a hundred
+/// times what it saves.
+async fn set_up(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("SET jit = off").execute(conn).await?;
+    Ok(())
 }
 
 fn pool(max_connections: u32) -> PgPoolOptions {

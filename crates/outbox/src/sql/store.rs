@@ -460,7 +460,7 @@ impl<DB: Database> SqlStore<DB> {
             .rows
             .iter()
             .filter_map(|row| row.key.as_deref())
-            .map(|key| (key, take.frontiers.get(key).copied().unwrap_or(0)))
+            .map(|key| (key, take.frontiers.get(key).map_or(0, |frontier| frontier.seq)))
             .collect();
         if keys.is_empty() {
             return Ok(());

@@ -4,7 +4,13 @@ use std::collections::HashMap;
 
 use super::exclusive::exclusive;
 use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
-use crate::store::{OnDead, Origin, Take, Taken, Verdict};
+use crate::store::{Delivery, OnDead, Origin, Reach, Take, Taken, Verdict};
+
+/// All of a key is held up to this one.
+fn upto(key: &str, last: &Delivery) -> HashMap<String, Reach> {
+    let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+    HashMap::from([(key.to_owned(), reach)])
+}
 
 fn behind(taken: &Taken) -> Vec<&str> {
     let mut keys: Vec<&str> = taken.behind.iter().map(String::as_str).collect();
@@ -216,8 +222,7 @@ pub async fn frontiers_count_as_taken(harness: &impl Harness) {
     let written = scene.write((0..6).map(|_| keyed("a"))).await;
     let first = scene.take(&Take { limit: 2, ..taking(by.clone()) }).await;
     assert_eq!(ids(&first.deliveries), written[..2]);
-    let frontier = first.deliveries[1].seq.unwrap();
-    let frontiers = HashMap::from([("a".to_owned(), frontier)]);
+    let frontiers = upto("a", &first.deliveries[1]);
     let next = Take { from: after(first.cursor), limit: 2, frontiers, ..taking(by.clone()) };
     let second = scene.take(&next).await;
     assert_eq!(ids(&second.deliveries), written[2..4]);
@@ -236,7 +241,7 @@ pub async fn what_follows_one_s_own_leases_is_taken_before_they_are_settled(harn
         let lease = || Take { limit: 2, together, ..leasing("one") };
         let first = scene.take(&lease()).await;
         assert_eq!(ids(&first.deliveries), written[..2]);
-        let frontiers = HashMap::from([(key.to_owned(), first.deliveries[1].seq.unwrap())]);
+        let frontiers = upto(key, &first.deliveries[1]);
         let second = scene.take(&Take { frontiers: frontiers.clone(), ..lease() }).await;
         assert_eq!(ids(&second.deliveries), written[2..4]);
         let forgetful = scene.take(&lease()).await;
@@ -262,7 +267,7 @@ pub async fn a_frontier_is_worth_no_more_than_the_leases_behind_it(harness: &imp
     for (key, together) in [("a", true), ("b", false)] {
         let written = scene.write((0..3).map(|_| keyed(key))).await;
         let first = scene.take(&Take { limit: 1, together, ..leasing("one") }).await;
-        let frontiers = HashMap::from([(key.to_owned(), first.deliveries[0].seq.unwrap())]);
+        let frontiers = upto(key, &first.deliveries[0]);
         scene.pass(LEASE);
         let other = scene.take(&Take { limit: 1, together, ..leasing("two") }).await;
         assert_eq!(ids(&other.deliveries), written[..1], "the lease had run out");
@@ -286,7 +291,7 @@ pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
         scene.write([keyed("a"), keyed("b"), keyed("a").deliver_after(SECOND), keyed("a"), keyed("b")]).await;
     let first = scene.take(&Take { limit: 1, ..taking(by.clone()) }).await;
     assert_eq!(ids(&first.deliveries), written[..1]);
-    let frontiers = HashMap::from([("a".to_owned(), first.deliveries[0].seq.unwrap())]);
+    let frontiers = upto("a", &first.deliveries[0]);
     let taken = scene.take(&Take { from: after(first.cursor), frontiers, ..taking(by.clone()) }).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[4].clone()]);
     assert_eq!(behind(&taken), ["a"], "the delayed one is in the way");
