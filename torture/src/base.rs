@@ -11,7 +11,10 @@ pub trait Base: Database {
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
 
     /// Runs a statement.
-    fn execute_sql(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    fn execute_sql(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
     /// The first column of each row, which is a text.
     fn texts(
@@ -60,7 +63,7 @@ base!(Postgres, postgres, |columns| {
 base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)));
 base!(Sqlite, sqlite, |columns| {
     let columns: Vec<String> = columns.iter().map(|column| format!("COALESCE({column}, '')")).collect();
-    columns.join(" || '|' || ")
+    format!("'' || {}", columns.join(" || '|' || "))
 });
 
 /// Calls a function that is generic over the database with the one that a URL names.

@@ -10,10 +10,10 @@ use torture::arena::Arena;
 use torture::base::Base;
 use torture::by_url;
 use torture::faults::Fault;
+use torture::report;
 use torture::roles::{Told, reader, relay, writer};
 use torture::servers::{Disk, Kind};
 use torture::world::{self, Settings};
-use torture::report;
 
 #[derive(Parser)]
 #[command(about = "Real processes, real faults, a history, and a checker that decides")]
@@ -174,9 +174,17 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
     let mut faults = run.faults.clone().unwrap_or_else(|| Fault::ALL.to_vec());
     faults.retain(|fault| fault.applies_to(database));
     let faketime = faults.contains(&Fault::Clock).then(faketime).flatten();
-    leave_out(&mut faults, Fault::Clock, faketime.is_none().then(|| "libfaketime is not installed".to_owned()));
+    leave_out(
+        &mut faults,
+        Fault::Clock,
+        faketime.is_none().then(|| "libfaketime is not installed".to_owned()),
+    );
     if faults.contains(&Fault::Full) {
-        leave_out(&mut faults, Fault::Full, Disk::is_possible().err().map(|error| format!("no tmpfs: {error:#}")));
+        leave_out(
+            &mut faults,
+            Fault::Full,
+            Disk::is_possible().err().map(|error| format!("no tmpfs: {error:#}")),
+        );
     }
     if !arenas.contains(&Arena::Single) {
         faults.retain(|fault| *fault != Fault::Leader);

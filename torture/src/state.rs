@@ -183,7 +183,9 @@ pub async fn leader<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<O
     let mut conn = outbox.pool().acquire().await?;
     let holders = format!("SELECT COALESCE(holder, '') FROM {table}_lease WHERE name = 'exclusive'");
     let holder = DB::texts(&mut conn, &holders).await?.into_iter().next();
-    Ok(holder.and_then(|holder| Some(holder.split(':').next()?.to_owned())).filter(|holder| !holder.is_empty()))
+    Ok(holder
+        .and_then(|holder| Some(holder.split(':').next()?.to_owned()))
+        .filter(|holder| !holder.is_empty()))
 }
 
 struct Fields<'a>(std::str::SplitN<'a, char>);

@@ -30,7 +30,12 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
             continue;
         };
         if !state.markers.contains(arrival.id) {
-            verdict.add(Breach::Phantom, arrival.id, "it arrived, and was never committed", vec![arrival.line]);
+            verdict.add(
+                Breach::Phantom,
+                arrival.id,
+                "it arrived, and was never committed",
+                vec![arrival.line],
+            );
         }
         if first.contains_key(arrival.id) {
             verdict.counts.twice += 1;

@@ -216,7 +216,8 @@ impl<'a> Facts<'a> {
     /// How often something happened to processes that can have ended a handler before its end, between these moments.
     pub(super) fn blows(&self, from: u64, until: u64) -> usize {
         let deaths = self.deaths.values().filter(|(t, _)| (from..=until).contains(t)).count();
-        let windows = self.windows.iter().filter(|w| w.disturbs() && w.from <= until && w.until + GRACE >= from);
+        let windows =
+            self.windows.iter().filter(|w| w.disturbs() && w.from <= until && w.until + GRACE >= from);
         deaths + windows.count()
     }
 

@@ -40,7 +40,8 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         verdict.add(Breach::Ledger, "account", text, Vec::new());
     }
     for (id, row) in state.rows.iter().filter(|(_, row)| row.is_pending()) {
-        let text = format!("it still waits, with status {}, {} attempts: {}", row.status, row.attempts, row.error);
+        let text =
+            format!("it still waits, with status {}, {} attempts: {}", row.status, row.attempts, row.error);
         verdict.add(Breach::Stuck, id, text, lines_of(facts.runs_of(id)));
     }
 }

@@ -55,7 +55,8 @@ fn published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verd
                 && before >= *position
                 && !facts.may_have_lost(lead.0, at.record.t, line.record.t)
             {
-                let text = format!("{position} came after {before} in one leadership, and nothing had happened");
+                let text =
+                    format!("{position} came after {before} in one leadership, and nothing had happened");
                 verdict.add(Breach::Position, publisher, text, vec![at, line]);
             }
         }

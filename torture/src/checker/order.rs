@@ -83,7 +83,8 @@ fn one_after_another(facts: &Facts<'_>, links: &[Link<'_>], state: &State, verdi
     let mut began: Option<(u64, &Link<'_>)> = None;
     for link in links.iter().rev() {
         if let Some((when, later)) = began {
-            let again = link.runs.iter().find(|run| run.start > when && !facts.just_woke_up(run.process, run.start));
+            let again =
+                link.runs.iter().find(|run| run.start > when && !facts.just_woke_up(run.process, run.start));
             if let Some(run) = again {
                 let text = format!("it came again after {} of the same key had started", later.id);
                 let proof = [lines_of(later.runs), lines_of(&[*run])].concat();

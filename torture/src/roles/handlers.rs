@@ -105,7 +105,11 @@ impl<DB: Base> TxHandler<DB> for Book {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let run = self.hand.start(&cx);
         let booked = async {
-            DB::execute_sql(tx, &format!("INSERT INTO {}_ledger (event_id) VALUES ('{}')", self.table, cx.id())).await?;
+            DB::execute_sql(
+                tx,
+                &format!("INSERT INTO {}_ledger (event_id) VALUES ('{}')", self.table, cx.id()),
+            )
+            .await?;
             DB::execute_sql(tx, &format!("UPDATE {}_account SET balance = balance + 1", self.table)).await
         };
         match booked.await {

@@ -126,7 +126,8 @@ impl<DB: Base> Writer<DB> {
             deal.events.iter().collect()
         };
         let rows: Vec<String> = marked.iter().map(|spec| format!("('{}')", spec.id)).collect();
-        let markers = format!("INSERT INTO {}_marker (event_id) VALUES {}", self.told.table(), rows.join(", "));
+        let markers =
+            format!("INSERT INTO {}_marker (event_id) VALUES {}", self.told.table(), rows.join(", "));
         DB::execute_sql(tx, &markers).await?;
         Ok(())
     }

@@ -67,6 +67,7 @@ fn programs() -> Result<PathBuf> {
     let newest = versions.filter(|bin| bin.join("initdb").is_file()).max_by_key(|bin| {
         bin.parent().and_then(|version| version.file_name()?.to_str()?.parse::<u32>().ok())
     });
-    let on_path = || std::env::split_paths(&std::env::var_os("PATH")?).find(|bin| bin.join("initdb").is_file());
+    let on_path =
+        || std::env::split_paths(&std::env::var_os("PATH")?).find(|bin| bin.join("initdb").is_file());
     newest.or_else(on_path).context("PostgreSQL is not installed: `cargo xtask torture` installs it")
 }

@@ -163,9 +163,7 @@ impl World {
         let guard = Guard::new()?;
         let server = match &settings.given {
             Some(url) => Server::given(settings.database, url, &guard)?,
-            None => {
-                Server::start(settings.database, &guard, settings.faults.contains(&Fault::Full)).await?
-            }
+            None => Server::start(settings.database, &guard, settings.faults.contains(&Fault::Full)).await?,
         };
         let (direct, prefix) = (server.direct(), server.prefix.clone());
         for arena in &settings.arenas {

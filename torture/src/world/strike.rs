@@ -36,7 +36,8 @@ impl World {
         let Step { fault, pick, dice, .. } = step;
         match fault {
             Fault::KillRelay => {
-                let slot = self.pick(pick, |part| part.relays() && !part.writes() || part == Part::Reader).await?;
+                let slot =
+                    self.pick(pick, |part| part.relays() && !part.writes() || part == Part::Reader).await?;
                 self.kill(fault, slot, dice).await
             }
             Fault::KillWriter => {
@@ -234,7 +235,8 @@ impl World {
             return Ok(());
         }
         let name = slot.process_name();
-        let (time, shift) = (between(dice / 2, 2_000, 8_000), if dice.is_multiple_of(2) { "+600" } else { "-600" });
+        let (time, shift) =
+            (between(dice / 2, 2_000, 8_000), if dice.is_multiple_of(2) { "+600" } else { "-600" });
         self.struck(Fault::Clock, &format!("{name}: {shift} s for {:.1} s", time.as_secs_f64()));
         let file = self.clock_file(&slot);
         self.hit("clock", Some(&name));
@@ -252,7 +254,9 @@ impl World {
         self.struck(Fault::Upgrade, &format!("everybody to generation {generation}, one after another"));
         let mut slots = self.slots.clone();
         // The first relay, then whoever only writes, then the rest.
-        slots.sort_by_key(|slot| slot.try_lock().map_or(2, |slot| if slot.part == Part::Writer { 1 } else { 2 }));
+        slots.sort_by_key(|slot| {
+            slot.try_lock().map_or(2, |slot| if slot.part == Part::Writer { 1 } else { 2 })
+        });
         for slot in slots {
             let mut slot = slot.lock_owned().await;
             if let Some(how) = slot.end(Signal::TERM).await {
