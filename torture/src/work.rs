@@ -177,8 +177,10 @@ impl Mix {
         if kind == Kind::Plain {
             spec.fails = if dice.random_ratio(1, 12) { dice.random_range(1..3) } else { 0 };
             spec.panics = u32::from(self.panics && dice.random_ratio(1, 100));
-            if self.aborts && dice.random_ratio(1, 1_000) {
-                spec.aborts = if dice.random_ratio(1, 5) { KILLER } else { 1 };
+            // Where one leads all, nothing is delivered for a quarter of a minute after each.
+            let (one_in, killers) = if self.arena == Arena::Single { (5_000, 10) } else { (1_000, 5) };
+            if self.aborts && dice.random_ratio(1, one_in) {
+                spec.aborts = if dice.random_ratio(1, killers) { KILLER } else { 1 };
             }
         }
         spec

@@ -65,7 +65,7 @@ fn numbers_follow_commits(links: &[Link<'_>], verdict: &mut Verdict) {
 }
 
 fn one_after_another(facts: &Facts<'_>, links: &[Link<'_>], state: &State, verdict: &mut Verdict) {
-    // What was settled last of all that comes before, and the first start of anything that comes later.
+    // What was settled last of all that comes before.
     let mut settled: Option<(u64, &Link<'_>)> = None;
     for link in links {
         if let (Some((when, before)), Some(run)) = (settled, link.runs.first())
@@ -80,21 +80,32 @@ fn one_after_another(facts: &Facts<'_>, links: &[Link<'_>], state: &State, verdi
             settled = Some((end, link));
         }
     }
-    let mut began: Option<(u64, &Link<'_>)> = None;
-    for link in links.iter().rev() {
-        if let Some((when, later)) = began {
-            let again =
-                link.runs.iter().find(|run| run.start > when && !facts.just_woke_up(run.process, run.start));
-            if let Some(run) = again {
-                let text = format!("it came again after {} of the same key had started", later.id);
-                let proof = [lines_of(later.runs), lines_of(&[*run])].concat();
-                verdict.add(Breach::Order, link.id, text, proof);
-            }
+    for (n, link) in links.iter().enumerate() {
+        for run in link.runs {
+            comes_with_what_follows(facts, link, run, &links[n + 1..], verdict);
         }
-        if let Some(run) = link.runs.first()
-            && began.is_none_or(|(when, _)| run.start < when)
-        {
-            began = Some((run.start, link));
+    }
+}
+
+/// One that comes again after later ones of its key had started was not settled, and so they were not: they come again after it, or
+/// whoever goes by the last one is left with the wrong one.
+fn comes_with_what_follows(
+    facts: &Facts<'_>,
+    link: &Link<'_>,
+    run: &Run<'_>,
+    rest: &[Link<'_>],
+    verdict: &mut Verdict,
+) {
+    if facts.just_woke_up(run.process, run.start) {
+        return;
+    }
+    let started =
+        rest.iter().take_while(|later| later.runs.first().is_some_and(|first| first.start < run.start));
+    for later in started {
+        if !later.runs.iter().any(|again| again.start > run.start) {
+            let text = format!("it came again after {} of the same key, which did not", later.id);
+            let proof = [lines_of(link.runs), lines_of(later.runs)].concat();
+            verdict.add(Breach::Order, link.id, text, proof);
         }
     }
 }

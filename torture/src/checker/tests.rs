@@ -290,6 +290,22 @@ fn an_event_that_starts_after_a_failure_of_the_one_before_it_is_caught() {
 }
 
 #[test]
+fn what_comes_again_after_a_later_one_of_its_key_brings_that_one_along() {
+    let mut story = good();
+    story.committed(8_000, &[keyed("k4"), keyed("k5")]);
+    let died = "multi-relay-3.1";
+    story.run(8 * SECOND, died, "k4", Said::Done);
+    story.run(9 * SECOND, died, "k5", Said::Done);
+    story.gone(10 * SECOND, died, "signal 9", true);
+    story.finds(&[]);
+    story.run(15 * SECOND, B, "k4", Said::Done);
+    story.finds(&[Breach::Order]);
+    story.run(16 * SECOND, B, "k5", Said::Done);
+    story.finds(&[]);
+    assert_eq!(story.verdict().counts.twice, 2);
+}
+
+#[test]
 fn numbers_that_do_not_follow_commits_are_caught() {
     let mut story = good();
     for (id, seq) in [("k2", 900), ("k3", 800)] {
