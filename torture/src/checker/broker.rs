@@ -37,8 +37,13 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
                 vec![arrival.line],
             );
         }
-        if first.contains_key(arrival.id) {
+        if let Some(once) = first.get(arrival.id) {
             verdict.counts.twice += 1;
+            // Who published it is not known here: it may have been any relay that something happened to.
+            if facts.blows(0, arrival.line.record.t) + facts.outages(arrival.line.record.t) == 0 {
+                let text = "it arrived twice, and nothing had happened to anybody";
+                verdict.add(Breach::Again, arrival.id, text, vec![once.line, arrival.line]);
+            }
             continue;
         }
         first.insert(arrival.id, arrival);

@@ -221,6 +221,11 @@ impl<'a> Facts<'a> {
         deaths + windows.count()
     }
 
+    /// How often the broker was away before this moment.
+    pub(super) fn outages(&self, before: u64) -> usize {
+        self.windows.iter().filter(|window| window.fault == "outage" && window.from <= before).count()
+    }
+
     /// Ends of processes that nobody caused.
     pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = &'a Line> {
         let failed = |line: &&&Line| matches!(line.record.what, What::Gone { expected: false, .. });

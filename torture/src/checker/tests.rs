@@ -1,5 +1,7 @@
 //! The checker itself: a good history is accepted, and whatever is planted into it is caught.
 
+mod broker;
+
 use super::*;
 use crate::history::{Record, Said, What};
 use crate::state::{Counted, Row};
@@ -73,16 +75,25 @@ impl Story {
     }
 
     fn verdict(&self) -> Verdict {
+        self.verdict_on(Arena::Multi)
+    }
+
+    fn verdict_on(&self, arena: Arena) -> Verdict {
         let mut records = self.records.clone();
         records.sort_by_key(|record| record.t);
         let line = |record| Line { place: "test".to_owned(), record };
-        check(Arena::Multi, &records.into_iter().map(line).collect::<Vec<_>>(), &self.state)
+        check(arena, &records.into_iter().map(line).collect::<Vec<_>>(), &self.state)
     }
 
     /// What is found: nothing, if all is well.
     #[track_caller]
     fn finds(&self, expected: &[Breach]) {
-        let verdict = self.verdict();
+        self.finds_on(Arena::Multi, expected);
+    }
+
+    #[track_caller]
+    fn finds_on(&self, arena: Arena, expected: &[Breach]) {
+        let verdict = self.verdict_on(arena);
         let found: Vec<Breach> = verdict.by_breach().into_keys().collect();
         let violations: Vec<String> = verdict.violations.iter().map(ToString::to_string).collect();
         assert_eq!(found, expected, "{}", violations.join("\n"));

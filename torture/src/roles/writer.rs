@@ -16,7 +16,7 @@ use crate::history::{Commit, Scribe, What};
 use crate::work::{Deal, Kind, Mix, Spec};
 
 /// How many write at once.
-const HANDS: u64 = 3;
+const HANDS: u64 = 6;
 
 /// Writes until it is told to be quiet, and ends by SIGTERM. One that is hot runs a relay of its own.
 pub async fn play<DB: Base>(told: &Told, hot: bool) -> Result<()> {

@@ -55,8 +55,9 @@ impl World {
                 Ok(())
             }
             Fault::Mute => {
-                let slot = self.pick(pick, |_| true).await?;
-                self.mute(slot, dice).await;
+                // Writers more often than others: theirs are the commits of which nobody knows.
+                let slot = self.pick(pick, |part| dice.is_multiple_of(3) || part.writes()).await?;
+                self.mute(slot, dice / 3).await;
                 Ok(())
             }
             Fault::Leader => self.strike_leader(dice).await,
