@@ -32,7 +32,10 @@ pub fn plan(seed: u64, length: Duration, faults: &[Fault]) -> Vec<Step> {
     let total: u32 = scheduled.iter().map(|fault| fault.weight()).sum();
     let mut steps = Vec::new();
     let mut at = PEACE;
-    while total > 0 {
+    if total == 0 {
+        return steps;
+    }
+    loop {
         at += Duration::from_millis(dice.random_range(500..3_500));
         if at >= length {
             break;

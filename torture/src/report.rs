@@ -10,13 +10,15 @@ use crate::world::Outcome;
 /// How many violations are shown of each kind; there may be thousands of one.
 const SHOWN: usize = 10;
 
+type Count = fn(&Counts) -> usize;
+
 /// What was counted, what was done, and what must not have happened.
 pub fn table(outcome: &Outcome) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let arenas: Vec<Cell> = outcome.verdicts.keys().map(|arena| right(arena.to_string())).collect();
     table.add_row([vec![Cell::new("")], arenas].concat());
-    let counts: [(&str, fn(&Counts) -> usize); 13] = [
+    let counts: [(&str, Count); 13] = [
         ("written", |c| c.written),
         ("rolled back", |c| c.rolled_back),
         ("unknown commits", |c| c.unknown),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::facts::Facts;
 use super::{Breach, Verdict};
 use crate::history::{Line, What};
-use crate::state::State;
+use crate::state::{Row, State};
 
 /// An arrival in the stream.
 struct Arrival<'a> {
@@ -66,7 +66,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         if let Some(row) = row.filter(|row| row.is_dead()) {
             let text = format!("a broker that is away kills nothing, and it is dead: {}", row.error);
             verdict.add(Breach::WrongDead, &spec.id, text, proof());
-        } else if there && !first.contains_key(spec.id.as_str()) && !row.is_some_and(|row| row.is_pending()) {
+        } else if there && !first.contains_key(spec.id.as_str()) && !row.is_some_and(Row::is_pending) {
             verdict.add(Breach::Lost, &spec.id, "it was committed, and never arrived", proof());
         }
         let times = state.ledger.get(&spec.id).copied().unwrap_or(0);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::facts::{Facts, Run, Tx, lines_of};
 use super::{Breach, Verdict};
-use crate::state::{Counted, State};
+use crate::state::{Counted, Row, State};
 use crate::work::{Kind, Spec};
 
 pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
@@ -21,7 +21,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         let is_step = |spec: &&&Spec| !matches!(spec.kind, Kind::Then | Kind::Sorry);
         let steps: Vec<&Spec> = specs.iter().filter(is_step).copied().collect();
         let there = steps.iter().any(|step| state.markers.contains(&step.id));
-        let dead = |step: &&&Spec| state.rows.get(&step.id).is_some_and(|row| row.is_dead());
+        let dead = |step: &&&Spec| state.rows.get(&step.id).is_some_and(Row::is_dead);
         let failed = steps.iter().filter(dead).count() as u64;
         let count = steps.len() as u64;
         let expected = there.then(|| Counted {

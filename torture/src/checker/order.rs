@@ -6,7 +6,7 @@ use super::facts::{Facts, Run, lines_of};
 use super::{Breach, Verdict};
 use crate::arena::WORN_OUT_AFTER;
 use crate::history::{Commit, Line, Said};
-use crate::state::State;
+use crate::state::{Row, State};
 use crate::work::{Kind, Spec};
 
 /// An event of a key.
@@ -119,7 +119,7 @@ fn settled_at(link: &Link<'_>, state: &State) -> u64 {
     };
     let said = link.runs.iter().filter(settles).map(|run| run.end).min();
     // One that was buried was given up after it was last started.
-    let is_buried = state.rows.get(link.id).is_some_and(|row| row.is_buried());
+    let is_buried = state.rows.get(link.id).is_some_and(Row::is_buried);
     let buried = is_buried.then(|| link.runs.last().map_or(0, |run| run.start));
     said.or(buried).unwrap_or(u64::MAX)
 }
