@@ -200,6 +200,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
         seed,
         length: Duration::from_secs_f64(run.minutes * 60.0),
         rate: run.rate,
+        slow: true,
         folder: std::path::absolute(run.folder.join(seed.to_string()).join(database.name()))?,
         keep: run.keep,
         player,

@@ -113,6 +113,8 @@ impl Spec {
 pub struct Mix {
     /// For which arena.
     pub arena: Arena,
+    /// Whether handlers may take longer than a lease.
+    pub slow: bool,
     /// Whether handlers may panic.
     pub panics: bool,
     /// Whether handlers may end their process.
@@ -169,7 +171,7 @@ impl Mix {
             _ => Kind::Plain,
         };
         let mut spec = Spec::new(id, kind);
-        spec.takes = if dice.random_ratio(1, 400) { 6_000 } else { dice.random_range(0..15) };
+        spec.takes = if self.slow && dice.random_ratio(1, 400) { 6_000 } else { dice.random_range(0..15) };
         if kind == Kind::Book {
             // Its transaction is open meanwhile, and SQLite has one writer.
             spec.takes = 0;

@@ -25,7 +25,9 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
             .collect(),
         seed: 1,
         length: Duration::from_secs(8),
-        rate: 15,
+        rate: 10,
+        // A lease that runs out because the machine is busy with other tests is not what this is about.
+        slow: false,
         folder: folder(&format!("torture-{database}")),
         keep: false,
         player: env!("CARGO_BIN_EXE_torture").into(),

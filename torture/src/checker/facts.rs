@@ -226,10 +226,11 @@ impl<'a> Facts<'a> {
         self.windows.iter().filter(|window| window.fault == "outage" && window.from <= before).count()
     }
 
-    /// Ends of processes that nobody caused.
-    pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = &'a Line> {
-        let failed = |line: &&&Line| matches!(line.record.what, What::Gone { expected: false, .. });
-        self.gone.values().filter(failed).copied().collect::<Vec<_>>().into_iter()
+    /// Processes that ended although nobody had done anything to them.
+    pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = (&'a str, &'a Line)> {
+        let failed = |line: &Line| matches!(line.record.what, What::Gone { expected: false, .. });
+        let all: BTreeMap<&str, &Line> = self.gone.iter().map(|(process, line)| (*process, *line)).collect();
+        all.into_iter().filter(move |(_, line)| failed(line))
     }
 
     /// The events that a writer wrote itself: not those that follow a join.

@@ -170,9 +170,9 @@ pub fn check(arena: Arena, lines: &[Line], state: &State) -> Verdict {
     if arena.has_log() {
         log::check(&facts, state, &mut verdict);
     }
-    for line in facts.processes_that_failed() {
-        let text = "it ended although nobody did that to it, or not as it should";
-        verdict.add(Breach::Process, &line.record.p, text, vec![line]);
+    for (process, line) in facts.processes_that_failed() {
+        let text = "it ended although nobody did that to it, or not as it should; see its log";
+        verdict.add(Breach::Process, process, text, vec![line]);
     }
     verdict
 }

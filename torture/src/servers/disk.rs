@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::guard::Guard;
 
 /// How large it is: enough for a database and what a run writes.
-const SIZE: &str = "700m";
+const SIZE: &str = "1200m";
 
 /// A tmpfs.
 #[derive(Debug)]

@@ -62,6 +62,9 @@ impl World {
         command.args(["--generation", &self.generation.load(Ordering::SeqCst).to_string()]);
         command.args(["--rate", &settings.rate.to_string(), "--broker", &self.broker_url]);
         command.arg("--folder").arg(&settings.folder);
+        if settings.slow {
+            command.arg("--slow");
+        }
         if settings.faults.contains(&Fault::Panic) {
             command.arg("--panics");
         }

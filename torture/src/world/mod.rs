@@ -46,6 +46,8 @@ pub struct Settings {
     pub length: Duration,
     /// Transactions a second, of each writer.
     pub rate: u32,
+    /// Whether some handlers take longer than a lease.
+    pub slow: bool,
     /// Where histories go. Removed if all is well, unless they are to be kept.
     pub folder: PathBuf,
     /// Whether to keep them in any case.
@@ -131,6 +133,8 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     }
     if outcome.is_clean() && !world.settings.keep {
         std::fs::remove_dir_all(&world.settings.folder)?;
+        // The seed's own folder, unless another database's histories are in it.
+        let _ = world.settings.folder.parent().map(std::fs::remove_dir);
     }
     Ok(outcome)
 }
