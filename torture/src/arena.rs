@@ -18,7 +18,7 @@ pub enum Arena {
     Broker,
 }
 
-/// How long an event is a relay's without being renewed, in [`Arena::Multi`] and [`Arena::Broker`].
+/// How long an event is a relay's without being renewed, in [`Arena::Multi`] and [`Arena::Broker`], unless it is said otherwise.
 pub const LEASE: Duration = Duration::from_secs(4);
 
 /// How long the one relay leads without being renewed, in [`Arena::Single`]: the product's own.
@@ -51,11 +51,11 @@ impl Arena {
         format!("{prefix}{}", self.name())
     }
 
-    /// How long an event is held without being renewed.
-    pub fn lease(self) -> Duration {
+    /// How long an event is held without being renewed, if leases last so long.
+    pub fn lease(self, lease: Duration) -> Duration {
         match self {
             Self::Single => LEADERSHIP,
-            Self::Multi | Self::Broker => LEASE,
+            Self::Multi | Self::Broker => lease,
         }
     }
 

@@ -29,6 +29,11 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
+    /// The world begins.
+    Setup {
+        /// How long leases last, in milliseconds.
+        lease: u64,
+    },
     /// A writer is about to write these in a transaction.
     Writing {
         /// The transaction.

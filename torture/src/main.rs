@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use torture::arena::Arena;
+use torture::arena::{Arena, LEASE};
 use torture::base::Base;
 use torture::by_url;
 use torture::faults::Fault;
@@ -68,6 +68,10 @@ struct Run {
     /// Transactions a second, of each of the four or so writers.
     #[arg(long, default_value_t = 25)]
     rate: u32,
+    /// How long leases last, in seconds. Longer ones for a machine that is busy: a process that gets no time for so long is not
+    /// excused.
+    #[arg(long, default_value_t = LEASE.as_secs_f64())]
+    lease: f64,
     /// Keep the histories of a run without violations as well.
     #[arg(long)]
     keep: bool,
@@ -200,6 +204,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
         seed,
         length: Duration::from_secs_f64(run.minutes * 60.0),
         rate: run.rate,
+        lease: Duration::from_secs_f64(run.lease),
         slow: true,
         folder: std::path::absolute(run.folder.join(seed.to_string()).join(database.name()))?,
         keep: run.keep,

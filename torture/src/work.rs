@@ -113,8 +113,8 @@ impl Spec {
 pub struct Mix {
     /// For which arena.
     pub arena: Arena,
-    /// Whether handlers may take longer than a lease.
-    pub slow: bool,
+    /// How long slow handlers take, in milliseconds, if there are any.
+    pub slow: Option<u32>,
     /// Whether handlers may panic.
     pub panics: bool,
     /// Whether handlers may end their process.
@@ -171,7 +171,8 @@ impl Mix {
             _ => Kind::Plain,
         };
         let mut spec = Spec::new(id, kind);
-        spec.takes = if self.slow && dice.random_ratio(1, 400) { 6_000 } else { dice.random_range(0..15) };
+        let slow = self.slow.filter(|_| dice.random_ratio(1, 400));
+        spec.takes = slow.unwrap_or_else(|| dice.random_range(0..15));
         if kind == Kind::Book {
             // Its transaction is open meanwhile, and SQLite has one writer.
             spec.takes = 0;

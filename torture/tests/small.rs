@@ -24,9 +24,10 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
             .filter(|fault| fault.applies_to(database))
             .collect(),
         seed: 1,
-        length: Duration::from_secs(8),
+        length: Duration::from_secs(6),
         rate: 10,
-        // A lease that runs out because the machine is busy with other tests is not what this is about.
+        // One that runs out because the machine is busy with other tests is not what this is about.
+        lease: Duration::from_secs(10),
         slow: false,
         folder: folder(&format!("torture-{database}")),
         keep: false,

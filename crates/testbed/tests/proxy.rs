@@ -39,7 +39,10 @@ fn a_muted_server_hears_everything_and_its_answers_are_lost() {
 
     proxy.cut();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    assert!(matches!(client.read(&mut [0; 9]), Ok(0) | Err(_)), "the connection is gone, and the answer with it");
+    assert!(
+        matches!(client.read(&mut [0; 9]), Ok(0) | Err(_)),
+        "the connection is gone, and the answer with it"
+    );
     let (mut client, mut server) = connect(&proxy, &listener);
     says(&mut client, &mut server, b"begin");
     says(&mut server, &mut client, b"begun");

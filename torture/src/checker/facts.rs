@@ -1,8 +1,9 @@
 //! The history, put in order: transactions, runs of handlers, and what was done to whom.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, LEASE};
 use crate::history::{Commit, Line, Said, What};
 use crate::work::{Kind, Spec};
 
@@ -81,6 +82,8 @@ impl Window<'_> {
 pub struct Facts<'a> {
     /// Which one.
     pub arena: Arena,
+    /// How long an event is held without being renewed.
+    lease: Duration,
     /// By their names.
     pub txs: BTreeMap<&'a str, Tx<'a>>,
     /// What was planned, and by which transaction.
@@ -100,6 +103,7 @@ impl<'a> Facts<'a> {
     pub fn gather(arena: Arena, lines: &'a [Line]) -> Self {
         let mut facts = Self {
             arena,
+            lease: arena.lease(LEASE),
             txs: BTreeMap::new(),
             specs: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -113,6 +117,7 @@ impl<'a> Facts<'a> {
         for line in facts.lines.clone() {
             let (t, p) = (line.record.t, line.record.p.as_str());
             match &line.record.what {
+                What::Setup { lease } => facts.lease = arena.lease(Duration::from_millis(*lease)),
                 What::Writing { tx, events } => {
                     for spec in events {
                         facts.specs.insert(&spec.id, (spec, tx));
@@ -187,7 +192,7 @@ impl<'a> Facts<'a> {
     /// Whether the lease of a process can have run out at this moment: for as long as a lease lasts it never had the time to renew
     /// it. It renews at a third of the lease; one second more for a machine that is busy.
     pub(super) fn lease_may_be_over(&self, process: &str, moment: u64) -> bool {
-        let lease = u64::try_from(self.arena.lease().as_micros()).unwrap_or(u64::MAX);
+        let lease = u64::try_from(self.lease.as_micros()).unwrap_or(u64::MAX);
         let enough = lease / 3 + 1_000_000;
         let mut free_since = moment.saturating_sub(lease);
         let mut windows: Vec<&Window<'_>> =
@@ -252,6 +257,7 @@ fn is_of(arena: Arena, line: &Line) -> bool {
         What::Hit { process, .. } | What::Over { process, .. } => process.as_deref().is_none_or(of),
         What::Born { process, .. } | What::Gone { process, .. } => of(process),
         What::Position { .. } => arena.has_log(),
+        What::Setup { .. } => true,
         _ => of(&line.record.p),
     }
 }

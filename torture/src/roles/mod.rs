@@ -44,6 +44,9 @@ pub struct Told {
     /// Transactions a second.
     #[arg(long, default_value_t = 20)]
     pub rate: u32,
+    /// How long leases last, in milliseconds.
+    #[arg(long)]
+    pub lease: u32,
     /// Whether handlers take longer than a lease now and then.
     #[arg(long)]
     pub slow: bool,

@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Told;
 use super::handlers::{Book, Hand};
 use super::publisher::Recorder;
-use crate::arena::{Arena, LEASE, PUBLISHERS, TOPIC, WORN_OUT_AFTER};
+use crate::arena::{Arena, PUBLISHERS, TOPIC, WORN_OUT_AFTER};
 use crate::base::Base;
 use crate::history::Scribe;
 use crate::work::Kind;
@@ -51,7 +51,9 @@ fn build<DB: Base>(outbox: &Outbox<DB>, told: &Told, scribe: &Arc<Scribe>) -> Re
     let worn = soon().max_attempts(WORN_OUT_AFTER);
     let mut relay = match told.arena {
         Arena::Single => outbox.single_node().completion(Completion::Delete),
-        Arena::Multi | Arena::Broker => outbox.multi_node().lease(LEASE),
+        Arena::Multi | Arena::Broker => {
+            outbox.multi_node().lease(Duration::from_millis(u64::from(told.lease)))
+        }
     };
     relay = relay
         .node(told.process.as_str())

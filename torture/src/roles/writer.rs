@@ -65,7 +65,7 @@ impl<DB: Base> Writer<DB> {
     async fn write_while(mut self, writing: Arc<AtomicBool>) {
         let mix = Mix {
             arena: self.told.arena,
-            slow: self.told.slow,
+            slow: self.told.slow.then_some(self.told.lease * 3 / 2),
             panics: self.told.panics,
             aborts: self.told.aborts,
             generation: self.told.generation,

@@ -8,7 +8,6 @@ use anyhow::Result;
 
 use super::World;
 use super::slot::{Part, Slot};
-use crate::arena::LEASE;
 use crate::faults::Fault;
 use crate::roles::reader::SUBJECT;
 
@@ -62,6 +61,7 @@ impl World {
         command.args(["--generation", &self.generation.load(Ordering::SeqCst).to_string()]);
         command.args(["--rate", &settings.rate.to_string(), "--broker", &self.broker_url]);
         command.arg("--folder").arg(&settings.folder);
+        command.args(["--lease", &settings.lease.as_millis().to_string()]);
         if settings.slow {
             command.arg("--slow");
         }
@@ -87,7 +87,7 @@ table = "{table}"
 [dispatcher]
 queue-capacity = 100
 [claim-locking]
-lease = "{lease}s"
+lease = "{lease}ms"
 [poller]
 interval = "300ms"
 [retry]
@@ -101,7 +101,7 @@ ack-timeout = "2s"
 to = "broker"
 "#,
             table = slot.arena.table(&self.prefix),
-            lease = LEASE.as_secs(),
+            lease = self.settings.lease.as_millis(),
             broker = self.broker_url,
         )
     }

@@ -46,6 +46,8 @@ pub struct Settings {
     pub length: Duration,
     /// Transactions a second, of each writer.
     pub rate: u32,
+    /// How long leases last.
+    pub lease: Duration,
     /// Whether some handlers take longer than a lease.
     pub slow: bool,
     /// Where histories go. Removed if all is well, unless they are to be kept.
@@ -206,6 +208,8 @@ impl World {
             guard,
             settings,
         };
+        let lease = u64::try_from(world.settings.lease.as_millis())?;
+        world.scribe.note(What::Setup { lease });
         for slot in &world.slots {
             world.start(&mut *slot.lock().await)?;
         }

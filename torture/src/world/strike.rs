@@ -113,7 +113,7 @@ impl World {
 
     async fn freeze(&self, fault: Fault, slot: OwnedMutexGuard<Slot>, dice: u64) {
         let name = slot.process_name();
-        let lease = u64::try_from(slot.arena.lease().as_millis()).unwrap_or(u64::MAX);
+        let lease = u64::try_from(slot.arena.lease(self.settings.lease).as_millis()).unwrap_or(u64::MAX);
         let time = between(dice, lease * 11 / 10, lease * 16 / 10);
         self.struck(fault, &format!("{name}: stopped for {:.1} s", time.as_secs_f64()));
         self.hit("stop", Some(&name));
