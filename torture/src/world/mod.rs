@@ -90,6 +90,8 @@ pub(crate) struct World {
     broker: Mutex<Option<outbox_testbed::Server>>,
     broker_url: String,
     slots: Vec<Arc<Mutex<Slot>>>,
+    /// What each of them is for: known while somebody else has the slot.
+    parts: Vec<Part>,
     /// The newest type of events that anybody knows.
     generation: AtomicU32,
     /// One rolling restart at a time.
@@ -184,10 +186,11 @@ impl World {
             reader::make_stream(&broker_url).await?;
             broker = Some(nats);
         }
-        let mut slots = Vec::new();
+        let (mut slots, mut parts) = (Vec::new(), Vec::new());
         for arena in &settings.arenas {
             for (part, count) in Part::of(*arena) {
                 for n in 1..=*count {
+                    parts.push(*part);
                     slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server))));
                 }
             }
@@ -201,6 +204,7 @@ impl World {
             broker: Mutex::new(broker),
             broker_url,
             slots,
+            parts,
             generation: AtomicU32::new(1),
             upgrading: Mutex::new(()),
             over: AtomicBool::new(false),

@@ -76,12 +76,8 @@ impl World {
 
     /// One of the processes that can be hit. Waits while somebody else has it.
     async fn pick(&self, pick: u64, can_be: impl Fn(Part) -> bool) -> Result<OwnedMutexGuard<Slot>> {
-        let mut slots = Vec::new();
-        for slot in &self.slots {
-            if can_be(slot.lock().await.part) {
-                slots.push(slot.clone());
-            }
-        }
+        let all = self.slots.iter().zip(&self.parts);
+        let slots: Vec<_> = all.filter(|(_, part)| can_be(**part)).map(|(slot, _)| slot.clone()).collect();
         let count = u64::try_from(slots.len())?.max(1);
         let slot = slots.into_iter().nth(usize::try_from(pick % count)?).context("there is nobody to hit")?;
         Ok(Mutex::lock_owned(slot).await)
@@ -151,7 +147,8 @@ impl World {
         let (url, prefix) = (&self.direct, &self.prefix);
         let leader = by_url!(url, leader::<DB>(url, Arena::Single, prefix))?.context("nobody leads")?;
         for slot in &self.slots {
-            let slot = slot.clone().lock_owned().await;
+            // Something else happens to one that somebody has.
+            let Ok(slot) = slot.clone().try_lock_owned() else { continue };
             if slot.process_name() == leader {
                 match dice % 4 {
                     0 => self.freeze(Fault::Leader, slot, dice / 4).await,
