@@ -3,6 +3,7 @@
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
 //! - `schemathesis` holds the API against its document
+//! - `torture` has processes killed, stopped and cut off, and looks whether anything was lost
 //! - `features` says what is built
 //! - `dist` makes the archive that is handed out
 //! - `servers` installs, starts and stops throw-away servers
@@ -23,6 +24,7 @@ mod program;
 mod schemathesis;
 mod servers;
 mod test;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -50,6 +52,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Test => return test::command(options),
         Command::Ci => return ci::command(options),
         Command::Schemathesis => return schemathesis::command(options),
+        Command::Torture => return torture::command(options),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -13,6 +13,8 @@ commands:
   ci        format, lints, docs, licences, schemathesis, then the tests
   schemathesis
             hold the REST API against its OpenAPI document, with every check there is
+  torture   run processes against databases of their own, kill, stop and cut them off, and check what became of
+            every event; --help tells its own options
   dist      build the command for release and pack it with all that belongs to it
   help      print this
 
@@ -21,12 +23,17 @@ options:
   --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql
   --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed
   -- <arguments>       (test) passed on to `cargo test`
+  --release            (torture) built for release
+  --minutes, --seed, --database, --faults, …
+                       (torture) passed on to it
 
 examples:
   cargo xtask test                                  everything, as CI does
   cargo xtask test --only sqlite                    without any server
   cargo xtask test --only postgres -- -p outbox take -- --nocapture
   cargo xtask servers --mysql                       then paste its `export` lines in another shell
+  cargo xtask torture --minutes 5 --database all
+  cargo xtask torture --minutes 1 --database postgres --faults kill-relay,mute --seed 42
   cargo xtask ci";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +43,7 @@ pub(crate) enum Command {
     Servers,
     Ci,
     Schemathesis,
+    Torture,
     Dist,
 }
 
@@ -44,6 +52,9 @@ pub(crate) struct Options {
     pub(crate) install: bool,
     only: Option<Vec<String>>,
     mysql: bool,
+    pub(crate) release: bool,
+    /// What the torture test is told.
+    pub(crate) passed_on: Vec<String>,
     pub(crate) cargo_test: Vec<String>,
 }
 
@@ -74,15 +85,25 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "servers" => Command::Servers,
         "ci" => Command::Ci,
         "schemathesis" => Command::Schemathesis,
+        "torture" => Command::Torture,
         "dist" => Command::Dist,
         unknown => bail!("there is no command `{unknown}`"),
     };
 
-    let mut options = Options { install: true, only: None, mysql: false, cargo_test: Vec::new() };
+    let mut options = Options {
+        install: true,
+        only: None,
+        mysql: false,
+        release: false,
+        passed_on: Vec::new(),
+        cargo_test: Vec::new(),
+    };
     let mut rest = rest.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--no-install" => options.install = false,
+            "--release" if command == Command::Torture => options.release = true,
+            _ if command == Command::Torture => options.passed_on.push(argument.clone()),
             "--mysql" => options.mysql = true,
             "--only" => {
                 let names = rest.next().context("--only needs names after it")?;
@@ -145,6 +166,15 @@ mod tests {
         let (_, options) = read("test --no-install -- -p outbox -- --nocapture").unwrap();
         assert!(!options.install);
         assert_eq!(options.cargo_test, ["-p", "outbox", "--", "--nocapture"]);
+    }
+
+    #[test]
+    fn the_torture_test_reads_its_own_options() {
+        let (command, options) = read("torture --minutes 5 --no-install --release --faults cut").unwrap();
+        assert_eq!(command, Command::Torture);
+        assert!(options.release && !options.install);
+        assert_eq!(options.passed_on, ["--minutes", "5", "--faults", "cut"]);
+        assert!(read("test --release").is_err());
     }
 
     #[test]

@@ -64,6 +64,25 @@ impl<DB: Base> TxHandler<DB> for Book<DB> {
     }
 }
 
+/// Looks how many events come before its own and are not settled.
+struct Look {
+    table: String,
+    unsettled: Arc<std::sync::Mutex<Vec<i64>>>,
+}
+
+#[async_trait]
+impl<DB: Base> TxHandler<DB> for Look {
+    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+        let (table, id) = (&self.table, cx.id());
+        let before = format!(
+            "SELECT count(*) FROM {table} WHERE status <> 1 AND seq < (SELECT seq FROM {table} WHERE event_id = '{id}')"
+        );
+        let unsettled = DB::number(tx, &before).await;
+        self.unsettled.lock().unwrap().push(unsettled);
+        Ok(Outcome::Done)
+    }
+}
+
 async fn booked<DB: Base>(bed: &Bed<DB>) -> i64 {
     bed.number("SELECT count(*) FROM {t}_booked").await
 }
@@ -95,6 +114,26 @@ on_every_database! {
         assert_eq!(booked(&bed).await, 30);
         assert_eq!(bed.tally().await, (0, 0, 30, 0));
         relay.stop().await.unwrap();
+    }
+
+    /// Verdicts of plain handlers wait for company. A crash must not find a later event of the key settled and an earlier one not.
+    async fn what_comes_before_it_in_its_key_is_settled_first(|bed|) {
+        for relay in [bed.outbox.multi_node(), bed.outbox.single_node()] {
+            let look = Look { table: bed.table.clone(), unsettled: Arc::default() };
+            let unsettled = look.unsettled.clone();
+            let relay = relay
+                .tx_handler::<DB>("__GLOBAL__", "n", look)
+                .on_type("plain", async |_: Cx| ())
+                .settle_linger(Duration::from_millis(300))
+                .start()
+                .await
+                .unwrap();
+            let events = (0..20).map(|n| numbered(if n % 4 == 3 { "n" } else { "plain" }, n).ordering_key("k"));
+            bed.outbox.send_all(events).await.unwrap();
+            relay.idle().await.unwrap();
+            assert_eq!(*unsettled.lock().unwrap(), [0; 5]);
+            relay.stop().await.unwrap();
+        }
     }
 
     async fn only_done_is_committed(|bed|) {

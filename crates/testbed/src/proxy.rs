@@ -26,6 +26,8 @@ pub struct Proxy {
 struct Shared {
     /// How much of what clients send may still pass.
     credit: AtomicU64,
+    /// Whether what servers answer is held back.
+    muted: AtomicBool,
     accepted: AtomicUsize,
     ended: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
@@ -38,6 +40,7 @@ impl Proxy {
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
             credit: AtomicU64::new(u64::MAX),
+            muted: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             open: Mutex::default(),
@@ -69,12 +72,19 @@ impl Proxy {
         self.shared.credit.store(bytes, Ordering::SeqCst);
     }
 
+    /// Holds back everything that servers answer, while what clients send still gets through. What is held back when the
+    /// connections are [cut](Proxy::cut) never arrives: the clients do not know whether it was done.
+    pub fn mute(&self) {
+        self.shared.muted.store(true, Ordering::SeqCst);
+    }
+
     /// Breaks all connections. New ones are passed on again, without a limit.
     pub fn cut(&self) {
         for stream in self.shared.open.lock().expect("nobody panics with it").drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
         self.shared.credit.store(u64::MAX, Ordering::SeqCst);
+        self.shared.muted.store(false, Ordering::SeqCst);
     }
 }
 
@@ -107,6 +117,9 @@ impl Shared {
         while let Ok(read @ 1..) = from.read(&mut buffer) {
             if limited && !self.spend(read as u64, &from) {
                 break;
+            }
+            while !limited && self.muted.load(Ordering::SeqCst) && to.peer_addr().is_ok() {
+                thread::sleep(Duration::from_millis(5));
             }
             if to.write_all(&buffer[..read]).is_err() {
                 break;

@@ -14,3 +14,11 @@ const ALL: [(&str, &str); 5] = [
 pub(crate) fn missing_packages() -> impl Iterator<Item = &'static str> {
     ALL.iter().filter(|(program, _)| program::find(program).is_none()).map(|(_, package)| *package)
 }
+
+/// The broker of the torture test, and what shifts the clocks of its processes.
+pub(crate) fn missing_for_torture() -> impl Iterator<Item = &'static str> {
+    [("nats-server", "nats-server"), ("faketime", "faketime")]
+        .into_iter()
+        .filter(|(program, _)| program::find(program).is_none())
+        .map(|(_, package)| package)
+}

@@ -106,6 +106,15 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     })
 }
 
+/// Installs what the torture test starts by itself: databases, a broker, and a library that shifts clocks.
+pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
+    let recipes: [&dyn Recipe; 2] = [&postgres::Postgres, &mariadb::Mariadb];
+    let mut missing: Vec<&str> =
+        recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    missing.extend(brokers::missing_for_torture());
+    apt::install(&missing, options.install)
+}
+
 /// Starts the servers for `cargo test` by hand and keeps them until told to stop.
 pub(crate) fn serve(options: &Options) -> Result<()> {
     let servers = start(options)?;

@@ -93,6 +93,11 @@ impl Routes {
         }
     }
 
+    /// Whether its handler gets a transaction that settles it.
+    pub(crate) fn is_in_tx(&self, event: &Event) -> bool {
+        matches!(self.find(event), Some(Route { call: Call::InTx(_), .. }))
+    }
+
     /// Whether all events of a type, whatever else they have, go through this gate.
     pub(crate) fn sends_all(&self, event_type: &EventType, gate: &Arc<Gate>) -> bool {
         self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
@@ -199,6 +204,11 @@ async fn follow(engine: &Arc<Engine>, key: String) {
     for _ in 0..TURN {
         if engine.destination_of_key(&key).is_some() {
             break;
+        }
+        if engine.runs.peek(&key, |job| engine.routes.is_in_tx(&job.delivery.event)).unwrap_or(false) {
+            // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
+            // after it.
+            engine.settler.caught_up(&key).await;
         }
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);

@@ -1,10 +1,10 @@
 //! Settling: one task writes verdicts to the database, in batches.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::tally::Subject;
 use super::{Engine, tag};
@@ -53,6 +53,8 @@ pub(crate) enum Spoken {
         /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
         urgent: bool,
     },
+    /// Somebody waits until all that was said before is written.
+    Waiting(oneshot::Sender<()>),
     /// Nothing comes after this.
     Last,
 }
@@ -72,7 +74,15 @@ impl Spoken {
     fn len(&self) -> usize {
         match self {
             Spoken::Verdicts { told, .. } => told.len(),
-            Spoken::Last => 0,
+            Spoken::Waiting(_) | Spoken::Last => 0,
+        }
+    }
+
+    /// The key of verdicts that are not in the database yet.
+    fn unwritten_key(&self) -> Option<&str> {
+        match self {
+            Spoken::Verdicts { told, key, .. } if told.iter().any(|told| !told.written) => key.as_deref(),
+            _ => None,
         }
     }
 }
@@ -84,6 +94,8 @@ pub(crate) struct Speaker {
     /// As many permits as there is room for verdicts.
     room: Semaphore,
     capacity: usize,
+    /// Keys of which something was said that is not written yet, and how often.
+    unwritten: Mutex<HashMap<String, usize>>,
     /// Somebody waits, or there is much to write: do not linger.
     hurry: Notify,
 }
@@ -92,7 +104,8 @@ impl Speaker {
     /// With room for so many verdicts, and where they are heard.
     pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
         let (spoken, heard) = mpsc::unbounded_channel();
-        (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
+        let (room, unwritten) = (Semaphore::new(capacity), Mutex::default());
+        (Self { spoken, room, capacity, unwritten, hurry: Notify::new() }, heard)
     }
 
     /// How much room something takes. The last word takes some as well: it waits behind those that wait for room.
@@ -118,7 +131,24 @@ impl Speaker {
         Ok(())
     }
 
+    /// Waits until what was said of a key is written, or not this node's to write any more.
+    pub(crate) async fn caught_up(&self, key: &str) {
+        if self.unwritten().contains_key(key) {
+            let (waiting, written) = oneshot::channel();
+            self.say(Spoken::Waiting(waiting)).await;
+            // Nobody answers; the question is dropped when all before it is written.
+            let _ = written.await;
+        }
+    }
+
+    fn unwritten(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
+        self.unwritten.lock().expect("no one panics while holding this lock")
+    }
+
     fn hand_over(&self, spoken: Spoken) {
+        if let Some(key) = spoken.unwritten_key() {
+            *self.unwritten().entry(key.to_owned()).or_default() += 1;
+        }
         let urgent = !spoken.can_wait();
         // Nobody hears it any more once the relay is over.
         let _ = self.spoken.send(spoken);
@@ -131,6 +161,17 @@ impl Speaker {
     /// What was said is written.
     fn written(&self, size: u32) {
         self.room.add_permits(size as usize);
+    }
+
+    /// The same of what was said of these keys.
+    fn wrote(&self, keys: &[String]) {
+        let mut unwritten = self.unwritten();
+        for key in keys {
+            match unwritten.get_mut(key) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(unwritten.remove(key)),
+            }
+        }
     }
 }
 
@@ -186,7 +227,11 @@ impl Settler {
             self.linger(&mut batch).await;
             let last = batch.iter().any(|spoken| matches!(spoken, Spoken::Last));
             let sizes: Vec<u32> = batch.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
-            self.settle(batch).await;
+            let keys: Vec<String> =
+                batch.iter().filter_map(Spoken::unwritten_key).map(str::to_owned).collect();
+            let waiting = self.settle(batch).await;
+            self.engine.settler.wrote(&keys);
+            drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
             if last {
@@ -219,16 +264,23 @@ impl Settler {
         self.fill(batch);
     }
 
-    /// Writes a batch and lets go of its events.
-    async fn settle(&self, batch: Vec<Spoken>) {
+    /// Writes a batch and lets go of its events. Returns those who wait for that.
+    async fn settle(&self, batch: Vec<Spoken>) -> Vec<oneshot::Sender<()>> {
         let engine = &self.engine;
         // Those to write, and those that are written.
         let mut by_epoch: HashMap<i64, (Verdicts, Verdicts)> = HashMap::new();
-        let mut keys = Vec::new();
+        let (mut keys, mut waiting) = (Vec::new(), Vec::new());
         let mut given_back = false;
         for spoken in batch {
             let count = spoken.len();
-            let Spoken::Verdicts { told, epoch, key, halted, .. } = spoken else { continue };
+            let (told, epoch, key, halted) = match spoken {
+                Spoken::Verdicts { told, epoch, key, halted, .. } => (told, epoch, key, halted),
+                Spoken::Waiting(waiter) => {
+                    waiting.push(waiter);
+                    continue;
+                }
+                Spoken::Last => continue,
+            };
             given_back |=
                 key.is_none() && told.iter().any(|told| told.settlement.verdict == Verdict::Released);
             keys.extend(key.map(|key| (key, count, halted)));
@@ -265,6 +317,7 @@ impl Settler {
         } else if engine.runs.has_free() {
             engine.wake.notify_one();
         }
+        waiting
     }
 
     /// Writes until it is written, or until the right to write is gone.

@@ -1,0 +1,21 @@
+//! What is done comes again only if something happened to the one who had done it.
+
+use super::facts::{Facts, Run, lines_of};
+use super::{Breach, Verdict};
+
+pub(super) fn check(facts: &Facts<'_>, verdict: &mut Verdict) {
+    for (id, runs) in &facts.runs {
+        let Some(done) = runs.iter().position(Run::is_done) else { continue };
+        for (n, again) in runs.iter().enumerate().skip(done + 1) {
+            verdict.counts.twice += 1;
+            let done_before = runs[..n].iter().filter(|run| run.is_done() && run.end <= again.start);
+            let without_cause =
+                done_before.clone().find(|run| !facts.may_have_lost(run.process, run.end, again.start));
+            // Two at once were looked at as such.
+            if let Some(done) = without_cause {
+                let text = format!("{} had done it, and nothing happened to that process", done.process);
+                verdict.add(Breach::Again, id, text, lines_of(&[*done, *again]));
+            }
+        }
+    }
+}

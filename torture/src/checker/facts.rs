@@ -1,0 +1,268 @@
+//! The history, put in order: transactions, runs of handlers, and what was done to whom.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::arena::{Arena, LEASE};
+use crate::history::{Commit, Line, Said, What};
+use crate::work::{Kind, Spec};
+
+/// After what happens to a process, so long may what it had in hand still be concerned; in microseconds. A verdict waits some
+/// milliseconds for others, and is then written as soon as the database answers.
+pub(super) const GRACE: u64 = 5_000_000;
+
+/// A transaction of a writer.
+#[derive(Debug)]
+pub struct Tx<'a> {
+    /// Where it says what it is about to write.
+    pub writing: &'a Line,
+    /// What that is.
+    pub specs: &'a [Spec],
+    /// Where it says how it ended, if it came to that.
+    pub ended: Option<&'a Line>,
+    /// How.
+    pub how: Option<Commit>,
+}
+
+/// A run of a handler.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// Where it starts.
+    pub begin: &'a Line,
+    /// Where it ends, if it said so.
+    pub finish: Option<&'a Line>,
+    /// Which process.
+    pub process: &'a str,
+    /// Which attempt.
+    pub attempt: u32,
+    /// The event's place in its table.
+    pub seq: Option<i64>,
+    /// When it started.
+    pub start: u64,
+    /// When it ended, or its process did.
+    pub end: u64,
+    /// What it said; nothing if it was cut short.
+    pub said: Option<Said>,
+}
+
+impl Run<'_> {
+    /// Whether it said done.
+    pub fn is_done(&self) -> bool {
+        self.said == Some(Said::Done)
+    }
+}
+
+/// Something that was done to a process, or to all.
+#[derive(Debug)]
+pub(super) struct Window<'a> {
+    pub(super) fault: &'a str,
+    process: Option<&'a str>,
+    pub(super) from: u64,
+    pub(super) until: u64,
+}
+
+impl Window<'_> {
+    /// Whether it keeps its process from renewing what it holds, for as long as it lasts. Connections that are cut are made anew.
+    fn obstructs(&self) -> bool {
+        matches!(self.fault, "stop" | "mute" | "restart" | "full")
+    }
+
+    /// Whether it can keep a verdict from being written.
+    fn disturbs(&self) -> bool {
+        self.obstructs() || matches!(self.fault, "cut" | "terminate")
+    }
+
+    fn hits(&self, process: &str) -> bool {
+        self.process.is_none_or(|hit| hit == process)
+    }
+}
+
+/// Everything that is known of an arena.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// Which one.
+    pub arena: Arena,
+    /// How long an event is held without being renewed.
+    lease: Duration,
+    /// By their names.
+    pub txs: BTreeMap<&'a str, Tx<'a>>,
+    /// What was planned, and by which transaction.
+    pub specs: BTreeMap<&'a str, (&'a Spec, &'a str)>,
+    /// The runs of each event, in the order of their starts.
+    pub runs: BTreeMap<&'a str, Vec<Run<'a>>>,
+    /// All lines of the arena, in order.
+    pub lines: Vec<&'a Line>,
+    /// Ends of processes that somebody forced: these lose what they had in hand.
+    pub(super) deaths: HashMap<&'a str, (u64, &'a Line)>,
+    gone: HashMap<&'a str, &'a Line>,
+    pub(super) windows: Vec<Window<'a>>,
+}
+
+impl<'a> Facts<'a> {
+    /// From all lines, in the order of time.
+    pub fn gather(arena: Arena, lines: &'a [Line]) -> Self {
+        let mut facts = Self {
+            arena,
+            lease: arena.lease(LEASE),
+            txs: BTreeMap::new(),
+            specs: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            lines: lines.iter().filter(|line| is_of(arena, line)).collect(),
+            deaths: HashMap::new(),
+            gone: HashMap::new(),
+            windows: Vec::new(),
+        };
+        let over = lines.last().map_or(0, |line| line.record.t);
+        let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
+        for line in facts.lines.clone() {
+            let (t, p) = (line.record.t, line.record.p.as_str());
+            match &line.record.what {
+                What::Setup { lease } => facts.lease = arena.lease(Duration::from_millis(*lease)),
+                What::Writing { tx, events } => {
+                    for spec in events {
+                        facts.specs.insert(&spec.id, (spec, tx));
+                    }
+                    facts.txs.insert(tx, Tx { writing: line, specs: events, ended: None, how: None });
+                }
+                What::Ended { tx, how, .. } => {
+                    if let Some(tx) = facts.txs.get_mut(tx.as_str()) {
+                        (tx.ended, tx.how) = (Some(line), Some(*how));
+                    }
+                }
+                What::Started { run, id, seq, attempt } => {
+                    let runs = facts.runs.entry(id).or_default();
+                    open.insert((p, *run), (id, runs.len()));
+                    runs.push(Run {
+                        begin: line,
+                        finish: None,
+                        process: p,
+                        attempt: *attempt,
+                        seq: *seq,
+                        start: t,
+                        end: u64::MAX,
+                        said: None,
+                    });
+                }
+                What::Finished { run, how } => {
+                    let at = open.remove(&(p, *run));
+                    if let Some(run) = at.and_then(|(id, n)| facts.runs.get_mut(id)?.get_mut(n)) {
+                        (run.finish, run.end, run.said) = (Some(line), t, Some(*how));
+                    }
+                }
+                What::Gone { process, how, .. } => {
+                    facts.gone.insert(process, line);
+                    if how.starts_with("signal") {
+                        facts.deaths.insert(process, (t, line));
+                    }
+                }
+                What::Hit { fault, process } => {
+                    let process = process.as_deref();
+                    facts.windows.push(Window { fault, process, from: t, until: over });
+                }
+                What::Over { fault, process } => {
+                    let same = |w: &&mut Window<'_>| w.fault == fault && w.process == process.as_deref();
+                    if let Some(window) = facts.windows.iter_mut().rev().find(same) {
+                        window.until = t;
+                    }
+                }
+                _ => {}
+            }
+        }
+        // What was cut short ended with its process, at the latest.
+        let ends: HashMap<&str, u64> = facts.gone.iter().map(|(p, line)| (*p, line.record.t)).collect();
+        for run in facts.runs.values_mut().flatten().filter(|run| run.finish.is_none()) {
+            run.end = ends.get(run.process).copied().unwrap_or(over);
+        }
+        facts
+    }
+
+    /// Whether a process can have lost what it had said of an event: it was killed, or kept from the database, at about this
+    /// time and before that.
+    pub(super) fn may_have_lost(&self, process: &str, said: u64, before: u64) -> bool {
+        let dead = self.deaths.get(process).is_some_and(|(t, _)| *t <= said + GRACE && *t <= before);
+        let disturbed = |window: &Window<'_>| {
+            window.disturbs()
+                && window.hits(process)
+                && window.from <= before.min(said + GRACE)
+                && window.until + GRACE >= said
+        };
+        dead || self.windows.iter().any(disturbed)
+    }
+
+    /// Whether the lease of a process can have run out at this moment: for as long as a lease lasts it never had the time to renew
+    /// it. It renews at a third of the lease; one second more for a machine that is busy.
+    pub(super) fn lease_may_be_over(&self, process: &str, moment: u64) -> bool {
+        let lease = u64::try_from(self.lease.as_micros()).unwrap_or(u64::MAX);
+        let enough = lease / 3 + 1_000_000;
+        let mut free_since = moment.saturating_sub(lease);
+        let mut windows: Vec<&Window<'_>> =
+            self.windows.iter().filter(|w| w.obstructs() && w.hits(process)).collect();
+        windows.sort_by_key(|window| window.from);
+        for window in windows {
+            if window.from >= moment || window.until <= free_since {
+                continue;
+            }
+            if window.from.saturating_sub(free_since) >= enough {
+                return false;
+            }
+            free_since = free_since.max(window.until);
+        }
+        moment.saturating_sub(free_since) < enough
+    }
+
+    /// Whether a process was stopped so shortly before this moment that it had no time to look at its lease.
+    pub(super) fn just_woke_up(&self, process: &str, moment: u64) -> bool {
+        let stopped = |w: &Window<'_>| {
+            w.fault == "stop" && w.hits(process) && w.from <= moment && moment <= w.until + 1_000_000
+        };
+        self.windows.iter().any(stopped)
+    }
+
+    /// How often something happened to processes that can have ended a handler before its end, between these moments.
+    pub(super) fn blows(&self, from: u64, until: u64) -> usize {
+        let deaths = self.deaths.values().filter(|(t, _)| (from..=until).contains(t)).count();
+        let windows =
+            self.windows.iter().filter(|w| w.disturbs() && w.from <= until && w.until + GRACE >= from);
+        deaths + windows.count()
+    }
+
+    /// How often the broker was away before this moment.
+    pub(super) fn outages(&self, before: u64) -> usize {
+        self.windows.iter().filter(|window| window.fault == "outage" && window.from <= before).count()
+    }
+
+    /// Processes that ended although nobody had done anything to them.
+    pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = (&'a str, &'a Line)> {
+        let failed = |line: &Line| matches!(line.record.what, What::Gone { expected: false, .. });
+        let all: BTreeMap<&str, &Line> = self.gone.iter().map(|(process, line)| (*process, *line)).collect();
+        all.into_iter().filter(move |(_, line)| failed(line))
+    }
+
+    /// The events that a writer wrote itself: not those that follow a join.
+    pub(super) fn written(&self) -> impl Iterator<Item = (&'a Spec, &Tx<'a>)> {
+        let own = self.specs.values().filter(|(spec, _)| !matches!(spec.kind, Kind::Then | Kind::Sorry));
+        own.filter_map(|(spec, tx)| Some((*spec, self.txs.get(tx)?)))
+    }
+
+    /// The runs of an event.
+    pub(super) fn runs_of(&self, id: &str) -> &[Run<'a>] {
+        self.runs.get(id).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Whether a line is about this arena.
+fn is_of(arena: Arena, line: &Line) -> bool {
+    let of = |process: &str| Arena::of(process) == Some(arena);
+    match &line.record.what {
+        What::Hit { process, .. } | What::Over { process, .. } => process.as_deref().is_none_or(of),
+        What::Born { process, .. } | What::Gone { process, .. } => of(process),
+        What::Position { .. } => arena.has_log(),
+        What::Setup { .. } => true,
+        _ => of(&line.record.p),
+    }
+}
+
+/// The lines of some runs, for a proof.
+pub(super) fn lines_of<'a>(runs: &[Run<'a>]) -> Vec<&'a Line> {
+    runs.iter().flat_map(|run| [Some(run.begin), run.finish]).flatten().collect()
+}

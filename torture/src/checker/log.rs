@@ -1,0 +1,81 @@
+//! The log: every publisher gets every event, in the order of positions, and what is saved never goes back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::facts::Facts;
+use super::{Breach, Verdict};
+use crate::arena::PUBLISHERS;
+use crate::history::{Line, What};
+use crate::state::State;
+use crate::work::Kind;
+
+pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
+    for (spec, tx) in facts.written().filter(|(spec, _)| spec.kind == Kind::Log) {
+        let (marked, there) = (state.markers.contains(&spec.id), state.log.contains_key(&spec.id));
+        let proof = || [Some(tx.writing), tx.ended].into_iter().flatten().collect();
+        if marked && !there {
+            verdict.add(Breach::Lost, &spec.id, "it was committed, and is not in the log", proof());
+        } else if there && !marked {
+            verdict.add(Breach::Phantom, &spec.id, "it is in the log, and was never committed", proof());
+        }
+    }
+    let committed: BTreeSet<i64> = state.log.values().copied().collect();
+    for publisher in PUBLISHERS {
+        published(facts, publisher, &committed, verdict);
+        let stands = state.progress.get(publisher).copied().unwrap_or(0);
+        if committed.last().is_some_and(|head| stands < *head) {
+            let text = format!("it stands at {stands}, and the log goes on to {:?}", committed.last());
+            verdict.add(Breach::Stuck, publisher, text, Vec::new());
+        }
+    }
+    saved(facts, verdict);
+}
+
+fn published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verdict: &mut Verdict) {
+    let mut missing = committed.clone();
+    let mut last: BTreeMap<(&str, Option<i64>), (i64, &Line)> = BTreeMap::new();
+    for line in &facts.lines {
+        let What::Published { publisher: who, epoch, positions } = &line.record.what else { continue };
+        if who != publisher {
+            continue;
+        }
+        for position in positions {
+            if !committed.contains(position) {
+                let text = format!("position {position} was published, and nobody committed it");
+                verdict.add(Breach::Phantom, publisher, text, vec![line]);
+            }
+            if missing.remove(position)
+                && let Some(skipped) = missing.first().filter(|first| *first < position)
+            {
+                let text = format!("{position} was published before {skipped}, which was not published yet");
+                verdict.add(Breach::Position, publisher, text, vec![line]);
+            }
+            let lead = (line.record.p.as_str(), *epoch);
+            if let Some((before, at)) = last.insert(lead, (*position, line))
+                && before >= *position
+                && !facts.may_have_lost(lead.0, at.record.t, line.record.t)
+            {
+                let text =
+                    format!("{position} came after {before} in one leadership, and nothing had happened");
+                verdict.add(Breach::Position, publisher, text, vec![at, line]);
+            }
+        }
+    }
+    if !missing.is_empty() {
+        let text = format!("{} positions were never published: {missing:?}", missing.len());
+        verdict.add(Breach::Lost, publisher, text, Vec::new());
+    }
+}
+
+fn saved(facts: &Facts<'_>, verdict: &mut Verdict) {
+    let mut last: BTreeMap<&str, (i64, &Line)> = BTreeMap::new();
+    for line in &facts.lines {
+        let What::Position { publisher, position } = &line.record.what else { continue };
+        if let Some((before, at)) = last.insert(publisher, (*position, line))
+            && before > *position
+        {
+            let text = format!("what is saved went back from {before} to {position}");
+            verdict.add(Breach::Position, publisher, text, vec![at, line]);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Order per key: nothing starts before what comes earlier is settled, and nothing comes again after what comes later.
+
+use std::collections::BTreeMap;
+
+use super::facts::{Facts, Run, lines_of};
+use super::{Breach, Verdict};
+use crate::arena::WORN_OUT_AFTER;
+use crate::history::{Commit, Line, Said};
+use crate::state::{Row, State};
+use crate::work::{Kind, Spec};
+
+/// An event of a key.
+struct Link<'a> {
+    id: &'a str,
+    spec: &'a Spec,
+    seq: i64,
+    runs: &'a [Run<'a>],
+    written: u64,
+    committed: Option<&'a Line>,
+    /// Its transaction was begun here.
+    writing: &'a Line,
+}
+
+pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
+    let mut keys: BTreeMap<&str, Vec<Link<'_>>> = BTreeMap::new();
+    for (spec, tx) in facts.written() {
+        let Some(key) = &spec.key else { continue };
+        let runs = facts.runs_of(&spec.id);
+        let row = state.rows.get(&spec.id);
+        let Some(seq) = runs.iter().find_map(|run| run.seq).or(row.map(|row| row.seq)) else { continue };
+        let committed = tx.ended.filter(|_| tx.how == Some(Commit::Committed));
+        let written = tx.writing.record.t;
+        keys.entry(key).or_default().push(Link {
+            id: &spec.id,
+            spec,
+            seq,
+            runs,
+            written,
+            committed,
+            writing: tx.writing,
+        });
+    }
+    for links in keys.values_mut() {
+        links.sort_by_key(|link| link.seq);
+        numbers_follow_commits(links, verdict);
+        one_after_another(facts, links, state, verdict);
+    }
+}
+
+/// Whoever began to write after another had committed has the greater number.
+fn numbers_follow_commits(links: &[Link<'_>], verdict: &mut Verdict) {
+    let mut first: Option<&Link<'_>> = None;
+    for link in links.iter().rev() {
+        let later = first.filter(|later| later.committed.is_some_and(|line| line.record.t < link.written));
+        if let Some(later) = later {
+            let text = format!("{} was committed before it was written, and comes after it", later.id);
+            let proof = [Some(link.writing), later.committed].into_iter().flatten().collect();
+            verdict.add(Breach::Order, link.id, text, proof);
+        }
+        let sooner = |a: &Link<'_>| a.committed.map_or(u64::MAX, |line| line.record.t);
+        if first.is_none_or(|first| sooner(link) < sooner(first)) {
+            first = Some(link);
+        }
+    }
+}
+
+fn one_after_another(facts: &Facts<'_>, links: &[Link<'_>], state: &State, verdict: &mut Verdict) {
+    // What was settled last of all that comes before.
+    let mut settled: Option<(u64, &Link<'_>)> = None;
+    for link in links {
+        if let (Some((when, before)), Some(run)) = (settled, link.runs.first())
+            && run.start < when
+        {
+            let text = format!("it started before {} of the same key was settled", before.id);
+            let proof = [lines_of(before.runs), lines_of(link.runs)].concat();
+            verdict.add(Breach::Order, link.id, text, proof);
+        }
+        let end = settled_at(link, state);
+        if settled.is_none_or(|(when, _)| end > when) {
+            settled = Some((end, link));
+        }
+    }
+    for (n, link) in links.iter().enumerate() {
+        for run in link.runs {
+            comes_with_what_follows(facts, link, run, &links[n + 1..], verdict);
+        }
+    }
+}
+
+/// One that comes again after later ones of its key had started was not settled, and so they were not: they come again after it, or
+/// whoever goes by the last one is left with the wrong one.
+fn comes_with_what_follows(
+    facts: &Facts<'_>,
+    link: &Link<'_>,
+    run: &Run<'_>,
+    rest: &[Link<'_>],
+    verdict: &mut Verdict,
+) {
+    if facts.just_woke_up(run.process, run.start) {
+        return;
+    }
+    let started =
+        rest.iter().take_while(|later| later.runs.first().is_some_and(|first| first.start < run.start));
+    for later in started {
+        if !later.runs.iter().any(|again| again.start > run.start) {
+            let text = format!("it came again after {} of the same key, which did not", later.id);
+            let proof = [lines_of(link.runs), lines_of(later.runs)].concat();
+            verdict.add(Breach::Order, link.id, text, proof);
+        }
+    }
+}
+
+/// When it can first have been settled.
+fn settled_at(link: &Link<'_>, state: &State) -> u64 {
+    let settles = |run: &&Run<'_>| match run.said {
+        Some(Said::Done | Said::Dead) => true,
+        Some(Said::Failed) => link.spec.kind == Kind::Worn && run.attempt >= WORN_OUT_AFTER,
+        _ => false,
+    };
+    let said = link.runs.iter().filter(settles).map(|run| run.end).min();
+    // One that was buried was given up after it was last started.
+    let is_buried = state.rows.get(link.id).is_some_and(Row::is_buried);
+    let buried = is_buried.then(|| link.runs.last().map_or(0, |run| run.start));
+    said.or(buried).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,120 @@
+//! What can be done to processes, databases and the broker.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::servers::Kind;
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fault {
+    /// `kill -9` of a relay, which is started again.
+    KillRelay,
+    /// `kill -9` of a writer in the middle of its transactions; some of them are relays as well.
+    KillWriter,
+    /// SIGSTOP for longer than the lease, then SIGCONT.
+    Stop,
+    /// The database ends without a shutdown, and comes back.
+    Restart,
+    /// A process's connections to the database are cut, both ways.
+    Cut,
+    /// What the database answers to a process is held back, and then its connections are cut: commits without an answer.
+    Mute,
+    /// The database is told to end all connections (`pg_terminate_backend`, `KILL`).
+    Terminate,
+    /// The broker is killed, or hangs, and comes back.
+    Outage,
+    /// The disk of the database is full for a while.
+    Full,
+    /// The clock of a process is ten minutes ahead or behind for a while.
+    Clock,
+    /// One in a hundred handlers panics. Part of the work, not of the schedule.
+    Panic,
+    /// One in a thousand handlers ends its process. Part of the work, not of the schedule.
+    Abort,
+    /// All relays are stopped by SIGTERM, one after another, and started with a type of events that the others do not know.
+    Upgrade,
+    /// The process that leads the `single_node` arena is killed, stopped or cut off.
+    Leader,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::KillRelay,
+        Self::KillWriter,
+        Self::Stop,
+        Self::Restart,
+        Self::Cut,
+        Self::Mute,
+        Self::Terminate,
+        Self::Outage,
+        Self::Full,
+        Self::Clock,
+        Self::Panic,
+        Self::Abort,
+        Self::Upgrade,
+        Self::Leader,
+    ];
+
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KillRelay => "kill-relay",
+            Self::KillWriter => "kill-writer",
+            Self::Stop => "stop",
+            Self::Restart => "restart",
+            Self::Cut => "cut",
+            Self::Mute => "mute",
+            Self::Terminate => "terminate",
+            Self::Outage => "outage",
+            Self::Full => "full",
+            Self::Clock => "clock",
+            Self::Panic => "panic",
+            Self::Abort => "abort",
+            Self::Upgrade => "upgrade",
+            Self::Leader => "leader",
+        }
+    }
+
+    /// Whether a plan schedules it. The others are in the work itself.
+    pub fn is_scheduled(self) -> bool {
+        !matches!(self, Self::Panic | Self::Abort)
+    }
+
+    /// Whether it can be done to this database: SQLite is a file, without connections or a server.
+    pub fn applies_to(self, database: Kind) -> bool {
+        let of_servers = matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate);
+        database != Kind::Sqlite || !of_servers
+    }
+
+    /// How often it comes, against the others.
+    pub fn weight(self) -> u32 {
+        match self {
+            Self::KillRelay => 8,
+            Self::Cut => 6,
+            Self::KillWriter | Self::Mute => 5,
+            Self::Stop | Self::Terminate | Self::Leader => 3,
+            Self::Restart | Self::Outage | Self::Clock => 2,
+            Self::Full | Self::Upgrade => 1,
+            Self::Panic | Self::Abort => 0,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|fault| fault.name() == text).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|fault| fault.name()).collect();
+            format!("there is no fault `{text}`: {}", names.join(", "))
+        })
+    }
+}

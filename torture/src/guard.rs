@@ -1,0 +1,158 @@
+//! Nothing is left behind, however we end: a small shell outlives us and cleans up.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// Learns what there is to end and to remove, a line for each change. Its input ends when we do, even by SIGKILL.
+const AT_THE_END: &str = r#"
+trap '' HUP INT TERM
+groups= mounts=
+while read -r what name; do
+  case $what in
+    +) groups="$groups $name" ;;
+    -) rest=; for group in $groups; do [ "$group" = "$name" ] || rest="$rest $group"; done; groups=$rest ;;
+    mount) mounts="$mounts $name" ;;
+  esac
+done
+for group in $groups; do kill -s QUIT -- "-$group"; kill -s CONT -- "-$group"; done
+[ -z "$groups" ] || sleep 1
+for group in $groups; do kill -s KILL -- "-$group"; done
+sleep 0.1
+for mount in $mounts; do umount "$mount" || umount -l "$mount"; done
+rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }
+"#;
+
+/// A folder for everything that does not stay, and the processes that end with us.
+#[derive(Clone, Debug)]
+pub struct Guard(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    folder: PathBuf,
+    shell: Mutex<Child>,
+}
+
+impl Guard {
+    /// With a new folder below /tmp, where every account can get.
+    pub fn new() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("outbox-torture-").tempdir_in("/tmp")?.keep();
+        let shell = Command::new("/bin/sh")
+            .args(["-c", AT_THE_END, "outbox-torture"])
+            .arg(&folder)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context("cannot run /bin/sh")?;
+        Ok(Self(Arc::new(Inner { folder, shell: Mutex::new(shell) })))
+    }
+
+    /// The folder that is removed in the end.
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
+    }
+
+    fn tell(&self, what: &str, name: &str) {
+        let mut shell = self.0.shell.lock().expect("nobody panics with it");
+        if let Some(input) = &mut shell.stdin {
+            let _ = writeln!(input, "{what} {name}");
+        }
+    }
+
+    /// This is unmounted in the end.
+    pub fn mounted(&self, folder: &Path) {
+        self.tell("mount", &folder.display().to_string());
+    }
+
+    /// Starts a process in a group of its own, with what it says going to this file.
+    pub fn spawn(&self, mut command: Command, log: &Path) -> Result<Process> {
+        let log = File::options().create(true).append(true).open(log)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let child = command.spawn().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+        self.tell("+", &child.id().to_string());
+        Ok(Process { child, guard: self.clone(), status: None })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let shell = self.shell.get_mut().expect("nobody panics with it");
+        drop(shell.stdin.take());
+        let _ = shell.wait();
+    }
+}
+
+/// A process that ends with us.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    guard: Guard,
+    status: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+            if self.status.is_some() {
+                // Its number may soon be another's.
+                self.guard.tell("-", &self.child.id().to_string());
+            }
+        }
+        self.status
+    }
+
+    /// Sends a signal to it alone.
+    pub fn signal(&self, signal: Signal) {
+        if self.status.is_none() {
+            let _ = kill_process(Pid::from_child(&self.child), signal);
+        }
+    }
+
+    /// Ends it by this signal, or after a while by SIGKILL.
+    pub async fn end(&mut self, signal: Signal, patience: Duration) -> Option<ExitStatus> {
+        self.signal(signal);
+        let deadline = Instant::now() + patience;
+        while self.ended().is_none() {
+            if Instant::now() > deadline {
+                let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.status
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+            let _ = self.ended();
+        }
+    }
+}
+
+/// How a process ended, in words.
+pub fn in_words(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("exit code {}", status.code().unwrap_or(-1)),
+    }
+}

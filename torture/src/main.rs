@@ -1,0 +1,245 @@
+//! The command line of the torture test. Most people run it as `cargo xtask torture`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use torture::arena::{Arena, LEASE};
+use torture::base::Base;
+use torture::by_url;
+use torture::faults::Fault;
+use torture::report;
+use torture::roles::{Told, reader, relay, writer};
+use torture::servers::{Disk, Kind};
+use torture::world::{self, Settings};
+
+#[derive(Parser)]
+#[command(about = "Real processes, real faults, a history, and a checker that decides")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Tortures the outbox.
+    Run(Run),
+    /// Checks the histories of a folder again.
+    Check {
+        /// Such as target/torture/42/postgres.
+        folder: PathBuf,
+    },
+    /// Plays a role: for the torture test itself.
+    #[command(hide = true)]
+    Play {
+        role: Role,
+        #[command(flatten)]
+        told: Told,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Role {
+    HotWriter,
+    Writer,
+    Relay,
+    Reader,
+}
+
+#[derive(Args)]
+struct Run {
+    /// How long faults go on, for each database.
+    #[arg(long, default_value_t = 5.0)]
+    minutes: f64,
+    /// What the schedule of faults follows from; a random one if it is not given.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// postgres, mariadb, sqlite, or all, one after another.
+    #[arg(long, default_value = "postgres")]
+    database: String,
+    /// Which faults, such as kill-relay,cut; all if it is not given.
+    #[arg(long, value_delimiter = ',')]
+    faults: Option<Vec<Fault>>,
+    /// Which arenas: multi, single, broker; all if it is not given.
+    #[arg(long, value_delimiter = ',')]
+    arenas: Option<Vec<Arena>>,
+    /// Transactions a second, of each of the four or so writers.
+    #[arg(long, default_value_t = 25)]
+    rate: u32,
+    /// How long leases last, in seconds. Longer ones for a machine that is busy: a process that gets no time for so long is not
+    /// excused.
+    #[arg(long, default_value_t = LEASE.as_secs_f64())]
+    lease: f64,
+    /// Keep the histories of a run without violations as well.
+    #[arg(long)]
+    keep: bool,
+    /// Where histories go: a folder for each seed.
+    #[arg(long, default_value = "target/torture")]
+    folder: PathBuf,
+    /// The command `outbox`; beside this program if it is not given.
+    #[arg(long)]
+    outbox: Option<PathBuf>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Run(run) => tokio::select! {
+            done = torture(run) => done,
+            () = interrupted() => {
+                eprintln!("interrupted: everything is ended");
+                Ok(ExitCode::from(130))
+            }
+        },
+        Command::Check { folder } => check(&folder),
+        Command::Play { role, told } => play(role, &told).await,
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+async fn interrupted() {
+    let terminated = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        () = terminated => {}
+    }
+}
+
+async fn play(role: Role, told: &Told) -> Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::new("warn,outbox::events=off");
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    async fn act<DB: Base>(role: Role, told: &Told) -> Result<()> {
+        match role {
+            Role::HotWriter => writer::play::<DB>(told, true).await,
+            Role::Writer => writer::play::<DB>(told, false).await,
+            Role::Relay => relay::play::<DB>(told).await,
+            Role::Reader => reader::play::<DB>(told).await,
+        }
+    }
+    by_url!(told.database, act::<DB>(role, told))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(folder: &Path) -> Result<ExitCode> {
+    let verdicts = world::check_folder(folder)?;
+    let violations = report::violations(verdicts.values());
+    print!("{violations}");
+    let outcome = world::Outcome { verdicts, faults: Default::default() };
+    println!("{}", report::table(&outcome));
+    Ok(if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn torture(run: Run) -> Result<ExitCode> {
+    let databases = match run.database.as_str() {
+        "all" => Kind::ALL.to_vec(),
+        one => vec![one.parse().map_err(anyhow::Error::msg)?],
+    };
+    let seed = run.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
+    let mut clean = true;
+    for database in databases {
+        let settings = settings(&run, database, seed)?;
+        let folder = settings.folder.clone();
+        header(&run, &settings);
+        let outcome = world::run(settings).await?;
+        if outcome.is_clean() {
+            println!("\n{database}: no violation");
+        } else {
+            clean = false;
+            println!("\n{}", report::violations(outcome.verdicts.values()));
+            println!("{database}: VIOLATIONS; the histories are in {}", folder.display());
+        }
+    }
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
+    let player = std::env::current_exe()?;
+    let outbox = run.outbox.clone().unwrap_or_else(|| player.with_file_name("outbox"));
+    let mut arenas = run.arenas.clone().unwrap_or_else(|| Arena::ALL.to_vec());
+    if arenas.contains(&Arena::Broker) {
+        if !outbox_testbed::Plan::nats().is_here() {
+            println!("left out: the arena `broker`, because nats-server is not installed");
+            arenas.retain(|arena| *arena != Arena::Broker);
+        } else if !outbox.is_file() {
+            bail!("{} is not there: build it with `cargo build -p outbox-cli`", outbox.display());
+        }
+    }
+    let mut faults = run.faults.clone().unwrap_or_else(|| Fault::ALL.to_vec());
+    faults.retain(|fault| fault.applies_to(database));
+    let faketime = faults.contains(&Fault::Clock).then(faketime).flatten();
+    leave_out(
+        &mut faults,
+        Fault::Clock,
+        faketime.is_none().then(|| "libfaketime is not installed".to_owned()),
+    );
+    if faults.contains(&Fault::Full) {
+        leave_out(
+            &mut faults,
+            Fault::Full,
+            Disk::is_possible().err().map(|error| format!("no tmpfs: {error:#}")),
+        );
+    }
+    if !arenas.contains(&Arena::Single) {
+        faults.retain(|fault| *fault != Fault::Leader);
+    }
+    if !arenas.contains(&Arena::Broker) {
+        faults.retain(|fault| *fault != Fault::Outage);
+    }
+    Ok(Settings {
+        database,
+        given: None,
+        arenas,
+        faults,
+        seed,
+        length: Duration::from_secs_f64(run.minutes * 60.0),
+        rate: run.rate,
+        lease: Duration::from_secs_f64(run.lease),
+        slow: true,
+        folder: std::path::absolute(run.folder.join(seed.to_string()).join(database.name()))?,
+        keep: run.keep,
+        player,
+        outbox,
+        faketime,
+        verbose: true,
+    })
+}
+
+fn leave_out(faults: &mut Vec<Fault>, fault: Fault, why: Option<String>) {
+    if let Some(why) = why.filter(|_| faults.contains(&fault)) {
+        println!("left out: the fault `{fault}`: {why}");
+        faults.retain(|other| *other != fault);
+    }
+}
+
+/// Where Debian puts it.
+fn faketime() -> Option<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
+    let mut libraries = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
+    libraries.find(|library| library.is_file())
+}
+
+fn header(run: &Run, settings: &Settings) {
+    let names = |faults: &[Fault]| faults.iter().map(|fault| fault.name()).collect::<Vec<_>>().join(",");
+    let arenas = settings.arenas.iter().map(|arena| arena.name()).collect::<Vec<_>>().join(",");
+    println!("torture: {}, seed {}, {} min", settings.database, settings.seed, run.minutes);
+    println!("  arenas  {arenas}");
+    println!("  faults  {}", names(&settings.faults));
+    println!(
+        "  replay  cargo xtask torture --seed {} --minutes {} --database {} --arenas {arenas} --faults {}",
+        settings.seed,
+        run.minutes,
+        settings.database,
+        names(&settings.faults)
+    );
+}

@@ -1,0 +1,27 @@
+//! A publisher of the log that writes down what it gets.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use outbox::{Outgoing, PublishError, Publisher};
+
+use crate::history::{Scribe, What};
+
+pub(super) struct Recorder {
+    pub(super) name: &'static str,
+    pub(super) scribe: Arc<Scribe>,
+}
+
+#[async_trait]
+impl Publisher for Recorder {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        let positions = events.iter().filter_map(|event| Some(event.position()?.get())).collect();
+        let epoch = events.first().and_then(Outgoing::epoch);
+        self.scribe.note(What::Published { publisher: self.name.to_owned(), epoch, positions });
+        Ok(())
+    }
+}

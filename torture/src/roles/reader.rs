@@ -1,0 +1,105 @@
+//! A consumer behind the broker: writes down what arrives, and books it once, by its inbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use async_nats::jetstream::{self, AckKind, consumer};
+use futures_util::StreamExt as _;
+use outbox::Outbox;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Told;
+use crate::base::Base;
+use crate::history::{Scribe, What};
+
+/// The stream of all events.
+pub const STREAM: &str = "torture";
+
+/// The consumer's name, in the broker and in the inbox.
+pub const CONSUMER: &str = "reader";
+
+/// The subject of events.
+pub const SUBJECT: &str = "torture.{type}";
+
+/// Makes the stream. It forgets ids soon: what comes twice is to be seen.
+pub async fn make_stream(broker: &str) -> Result<()> {
+    let jetstream = jetstream::new(async_nats::connect(broker).await?);
+    let config = jetstream::stream::Config {
+        name: STREAM.into(),
+        subjects: vec!["torture.>".into()],
+        duplicate_window: Duration::from_millis(100),
+        ..Default::default()
+    };
+    let stream = jetstream.create_stream(config).await?;
+    let config = consumer::pull::Config {
+        durable_name: Some(CONSUMER.into()),
+        ack_wait: Duration::from_secs(5),
+        ..Default::default()
+    };
+    stream.create_consumer(config).await?;
+    Ok(())
+}
+
+/// How many messages the reader has not read or not acknowledged.
+pub async fn left(broker: &str) -> Result<u64> {
+    let jetstream = jetstream::new(async_nats::connect(broker).await?);
+    let stream = jetstream.get_stream(STREAM).await?;
+    let info = stream.consumer_info(CONSUMER).await?;
+    Ok(info.num_pending + info.num_ack_pending as u64)
+}
+
+/// Reads until SIGTERM.
+pub async fn play<DB: Base>(told: &Told) -> Result<()> {
+    let mut enough = signal(SignalKind::terminate())?;
+    let scribe = Arc::new(Scribe::new(&told.folder, &told.process)?);
+    let reading = async {
+        let outbox = told.open::<DB>().await;
+        loop {
+            // The broker comes and goes.
+            if let Err(error) = read(told, &outbox, &scribe).await {
+                tracing::warn!(error = format!("{error:#}"), "the broker is away");
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    tokio::select! {
+        () = reading => {}
+        _ = enough.recv() => {}
+    }
+    Ok(())
+}
+
+async fn read<DB: Base>(told: &Told, outbox: &Outbox<DB>, scribe: &Scribe) -> Result<()> {
+    let client = async_nats::connect(told.broker.as_str()).await?;
+    let stream = jetstream::new(client).get_stream(STREAM).await?;
+    let consumer: consumer::PullConsumer = stream.get_consumer(CONSUMER).await.map_err(|e| anyhow!("{e}"))?;
+    let mut messages = consumer.messages().await?;
+    while let Some(message) = messages.next().await {
+        let message = message?;
+        let place = message.info().map_err(|e| anyhow!("{e}"))?.stream_sequence;
+        let headers = message.headers.as_ref().context("a message without headers")?;
+        let id = headers.get("Nats-Msg-Id").context("a message without an id")?.to_string();
+        let seq = headers.get("outbox-seq").and_then(|seq| seq.as_str().parse().ok());
+        scribe.note(What::Arrived { id: id.clone(), seq, place });
+        match book(told, outbox, &id).await {
+            Ok(()) => message.ack().await.map_err(|e| anyhow!("{e}"))?,
+            Err(error) => {
+                tracing::warn!(%error, "not booked yet");
+                let later = AckKind::Nak(Some(Duration::from_millis(200)));
+                message.ack_with(later).await.map_err(|e| anyhow!("{e}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn book<DB: Base>(told: &Told, outbox: &Outbox<DB>, id: &str) -> outbox::Result<()> {
+    let mut tx = outbox.begin().await?;
+    if outbox.once(&mut tx, CONSUMER, id).await? {
+        let table = told.table();
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {table}_ledger (event_id) VALUES ('{id}')")).await?;
+        DB::execute_sql(&mut tx, &format!("UPDATE {table}_account SET balance = balance + 1")).await?;
+    }
+    tx.commit().await
+}

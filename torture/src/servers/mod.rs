@@ -1,0 +1,220 @@
+//! Databases of our own, which can be ended and started at will.
+//!
+//! Only installed programs are used; `cargo xtask torture` installs them.
+
+mod disk;
+mod mariadb;
+mod postgres;
+
+use std::fmt;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::Signal;
+
+use crate::guard::{Guard, Process};
+pub use disk::Disk;
+
+/// A kind of database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A file.
+    Sqlite,
+    /// A server.
+    Postgres,
+    /// A server.
+    Mariadb,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Postgres, Self::Mariadb, Self::Sqlite];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::Mariadb => "mariadb",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let kind = Self::ALL.into_iter().find(|kind| kind.name() == text);
+        kind.ok_or_else(|| format!("there is no database `{text}`: postgres, mariadb, sqlite, all"))
+    }
+}
+
+/// A database that is tortured.
+#[derive(Debug)]
+pub struct Server {
+    /// What it is.
+    pub kind: Kind,
+    /// The disk that it is on, if it can be filled.
+    pub disk: Option<Disk>,
+    home: PathBuf,
+    /// Where it is, if it is a server.
+    pub port: u16,
+    /// What goes before the names of tables.
+    pub prefix: String,
+    given: Option<String>,
+    process: Option<Process>,
+    guard: Guard,
+}
+
+impl Server {
+    /// A new one, on a small disk of its own if it should be possible to fill it.
+    pub async fn start(kind: Kind, guard: &Guard, small_disk: bool) -> Result<Self> {
+        let home = guard.folder().join(kind.name());
+        std::fs::create_dir(&home)?;
+        let disk = small_disk.then(|| Disk::mount(&home, guard)).transpose()?;
+        let mut server = Self {
+            kind,
+            disk,
+            home,
+            port: free_port()?,
+            prefix: "t_".to_owned(),
+            given: None,
+            process: None,
+            guard: guard.clone(),
+        };
+        match kind {
+            Kind::Sqlite => {}
+            Kind::Postgres => postgres::prepare(&server.home)?,
+            Kind::Mariadb => mariadb::prepare(&server.home)?,
+        }
+        server.up().await?;
+        Ok(server)
+    }
+
+    /// One that somebody else started, and that cannot be ended; with tables of our own.
+    pub fn given(kind: Kind, url: &str, guard: &Guard) -> Result<Self> {
+        let address = url.rsplit('@').next().unwrap_or(url);
+        let port = address.split(['/', '?']).next().and_then(|host| host.rsplit(':').next());
+        let port = port.and_then(|port| port.parse().ok()).context("the URL has no port")?;
+        Ok(Self {
+            kind,
+            disk: None,
+            home: guard.folder().to_owned(),
+            port,
+            prefix: format!("t{}_{}_", std::process::id(), crate::clock::now() % 1_000_000),
+            given: Some(url.to_owned()),
+            process: None,
+            guard: guard.clone(),
+        })
+    }
+
+    /// Whether it can be ended.
+    pub fn is_ours(&self) -> bool {
+        self.given.is_none()
+    }
+
+    /// Its address, by this port.
+    pub fn url(&self, port: u16) -> String {
+        match (&self.given, self.kind) {
+            (Some(url), _) => url.replace(&format!(":{}", self.port), &format!(":{port}")),
+            (None, Kind::Sqlite) => format!("sqlite:{}", self.home.join("outbox.db").display()),
+            (None, Kind::Postgres) => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            (None, Kind::Mariadb) => format!("mysql://root@127.0.0.1:{port}/test"),
+        }
+    }
+
+    /// Its address, without anything in between.
+    pub fn direct(&self) -> String {
+        self.url(self.port)
+    }
+
+    /// Ends it on the spot, as a power failure would.
+    pub async fn down(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // PostgreSQL's "immediate" is a crash that gives its shared memory back.
+            let signal = if self.kind == Kind::Postgres { Signal::QUIT } else { Signal::KILL };
+            process.end(signal, Duration::from_secs(20)).await;
+        }
+    }
+
+    /// Starts it, if it does not run.
+    pub async fn up(&mut self) -> Result<()> {
+        if self.kind == Kind::Sqlite || !self.is_ours() || self.runs() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.answers() {
+            if !self.runs() {
+                self.process = Some(self.guard.spawn(self.command()?, &self.home.join("log"))?);
+            }
+            if Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
+                let tail = log.lines().rev().take(20).collect::<Vec<_>>().join("\n");
+                bail!("{} does not start; the end of its log, last line first:\n{tail}", self.kind);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    /// Whether its process is there.
+    pub fn runs(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| process.ended().is_none())
+    }
+
+    fn command(&self) -> Result<Command> {
+        match self.kind {
+            Kind::Sqlite => bail!("SQLite is no server"),
+            Kind::Postgres => postgres::serve(&self.home, self.port),
+            Kind::Mariadb => mariadb::serve(&self.home, self.port),
+        }
+    }
+
+    fn answers(&self) -> bool {
+        match self.kind {
+            Kind::Sqlite => true,
+            Kind::Postgres => postgres::answers(&self.home),
+            Kind::Mariadb => mariadb::answers(&self.home),
+        }
+    }
+}
+
+/// A port below those that the system gives to outgoing connections: one of these could take it while the server restarts.
+fn free_port() -> Result<u16> {
+    for _ in 0..1_000 {
+        let port = rand::random_range(15_000..20_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port on 127.0.0.1 from 15000 to 20000")
+}
+
+/// The number of an account or of its group.
+fn account(option: &str, name: &str) -> Result<u32> {
+    let output = Command::new("id").args([option, name]).output().context("cannot run `id`")?;
+    let number = String::from_utf8_lossy(&output.stdout);
+    number.trim().parse().with_context(|| format!("there is no account {name}"))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn run(mut command: Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{:?} failed: {}", command.get_program(), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! The end: nobody writes any more, everything settles, all processes stop.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rustix::process::Signal;
+
+use super::World;
+use crate::arena::Arena;
+use crate::by_url;
+use crate::roles::{QUIET, reader};
+use crate::state::left;
+
+/// How long everything may take to settle: many times what leases and retries add up to.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+impl World {
+    /// Waits until nothing is left to do.
+    pub(super) async fn drain(&self) -> Result<()> {
+        std::fs::write(self.settings.folder.join(QUIET), "")?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut quiet = 0;
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let left = self.left().await;
+            match &left {
+                Ok(left) if left.iter().all(|(_, left)| *left == 0) => quiet += 1,
+                _ => quiet = 0,
+            }
+            // Writers may have been in the middle of something.
+            if quiet >= 4 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("after {} s this is left: {left:?}", PATIENCE.as_secs());
+            }
+        }
+    }
+
+    async fn left(&self) -> Result<Vec<(Arena, u64)>> {
+        let mut all = Vec::new();
+        let (url, prefix) = (&self.direct, &self.prefix);
+        for arena in &self.settings.arenas {
+            all.push((*arena, by_url!(url, left::<DB>(url, *arena, prefix))?));
+        }
+        if self.settings.arenas.contains(&Arena::Broker) {
+            all.push((Arena::Broker, reader::left(&self.broker_url).await?));
+        }
+        Ok(all)
+    }
+
+    /// Stops everybody by SIGTERM: that is no failure of anybody.
+    pub(super) async fn stop(&self) {
+        self.over.store(true, std::sync::atomic::Ordering::SeqCst);
+        let ends = self.slots.iter().map(|slot| async {
+            let mut slot = slot.lock().await;
+            if let Some(how) = slot.end(Signal::TERM).await {
+                let expected = how == "exit code 0";
+                self.gone(&mut slot, &how, expected);
+            }
+        });
+        futures_util::future::join_all(ends).await;
+    }
+}

@@ -1,0 +1,310 @@
+//! The world: databases, a broker, processes, and what is done to them.
+
+mod command;
+mod drain;
+mod slot;
+mod strike;
+mod tail;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::Mutex;
+
+use crate::arena::Arena;
+use crate::checker::{self, Verdict};
+use crate::clock::{now, since};
+use crate::faults::Fault;
+use crate::guard::Guard;
+use crate::history::{self, Scribe, What};
+use crate::plan::{Step, plan};
+use crate::roles::reader;
+use crate::servers::{Kind, Server};
+use crate::state::{self, State};
+use crate::{by_url, report};
+use slot::{Part, Slot};
+use tail::Tail;
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which database.
+    pub database: Kind,
+    /// One that somebody else has started.
+    pub given: Option<String>,
+    /// Which arenas.
+    pub arenas: Vec<Arena>,
+    /// Which faults.
+    pub faults: Vec<Fault>,
+    /// What the plan follows from.
+    pub seed: u64,
+    /// How long faults go on.
+    pub length: Duration,
+    /// Transactions a second, of each writer.
+    pub rate: u32,
+    /// How long leases last.
+    pub lease: Duration,
+    /// Whether some handlers take longer than a lease.
+    pub slow: bool,
+    /// Where histories go. Removed if all is well, unless they are to be kept.
+    pub folder: PathBuf,
+    /// Whether to keep them in any case.
+    pub keep: bool,
+    /// The program that plays the roles.
+    pub player: PathBuf,
+    /// The command `outbox`.
+    pub outbox: PathBuf,
+    /// The library that shifts clocks, if it is there.
+    pub faketime: Option<PathBuf>,
+    /// Whether to say how it goes.
+    pub verbose: bool,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What the checker says of each arena.
+    pub verdicts: BTreeMap<Arena, Verdict>,
+    /// How often each fault was done.
+    pub faults: BTreeMap<Fault, usize>,
+}
+
+impl Outcome {
+    /// Whether nothing happened that must not.
+    pub fn is_clean(&self) -> bool {
+        self.verdicts.values().all(|verdict| verdict.violations.is_empty())
+    }
+}
+
+pub(crate) struct World {
+    settings: Settings,
+    began: u64,
+    scribe: Scribe,
+    server: Mutex<Server>,
+    direct: String,
+    prefix: String,
+    broker: Mutex<Option<outbox_testbed::Server>>,
+    broker_url: String,
+    slots: Vec<Arc<Mutex<Slot>>>,
+    /// What each of them is for: known while somebody else has the slot.
+    parts: Vec<Part>,
+    /// The newest type of events that anybody knows.
+    generation: AtomicU32,
+    /// One rolling restart at a time.
+    upgrading: Mutex<()>,
+    /// Nobody is started any more.
+    over: AtomicBool,
+    struck: std::sync::Mutex<BTreeMap<Fault, usize>>,
+    guard: Guard,
+}
+
+/// Runs it from beginning to end.
+pub async fn run(settings: Settings) -> Result<Outcome> {
+    if settings.folder.exists() {
+        std::fs::remove_dir_all(&settings.folder)?;
+    }
+    std::fs::create_dir_all(&settings.folder)?;
+    let steps = plan(settings.seed, settings.length, &settings.faults);
+    let world = Arc::new(World::make(settings).await?);
+    world.say(&format!("{} processes run; {} faults follow", world.slots.len(), steps.len()));
+    let watching = tokio::spawn(world.clone().watch());
+    world.follow(steps).await;
+    world.say("no more faults: everything has time to settle");
+    let drained = world.drain().await;
+    watching.abort();
+    world.stop().await;
+    let mut states = BTreeMap::new();
+    for arena in &world.settings.arenas {
+        let (url, prefix) = (&world.direct, &world.prefix);
+        let read = |url| async move { read_state(url, *arena, prefix).await };
+        let state: State = read(url).await?;
+        let file = world.settings.folder.join(format!("{arena}.state.json"));
+        std::fs::write(file, serde_json::to_vec_pretty(&state)?)?;
+        states.insert(*arena, state);
+    }
+    if let Err(error) = drained {
+        world.say(&format!("not settled: {error:#}"));
+    }
+    let faults = world.struck.lock().expect("nobody panics with it").clone();
+    let verdicts = check(&world.settings.folder, &states)?;
+    let outcome = Outcome { verdicts, faults };
+    if world.settings.verbose {
+        println!("{}", report::table(&outcome));
+    }
+    if outcome.is_clean() && !world.settings.keep {
+        std::fs::remove_dir_all(&world.settings.folder)?;
+        // The seed's own folder, unless another database's histories are in it.
+        let _ = world.settings.folder.parent().map(std::fs::remove_dir);
+    }
+    Ok(outcome)
+}
+
+/// Checks the histories of a folder again.
+pub fn check_folder(folder: &Path) -> Result<BTreeMap<Arena, Verdict>> {
+    let mut states = BTreeMap::new();
+    for arena in Arena::ALL {
+        let file = folder.join(format!("{arena}.state.json"));
+        if file.exists() {
+            states.insert(arena, serde_json::from_slice(&std::fs::read(file)?)?);
+        }
+    }
+    check(folder, &states)
+}
+
+fn check(folder: &Path, states: &BTreeMap<Arena, State>) -> Result<BTreeMap<Arena, Verdict>> {
+    let lines = history::read(folder).context("cannot read the histories")?;
+    Ok(states.iter().map(|(arena, state)| (*arena, checker::check(*arena, &lines, state))).collect())
+}
+
+async fn read_state(url: &str, arena: Arena, prefix: &str) -> Result<State> {
+    use state::read;
+    by_url!(url, read::<DB>(url, arena, prefix))
+}
+
+impl World {
+    /// Starts everything.
+    async fn make(settings: Settings) -> Result<Self> {
+        let guard = Guard::new()?;
+        let server = match &settings.given {
+            Some(url) => Server::given(settings.database, url, &guard)?,
+            None => Server::start(settings.database, &guard, settings.faults.contains(&Fault::Full)).await?,
+        };
+        let (direct, prefix) = (server.direct(), server.prefix.clone());
+        for arena in &settings.arenas {
+            use state::make_tables;
+            by_url!(direct, make_tables::<DB>(&direct, *arena, &prefix))?;
+        }
+        let mut broker = None;
+        let mut broker_url = String::new();
+        if settings.arenas.contains(&Arena::Broker) {
+            let nats = tokio::task::spawn_blocking(outbox_testbed::Server::nats).await?;
+            broker_url = nats.url();
+            reader::make_stream(&broker_url).await?;
+            broker = Some(nats);
+        }
+        let (mut slots, mut parts) = (Vec::new(), Vec::new());
+        for arena in &settings.arenas {
+            for (part, count) in Part::of(*arena) {
+                for n in 1..=*count {
+                    parts.push(*part);
+                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server))));
+                }
+            }
+        }
+        let world = Self {
+            began: now(),
+            scribe: Scribe::new(&settings.folder, "world")?,
+            direct,
+            prefix,
+            server: Mutex::new(server),
+            broker: Mutex::new(broker),
+            broker_url,
+            slots,
+            parts,
+            generation: AtomicU32::new(1),
+            upgrading: Mutex::new(()),
+            over: AtomicBool::new(false),
+            struck: std::sync::Mutex::default(),
+            guard,
+            settings,
+        };
+        let lease = u64::try_from(world.settings.lease.as_millis())?;
+        world.scribe.note(What::Setup { lease });
+        for slot in &world.slots {
+            world.start(&mut *slot.lock().await)?;
+        }
+        Ok(world)
+    }
+
+    fn say(&self, what: &str) {
+        if self.settings.verbose {
+            println!("[{:7.1} s] {what}", since(self.began, now()));
+        }
+    }
+
+    /// Does what the plan says, until its end.
+    async fn follow(self: &Arc<Self>, steps: Vec<Step>) {
+        let begin = Instant::now();
+        let mut strikes = tokio::task::JoinSet::new();
+        for step in steps {
+            tokio::time::sleep_until((begin + step.at).into()).await;
+            strikes.spawn(self.clone().strike(step));
+        }
+        tokio::time::sleep_until((begin + self.settings.length).into()).await;
+        while let Some(struck) = strikes.join_next().await {
+            if let Err(error) = struck {
+                self.say(&format!("a fault could not be done: {error}"));
+            }
+        }
+    }
+
+    /// Starts again who ended by itself, says how it goes, and looks where the publishers of the log stand.
+    async fn watch(self: Arc<Self>) {
+        let mut tail = Tail::default();
+        for tick in 1_u64.. {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            for slot in &self.slots {
+                // Somebody who does something to it looks after it.
+                if let Ok(mut slot) = slot.try_lock() {
+                    self.look_after(&mut slot);
+                }
+            }
+            if tick.is_multiple_of(20) && self.settings.arenas.contains(&Arena::Multi) {
+                self.note_positions().await;
+            }
+            if tick.is_multiple_of(100) && self.settings.verbose {
+                match tail.read(&self.settings.folder) {
+                    Ok(()) => self.say(&tail.to_string()),
+                    Err(error) => self.say(&format!("cannot read the histories: {error:#}")),
+                }
+            }
+        }
+    }
+
+    /// Positions may not go back. Not always can they be asked for.
+    async fn note_positions(&self) {
+        use state::positions;
+        let (url, prefix) = (&self.direct, &self.prefix);
+        let asked = async { by_url!(url, positions::<DB>(url, Arena::Multi, prefix)) };
+        if let Ok(Ok(positions)) = tokio::time::timeout(Duration::from_secs(1), asked).await {
+            for (publisher, position) in positions {
+                self.scribe.note(What::Position { publisher, position });
+            }
+        }
+    }
+
+    fn look_after(&self, slot: &mut Slot) {
+        let Some(status) = slot.ended() else { return };
+        let aborted = status.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort);
+        self.gone(slot, &status, aborted);
+        if !aborted {
+            self.say(&format!("{} ended by itself: {status}", slot.process_name()));
+        }
+        if !self.over.load(Ordering::SeqCst)
+            && let Err(error) = self.start(slot)
+        {
+            self.say(&format!("{} does not start: {error:#}", slot.process_name()));
+        }
+    }
+
+    fn gone(&self, slot: &mut Slot, how: &str, expected: bool) {
+        let process = slot.process_name();
+        self.scribe.note(What::Gone { process, how: how.to_owned(), expected });
+        slot.forget();
+    }
+
+    /// Starts the process of a slot, under a new name.
+    fn start(&self, slot: &mut Slot) -> Result<()> {
+        let command = self.command(slot)?;
+        let log = self.settings.folder.join(format!("{}.log", slot.next_name()));
+        let process = self.guard.spawn(command, &log)?;
+        let pid = process.id();
+        slot.born(process);
+        self.scribe.note(What::Born { process: slot.process_name(), pid });
+        Ok(())
+    }
+}

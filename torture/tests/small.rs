@@ -1,0 +1,60 @@
+//! The torture test itself, small: some seconds, kills and cuts, and nothing wrong in the end.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use torture::arena::Arena;
+use torture::faults::Fault;
+use torture::report;
+use torture::servers::Kind;
+use torture::world::{Settings, run};
+
+/// Removed in the end, unless something was wrong: then it is said where the histories are.
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
+    let settings = Settings {
+        database,
+        given,
+        arenas,
+        faults: vec![Fault::KillRelay, Fault::KillWriter, Fault::Cut]
+            .into_iter()
+            .filter(|fault| fault.applies_to(database))
+            .collect(),
+        seed: 1,
+        length: Duration::from_secs(6),
+        rate: 10,
+        // One that runs out because the machine is busy with other tests is not what this is about.
+        lease: Duration::from_secs(10),
+        slow: false,
+        folder: folder(&format!("torture-{database}")),
+        keep: false,
+        player: env!("CARGO_BIN_EXE_torture").into(),
+        outbox: PathBuf::new(),
+        faketime: None,
+        verbose: false,
+    };
+    let folder = settings.folder.clone();
+    let outcome = run(settings).await.unwrap();
+    let violations = report::violations(outcome.verdicts.values());
+    assert!(outcome.is_clean(), "{violations}\nthe histories are in {}", folder.display());
+    let counts = &outcome.verdicts[&Arena::Multi].counts;
+    assert!(counts.delivered > 50, "it did something: {counts:?}");
+    assert!(outcome.faults.values().sum::<usize>() >= 2, "something was done to it: {:?}", outcome.faults);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_survives_kills() {
+    survives(Kind::Sqlite, None, vec![Arena::Multi]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_survives_kills_and_cuts() {
+    let Some(url) = std::env::var("OUTBOX_TEST_POSTGRES").ok().filter(|url| !url.is_empty()) else {
+        assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
+        return;
+    };
+    survives(Kind::Postgres, Some(url), vec![Arena::Multi]).await;
+}
