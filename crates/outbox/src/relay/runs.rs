@@ -2,9 +2,10 @@
 //! done.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use super::Job;
+use super::sync::Mutex;
 
 /// How many events of one key a worker handles before the others get a turn.
 pub(crate) const TURN: usize = 64;
