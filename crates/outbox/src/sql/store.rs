@@ -29,7 +29,9 @@ use crate::store::{
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
-const TRIES: u32 = 8;
+const TRIES: u32 = 12;
+/// The longest that is waited before it is.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The events of one outbox in a SQL database.
 pub struct SqlStore<DB: Database> {
@@ -211,7 +213,7 @@ impl<DB: Database> SqlStore<DB> {
         loop {
             let ran = DB::run(&mut conn, self.sql.render(template), values.clone()).await;
             match ran.map_err(|e| self.explain(e.into())) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                Err(e) if tries < TRIES && is_collision(&e) => step_aside(&mut tries).await,
                 Err(e) => return Err(e),
                 Ok(touched) => {
                     conn.went_well();
@@ -229,7 +231,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut tries = 0;
         loop {
             match attempt().await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                Err(e) if tries < TRIES && is_collision(&e) => step_aside(&mut tries).await,
                 done => return done,
             }
         }
@@ -544,13 +546,21 @@ fn newest_version<DB: Dialect>() -> i64 {
     i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
 }
 
-/// Whether two transactions were in each other's way, so that trying again at once helps.
+/// Whether two transactions were in each other's way, so that trying again helps.
 fn is_collision(error: &Error) -> bool {
     let Error::Database(e) = error else { return false };
     let Some(e) = e.inner().as_database_error() else { return false };
     let code = e.code().unwrap_or_default();
     matches!(&*code, "40001" | "40P01" | "5" | "6" | "517")
         || e.message().contains("try restarting transaction")
+}
+
+/// Counts a collision, and waits a little: at once the first time, then longer and longer, each for a time of its own. Those
+/// who collide at once and all come back at once collide again.
+async fn step_aside(tries: &mut u32) {
+    let most = LONGEST_PAUSE.min(Duration::from_millis((1 << *tries) - 1));
+    *tries += 1;
+    tokio::time::sleep(most.mul_f64(rand::random())).await;
 }
 
 fn ids_value(ids: &[EventId]) -> Value {
