@@ -225,7 +225,7 @@ proptest! {
 
     #[test]
     fn what_is_wrong_with_a_database_is_said_without_its_password(
-        scheme in prop_oneof![Just("postgres"), Just("mysql"), Just("sqlite"), Just("oracle"), Just(""), "[a-z]{1,5}"],
+        scheme in prop_oneof![Just("postgres"), Just("mysql"), Just("sqlite"), Just("oracle"), Just(""), Just("abc")],
         between in prop_oneof![Just("://"), Just(":"), Just("//"), Just("")],
         host in prop_oneof!["[a-z:/@?#%\\[\\]]{0,8}", Just("db://x".to_owned())],
     ) {
