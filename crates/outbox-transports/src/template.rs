@@ -160,26 +160,7 @@ impl<'de> Deserialize<'de> for Template {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    proptest! {
-        #[test]
-        fn no_text_makes_reading_a_template_panic(written in prop_oneof![any::<String>(), "[{}a-z:_]{0,20}"]) {
-            if let Ok(template) = written.parse::<Template>() {
-                let _ = template.render(&event());
-            }
-        }
-
-        /// Whatever a text holds, with its braces doubled it stands for itself.
-        #[test]
-        fn a_text_with_its_braces_doubled_stands_for_itself(text in any::<String>()) {
-            let written = text.replace('{', "{{").replace('}', "}}");
-            let template: Template = written.parse().unwrap();
-            prop_assert_eq!(template.fixed(), Some(text.as_str()));
-        }
-    }
 
     fn event() -> Event {
         Event::new("order.placed").aggregate("Order", "o-1").header("region", "eu").json(&1).build().unwrap()
