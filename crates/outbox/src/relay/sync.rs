@@ -1,7 +1,7 @@
 //! The locks and counters of the queues. In the product they are those of the standard library.
 //!
 //! In unit tests each use of one is a place where another thread may come first: `schedules.rs` runs the queues in one
-//! order of threads after another. Nothing waits while it holds such a lock, so only the places before matter.
+//! order of threads after another. Nothing waits while it holds such a lock.
 
 #[cfg(not(test))]
 pub(crate) use std::sync::Mutex;
@@ -59,7 +59,10 @@ mod watched {
 
         pub(crate) fn load(&self, order: Ordering) -> usize {
             others_first();
-            self.0.load(order)
+            let value = self.0.load(order);
+            // What was read may be out of date before anything is done about it.
+            others_first();
+            value
         }
 
         pub(crate) fn store(&self, value: usize, order: Ordering) {
