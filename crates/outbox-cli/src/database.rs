@@ -77,8 +77,9 @@ impl DatabaseUrl {
     /// Reads the setting. Nothing is connected.
     pub(crate) fn parse(url: &str) -> Result<Self, Usage> {
         let kind = kind(url)?;
-        if kind != DatabaseKind::Sqlite && !url.contains("://") {
-            let scheme = url.split(':').next().unwrap_or_default();
+        let scheme = url.split(':').next().unwrap_or_default();
+        // Right behind it: what comes before a later `://` may be a password, and would be shown as the scheme.
+        if kind != DatabaseKind::Sqlite && !url[scheme.len()..].starts_with("://") {
             return Err(Usage(format!(
                 "--database (or DATABASE_URL) needs // and a server after {scheme}: {HOW}"
             )));

@@ -422,9 +422,10 @@ pub(crate) fn without_credentials(url: &str) -> String {
     if url.starts_with("sqlite:") {
         return url.to_owned();
     }
+    let is_scheme = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
     let (scheme, rest) = match url.split_once("://") {
-        Some((scheme, rest)) => (format!("{scheme}://"), rest),
-        None => (String::new(), url),
+        Some((scheme, rest)) if is_scheme(scheme) => (format!("{scheme}://"), rest),
+        _ => (String::new(), url),
     };
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     // A query may carry `password=`; the path is enough to recognise a database.
@@ -445,6 +446,7 @@ mod tests {
             ("postgres://ada:s3/cret@db/x", "postgres://db/x"),
             ("postgres://ada:s3?cret@db/x", "postgres://db/x"),
             ("ada:s3cret@db", "db"),
+            ("postgres:ada:s3cret@db://x", "db://x"),
             ("sqlite:app.db", "sqlite:app.db"),
         ] {
             assert_eq!(without_credentials(url), shown);

@@ -88,10 +88,24 @@ pub(crate) fn reword(said: &str) -> String {
     if let Some((name, known)) = unknown(said, "unknown variant `", ", expected ") {
         return no_such("value", name, &known);
     }
+    if let Some(said) = unquoted(said) {
+        return said;
+    }
     match said.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         Some(name) => format!("`{name}` is missing"),
         None => said.trim_end().to_owned(),
     }
+}
+
+/// Without the text that was found where something of another shape belongs: it may be a secret, such as that of
+/// `database = "postgres://…"` or of a list that has but one. Where a number or a time belongs it helps to see it.
+fn unquoted(said: &str) -> Option<String> {
+    let (kind, rest) = said.split_once(": string \"")?;
+    let (_, expected) = rest.rsplit_once("\", expected ")?;
+    let plain = ["a whole number", "a time", "a boolean", "a pattern"]
+        .iter()
+        .any(|plain| expected.starts_with(plain));
+    (!plain).then(|| format!("{kind}: a text, expected {expected}"))
 }
 
 /// What serde did not know, and what it knows.

@@ -316,4 +316,6 @@ fn toml_value(value: &Spanned<DeValue<'_>>) -> Option<toml::Value> {
 }
 
 #[cfg(test)]
+mod any_text;
+#[cfg(test)]
 mod tests;

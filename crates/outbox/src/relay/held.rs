@@ -2,9 +2,10 @@
 //! database. No event is in here twice, so none is handled twice at a time.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 use std::time::Instant;
 
+use super::sync::Mutex;
 use crate::event::EventId;
 use crate::store::Claim;
 

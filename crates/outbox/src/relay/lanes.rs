@@ -1,12 +1,13 @@
 //! The two bounded queues between taking and handling: hot (after commit) and cold (from the poller).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::Job;
+use super::sync::{AtomicUsize, Mutex};
 
 /// A run of deliveries for one worker.
 pub(crate) enum Strand {
@@ -59,7 +60,7 @@ impl Lanes {
         }
     }
 
-    fn queues(&self) -> std::sync::MutexGuard<'_, Queues> {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().expect("no one panics while holding the queues")
     }
 

@@ -30,8 +30,11 @@ mod lanes;
 mod publish;
 mod report;
 mod runs;
+#[cfg(test)]
+mod schedules;
 mod settle;
 mod station;
+mod sync;
 mod take;
 mod tally;
 mod upkeep;

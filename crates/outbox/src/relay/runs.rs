@@ -2,9 +2,10 @@
 //! done.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use super::Job;
+use super::sync::Mutex;
 use crate::store::Reach;
 
 /// How many events of one key a worker handles before the others get a turn.

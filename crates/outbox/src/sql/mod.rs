@@ -21,6 +21,8 @@ mod nodes;
 mod overview;
 mod page;
 mod pairs;
+#[cfg(test)]
+mod parsing;
 mod promise;
 mod settle;
 pub(crate) mod source;

@@ -385,7 +385,7 @@ async fn read_committed(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
+pub(super) fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
     let url = url.replacen("mariadb:", "mysql:", 1);
     url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(&url), reason: e.to_string() })
 }

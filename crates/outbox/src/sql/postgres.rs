@@ -370,7 +370,7 @@ fn settle_rest(by: &Holder, which: Which) -> String {
     )
 }
 
-fn connect_options(url: &str) -> Result<PgConnectOptions> {
+pub(super) fn connect_options(url: &str) -> Result<PgConnectOptions> {
     url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(url), reason: e.to_string() })
 }
 

@@ -19,10 +19,14 @@
 
 pub mod conformance;
 
-use crate::event::Event;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::event::{Event, EventId};
 use crate::outbox::Outbox;
-use crate::sql::Database;
-use crate::store::{Filter, StoredEvent};
+use crate::sql::dialect::{BirthLease, NewRow};
+use crate::sql::{Database, SqlStore};
+use crate::store::{Filter, NodeId, StoredEvent};
 
 /// An outbox in memory, ready to be written to.
 ///
@@ -44,6 +48,42 @@ pub async fn outbox() -> Outbox<sqlx::Sqlite> {
 pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> Written {
     let all = outbox.store().list(&Filter::default(), 1_000_000).await;
     Written(all.expect("the outbox can be read"))
+}
+
+/// Writes events as a process does whose own relay is about to handle them: those with `true` are leased to the relay's node from
+/// birth, so that nobody else takes them. Returns the ids that were stored.
+///
+/// For tests of how a database treats such rows: [`Outbox::write`] decides for itself what is born leased.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// # use std::time::Duration;
+/// use outbox::{Event, NodeId, SqlStore, StoreOptions, store::Store, testing};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let url = format!("sqlite:{}?mode=rwc", folder.path().join("outbox.db").display());
+/// let store = SqlStore::<sqlx::Sqlite>::open(&url, &StoreOptions::default()).await?;
+/// store.migrate().await?;
+/// let event = Event::new("greeting").json(&"hello").build()?;
+/// let node = NodeId::from("a");
+/// let ids = testing::write_leased(&store, &[(event, true)], &node, Duration::from_secs(30)).await?;
+/// let (holder, _until) = store.find(&ids[0]).await?.unwrap().lease.unwrap();
+/// assert_eq!(holder, node);
+/// # Ok(()) }
+/// ```
+pub async fn write_leased<DB: Database>(
+    store: &SqlStore<DB>,
+    events: &[(Event, bool)],
+    owner: &NodeId,
+    lease: Duration,
+) -> Result<Vec<EventId>> {
+    let rows: Vec<NewRow> =
+        events.iter().map(|(event, leased)| NewRow { event: event.clone(), leased: *leased }).collect();
+    let birth = BirthLease { owner: owner.clone(), lease };
+    let mut tx = store.begin().await?;
+    let stored = store.write(&mut tx, &rows, Some(&birth)).await?;
+    tx.commit().await?;
+    Ok(stored.iter().map(|event| event.id().clone()).collect())
 }
 
 /// What was written, with assertions that name what they found when they fail.

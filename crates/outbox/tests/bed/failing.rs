@@ -41,6 +41,18 @@ pub struct Failing {
     error: fn() -> Error,
     /// How long a read from the start of the table takes; giving something back takes six times as long.
     slow: Duration,
+    /// Draws what becomes of each call, if that is left to chance.
+    chance: Option<std::sync::Mutex<rand::rngs::SmallRng>>,
+}
+
+/// What chance has in store for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Fine,
+    Late,
+    Refused,
+    /// It is done, and the answer is lost.
+    Unheard,
 }
 
 impl std::fmt::Debug for Failing {
@@ -92,7 +104,32 @@ impl Failing {
             scanned: 0.into(),
             error,
             slow: Duration::ZERO,
+            chance: None,
         }
+    }
+
+    /// Leaves it to chance: takes and settlements come late, fail, or settle and lose the answer. All of it looks like a
+    /// database that is away for a moment.
+    pub fn unruly(inner: SharedStore, seed: u64) -> Arc<Self> {
+        let never = Self::made(inner, Where::Take, 0, || sqlx::Error::PoolTimedOut.into());
+        let chance = rand::SeedableRng::seed_from_u64(seed);
+        Arc::new(Self { chance: Some(std::sync::Mutex::new(chance)), ..never })
+    }
+
+    /// What becomes of this call, which has come late then.
+    async fn fate(&self) -> Fate {
+        let Some(chance) = &self.chance else { return Fate::Fine };
+        let drawn = rand::Rng::random_range(&mut *chance.lock().unwrap(), 0..10);
+        let fate = match drawn {
+            0 => Fate::Refused,
+            1 => Fate::Unheard,
+            2 | 3 => Fate::Late,
+            _ => Fate::Fine,
+        };
+        if fate == Fate::Late {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        fate
     }
 
     /// Lets this many calls of its kind through before it fails any.
@@ -146,6 +183,10 @@ impl Store for Failing {
     async fn take(&self, take: &Take) -> Result<Taken> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Take)?;
+        // A claim whose answer is lost has to run out, which takes longer than a test.
+        if self.fate().await == Fate::Refused {
+            return Err((self.error)());
+        }
         if take.from == Origin::Start {
             tokio::time::sleep(self.slow).await;
         }
@@ -165,7 +206,14 @@ impl Store for Failing {
         if settlements.iter().any(|settlement| settlement.verdict == Verdict::Released) {
             tokio::time::sleep(6 * self.slow).await;
         }
-        self.inner.settle(by, completion, settlements).await
+        match self.fate().await {
+            Fate::Refused => Err((self.error)()),
+            Fate::Unheard => {
+                self.inner.settle(by, completion, settlements).await?;
+                Err((self.error)())
+            }
+            Fate::Fine | Fate::Late => self.inner.settle(by, completion, settlements).await,
+        }
     }
 
     async fn extend(

@@ -1,0 +1,99 @@
+//! Settlements of one who held the whole table, while another takes it over: the database lets one of them come first.
+
+mod support;
+
+use std::time::Duration;
+
+use outbox::store::{Completion, EXCLUSIVE, Holder, Leadership, Origin, Settlement, Take, Verdict};
+use outbox::{Clock, Event, FrozenClock, NodeId, OnDead};
+use sqlx::Connection as _;
+use support::Place;
+
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Longer than a statement takes, if nothing is in its way.
+const SOON: Duration = Duration::from_millis(500);
+
+/// The one who settles is held up by somebody else's lock on a row, after it has found that it leads. Whoever takes over in the
+/// meantime would read, and handle, what is about to be settled.
+async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(place: Place, mut other: C)
+where
+    C: sqlx::Connection,
+    for<'c> &'c mut C: sqlx::Executor<'c, Database = C::Database>,
+{
+    let clock = FrozenClock::at(chrono::Utc::now());
+    let store = place.store(place.options().clock(Clock::Frozen(clock.clone()))).await;
+    store.migrate().await.unwrap();
+    let (a, b) = (NodeId::from("a"), NodeId::from("b"));
+    let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &a, LEASE).await.unwrap() else {
+        panic!("nobody else leads");
+    };
+    let events = [1, 2].map(|n| Event::new("e").json(&n).build().unwrap());
+    store.insert(&events).await.unwrap();
+    let by = Holder::Exclusive { owner: a, epoch };
+    let take = Take {
+        by: by.clone(),
+        from: Origin::Start,
+        limit: 10,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
+        frontiers: std::collections::HashMap::new(),
+        together: false,
+    };
+    let taken = store.take(&take).await.unwrap();
+    let done = |d: &outbox::store::Delivery| Settlement {
+        id: d.event.id().clone(),
+        claim: d.claim,
+        verdict: Verdict::Done,
+    };
+    let settlements: Vec<Settlement> = taken.deliveries.iter().map(done).collect();
+    assert_eq!(settlements.len(), 2);
+
+    let lock = format!("UPDATE {} SET tenant_id = 't' WHERE event_id = '{}'", place.table, settlements[1].id);
+    let mut open = other.begin().await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *open).await.unwrap();
+    let settling = tokio::spawn({
+        let store = store.clone();
+        async move { store.settle(&by, Completion::Keep, &settlements).await }
+    });
+    tokio::time::sleep(SOON).await;
+    assert!(!settling.is_finished(), "the row is locked");
+
+    clock.advance(2 * LEASE);
+    let mut taking_over = tokio::spawn({
+        let store = store.clone();
+        async move { store.lead(EXCLUSIVE, &b, LEASE).await }
+    });
+    let early = tokio::time::timeout(SOON, &mut taking_over).await;
+    assert!(early.is_err(), "it took over under a settlement's hands: {early:?}");
+
+    open.rollback().await.unwrap();
+    assert_eq!(settling.await.unwrap().unwrap().moved, 2);
+    let now = taking_over.await.unwrap().unwrap();
+    assert_eq!(now, Leadership::Held { epoch: epoch + 1, clean: false });
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_take_over_waits_on_postgres() {
+    let Some(place) = Place::postgres().await else { return };
+    let other = sqlx::PgConnection::connect(place.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other).await;
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_take_over_waits_on_mariadb() {
+    let Some(place) = Place::mariadb().await else { return };
+    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other).await;
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_take_over_waits_on_mysql() {
+    let Some(place) = Place::mysql().await else { return };
+    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other).await;
+}

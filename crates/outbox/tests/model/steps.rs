@@ -1,0 +1,243 @@
+//! What a history is made of, and how one is drawn.
+
+use outbox::OnDead;
+use outbox::store::{Filter, Purgeable, Status};
+use proptest::prelude::*;
+use std::time::Duration;
+
+/// How long leases last, in seconds.
+pub const LEASE: u64 = 10;
+
+/// The types of events there are.
+pub const TYPES: [&str; 2] = ["thing", "other"];
+
+/// One step of a history. Deliveries are named by when they were taken, stale ones included.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Write(Vec<Draft>),
+    /// As a relay's own process writes: what is not put off is leased to its node from birth.
+    WriteLeased {
+        owner: u8,
+        drafts: Vec<Draft>,
+    },
+    WriteAndRollBack(Draft),
+    Take {
+        by: Taker,
+        limit: usize,
+        from: From,
+        on_dead: OnDead,
+        skip_recent: u64,
+        skip_type: bool,
+    },
+    Settle {
+        by: By,
+        of: Vec<(usize, Kind)>,
+        delete: bool,
+    },
+    Extend {
+        owner: u8,
+    },
+    CountStart {
+        by: By,
+        of: usize,
+    },
+    Reap,
+    Pass(u64),
+    Cancel(usize),
+    Skip(usize),
+    Replay {
+        filter: Which,
+        limit: usize,
+    },
+    Purge {
+        what: Purgeable,
+        older_than: u64,
+        limit: usize,
+    },
+    Lead {
+        owner: u8,
+    },
+    Resign {
+        owner: u8,
+        /// By how many epochs too late.
+        late: i64,
+    },
+    Look(Which),
+}
+
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub other_type: bool,
+    pub key: Option<u8>,
+    pub dedup: Option<u8>,
+    pub delay: Option<u64>,
+    pub expires: bool,
+}
+
+/// In whose name is taken.
+#[derive(Clone, Copy, Debug)]
+pub enum Taker {
+    Lease(u8),
+    /// As the one who holds the whole table; how many events of each key it has in hand already.
+    Leader(u8, [usize; 3]),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum From {
+    Start,
+    Cursor,
+    Key(u8),
+}
+
+/// In whose name a delivery is settled.
+#[derive(Clone, Copy, Debug)]
+pub enum By {
+    ItsTaker,
+    Owner(u8),
+    Leader(u8),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Done,
+    Again { after: u64, counted: bool },
+    Dead { counted: bool },
+    Released,
+}
+
+/// Which events are looked at. Places are those of the rows that there are.
+#[derive(Clone, Debug, Default)]
+pub struct Which {
+    pub status: Option<Status>,
+    pub pending: bool,
+    pub other_type: Option<bool>,
+    pub key: Option<u8>,
+    pub after: Option<usize>,
+    pub upto: Option<usize>,
+    pub older_than: Option<u64>,
+    pub newer_than: Option<u64>,
+    pub settled_before: Option<u64>,
+    pub settled_within: Option<u64>,
+}
+
+impl Which {
+    /// As the store is asked, where `place` says which number the row has that is the nth.
+    pub fn filter(&self, place: impl Fn(usize) -> Option<i64>) -> Filter {
+        let seconds = |n: Option<u64>| n.map(Duration::from_secs);
+        Filter {
+            status: self.status,
+            pending: self.pending,
+            event_type: self.other_type.map(|other| TYPES[usize::from(other)].to_owned()),
+            ordering_key: self.key.map(|n| format!("key-{n}")),
+            after_seq: self.after.and_then(&place),
+            upto_seq: self.upto.and_then(&place),
+            older_than: seconds(self.older_than),
+            newer_than: seconds(self.newer_than),
+            settled_before: seconds(self.settled_before),
+            settled_within: seconds(self.settled_within),
+            ..Filter::default()
+        }
+    }
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    (
+        proptest::bool::weighted(0.2),
+        proptest::option::weighted(0.6, 0..3_u8),
+        proptest::option::weighted(0.2, 0..3_u8),
+        proptest::option::weighted(0.2, 1..15_u64),
+        proptest::bool::weighted(0.1),
+    )
+        .prop_map(|(other_type, key, dedup, delay, expires)| Draft {
+            other_type,
+            key,
+            dedup,
+            delay,
+            expires,
+        })
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        4 => Just(Kind::Done),
+        2 => (0..8_u64, any::<bool>()).prop_map(|(after, counted)| Kind::Again { after, counted }),
+        1 => any::<bool>().prop_map(|counted| Kind::Dead { counted }),
+        1 => Just(Kind::Released),
+    ]
+}
+
+fn by() -> impl Strategy<Value = By> {
+    prop_oneof![
+        8 => Just(By::ItsTaker),
+        1 => (0..3_u8).prop_map(By::Owner),
+        1 => (0..3_u8).prop_map(By::Leader),
+    ]
+}
+
+fn taker() -> impl Strategy<Value = Taker> {
+    let in_hand = || prop_oneof![3 => Just(0), 1 => 1..4_usize];
+    prop_oneof![
+        3 => (0..3_u8).prop_map(Taker::Lease),
+        1 => (0..3_u8, [in_hand(), in_hand(), in_hand()]).prop_map(|(owner, hands)| Taker::Leader(owner, hands)),
+    ]
+}
+
+fn on_dead() -> impl Strategy<Value = OnDead> {
+    prop_oneof![Just(OnDead::Hold), Just(OnDead::Skip)]
+}
+
+fn which() -> impl Strategy<Value = Which> {
+    let status = prop_oneof![Just(Status::New), Just(Status::Done), Just(Status::Retry), Just(Status::Dead)];
+    let time = || proptest::option::weighted(0.15, 0..12_u64);
+    (
+        (proptest::option::weighted(0.3, status), proptest::bool::weighted(0.2)),
+        (proptest::option::weighted(0.3, any::<bool>()), proptest::option::weighted(0.3, 0..3_u8)),
+        (proptest::option::weighted(0.2, 0..8_usize), proptest::option::weighted(0.2, 0..8_usize)),
+        (time(), time(), time(), time()),
+    )
+        .prop_map(|((status, pending), (other_type, key), (after, upto), times)| Which {
+            status,
+            pending,
+            other_type,
+            key,
+            after,
+            upto,
+            older_than: times.0,
+            newer_than: times.1,
+            settled_before: times.2,
+            settled_within: times.3,
+        })
+}
+
+/// A step of any kind.
+pub fn step() -> impl Strategy<Value = Step> {
+    let owner = 0..3_u8;
+    let from =
+        prop_oneof![3 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..3_u8).prop_map(From::Key)];
+    let skip_recent = prop_oneof![4 => Just(0), 1 => Just(3)];
+    let limit = || prop_oneof![1 => Just(1), 2 => Just(3), 2 => Just(10)];
+    let what = prop_oneof![Just(Purgeable::Done), Just(Purgeable::Finished), Just(Purgeable::Everything)];
+    let drafts = || prop::collection::vec(draft(), 1..5);
+    prop_oneof![
+        6 => drafts().prop_map(Step::Write),
+        2 => (owner.clone(), drafts()).prop_map(|(owner, drafts)| Step::WriteLeased { owner, drafts }),
+        1 => draft().prop_map(Step::WriteAndRollBack),
+        8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1)).prop_map(
+            |(by, limit, from, on_dead, skip_recent, skip_type)|
+                Step::Take { by, limit, from, on_dead, skip_recent, skip_type }),
+        8 => (by(), prop::collection::vec((0..8_usize, kind()), 1..5), any::<bool>())
+            .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
+        1 => owner.clone().prop_map(|owner| Step::Extend { owner }),
+        1 => (by(), 0..8_usize).prop_map(|(by, of)| Step::CountStart { by, of }),
+        1 => Just(Step::Reap),
+        4 => prop_oneof![1..4_u64, Just(LEASE)].prop_map(Step::Pass),
+        1 => (0..8_usize).prop_map(Step::Cancel),
+        1 => (0..8_usize).prop_map(Step::Skip),
+        2 => (which(), 1..4_usize).prop_map(|(which, limit)| Step::Replay { filter: which, limit }),
+        1 => (what, 0..12_u64, prop_oneof![Just(1_000), 1..3_usize])
+            .prop_map(|(what, older_than, limit)| Step::Purge { what, older_than, limit }),
+        3 => owner.clone().prop_map(|owner| Step::Lead { owner }),
+        2 => (owner, prop_oneof![3 => Just(0), 1 => Just(1)]).prop_map(|(owner, late)| Step::Resign { owner, late }),
+        2 => which().prop_map(Step::Look),
+    ]
+}

@@ -1,0 +1,550 @@
+//! The store and its model side by side, and what everybody believes to hold.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Timelike, Utc};
+use outbox::store::{
+    Backlog, Claim, Cursor, EXCLUSIVE, Filter, Holder, Leadership, Origin, Purge, Purgeable, Reach, Replayed,
+    Settlement, SharedStore, Stats, Take, Verdict,
+};
+use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
+
+use crate::steps::{By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
+use crate::support::{Database, Place};
+use crate::table::{Lead, Model, Row, Taken};
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn node(n: u8) -> NodeId {
+    NodeId::from(format!("node-{n}"))
+}
+
+fn lease(n: u8) -> Holder {
+    Holder::Lease { owner: node(n), lease: seconds(LEASE) }
+}
+
+/// Writes as a relay's own process does, which the port has no word for.
+#[async_trait]
+trait Birth: Send + Sync {
+    async fn write_leased(&self, events: &[(Event, bool)], owner: &NodeId) -> Vec<EventId>;
+}
+
+#[async_trait]
+impl<DB: outbox::Database> Birth for SqlStore<DB> {
+    async fn write_leased(&self, events: &[(Event, bool)], owner: &NodeId) -> Vec<EventId> {
+        testing::write_leased(self, events, owner, seconds(LEASE)).await.unwrap()
+    }
+}
+
+/// Both sides of one store.
+fn both<DB: outbox::Database>(store: SqlStore<DB>) -> (SharedStore, Arc<dyn Birth>) {
+    let store = store.shared();
+    (store.clone(), store)
+}
+
+async fn open<DB: outbox::Database>(
+    url: &str,
+    options: &outbox::StoreOptions,
+) -> (SharedStore, Arc<dyn Birth>) {
+    // A frozen time is part of a statement's text, so there are many texts; on MySQL each one that leaves the
+    // cache costs 40 ms, because sqlx closes it in a packet of its own and does not set TCP_NODELAY.
+    let join = if url.contains('?') { '&' } else { '?' };
+    both(SqlStore::<DB>::open(&format!("{url}{join}statement-cache-capacity=3000"), options).await.unwrap())
+}
+
+/// The store, its model, and what everybody believes to hold.
+pub struct World {
+    place: Place,
+    store: SharedStore,
+    birth: Arc<dyn Birth>,
+    clock: FrozenClock,
+    start: DateTime<Utc>,
+    model: Model,
+    taken: Vec<Taken>,
+    cursor: Option<Cursor>,
+}
+
+impl World {
+    pub async fn open(place: Place) -> Self {
+        let start = Utc::now().with_nanosecond(0).unwrap();
+        let clock = FrozenClock::at(start);
+        let options = place.options().clock(Clock::Frozen(clock.clone()));
+        let (store, birth) = match &place.database {
+            Database::SqliteFile { url, .. } => open::<sqlx::Sqlite>(url, &options).await,
+            Database::SqliteMemory(pool) => both(SqlStore::beside(pool, &options).unwrap()),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(url) => open::<sqlx::Postgres>(url, &options).await,
+            #[cfg(feature = "mysql")]
+            Database::MySql(url) => open::<sqlx::MySql>(url, &options).await,
+        };
+        store.migrate().await.unwrap();
+        Self { place, store, birth, clock, start, model: Model::default(), taken: Vec::new(), cursor: None }
+    }
+
+    /// Empties the table, whatever the history before left in it, and starts time anew.
+    async fn reset(&mut self) {
+        self.clock.set(self.start + seconds(1_000));
+        let all = Purge { what: Purgeable::Everything, older_than: Duration::ZERO, limit: 100_000 };
+        self.store.purge(all).await.unwrap();
+        let reset = NodeId::from("reset");
+        let Leadership::Held { epoch, .. } = self.store.lead(EXCLUSIVE, &reset, seconds(1)).await.unwrap()
+        else {
+            panic!("somebody leads for too long");
+        };
+        self.store.resign(EXCLUSIVE, &reset, epoch).await.unwrap();
+        self.model = Model { rows: Vec::new(), lead: Lead { epoch, ..Lead::default() } };
+        self.taken.clear();
+        self.cursor = None;
+        self.clock.set(self.start);
+        self.compare().await;
+    }
+
+    pub async fn run(&mut self, history: &[Step]) {
+        self.reset().await;
+        for step in history {
+            self.step(step).await;
+            self.compare().await;
+        }
+        self.compare_histories().await;
+    }
+
+    /// The failed attempts of every event are those that the model has seen.
+    async fn compare_histories(&self) {
+        for row in &self.model.rows {
+            let attempts = self.store.attempts(&row.id, 1_000).await.unwrap();
+            let found = attempts.into_iter().map(|a| (a.number, a.node, a.fatal, a.error));
+            assert_eq!(found.collect::<Vec<_>>(), row.history, "{}", row.id);
+        }
+    }
+
+    /// What the table shows is what the model holds.
+    async fn compare(&mut self) {
+        let listed = self.store.list(&Filter::default(), 100_000).await.unwrap();
+        assert!(listed.windows(2).all(|pair| pair[0].seq < pair[1].seq));
+        assert_eq!(listed.len(), self.model.rows.len());
+        for (stored, row) in listed.iter().zip(&self.model.rows) {
+            let event = stored.event.as_ref().unwrap();
+            let found = Row {
+                id: event.id().clone(),
+                seq: stored.seq,
+                event_type: event.event_type().to_string(),
+                key: event.ordering_key().map(str::to_owned),
+                dedup: event.dedup_key().map(str::to_owned),
+                expires_at: event.expires_at(),
+                status: stored.status,
+                attempts: stored.attempts,
+                created_at: stored.created_at,
+                available_at: stored.available_at,
+                done_at: stored.done_at,
+                done_by: stored.done_by.clone(),
+                last_error: stored.last_error.clone(),
+                locked_by: stored.lease.as_ref().map(|(owner, _)| owner.clone()),
+                locked_until: stored.lease.as_ref().map(|(_, until)| *until),
+                claims: row.claims,
+                crashes: row.crashes,
+                history: row.history.clone(),
+            };
+            // A lease that was reaped is not shown, though the row remembers it.
+            let shown =
+                if row.locked_by.is_none() { Row { locked_until: None, ..row.clone() } } else { row.clone() };
+            assert_eq!(found, shown);
+        }
+    }
+
+    fn now(&self) -> DateTime<Utc> {
+        self.clock.now()
+    }
+
+    fn draft(&self, draft: &Draft) -> Event {
+        let mut event = Event::new(TYPES[usize::from(draft.other_type)]).json_text("{}");
+        if let Some(key) = draft.key {
+            event = event.ordering_key(format!("key-{key}"));
+        }
+        if let Some(dedup) = draft.dedup {
+            event = event.dedup_key(format!("dedup-{dedup}"));
+        }
+        if let Some(delay) = draft.delay {
+            event = event.deliver_after(seconds(delay));
+        }
+        if draft.expires {
+            event = event.occurred_at(self.now()).expires_at(self.now() + seconds(20));
+        }
+        event.build().unwrap()
+    }
+
+    /// A delivery of some time, and in whose name it is spoken of.
+    fn believed(&self, by: By, back: usize) -> Option<(Taken, Holder)> {
+        let taken = self.taken.iter().rev().nth(back)?.clone();
+        let by = match by {
+            By::ItsTaker => taken.by.clone(),
+            By::Owner(n) => lease(n),
+            By::Leader(n) => Holder::Exclusive { owner: node(n), epoch: self.model.lead.epoch },
+        };
+        Some((taken, by))
+    }
+
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Write(drafts) => self.write(drafts, None).await,
+            Step::WriteLeased { owner, drafts } => self.write(drafts, Some(&node(*owner))).await,
+            Step::WriteAndRollBack(draft) => {
+                let key = draft.key.map_or("NULL".to_owned(), |key| format!("'key-{key}'"));
+                self.place
+                    .run(&format!(
+                        "BEGIN; INSERT INTO {} (event_type, payload, ordering_key) VALUES ('x', '1', {key}); ROLLBACK",
+                        self.place.table
+                    ))
+                    .await;
+            }
+            Step::Take { by, limit, from, on_dead, skip_recent, skip_type } => {
+                let from = match (from, self.cursor) {
+                    (From::Cursor, Some(cursor)) => Origin::After(cursor),
+                    (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}"), "key-0".to_owned()]),
+                    _ => Origin::Start,
+                };
+                let (by, frontiers) = match by {
+                    Taker::Lease(owner) => (lease(*owner), HashMap::new()),
+                    Taker::Leader(owner, in_hand) => {
+                        let by = Holder::Exclusive { owner: node(*owner), epoch: self.model.lead.epoch };
+                        (by, self.frontiers(in_hand))
+                    }
+                };
+                self.take(&Take {
+                    by,
+                    from,
+                    limit: *limit,
+                    skip_recent: seconds(*skip_recent),
+                    on_dead: *on_dead,
+                    skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
+                    frontiers,
+                    together: false,
+                })
+                .await;
+            }
+            Step::Settle { by, of, delete } => self.settle(*by, of, *delete).await,
+            Step::Extend { owner } => self.extend(&node(*owner)).await,
+            Step::CountStart { by, of } => {
+                let Some((taken, by)) = self.believed(*by, *of) else { return };
+                let counted = self.store.count_start(&by, &taken.id, taken.claim).await.unwrap();
+                let i = self.model.rows.iter().position(|row| row.id == taken.id);
+                let i = i.filter(|i| self.model.holds(&self.model.rows[*i], taken.claim, &by));
+                let expected = i.map(|i| {
+                    self.model.rows[i].crashes += 1;
+                    self.model.rows[i].crashes
+                });
+                assert_eq!(counted, expected);
+            }
+            Step::Reap => {
+                let now = self.now();
+                let mut expected = 0;
+                for row in &mut self.model.rows {
+                    if row.locked_by.is_some() && row.is_free(now) {
+                        row.locked_by = None;
+                        expected += 1;
+                    }
+                }
+                assert_eq!(self.store.reap().await.unwrap(), expected);
+            }
+            Step::Pass(time) => self.clock.advance(seconds(*time)),
+            Step::Cancel(back) => {
+                let Some(row) = self.model.rows.iter().rev().nth(*back) else { return };
+                let (id, free) = (row.id.clone(), row.is_free(self.now()));
+                assert_eq!(self.store.cancel(&id).await.unwrap(), free);
+                self.model.rows.retain(|row| row.id != id || !free);
+            }
+            Step::Skip(back) => {
+                let Some(row) = self.model.rows.iter_mut().rev().nth(*back) else { return };
+                let (is_dead, hand, now) =
+                    (row.status == Status::Dead, NodeId::from("hand"), self.clock.now());
+                if is_dead {
+                    (row.status, row.done_at, row.done_by) = (Status::Done, Some(now), Some(hand.clone()));
+                }
+                let id = row.id.clone();
+                assert_eq!(self.store.skip(&id, &hand).await.unwrap(), is_dead);
+            }
+            Step::Replay { filter, limit } => self.replay(filter, *limit).await,
+            Step::Purge { what, older_than, limit } => self.purge(*what, *older_than, *limit).await,
+            Step::Look(which) => self.look(which).await,
+            Step::Lead { owner } => self.lead(&node(*owner)).await,
+            Step::Resign { owner, late } => {
+                let (owner, epoch) = (node(*owner), self.model.lead.epoch);
+                self.store.resign(EXCLUSIVE, &owner, epoch - late).await.unwrap();
+                if self.model.lead.holder.as_ref() == Some(&owner) && *late == 0 {
+                    self.model.lead = Lead { epoch, ..Lead::default() };
+                }
+            }
+        }
+    }
+
+    /// For a taker that has the first so many events of each key in hand.
+    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<String, Reach> {
+        let mut frontiers = HashMap::new();
+        for (n, in_hand) in in_hand.iter().enumerate().filter(|(_, in_hand)| **in_hand > 0) {
+            let key = format!("key-{n}");
+            let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
+            if let Some(row) = of_key.take(*in_hand).last() {
+                frontiers.insert(key, Reach { seq: row.seq, together: false });
+            }
+        }
+        frontiers
+    }
+
+    /// Writes events; with an owner, those that may go straight to its handlers are its own from birth.
+    async fn write(&mut self, drafts: &[Draft], owner: Option<&NodeId>) {
+        let is_leased =
+            |draft: &Draft| owner.is_some() && draft.delay.is_none() && draft.key.is_none() && !draft.expires;
+        let events: Vec<(Event, bool)> =
+            drafts.iter().map(|draft| (self.draft(draft), is_leased(draft))).collect();
+        let stored = match owner {
+            Some(owner) => self.birth.write_leased(&events, owner).await,
+            None => {
+                let events: Vec<Event> = events.iter().map(|(event, _)| event.clone()).collect();
+                self.store.insert(&events).await.unwrap()
+            }
+        };
+        let mut expected = Vec::new();
+        for ((event, leased), draft) in events.iter().zip(drafts) {
+            let dedup = event.dedup_key().map(str::to_owned);
+            if dedup.is_some() && self.model.rows.iter().any(|row| row.dedup == dedup) {
+                continue;
+            }
+            expected.push(event.id().clone());
+            // The table draws the number; that it is higher than all before is checked with the order of the list.
+            let seq = self.store.find(event.id()).await.unwrap().expect("it was stored").seq;
+            let owner = owner.filter(|_| *leased);
+            if let Some(owner) = owner {
+                let by = Holder::Lease { owner: owner.clone(), lease: seconds(LEASE) };
+                self.taken.push(Taken { id: event.id().clone(), claim: 1, by });
+            }
+            self.model.rows.push(Row {
+                id: event.id().clone(),
+                seq,
+                event_type: event.event_type().to_string(),
+                key: event.ordering_key().map(str::to_owned),
+                dedup,
+                expires_at: event.expires_at(),
+                status: Status::New,
+                attempts: 0,
+                created_at: self.now(),
+                available_at: self.now() + seconds(draft.delay.unwrap_or(0)),
+                done_at: None,
+                done_by: None,
+                last_error: None,
+                locked_by: owner.cloned(),
+                locked_until: owner.map(|_| self.now() + seconds(LEASE)),
+                claims: Claim::from(owner.is_some()),
+                crashes: 0,
+                history: Vec::new(),
+            });
+        }
+        assert_eq!(stored, expected);
+    }
+
+    async fn take(&mut self, take: &Take) {
+        let now = self.now();
+        let (window, expected) = self.model.take(take, now);
+        let taken = self.store.take(take).await.unwrap();
+        assert!(taken.undecodable.is_empty());
+        assert_eq!(taken.scanned, window.len());
+        let found: HashSet<EventId> = taken.deliveries.iter().map(|d| d.event.id().clone()).collect();
+        assert_eq!(found.len(), taken.deliveries.len(), "an event came twice");
+        assert_eq!(found, expected.iter().map(|i| self.model.rows[*i].id.clone()).collect());
+        let behind: BTreeSet<_> = window
+            .iter()
+            .filter(|i| !expected.contains(i))
+            .map(|i| self.model.rows[*i].key.clone().unwrap())
+            .collect();
+        assert_eq!(taken.behind.iter().cloned().collect::<BTreeSet<_>>(), behind);
+        if !matches!(take.from, Origin::Keys(_)) {
+            let last = window.last().map(|i| &self.model.rows[*i]);
+            assert_eq!(taken.cursor, last.map(|row| Cursor { at: row.available_at, seq: row.seq }));
+            self.cursor = taken.cursor.or(self.cursor);
+        }
+        let mut newest: HashMap<&str, i64> = HashMap::new();
+        for delivery in &taken.deliveries {
+            let row = self.model.rows.iter_mut().find(|row| row.id == *delivery.event.id()).unwrap();
+            if let Some(key) = delivery.event.ordering_key() {
+                assert!(newest.insert(key, row.seq).is_none_or(|before| before < row.seq), "out of order");
+            }
+            assert_eq!(delivery.seq, Some(row.seq));
+            assert_eq!(delivery.attempts, row.attempts);
+            assert_eq!(delivery.suspect, row.locked_until.is_some());
+            assert_eq!(delivery.waited, (now - row.available_at).to_std().unwrap());
+            assert_eq!(delivery.expires_in, row.expires_at.map(|end| end - now));
+            if let Holder::Lease { owner, lease } = &take.by {
+                assert!(row.is_free(now), "two hold it");
+                row.claims += 1;
+                row.locked_by = Some(owner.clone());
+                row.locked_until = Some(now + *lease);
+            }
+            assert_eq!(delivery.claim, row.claims);
+            self.taken.push(Taken { id: row.id.clone(), claim: row.claims, by: take.by.clone() });
+        }
+        // Only the head of a key is ever out: whatever is pending before it came in the same answer, or was in hand.
+        for row in self.model.rows.iter().filter(|row| row.key.is_some() && found.contains(&row.id)) {
+            let earlier = self.model.rows.iter().filter(|other| other.key == row.key && other.seq < row.seq);
+            let in_hand =
+                row.key.as_ref().and_then(|key| take.frontiers.get(key)).map_or(0, |reach| reach.seq);
+            for other in earlier.filter(|other| other.status.is_pending() && other.seq > in_hand) {
+                assert!(found.contains(&other.id), "{} overtook {}", row.id, other.id);
+            }
+        }
+    }
+
+    async fn settle(&mut self, by: By, of: &[(usize, Kind)], delete: bool) {
+        let completion = if delete { Completion::Delete } else { Completion::Keep };
+        let Some((_, holder)) = of.first().and_then(|(back, _)| self.believed(by, *back)) else { return };
+        let mut settlements: Vec<Settlement> = Vec::new();
+        for (back, kind) in of {
+            let Some((taken, _)) = self.believed(by, *back) else { continue };
+            if settlements.iter().any(|s| s.id == taken.id && s.claim == taken.claim) {
+                continue;
+            }
+            let verdict = match *kind {
+                Kind::Done => Verdict::Done,
+                Kind::Again { after, counted } => Verdict::Again {
+                    after: seconds(after),
+                    counted,
+                    error: counted.then(|| format!("error {after}")),
+                },
+                Kind::Dead { counted } => Verdict::Dead { counted, reason: "no".to_owned() },
+                Kind::Released => Verdict::Released,
+            };
+            settlements.push(Settlement { id: taken.id, claim: taken.claim, verdict });
+        }
+        let now = self.now();
+        let moved = self.store.settle(&holder, completion, &settlements).await.unwrap().moved;
+        let expected: u64 = settlements.iter().map(|s| self.model.settle(&holder, completion, s, now)).sum();
+        assert_eq!(moved, expected);
+    }
+
+    async fn extend(&mut self, owner: &NodeId) {
+        let held: Vec<(EventId, Claim)> = self
+            .taken
+            .iter()
+            .rev()
+            .take(8)
+            .filter(|taken| taken.by.owner() == owner)
+            .map(|taken| (taken.id.clone(), taken.claim))
+            .collect::<HashSet<_>>()
+            .into_iter()
+            .collect();
+        let kept = self.store.extend(owner, seconds(LEASE), &held).await.unwrap();
+        let by = Holder::Lease { owner: owner.clone(), lease: seconds(LEASE) };
+        let until = self.now() + seconds(LEASE);
+        let mut expected = Vec::new();
+        for (id, claim) in &held {
+            let i = self.model.rows.iter().position(|row| row.id == *id);
+            if let Some(i) = i.filter(|i| self.model.holds(&self.model.rows[*i], *claim, &by)) {
+                self.model.rows[i].locked_until = Some(until);
+                expected.push(id.clone());
+            }
+        }
+        assert_eq!(kept, expected);
+    }
+
+    /// What the store is asked for.
+    fn filter(&self, which: &Which) -> Filter {
+        which.filter(|n| self.model.rows.get(n).map(|row| row.seq))
+    }
+
+    async fn look(&self, which: &Which) {
+        let now = self.now();
+        let filter = self.filter(which);
+        let rows: Vec<&Row> =
+            self.model.matching(&filter, now).into_iter().map(|i| &self.model.rows[i]).collect();
+        let listed = self.store.list(&filter, 100_000).await.unwrap();
+        let places = |rows: &[&Row]| rows.iter().map(|row| row.seq).collect::<Vec<_>>();
+        assert_eq!(listed.iter().map(|stored| stored.seq).collect::<Vec<_>>(), places(&rows));
+        assert_eq!(self.store.count(&filter).await.unwrap(), rows.len() as u64);
+        let mut types: BTreeMap<&str, u64> = BTreeMap::new();
+        rows.iter().for_each(|row| *types.entry(&row.event_type).or_default() += 1);
+        let found = self.store.types(&filter, 10).await.unwrap();
+        assert!(found.windows(2).all(|pair| pair[0].1 >= pair[1].1), "the most frequent comes first");
+        assert_eq!(found.iter().map(|(name, n)| (&**name, *n)).collect::<BTreeMap<_, _>>(), types);
+        let oldest_due = self.model.oldest_due(now);
+        let stats = Stats {
+            new: self.model.count(Status::New),
+            retry: self.model.count(Status::Retry),
+            done: self.model.count(Status::Done),
+            dead: self.model.count(Status::Dead),
+            oldest_due,
+        };
+        assert_eq!(self.store.stats().await.unwrap(), stats);
+        let free = self.model.rows.iter().filter(|row| row.is_free(now) && row.available_at <= now);
+        let backlog = Backlog { pending: stats.new + stats.retry, free: free.count() as u64, oldest_due };
+        assert_eq!(self.store.backlog().await.unwrap(), backlog);
+    }
+
+    async fn replay(&mut self, which: &Which, limit: usize) {
+        let now = self.now();
+        let filter = self.filter(which);
+        let dead = Filter { status: Some(Status::Dead), ..filter.clone() };
+        let matching: Vec<usize> = self.model.matching(&dead, now).into_iter().take(limit).collect();
+        let last = matching.last().map(|i| self.model.rows[*i].seq);
+        for i in &matching {
+            let row = &mut self.model.rows[*i];
+            row.status = Status::New;
+            row.attempts = 0;
+            row.crashes = 0;
+            row.available_at = now;
+            row.expires_at = None;
+            row.done_at = None;
+            row.done_by = None;
+            row.unlock();
+        }
+        let expected = Replayed { moved: matching.len() as u64, last };
+        assert_eq!(self.store.replay(&filter, limit).await.unwrap(), expected);
+    }
+
+    async fn purge(&mut self, what: Purgeable, older_than: u64, limit: usize) {
+        let end = self.now() - seconds(older_than);
+        // When a row began to be old enough; `None` if it may not go. Those that are finished go first.
+        let since = |row: &Row| {
+            let old = |time: DateTime<Utc>| Some(time).filter(|time| *time < end);
+            match (what, row.done_at) {
+                (Purgeable::Done, _) if row.status != Status::Done => None,
+                (_, Some(done_at)) => old(done_at).map(|time| (false, time)),
+                (Purgeable::Everything, None) => {
+                    old(row.available_at).filter(|_| row.created_at < end).map(|time| (true, time))
+                }
+                (Purgeable::Done | Purgeable::Finished, None) => None,
+            }
+        };
+        let mut order: Vec<_> = self.model.rows.iter().filter_map(since).collect();
+        order.sort_unstable();
+        order.truncate(limit);
+        let purge = Purge { what, older_than: seconds(older_than), limit };
+        assert_eq!(self.store.purge(purge).await.unwrap(), order.len() as u64);
+        // Of several that are equally old any may have gone.
+        let left = self.store.list(&Filter::default(), 100_000).await.unwrap();
+        let left: HashSet<i64> = left.iter().map(|stored| stored.seq).collect();
+        let (kept, gone): (Vec<Row>, Vec<Row>) =
+            std::mem::take(&mut self.model.rows).into_iter().partition(|row| left.contains(&row.seq));
+        let mut went: Vec<_> = gone.iter().map(|row| since(row).expect("only what may go is gone")).collect();
+        went.sort_unstable();
+        assert_eq!(went, order, "the oldest go first");
+        self.model.rows = kept;
+    }
+
+    async fn lead(&mut self, owner: &NodeId) {
+        let now = self.now();
+        let lead = &mut self.model.lead;
+        let expected = match (&lead.holder, lead.until) {
+            (Some(holder), _) if holder == owner => Leadership::Held { epoch: lead.epoch, clean: true },
+            (Some(holder), Some(until)) if until > now => {
+                Leadership::HeldBy { holder: holder.clone(), remaining: (until - now).to_std().unwrap() }
+            }
+            (holder, _) => Leadership::Held { epoch: lead.epoch + 1, clean: holder.is_none() },
+        };
+        if let Leadership::Held { epoch, .. } = expected {
+            *lead = Lead { holder: Some(owner.clone()), epoch, until: Some(now + seconds(LEASE)) };
+        }
+        assert_eq!(self.store.lead(EXCLUSIVE, owner, seconds(LEASE)).await.unwrap(), expected);
+    }
+}
