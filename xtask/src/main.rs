@@ -3,6 +3,7 @@
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
 //! - `schemathesis` holds the API against its document
+//! - `bench` measures
 //! - `features` says what is built
 //! - `dist` makes the archive that is handed out
 //! - `servers` installs, starts and stops throw-away servers
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod browser;
 mod cargo;
 mod ci;
@@ -50,6 +52,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Test => return test::command(options),
         Command::Ci => return ci::command(options),
         Command::Schemathesis => return schemathesis::command(options),
+        Command::Bench => return bench::command(options),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 
+use crate::bench;
 use crate::servers::{self, Recipe};
 
 pub(crate) const HELP: &str = "\
@@ -13,6 +14,7 @@ commands:
   ci        format, lints, docs, licences, schemathesis, then the tests
   schemathesis
             hold the REST API against its OpenAPI document, with every check there is
+  bench     build for release, measure on a PostgreSQL of its own, write bench/RESULTS.md
   dist      build the command for release and pack it with all that belongs to it
   help      print this
 
@@ -22,11 +24,21 @@ options:
   --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed
   -- <arguments>       (test) passed on to `cargo test`
 
+options of bench:
+  --quick              a fifth of everything: about three minutes; without it about forty
+  --only <names>       only these scenarios, and no RESULTS.md; --list says which there are
+  --rounds <n>         how often each figure is taken
+  --no-peers           without the other tools that stand beside ours
+  --database <url>     on this server instead of one of its own
+  --out <folder>       where RESULTS.md and its charts go
+
 examples:
   cargo xtask test                                  everything, as CI does
   cargo xtask test --only sqlite                    without any server
   cargo xtask test --only postgres -- -p outbox take -- --nocapture
   cargo xtask servers --mysql                       then paste its `export` lines in another shell
+  cargo xtask bench --quick                         what to run first
+  cargo xtask bench --only cold,nodes --rounds 5
   cargo xtask ci";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +48,7 @@ pub(crate) enum Command {
     Servers,
     Ci,
     Schemathesis,
+    Bench,
     Dist,
 }
 
@@ -45,6 +58,8 @@ pub(crate) struct Options {
     only: Option<Vec<String>>,
     mysql: bool,
     pub(crate) cargo_test: Vec<String>,
+    /// What the benchmarks are told.
+    pub(crate) bench: Vec<String>,
 }
 
 impl Options {
@@ -74,15 +89,23 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "servers" => Command::Servers,
         "ci" => Command::Ci,
         "schemathesis" => Command::Schemathesis,
+        "bench" => Command::Bench,
         "dist" => Command::Dist,
         unknown => bail!("there is no command `{unknown}`"),
     };
 
-    let mut options = Options { install: true, only: None, mysql: false, cargo_test: Vec::new() };
+    let mut options =
+        Options { install: true, only: None, mysql: false, cargo_test: Vec::new(), bench: Vec::new() };
     let mut rest = rest.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--no-install" => options.install = false,
+            own if command == Command::Bench && bench::takes_value(own).is_some() => {
+                options.bench.push(own.to_owned());
+                if bench::takes_value(own) == Some(true) {
+                    options.bench.push(rest.next().with_context(|| format!("{own} needs a value"))?.clone());
+                }
+            }
             "--mysql" => options.mysql = true,
             "--only" => {
                 let names = rest.next().context("--only needs names after it")?;
@@ -145,6 +168,17 @@ mod tests {
         let (_, options) = read("test --no-install -- -p outbox -- --nocapture").unwrap();
         assert!(!options.install);
         assert_eq!(options.cargo_test, ["-p", "outbox", "--", "--nocapture"]);
+    }
+
+    #[test]
+    fn what_the_benchmarks_know_goes_to_them() {
+        let (command, options) = read("bench --quick --no-install --only cold,hot --rounds 5").unwrap();
+        assert_eq!(command, Command::Bench);
+        assert!(!options.install);
+        assert_eq!(options.bench, ["--quick", "--only", "cold,hot", "--rounds", "5"]);
+        for line in ["bench --rounds", "bench --fast", "test --quick", "bench -- --quick"] {
+            assert!(read(line).is_err(), "`{line}` was taken");
+        }
     }
 
     #[test]
