@@ -6,6 +6,8 @@ use std::time::Duration;
 use outbox::{Event, Outbox, OutboxBuilder};
 use sqlx::{AssertSqlSafe, PgPool, Postgres};
 
+use crate::peers::Peers;
+
 /// How many rows a batch has, ours and everybody's.
 pub(crate) const BATCH: usize = 500;
 
@@ -26,6 +28,8 @@ pub(crate) struct Bed {
     pub(crate) scale: Scale,
     /// The command `outbox`, built for release.
     pub(crate) relay: PathBuf,
+    /// The other tools, if they are to stand beside ours.
+    pub(crate) peers: Option<Peers>,
 }
 
 impl Bed {

@@ -17,6 +17,7 @@ mod daemon;
 mod facts;
 mod figures;
 mod load;
+mod peers;
 mod report;
 mod scenario;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use std::time::Instant;
 
 use bed::{Bed, Scale};
 use clap::Parser;
+use peers::Peers;
 
 /// Benchmarks of outbox on PostgreSQL, each beside hand-written SQL or another tool in the same run.
 #[derive(Parser)]
@@ -77,12 +79,16 @@ async fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let scenarios = scenario::named(&args.only)?;
-    let bed = Bed {
+    let mut bed = Bed {
         database: args.database,
         rounds: args.rounds.unwrap_or(if args.quick { 2 } else { 3 }).max(1),
         scale: if args.quick { Scale::Quick } else { Scale::Full },
         relay: args.relay,
+        peers: None,
     };
+    if !args.no_peers && scenarios.iter().any(|scenario| scenario.has_peers()) {
+        bed.peers = Some(Peers::prepare(&peers_of(args.quick), args.quick).await);
+    }
     let began = Instant::now();
     let facts = facts::read(&bed).await?;
     facts.iter().for_each(|(what, is)| println!("{what:<13} {is}"));
@@ -103,4 +109,13 @@ async fn main() -> anyhow::Result<()> {
     }
     println!("took {:.0} s", began.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// Which of the other tools a run has: all of them, but a quick one only what installs in seconds or is there already.
+fn peers_of(quick: bool) -> Vec<String> {
+    let quick_to_install = ["graphile-worker", "pg-boss", "procrastinate"];
+    let target = std::env::current_exe().ok().and_then(|bench| Some(bench.parent()?.parent()?.to_owned()));
+    let there = target.is_some_and(|target| target.join("peers/rust/release/peers").is_file());
+    let wanted = |name: &&str| !quick || there || quick_to_install.contains(name);
+    peers::NAMES.into_iter().filter(wanted).map(str::to_owned).collect()
 }

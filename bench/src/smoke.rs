@@ -12,7 +12,7 @@ async fn scenarios_yield_figures_of_which_a_report_is_made() {
         eprintln!("left out: OUTBOX_TEST_POSTGRES is not set");
         return;
     };
-    let bed = Bed { database, rounds: 1, scale: Scale::Tiny, relay: PathBuf::new() };
+    let bed = Bed { database, rounds: 1, scale: Scale::Tiny, relay: PathBuf::new(), peers: None };
     let mut sheets = Vec::new();
     for name in ["cold", "nodes", "hot"] {
         let scenario = scenario::named(&[name.to_owned()]).unwrap()[0];

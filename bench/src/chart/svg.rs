@@ -5,11 +5,13 @@ use std::fmt::Write as _;
 use super::{MARGIN, WIDTH};
 
 /// How wide a letter of the small text is at most, on average.
-const LETTER: f64 = 6.7;
+const LETTER: f64 = 7.2;
 
 /// Ours, what is done by hand, and all others; each reads on white and on black.
-pub(super) const COLOURS: [&str; 8] =
-    ["#2f7de1", "#8a93a0", "#d9822b", "#2e9e6b", "#b04fc4", "#c9485b", "#1f9aa8", "#a58a1c"];
+pub(super) const COLOURS: [&str; 10] = [
+    "#2f7de1", "#8a93a0", "#d9822b", "#2e9e6b", "#b04fc4", "#c9485b", "#1f9aa8", "#a58a1c", "#8a6d5b",
+    "#7a78e0",
+];
 
 /// Where a text is held.
 #[derive(Clone, Copy)]

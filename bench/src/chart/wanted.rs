@@ -16,7 +16,8 @@ pub(super) fn draw(bounds: &[&Bound]) -> Option<String> {
     let ratios: Vec<_> = bounds.iter().filter_map(ratio).collect();
     let greatest = ratios.iter().map(|(_, wanted, found)| wanted.max(found.high)).reduce(f64::max)?;
     let axis = Axis::from_zero(greatest * 1.02);
-    let labels: Vec<String> = ratios.iter().map(|(_, _, found)| format!("{:.2}", found.median)).collect();
+    let label = |wanted, median| format!("{median:.2}, wanted {wanted}");
+    let labels: Vec<String> = ratios.iter().map(|(_, wanted, found)| label(wanted, found.median)).collect();
     let room = labels.iter().map(|label| width_of(label)).fold(0.0, f64::max) + 16.0;
     let at = |figure: f64| MARGIN + axis.place(figure) * (WIDTH - 2.0 * MARGIN - room);
 

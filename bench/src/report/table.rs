@@ -13,7 +13,7 @@ impl Table {
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.heading.len(), "a row has a cell for each column");
-        self.rows.push(cells.to_vec());
+        self.rows.push(cells.into());
     }
 
     /// In columns, each line after this indent. A cell that says what the one above it says is left empty.

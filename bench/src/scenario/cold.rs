@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::Scenario;
+use super::{Scenario, beside};
 use crate::bed::{BATCH, Bed, fill, per_second, turns};
 use crate::by_hand::{self, Claim};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
@@ -12,6 +12,7 @@ use crate::text::thousands;
 
 const TABLE: &str = "bench_cold";
 const OURS: &str = "outbox, single_node";
+const PEERS: &str = "the other tools";
 const BY_HAND: &str = "SELECT + DELETE by hand";
 
 pub(crate) struct Cold;
@@ -30,9 +31,14 @@ impl Scenario for Cold {
         format!(
             "A backlog of {} events, one relay with an empty handler, completion `delete`, batches of {BATCH}; from its start until \
              every event is settled. Beside it a hand-written loop that selects and deletes as many rows at a time: the least that \
-             delivers anything.",
+             delivers anything. The other tools get as many jobs, in a database of their own on the same server, and settle them in the way \
+             that is quickest for them.",
             thousands(bed.count(100_000) as f64)
         )
+    }
+
+    fn has_peers(&self) -> bool {
+        true
     }
 
     async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
@@ -40,7 +46,14 @@ impl Scenario for Cold {
         let outbox = bed.outbox(TABLE, 4).await?;
         let mut case = Case::of(format!("{} events", thousands(events as f64)), &[OURS, BY_HAND]);
         for round in 0..bed.rounds {
-            for who in turns(round, &[OURS, BY_HAND]) {
+            for who in turns(round, &[OURS, BY_HAND, PEERS]) {
+                if who == PEERS {
+                    let Some(peers) = &bed.peers else { continue };
+                    for (who, figure) in beside::measured(sheet, peers.drain(&bed.database, events).await) {
+                        figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
+                    }
+                    continue;
+                }
                 fill(&outbox, events, 0).await?;
                 bed.settle(TABLE).await?;
                 let time = match who {
@@ -56,6 +69,8 @@ impl Scenario for Cold {
             0.7,
             case.ratio_to(BY_HAND),
         ));
+        let what = "cold drain, one node, beside the fastest of the other tools";
+        sheet.bounds.push(Bound::at_least(what, 2.0, beside::of_fastest(&case, 2)));
         sheet.parts.push(Part::bars("Cold drain, one node", Unit::EventsPerSecond, vec![case]));
         Ok(())
     }

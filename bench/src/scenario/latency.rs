@@ -9,13 +9,15 @@ use sqlx::Postgres;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::Scenario;
-use crate::bed::{Bed, payload, turns};
+use super::{Scenario, beside};
+use crate::bed::{Bed, Scale, payload, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
+use crate::peers::Figure;
 use crate::text::thousands;
 
 const TABLE: &str = "bench_latency";
 const HOT: &str = "outbox, hot path";
+const PEERS: &str = "the other tools";
 const COLD: &str = "outbox, written elsewhere";
 
 /// What is told of all the times of a round.
@@ -40,16 +42,25 @@ impl Scenario for Latency {
         format!(
             "From the return of a commit with one event to the first line of its handler, at 100 and at 1,000 events a second for \
              {:.0} s, by a `multi_node` relay. On the hot path writer and relay are one process; `written elsewhere` is a handle with \
-             a pool of its own, as another process would have, and PostgreSQL wakes the relay.",
+             a pool of its own, as another process would have, and PostgreSQL wakes the relay. The other tools measure the same of \
+             themselves, each with what it has to be woken by.",
             bed.time(TIME).as_secs_f64()
         )
+    }
+
+    fn has_peers(&self) -> bool {
+        true
     }
 
     async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
         for rate in [100, 1_000] {
             let mut cases = SHARES.map(|(name, _)| Case::of(name, &[HOT, COLD]));
             for round in 0..bed.rounds {
-                for who in turns(round, &[HOT, COLD]) {
+                for who in turns(round, &[HOT, COLD, PEERS]) {
+                    if who == PEERS {
+                        of_peers(bed, sheet, rate, round, &mut cases).await;
+                        continue;
+                    }
                     let relaying = bed.outbox(TABLE, 8).await?;
                     let writing = if who == HOT { relaying.clone() } else { bed.handle(TABLE, 8).await? };
                     let times = times(&writing, &relaying, rate, bed.time(TIME)).await?;
@@ -64,13 +75,26 @@ impl Scenario for Latency {
                 for (place, most) in [(0, 0.3), (2, 5.0)] {
                     let what = format!("hot path, commit to handler at 100 events/s, {}", cases[place].name);
                     let found = cases[place].series[0].spread();
-                    sheet.bounds.push(Bound::at_most(what, most, "ms", found));
+                    sheet.bounds.push(Bound::at_most(&what, most, "ms", found));
+                    let what = format!("{what}, beside the soonest of the other tools");
+                    sheet.bounds.push(Bound::at_most(what, 1.0, "×", beside::of_soonest(&cases[place], 2)));
                 }
             }
             let title = format!("Commit to handler, {} events per second", thousands(f64::from(rate)));
             sheet.parts.push(Part::lines(title, Unit::Milliseconds, cases.into()));
         }
         Ok(())
+    }
+}
+
+/// What the other tools say of themselves. A quick run has no time for it.
+async fn of_peers(bed: &Bed, sheet: &mut Sheet, rate: u32, round: usize, cases: &mut [Case; 4]) {
+    let (Some(peers), Scale::Full) = (&bed.peers, bed.scale) else { return };
+    let seconds = bed.time(TIME).as_secs() as u32;
+    for (who, figure) in beside::measured(sheet, peers.latency(&bed.database, rate, seconds).await) {
+        if let Figure::Latency { p50, p90, p99, max, .. } = figure {
+            cases.iter_mut().zip([p50, p90, p99, max]).for_each(|(case, at)| case.add(round, &who, at));
+        }
     }
 }
 

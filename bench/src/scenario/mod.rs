@@ -1,5 +1,6 @@
 //! The scenarios, a file each. One says what it measures, and fills a [`Sheet`]; how that is shown is none of its business.
 
+mod beside;
 mod cold;
 mod growth;
 mod hot;
@@ -31,6 +32,11 @@ pub(crate) trait Scenario: Sync {
 
     /// Whether it runs on another database than PostgreSQL too. Such a one runs only if it is asked for.
     fn any_database(&self) -> bool {
+        false
+    }
+
+    /// Whether other tools stand beside ours.
+    fn has_peers(&self) -> bool {
         false
     }
 
