@@ -11,6 +11,7 @@ mod hot;
 mod latency;
 mod log;
 mod order;
+mod peers;
 mod relay;
 
 use std::time::Duration;
