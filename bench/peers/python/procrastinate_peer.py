@@ -118,11 +118,13 @@ async def open(database: str, admin: psycopg.AsyncConnection) -> AsyncIterator[Q
 
 
 async def worker(database: str) -> None:
-    """A process of a drain: ready, then waiting for the word, then working until it is killed."""
+    """A process of a drain: ready, then waiting for the word, then working until it is killed or nobody is left."""
     async with queue(database) as opened:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await opened.run()
+        running = asyncio.create_task(opened.run())
+        await asyncio.to_thread(sys.stdin.read)
+        running.cancel()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use outbox::{Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
-use super::Scenario;
-use crate::bed::{Bed, payload, turns};
+use super::{Scenario, beside};
+use crate::bed::{Bed, Scale, payload, turns};
 use crate::figures::{Case, Part, Sheet, Unit};
 use crate::load;
 
@@ -30,9 +30,14 @@ impl Scenario for Write {
     fn about(&self, bed: &Bed) -> String {
         format!(
             "A transaction with a row of the application and 1, 10 or 100 events, by 1, 8 and 32 writers with a connection each, for \
-             {:.1} s. Beside it the same rows by plain SQL, all events in one statement: the limit. Nobody delivers them.",
+             {:.1} s. Beside it the same rows by plain SQL, all events in one statement: the limit. Nobody delivers them. In a full run the \
+             other tools do the same with one job, 8 writers.",
             bed.time(TIME).as_secs_f64()
         )
+    }
+
+    fn has_peers(&self) -> bool {
+        true
     }
 
     async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
@@ -53,6 +58,12 @@ impl Scenario for Write {
                             _ => by_hand(outbox.pool(), writers, events, time).await?,
                         };
                         case.add(round, who, written as f64 / time.as_secs_f64());
+                    }
+                    if let (1, 8, Scale::Full, Some(peers)) = (events, writers, bed.scale, &bed.peers) {
+                        let outcomes = peers.write(&bed.database, writers, 5_000).await;
+                        for (who, figure) in beside::measured(sheet, outcomes) {
+                            figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
+                        }
                     }
                 }
                 cases.push(case);
