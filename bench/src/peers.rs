@@ -24,16 +24,6 @@ pub(crate) enum Outcome {
     NotRun(NotRun),
 }
 
-impl Outcome {
-    /// The figure, if there is one.
-    pub(crate) fn figure(&self) -> Option<&Figure> {
-        match self {
-            Self::Measured(measured) => Some(&measured.figure),
-            Self::NotRun(_) => None,
-        }
-    }
-}
-
 /// A peer without a figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NotRun {
