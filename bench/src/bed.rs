@@ -17,7 +17,6 @@ pub(crate) enum Scale {
     Full,
     Quick,
     /// Only to see that it runs.
-    #[cfg_attr(not(test), allow(dead_code))]
     Tiny,
 }
 

@@ -151,6 +151,8 @@ pub(crate) struct Sheet {
     pub(crate) bounds: Vec<Bound>,
     /// What a reader of the figures must know besides: who could not run, and why.
     pub(crate) notes: Vec<String>,
+    /// Whether it ended before its end.
+    pub(crate) failed: bool,
 }
 
 /// What a figure is wanted to be.

@@ -14,13 +14,20 @@ use crate::bed::BATCH;
 /// How long a drain may take before something is wrong.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Runs a transaction again and again for so long, by so many tasks; returns how many there were.
-pub(crate) async fn write<F, Fut>(writers: usize, time: Duration, transaction: F) -> anyhow::Result<usize>
+/// How many transactions there were, and how long they took.
+pub(crate) struct Written {
+    pub(crate) count: usize,
+    pub(crate) time: Duration,
+}
+
+/// Runs a transaction again and again for so long, by so many tasks, each to its end.
+pub(crate) async fn write<F, Fut>(writers: usize, time: Duration, transaction: F) -> anyhow::Result<Written>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
     let over = Arc::new(AtomicBool::new(false));
+    let began = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..writers {
         let (over, transaction) = (over.clone(), transaction.clone());
@@ -35,11 +42,11 @@ where
     }
     tokio::time::sleep(time).await;
     over.store(true, Ordering::Relaxed);
-    let mut written = 0;
+    let mut count = 0;
     while let Some(ended) = tasks.join_next().await {
-        written += ended??;
+        count += ended??;
     }
-    Ok(written)
+    Ok(Written { count, time: began.elapsed() })
 }
 
 /// Starts relays with an empty handler; returns how long it took until all of these events were handled and settled.

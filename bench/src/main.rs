@@ -92,11 +92,14 @@ async fn main() -> anyhow::Result<()> {
     let began = Instant::now();
     let facts = facts::read(&bed).await?;
     facts.iter().for_each(|(what, is)| println!("{what:<13} {is}"));
-    let mut sheets = Vec::new();
+    let (mut sheets, mut failed) = (Vec::new(), Vec::new());
     for scenario in scenarios {
         eprintln!("… {}", scenario.name());
         let started = Instant::now();
-        let sheet = scenario::run(scenario, &bed).await?;
+        let sheet = scenario::run(scenario, &bed).await;
+        if sheet.failed {
+            failed.push(sheet.name);
+        }
         println!("{}", report::terminal(&sheet).trim_end());
         eprintln!("… {} took {:.0} s", scenario.name(), started.elapsed().as_secs_f64());
         sheets.push(sheet);
@@ -108,6 +111,7 @@ async fn main() -> anyhow::Result<()> {
         println!("written to {}", out.join("RESULTS.md").display());
     }
     println!("took {:.0} s", began.elapsed().as_secs_f64());
+    anyhow::ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 

@@ -16,7 +16,8 @@ async fn scenarios_yield_figures_of_which_a_report_is_made() {
     let mut sheets = Vec::new();
     for name in ["cold", "nodes", "hot"] {
         let scenario = scenario::named(&[name.to_owned()]).unwrap()[0];
-        let sheet = scenario::run(scenario, &bed).await.unwrap();
+        let sheet = scenario::run(scenario, &bed).await;
+        assert!(!sheet.failed, "{name}: {:?}", sheet.notes);
         let series = sheet.parts.iter().flat_map(|part| &part.cases).flat_map(|case| &case.series);
         for series in series {
             let found = series.spread().unwrap_or_else(|| panic!("{name}: nothing of {}", series.who));

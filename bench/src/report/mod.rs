@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::chart;
 use crate::facts::Fact;
-use crate::figures::{Bound, Case, Part, Sheet, Wanted};
+use crate::figures::{Bound, Case, Part, Series, Sheet, Spread, Wanted};
 use crate::text::{self, slug};
 use table::Table;
 
@@ -60,7 +60,8 @@ fn file(sheet: &Sheet, part: &Part) -> String {
 fn of_part(part: &Part) -> Table {
     let mut table = Table::new(["case", "ours", "", "beside", "", "ratio"]);
     for case in &part.cases {
-        let mut rows: Vec<_> = case.pairs().map(|pair| row(case, part, Some(pair))).collect();
+        let mut rows: Vec<_> =
+            case.pairs().map(|(_, other, ratio)| row(case, part, Some((other, ratio)))).collect();
         if rows.is_empty() {
             rows.extend(case.series.first().map(|_| row(case, part, None)));
         }
@@ -69,9 +70,8 @@ fn of_part(part: &Part) -> Table {
     table
 }
 
-type Pair<'a> = (&'a crate::figures::Series, &'a crate::figures::Series, Option<crate::figures::Spread>);
-
-fn row(case: &Case, part: &Part, pair: Option<Pair<'_>>) -> [String; 6] {
+/// A case, and who stands beside ours with the ratio of the two.
+fn row(case: &Case, part: &Part, beside: Option<(&Series, Option<Spread>)>) -> [String; 6] {
     let ours = &case.series[0];
     let mut cells = [
         case.name.clone(),
@@ -81,7 +81,7 @@ fn row(case: &Case, part: &Part, pair: Option<Pair<'_>>) -> [String; 6] {
         "–".to_owned(),
         "–".to_owned(),
     ];
-    if let Some((_, other, ratio)) = pair {
+    if let Some((other, ratio)) = beside {
         cells[3].clone_from(&other.who);
         cells[4] = text::spread(other.spread(), part.unit);
         cells[5] = text::ratio(ratio);

@@ -2,6 +2,7 @@
 
 use crate::figures::{Case, Sheet, Spread};
 use crate::peers::{Figure, Outcome};
+use crate::text::thousands;
 
 /// The figures of those that ran, by the names under which they are shown. How each was set up, or why it did not run, is noted once.
 pub(super) fn measured(sheet: &mut Sheet, outcomes: Vec<Outcome>) -> Vec<(String, Figure)> {
@@ -21,6 +22,18 @@ pub(super) fn measured(sheet: &mut Sheet, outcomes: Vec<Outcome>) -> Vec<(String
         }
     }
     figures
+}
+
+/// A peer that is too slow for the whole backlog gets less: that must be said.
+pub(super) fn note_smaller(sheet: &mut Sheet, who: &str, figure: &Figure, events: usize) {
+    if let Figure::Drain { events: given, .. } = figure
+        && (*given as usize) < events
+    {
+        let note = format!("{who} was given {} events.", thousands(*given as f64));
+        if !sheet.notes.contains(&note) {
+            sheet.notes.push(note);
+        }
+    }
 }
 
 /// Ours in parts of the peer that does best, where a greater figure is better: everybody but the first `ours` of the case is a peer.

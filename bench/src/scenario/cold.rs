@@ -50,6 +50,7 @@ impl Scenario for Cold {
                 if who == PEERS {
                     let Some(peers) = &bed.peers else { continue };
                     for (who, figure) in beside::measured(sheet, peers.drain(&bed.database, events).await) {
+                        beside::note_smaller(sheet, &who, &figure, events);
                         figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
                     }
                     continue;

@@ -93,14 +93,13 @@ async fn delivered(outbox: &Outbox<Postgres>, writers: usize, time: Duration) ->
     let time = began.elapsed();
     relay.stop().await?;
     let handled = handled.load(Ordering::Relaxed);
-    anyhow::ensure!(handled == written, "{handled} of {written} were handled");
-    Ok(per_second(written, time))
+    anyhow::ensure!(handled == written.count, "{handled} of {} were handled", written.count);
+    Ok(per_second(written.count, time))
 }
 
 /// The same rows, by plain SQL, delivered by nobody.
 async fn by_hand(pool: &PgPool, writers: usize, time: Duration) -> anyhow::Result<f64> {
     let (pool, payload) = (pool.clone(), payload());
-    let began = Instant::now();
     let written = load::write(writers, time, move || {
         let (pool, payload) = (pool.clone(), payload.clone());
         async move {
@@ -118,5 +117,5 @@ async fn by_hand(pool: &PgPool, writers: usize, time: Duration) -> anyhow::Resul
         }
     })
     .await?;
-    Ok(per_second(written, began.elapsed()))
+    Ok(per_second(written.count, written.time))
 }

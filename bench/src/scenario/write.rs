@@ -7,9 +7,9 @@ use outbox::{Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
 use super::{Scenario, beside};
-use crate::bed::{Bed, Scale, payload, turns};
+use crate::bed::{Bed, Scale, payload, per_second, turns};
 use crate::figures::{Case, Part, Sheet, Unit};
-use crate::load;
+use crate::load::{self, Written};
 
 const TABLE: &str = "bench_write";
 const OURS: &str = "outbox";
@@ -57,7 +57,7 @@ impl Scenario for Write {
                             OURS => by_outbox(&outbox, writers, events, time).await?,
                             _ => by_hand(outbox.pool(), writers, events, time).await?,
                         };
-                        case.add(round, who, written as f64 / time.as_secs_f64());
+                        case.add(round, who, per_second(written.count, written.time));
                     }
                     if let (1, 8, Scale::Full, Some(peers)) = (events, writers, bed.scale, &bed.peers) {
                         let outcomes = peers.write(&bed.database, writers, 5_000).await;
@@ -84,7 +84,7 @@ async fn by_outbox(
     writers: usize,
     events: usize,
     time: Duration,
-) -> anyhow::Result<usize> {
+) -> anyhow::Result<Written> {
     let (outbox, payload) = (outbox.clone(), payload());
     load::write(writers, time, move || {
         let (outbox, payload) = (outbox.clone(), payload.clone());
@@ -99,7 +99,7 @@ async fn by_outbox(
     .await
 }
 
-async fn by_hand(pool: &PgPool, writers: usize, events: usize, time: Duration) -> anyhow::Result<usize> {
+async fn by_hand(pool: &PgPool, writers: usize, events: usize, time: Duration) -> anyhow::Result<Written> {
     let (pool, payload) = (pool.clone(), payload());
     load::write(writers, time, move || {
         let (pool, payload) = (pool.clone(), payload.clone());
