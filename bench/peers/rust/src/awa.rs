@@ -1,6 +1,7 @@
 //! awa, on its queue storage. Settings: its own tests/benchmark_test.rs in the crate's package, and
 //! `QueueConfig` on docs.rs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use awa::{Client, InsertOpts, InsertParams, JobArgs, JobResult, QueueConfig};
@@ -44,11 +45,16 @@ impl Peer for Awa {
     const SCHEMA: &'static str = "awa";
     const UNSETTLED: &'static str =
         "SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'cancelled', 'failed')";
+    const SETTLED_BY_STOPPING: bool = true;
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
         awa::migrations::run(&pool).await?;
-        Ok(Self { pool })
+        let peer = Self { pool };
+        // The first worker of a fresh database turns its queue storage on; jobs that are there before stay in the
+        // slower tables of older versions.
+        peer.work(Handler(Arc::new(|_| {}))).await?.await;
+        Ok(peer)
     }
 
     async fn add_many(&self, count: usize) -> anyhow::Result<()> {
