@@ -152,4 +152,21 @@ mod tests {
         assert_eq!(peer, "awa");
         assert!(reason.starts_with("no database for it: "), "{reason}");
     }
+
+    /// Takes minutes the first time, so only with `OUTBOX_BENCH_PEERS=1` and a server in `OUTBOX_TEST_POSTGRES`.
+    #[tokio::test]
+    async fn every_peer_gives_every_figure() {
+        if std::env::var_os("OUTBOX_BENCH_PEERS").is_none() {
+            return;
+        }
+        let database = std::env::var("OUTBOX_TEST_POSTGRES").expect("OUTBOX_TEST_POSTGRES names a server");
+        let peers = Peers::prepare(&[], true).await;
+        let mut outcomes = peers.drain(&database, 500).await;
+        outcomes.extend(peers.latency(&database, 50, 1).await);
+        outcomes.extend(peers.write(&database, 4, 100).await);
+        assert_eq!(outcomes.len(), 3 * NAMES.len());
+        for outcome in outcomes {
+            assert!(matches!(outcome, Outcome::Measured(_)), "{outcome:?}");
+        }
+    }
 }

@@ -25,8 +25,18 @@ export function payload(order = 4711) {
   return { order, text: 'x'.repeat(230) }
 }
 
-/** Measures what the arguments ask for and prints one line of JSON. */
+/** Measures what the arguments ask for and prints one line of JSON, or one that says what went wrong. */
 export async function main(peer) {
+  try {
+    console.log(JSON.stringify(await measured(peer)))
+    process.exit(0)
+  } catch (error) {
+    console.error(`${error}`.replaceAll('\n', ' '))
+    process.exit(1)
+  }
+}
+
+async function measured(peer) {
   const { values, positionals } = parseArgs({
     allowPositionals: true,
     options: {
@@ -49,10 +59,9 @@ export async function main(peer) {
     await drop(admin, peer.schema)
     const queue = await peer.open(values.database)
     try {
-      const measured = await measure({ queue, peer, admin, values })
       const { name, version } = peer
-      const settings = peer.settings[figure]
-      console.log(JSON.stringify({ peer: name, version, language: 'JavaScript', figure, ...measured, settings }))
+      const figures = await measure({ queue, peer, admin, values })
+      return { peer: name, version, language: 'JavaScript', figure, ...figures, settings: peer.settings[figure] }
     } finally {
       await queue.close()
     }

@@ -29,8 +29,11 @@ async fn bench(payload: Payload, handler: Data<Handler>) -> Result<(), BoxDynErr
 impl Peer for Apalis {
     const NAME: &'static str = "apalis";
     const VERSION: &'static str = "1.0.0";
-    const SETTINGS: Settings =
-        Settings { drain: "", latency: "", write: "push_tasks on the caller's transaction" };
+    const SETTINGS: Settings = Settings {
+        drain: "batch_size 2000, lock_tasks(false), with_pubsub, polls every 100 ms, parallelize; jobs are marked as Done; filled by push_tasks",
+        latency: "batch_size 2000, lock_tasks(false), with_pubsub, polls every 100 ms, parallelize; added by push_tasks",
+        write: "push_tasks on the caller's transaction",
+    };
     const SCHEMA: &'static str = "apalis";
     const UNSETTLED: &'static str = "SELECT FROM apalis.jobs WHERE status <> 'Done'";
 
@@ -65,8 +68,7 @@ impl Peer for Apalis {
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {
-        let n = |k: &str, d: usize| std::env::var(k).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-        let config = Config::default().queue(QUEUE).batch_size(n("Q", 500)).lock_tasks(false);
+        let config = Config::default().queue(QUEUE).batch_size(2_000).lock_tasks(false);
         let backend = PostgresStorage::<Payload>::new(&self.pool)
             .with_config(config)
             .with_pubsub()

@@ -1,6 +1,7 @@
 //! awa, on its queue storage. Settings: its own tests/benchmark_test.rs in the crate's package, and
 //! `QueueConfig` on docs.rs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use awa::{Client, InsertOpts, InsertParams, JobArgs, JobResult, QueueConfig};
@@ -36,16 +37,24 @@ fn to_queue() -> InsertOpts {
 impl Peer for Awa {
     const NAME: &'static str = "awa";
     const VERSION: &'static str = "0.6.9";
-    const SETTINGS: Settings =
-        Settings { drain: "", latency: "", write: "insert_with on the caller's transaction" };
+    const SETTINGS: Settings = Settings {
+        drain: "queue storage, max_workers 512, claims of 512, no deadline, polls every 50 ms; jobs are completed into a log; filled by insert_many_copy",
+        latency: "queue storage, max_workers 512, no deadline, polls every 50 ms, LISTEN/NOTIFY; added by insert_with",
+        write: "insert_with on the caller's transaction",
+    };
     const SCHEMA: &'static str = "awa";
     const UNSETTLED: &'static str =
         "SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'cancelled', 'failed')";
+    const SETTLED_BY_STOPPING: bool = true;
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
         awa::migrations::run(&pool).await?;
-        Ok(Self { pool })
+        let peer = Self { pool };
+        // The first worker of a fresh database turns its queue storage on; jobs that are there before stay in the
+        // slower tables of older versions.
+        peer.work(Handler(Arc::new(|_| {}))).await?.await;
+        Ok(peer)
     }
 
     async fn add_many(&self, count: usize) -> anyhow::Result<()> {
@@ -70,9 +79,8 @@ impl Peer for Awa {
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {
-        let n = |k: &str, d: u32| std::env::var(k).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
         let config = QueueConfig {
-            max_workers: n("C", 100),
+            max_workers: 512,
             poll_interval: Duration::from_millis(50),
             deadline_duration: Duration::ZERO,
             ..QueueConfig::default()

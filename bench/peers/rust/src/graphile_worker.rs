@@ -39,8 +39,8 @@ impl Peer for GraphileWorker {
     const NAME: &'static str = "graphile_worker";
     const VERSION: &'static str = "0.14.1";
     const SETTINGS: Settings = Settings {
-        drain: "",
-        latency: "",
+        drain: "concurrency 16, local_queue 1000, complete_job_batch_delay 5 ms; jobs are deleted when done; filled by add_raw_jobs",
+        latency: "concurrency 16, local_queue 1000, complete_job_batch_delay 5 ms, LISTEN/NOTIFY; added by add_job",
         write: "add_job through with_executor, in the caller's transaction",
     };
     const SCHEMA: &'static str = "peer_graphile_worker_rs";
@@ -78,13 +78,12 @@ impl Peer for GraphileWorker {
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {
-        let n = |k: &str, d: usize| std::env::var(k).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
         let worker = self
             .options()
-            .concurrency(n("C", 16))
+            .concurrency(16)
             .complete_job_batch_delay(Duration::from_millis(5))
             .fail_job_batch_delay(Duration::from_millis(5))
-            .local_queue(LocalQueueConfig::default().with_size(n("Q", 500)))
+            .local_queue(LocalQueueConfig::default().with_size(1_000))
             .add_extension(handler)
             .init()
             .await?;

@@ -11,10 +11,11 @@ mod graphile_worker;
 mod peer;
 mod sqlxmq;
 
+use std::process::ExitCode;
+
 use clap::{Parser, ValueEnum};
 
 use figure::Figure;
-use peer::Peer;
 
 #[derive(Parser)]
 struct Args {
@@ -35,17 +36,23 @@ enum Which {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
     let args = Args::parse();
-    match args.peer {
-        Which::GraphileWorker => measure::<graphile_worker::GraphileWorker>(&args.figure).await,
-        Which::Apalis => measure::<apalis::Apalis>(&args.figure).await,
-        Which::Sqlxmq => measure::<sqlxmq::Sqlxmq>(&args.figure).await,
-        Which::Awa => measure::<awa::Awa>(&args.figure).await,
+    let measured = match args.peer {
+        Which::GraphileWorker => args.figure.measure::<graphile_worker::GraphileWorker>().await,
+        Which::Apalis => args.figure.measure::<apalis::Apalis>().await,
+        Which::Sqlxmq => args.figure.measure::<sqlxmq::Sqlxmq>().await,
+        Which::Awa => args.figure.measure::<awa::Awa>().await,
+    };
+    match measured {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        // One line, which is the reason that the benchmark gives.
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
-}
-
-async fn measure<P: Peer>(figure: &Figure) -> anyhow::Result<()> {
-    println!("{}", figure.measure::<P>().await?);
-    Ok(())
 }

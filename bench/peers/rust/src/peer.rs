@@ -47,6 +47,9 @@ pub trait Peer: Clone + Send + Sync + 'static {
     const SCHEMA: &'static str;
     /// Finds rows while any job is neither gone nor marked as done.
     const UNSETTLED: &'static str;
+    /// Whether the drain is timed to the end of the worker, which settles everything first, because asking the
+    /// database with so many finished jobs would take longer than the work.
+    const SETTLED_BY_STOPPING: bool = false;
 
     /// Makes the schema. `writers` transactions will be open at once.
     fn open(database: &str, writers: u32) -> impl Future<Output = anyhow::Result<Self>>;

@@ -29,8 +29,11 @@ async fn bench(mut job: CurrentJob, handler: Handler) -> Result<(), BoxError> {
 impl Peer for Sqlxmq {
     const NAME: &'static str = "sqlxmq";
     const VERSION: &'static str = "0.6.0";
-    const SETTINGS: Settings =
-        Settings { drain: "", latency: "", write: "spawn on the caller's transaction" };
+    const SETTINGS: Settings = Settings {
+        drain: "concurrency 50 to 500, 20 connections; jobs are deleted when done; filled by spawn, 1000 to a transaction",
+        latency: "concurrency 50 to 500, 20 connections, LISTEN/NOTIFY; added by spawn",
+        write: "spawn on the caller's transaction",
+    };
     const SCHEMA: &'static str = "peer_sqlxmq";
     // There is one row that belongs to no job.
     const UNSETTLED: &'static str =
@@ -39,6 +42,8 @@ impl Peer for Sqlxmq {
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let options = PgConnectOptions::from_str(database)?.options([("search_path", "peer_sqlxmq,public")]);
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect_with(options).await?;
+        // Its indexes call this extension's functions, which a vacuum looks for in public.
+        sqlx08::query("CREATE EXTENSION IF NOT EXISTS \"uuid-ossp\" SCHEMA public").execute(&pool).await?;
         sqlx08::query("CREATE SCHEMA peer_sqlxmq").execute(&pool).await?;
         Migrator::new(Path::new(env!("SQLXMQ_MIGRATIONS"))).await?.run(&pool).await?;
         Ok(Self { pool })
@@ -67,10 +72,9 @@ impl Peer for Sqlxmq {
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {
-        let n = |k: &str, d: usize| std::env::var(k).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
         let mut registry = JobRegistry::new(&[bench]);
         registry.set_context(handler);
-        let mut runner = registry.runner(&self.pool).set_concurrency(n("C", 20), n("Q", 100)).run().await?;
+        let mut runner = registry.runner(&self.pool).set_concurrency(50, 500).run().await?;
         Ok(Box::pin(async move {
             runner.stop().await;
             runner.wait_jobs_finish(Duration::from_secs(10)).await;
