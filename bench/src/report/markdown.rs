@@ -14,15 +14,18 @@ lowest and the highest beside it. A ratio is ours in parts of theirs, taken roun
 memory less is. Machines and days differ; ratios within a run mean something, single figures do not.
 ";
 
-pub(super) fn results(facts: &[Fact], sheets: &[Sheet]) -> String {
+pub(super) fn results(facts: &[Fact], sheets: &[Sheet], with_chart_of_bounds: bool) -> String {
     let mut text = HEAD.to_owned() + "\n| | |\n| --- | --- |\n";
     for (what, is) in facts {
         text += &format!("| {what} | {is} |\n");
     }
-    text +=
-        "\n## Wanted, and found\n\nHeld by the median. Where a run is quick, so is what it says here.\n\n";
-    text += &of_bounds(sheets).markdown();
-    text += &format!("\n![The ratios that are wanted, and those that were found](charts/{BOUNDS})\n");
+    if sheets.iter().any(|sheet| !sheet.bounds.is_empty()) {
+        text += "\n## Wanted, and found\n\nHeld by the median. Where a run is quick, so is what it says here.\n\n";
+        text += &of_bounds(sheets).markdown();
+    }
+    if with_chart_of_bounds {
+        text += &format!("\n![The ratios that are wanted, and those that were found](charts/{BOUNDS})\n");
+    }
     for sheet in sheets {
         text += &format!("\n## {}\n\n{}\n", sheet.title, sheet.about);
         for part in &sheet.parts {

@@ -40,7 +40,8 @@ pub(crate) fn write(folder: &Path, facts: &[Fact], sheets: &[Sheet]) -> anyhow::
         fs::remove_dir_all(&charts)?;
     }
     fs::create_dir_all(&charts)?;
-    if let Some(drawn) = chart::bounds(&all_bounds(sheets)) {
+    let drawn = chart::bounds(&all_bounds(sheets));
+    if let Some(drawn) = &drawn {
         fs::write(charts.join(markdown::BOUNDS), drawn)?;
     }
     for sheet in sheets {
@@ -48,7 +49,7 @@ pub(crate) fn write(folder: &Path, facts: &[Fact], sheets: &[Sheet]) -> anyhow::
             fs::write(charts.join(file(sheet, part)), chart::draw(part))?;
         }
     }
-    fs::write(folder.join("RESULTS.md"), markdown::results(facts, sheets))?;
+    fs::write(folder.join("RESULTS.md"), markdown::results(facts, sheets, drawn.is_some()))?;
     Ok(())
 }
 
