@@ -140,6 +140,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: HashMap::new(),
+            together: true,
         };
         let began = Instant::now();
         let taken = store.take(&take).await?;

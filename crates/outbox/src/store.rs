@@ -283,9 +283,12 @@ pub struct Take {
     pub on_dead: OnDead,
     /// Leave alone events of these types. They still hold back the later events of their keys.
     pub skip_types: Vec<String>,
-    /// For [`Holder::Exclusive`]: the newest event of each key that the taker already holds. Everything of
-    /// that key up to there counts as taken.
+    /// The newest event of each key that the taker already holds. Everything of that key up to there counts as taken; with
+    /// [`Holder::Lease`] only what is still leased to the taker.
     pub frontiers: HashMap<String, i64>,
+    /// Whether events may be leased together, which costs a database that can do so far less. Then only this store, and no
+    /// other one with the same owner, can settle and extend what it took.
+    pub together: bool,
 }
 
 /// Where [`Store::take`] starts to read.

@@ -36,7 +36,7 @@ async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
         "_attempt",
         "_audit",
     ];
-    let own: &[&str] = if is_postgres::<DB>() { &[] } else { &["_key", "_log_head"] };
+    let own: &[&str] = if is_postgres::<DB>() { &["_batch"] } else { &["_key", "_log_head"] };
     for table in common.iter().chain(own) {
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}}{table} TO {{t}}");
         bed.run(&grant).await.unwrap();

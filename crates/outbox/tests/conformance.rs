@@ -57,6 +57,7 @@ mod sql {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: Default::default(),
+            together: false,
         };
         let taken = store.take(&take).await.unwrap().deliveries;
         let done: Vec<_> = taken

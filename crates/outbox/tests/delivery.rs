@@ -238,6 +238,7 @@ on_every_database! {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: Default::default(),
+            together: false,
         };
         let mut medians = Vec::new();
         for doublings in [0, 7] {

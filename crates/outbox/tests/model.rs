@@ -437,6 +437,7 @@ impl World {
                     on_dead: *on_dead,
                     skip_types: Vec::new(),
                     frontiers: HashMap::new(),
+                    together: false,
                 })
                 .await;
             }
@@ -449,6 +450,7 @@ impl World {
                     on_dead: *on_dead,
                     skip_types: Vec::new(),
                     frontiers: HashMap::new(),
+                    together: false,
                 })
                 .await;
             }

@@ -137,6 +137,7 @@ impl Place {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: Default::default(),
+            together: false,
         };
         self.store.take(&take).await.unwrap().deliveries
     }

@@ -210,6 +210,7 @@ impl Site {
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
             frontiers: Default::default(),
+            together: false,
         };
         self.store.take(&take).await.unwrap()
     }

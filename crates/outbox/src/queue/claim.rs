@@ -150,6 +150,8 @@ impl Claiming<'_> {
             on_dead: self.queue.on_dead,
             skip_types: Vec::new(),
             frontiers: HashMap::new(),
+            // Whoever has the owner's name may settle what was claimed.
+            together: false,
         }
     }
 

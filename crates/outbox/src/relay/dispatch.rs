@@ -205,10 +205,8 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         let epoch = job.epoch;
         let told = handle(engine, &job).await;
         if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
-            // With leases the database alone knows when the next of the key may be taken.
-            let urgent = !engine.station.is_exclusive() && !engine.runs.has_more(&key);
             let (key, told) = (Some(key.clone()), told.into_iter().collect());
-            engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent }).await;
+            engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
             continue;
         }
         // Everything behind it goes back: it has to wait.
@@ -235,12 +233,16 @@ pub(super) enum Ready<'a> {
 }
 
 /// Looks whether an event may be handled, right before it is.
-pub(super) async fn ready<'a>(engine: &'a Engine, job: &Job) -> Ready<'a> {
+pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
         tracing::debug!(store = engine.name(), event = %event.id(), "not handled: the lease is over");
         engine.held.forget(event.id(), job.tag());
+        if !engine.station.is_exclusive() {
+            // If it is nobody else's yet, it should not wait for others that were leased with it.
+            engine.speak(Spoken::verdicts(vec![job.told(Verdict::Released)], job.epoch));
+        }
         return Ready::Gone;
     }
     if let Some(expires_in) = delivery.expires_in {

@@ -217,14 +217,15 @@ async fn settle_key(engine: &Arc<Engine>, key: &str, jobs: Vec<(&Job, Option<Ver
     for job in &rest {
         told.entry(job.epoch).or_default().push(job.told(Verdict::Released));
     }
-    // With leases the database alone knows when the next of the key may be taken.
-    let urgent = halted || (!engine.station.is_exclusive() && !engine.runs.has_more(key));
     let mut told: Vec<(i64, Vec<Told>)> = told.into_iter().collect();
     told.sort_unstable_by_key(|(epoch, _)| *epoch);
     let last = told.len().saturating_sub(1);
     for (n, (epoch, told)) in told.into_iter().enumerate() {
         let key = Some(key.to_owned());
-        engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent }).await;
+        engine
+            .settler
+            .say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent: halted })
+            .await;
     }
     if !halted && engine.runs.goes_on(key) {
         engine.lanes.push_cold(vec![Strand::Key(key.to_owned())]);

@@ -121,7 +121,13 @@ impl<DB: Database> InTx for Transactional<DB> {
             roll_back(tx).await;
             return Ended::Said(result);
         }
-        let finished = Self::finish(tx, end);
+        let finished = async {
+            let ended = Self::finish(tx, end).await;
+            if matches!(ended, Ended::Settled { .. }) {
+                outbox.sql_store().let_go(&end.settlement.id);
+            }
+            ended
+        };
         match end.patience {
             None => finished.await,
             Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {

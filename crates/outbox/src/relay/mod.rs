@@ -229,7 +229,7 @@ impl Relay {
             metrics: Metrics::new(&settings.metrics_prefix, store.name()),
             lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
             held: Held::default(),
-            runs: Runs::new(settings.mode.is_exclusive()),
+            runs: Runs::default(),
             station: Station::new(&settings),
             wake: Notify::new(),
             everywhere: AtomicBool::new(false),

@@ -9,12 +9,10 @@ use super::Job;
 /// How many events of one key a worker handles before the others get a turn.
 pub(crate) const TURN: usize = 64;
 
-/// The runs of all keys.
+/// The runs of all keys. A run is remembered until all of it is settled: what comes after it may be taken before that.
+#[derive(Default)]
 pub(crate) struct Runs {
     inner: Mutex<Inner>,
-    /// Whether rows are held by leadership. Then memory alone knows what is out, and a run is remembered until all of
-    /// it is settled; with leases the database knows.
-    exclusive: bool,
 }
 
 #[derive(Default)]
@@ -59,10 +57,6 @@ pub(crate) enum Pushed {
 }
 
 impl Runs {
-    pub(crate) fn new(exclusive: bool) -> Self {
-        Self { inner: Mutex::default(), exclusive }
-    }
-
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().expect("no one panics while holding this lock")
     }
@@ -72,9 +66,6 @@ impl Runs {
     pub(crate) fn begin_read(&self) -> HashMap<String, i64> {
         let mut inner = self.inner();
         inner.moved.clear();
-        if !self.exclusive {
-            return HashMap::new();
-        }
         inner.unsure.clear();
         inner.runs.iter().map(|(key, run)| (key.clone(), run.frontier)).collect()
     }
@@ -82,15 +73,13 @@ impl Runs {
     /// Offers jobs of a key, in order.
     pub(crate) fn push(&self, key: &str, jobs: Vec<Job>) -> Pushed {
         let mut inner = self.inner();
-        if self.exclusive {
-            let halted = inner.runs.get(key).is_some_and(|run| run.state == State::Halted);
-            if halted || inner.unsure.contains(key) {
-                inner.behind.insert(key.to_owned());
-                if !halted {
-                    inner.free.push(key.to_owned());
-                }
-                return Pushed::Refused(jobs);
+        let halted = inner.runs.get(key).is_some_and(|run| run.state == State::Halted);
+        if halted || inner.unsure.contains(key) {
+            inner.behind.insert(key.to_owned());
+            if !halted {
+                inner.free.push(key.to_owned());
             }
+            return Pushed::Refused(jobs);
         }
         let run = inner.runs.entry(key.to_owned()).or_insert_with(|| Run {
             queue: VecDeque::new(),
@@ -123,7 +112,7 @@ impl Runs {
     fn rest(&self, inner: &mut Inner, key: &str) {
         let Some(run) = inner.runs.get_mut(key) else { return };
         run.state = State::Idle;
-        if !self.exclusive || run.unsettled == 0 {
+        if run.unsettled == 0 {
             inner.runs.remove(key);
         }
     }
@@ -158,29 +147,20 @@ impl Runs {
         more
     }
 
-    /// Whether more events of the key are queued.
-    pub(crate) fn has_more(&self, key: &str) -> bool {
-        self.inner().runs.get(key).is_some_and(|run| !run.queue.is_empty())
-    }
-
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
     pub(crate) fn halt(&self, key: &str) -> Vec<Job> {
         let mut inner = self.inner();
         inner.behind.insert(key.to_owned());
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         run.state = State::Halted;
-        let rest = std::mem::take(&mut run.queue).into();
-        if !self.exclusive {
-            inner.runs.remove(key);
-        }
-        rest
+        std::mem::take(&mut run.queue).into()
     }
 
     /// This many events of the key are settled in the database; `halted` if that ends a halt.
     pub(crate) fn settled(&self, key: &str, events: usize, halted: bool) {
         let mut inner = self.inner();
         inner.moved.insert(key.to_owned());
-        if let Some(run) = inner.runs.get_mut(key).filter(|_| self.exclusive) {
+        if let Some(run) = inner.runs.get_mut(key) {
             run.unsettled = run.unsettled.saturating_sub(events);
             let over = match run.state {
                 State::Halted => halted,

@@ -276,6 +276,7 @@ impl Taker {
         engine.held.begin_read();
         let take = Take {
             frontiers: engine.runs.begin_read(),
+            together: true,
             by,
             from,
             limit,
@@ -373,11 +374,22 @@ impl Taker {
                 Pushed::Schedule => strands.push(Strand::Key(key)),
                 Pushed::Joined => {}
                 Pushed::Refused(jobs) => {
-                    for job in &jobs {
-                        engine.held.forget(job.delivery.event.id(), job.tag());
-                    }
                     engine.lanes.uncount_cold(jobs.len());
                     count -= jobs.len();
+                    if lease.is_some() {
+                        let told = jobs.iter().map(|job| job.told(Verdict::Released)).collect();
+                        engine.speak(Spoken::Verdicts {
+                            told,
+                            epoch,
+                            key: None,
+                            halted: false,
+                            urgent: true,
+                        });
+                    } else {
+                        for job in &jobs {
+                            engine.held.forget(job.delivery.event.id(), job.tag());
+                        }
+                    }
                 }
             }
         }

@@ -229,7 +229,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// A statement from its text with numbered placeholders.
     fn statement(text: String) -> Statement;
 
-    /// The statement that finds, for each key of a window, the first event that blocks it.
+    /// The statement that finds, for each key of a window, the first event that blocks it. `{past}` stands for what tells an event
+    /// `o` from those that the taker has.
     fn stops(on_dead: OnDead) -> &'static str;
 
     /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
@@ -275,10 +276,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         ids: Value,
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
-    /// Claims in one statement, where the database can. `None`: select, then update.
-    fn claim_at_once() -> Option<&'static str> {
-        None
-    }
+    /// Whether many events can be leased at once, by a list of them.
+    const LISTS: bool = false;
 
     /// How many connections one database of a fleet may use at a time.
     const AT_ONCE: usize = 3;

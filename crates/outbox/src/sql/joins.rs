@@ -31,9 +31,10 @@ const MARK: &str =
     "UPDATE {listed events event_id texts $1} SET joined = 1 {where listed events event_id texts $1}";
 const MARK_ONE: &str = "UPDATE {events} SET joined = 1 WHERE event_id = $1";
 
-/// Which of these events are steps of a join already. Locked, to see what is committed, whatever the isolation.
-const ATTACHED: &str =
-    "SELECT event_id, {int status}, home FROM {members} WHERE join_id = $1 AND event_id {in texts $2} {lock}";
+/// Which of these events are steps of a join already. Locked, to see what is committed, whatever the isolation. By their events and
+/// no others: MySQL would wait for each step of the join that it walks over, and those who hold them wait for the join.
+const ATTACHED: &str = "SELECT event_id, {int status}, home FROM {listed members event_id texts $2} \
+    {where listed members event_id texts $2} AND join_id = $1 {lock listed}";
 
 /// Steps inherit what has become of their events.
 const ATTACH: &str = "INSERT INTO {members} (join_id, event_id, home, status, created_at, updated_at) \

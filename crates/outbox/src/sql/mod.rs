@@ -1,10 +1,11 @@
 //! The store on SQL databases.
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
+//! SQL that they share in `statements.rs`, leases of many events at once in `batch.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
 //! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
 
 mod admin;
+mod batch;
 pub(crate) mod begin;
 pub(crate) mod budget;
 mod deeds;

@@ -69,6 +69,11 @@ impl Dialect for MySql {
             ("pending", "") => "e.lane = 0".to_owned(),
             ("pending", _) => "lane = 0".to_owned(),
             ("dead", _) => "e.lane = 3".to_owned(),
+            ("frontier", _) => "k.frontier".to_owned(),
+            ("held", _) => "e.locked_until > {now}".to_owned(),
+            ("free", _) => "(e.locked_until IS NULL OR e.locked_until <= {now})".to_owned(),
+            ("holder", _) => "e.locked_by".to_owned(),
+            ("until", _) => "e.locked_until".to_owned(),
             ("int", x) => format!("CAST({x} AS SIGNED)"),
             ("flag", x) => format!("CAST({x} AS SIGNED)"),
             ("json", x) => x.to_owned(),
@@ -137,14 +142,14 @@ impl Dialect for MySql {
             OnDead::Hold => {
                 "SELECT k.id, NULLIF(LEAST(\
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 0 \
-                 AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
+                 AND {past} AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 3 \
-                 AND o.seq > k.frontier ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
+                 AND {past} ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
                  FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
             }
             OnDead::Skip => {
                 "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id \
-                 AND o.lane = 0 AND o.seq > k.frontier AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 AND o.lane = 0 AND {past} AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
                  FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
             }
         }

@@ -79,6 +79,7 @@ impl Names {
         Some(match slot {
             "events" => self.table(""),
             "leases" => self.table("_lease"),
+            "batches" => self.table("_batch"),
             "keys" => self.table("_key"),
             "joins" => self.table("_join"),
             "members" => self.table("_join_member"),

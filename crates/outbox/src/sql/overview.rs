@@ -21,8 +21,8 @@ const KEYS_AT_ONCE: usize = 20;
 fn pending(is_due: &str, limit: u64) -> String {
     format!(
         "(SELECT count(*) AS n, count(CASE WHEN w.status = 2 THEN 1 END) AS retries, \
-         count(CASE WHEN w.locked_until > {{now}} THEN 1 END) AS held FROM (\
-         SELECT e.status, e.locked_until FROM {{events}} e {{by events_due}} WHERE {{pending}} AND e.available_at {is_due} {{now}} \
+         count(CASE WHEN w.held = 1 THEN 1 END) AS held FROM (\
+         SELECT e.status, CASE WHEN {{held}} THEN 1 ELSE 0 END AS held FROM {{events}} e {{by events_due}} WHERE {{pending}} AND e.available_at {is_due} {{now}} \
          ORDER BY e.available_at, e.seq LIMIT {limit}) w)"
     )
 }

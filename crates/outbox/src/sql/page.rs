@@ -13,7 +13,7 @@ use crate::store::{Cursor, EventRow, Filter, MOST_LOOKED_AT, NodeId, Page, PageA
 /// What is read of a row, in the order that [`SqlStore::event_row`] expects.
 pub(super) const ROW: &str = "e.event_id, e.seq, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, \
      e.ordering_key, e.correlation_id, {int e.status}, {int e.attempts}, e.created_at, e.available_at, e.done_at, e.done_by, \
-     substr(e.last_error, 1, 500), e.locked_by, e.locked_until, {size}";
+     substr(e.last_error, 1, 500), {holder}, {until}, {size}";
 
 /// How a shelf is read.
 pub(super) struct Reading {

@@ -19,27 +19,22 @@ use super::watch::PgWatch;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};
 
-/// Leases in one statement. `w` is the window, locked; `stops` the first event of each key that is not in it;
-/// `taken` what was leased. Rows of `w` without a lease were blocked by an earlier event of their key.
-///
-/// The snapshot of `stops` may be older than the rows that `w` locked: then it sees as pending what is already
-/// settled, and blocks once too often, never once too little.
-const CLAIM: &str = "WITH w AS MATERIALIZED ({window}), \
-    stops AS (SELECT k.ordering_key, (\
-        SELECT o.seq FROM {events} o WHERE o.ordering_key = k.ordering_key AND {blocking} \
-        AND o.seq NOT IN (SELECT seq FROM w) ORDER BY o.seq LIMIT 1) AS stop \
-        FROM (SELECT DISTINCT ordering_key FROM w WHERE ordering_key IS NOT NULL) k), \
-    e AS (UPDATE {events} t SET locked_by = {owner}, locked_until = {until}, claims = t.claims + 1 \
-        FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
-        WHERE t.event_id = w.event_id AND (s.stop IS NULL OR w.seq < s.stop) RETURNING t.*) \
-    SELECT w.event_id, w.seq, w.available_at, {int e.attempts}, {int e.claims}, {flag w.suspect}, {columns}, \
-        w.ordering_key \
-    FROM w LEFT JOIN e ON e.event_id = w.event_id ORDER BY w.available_at, w.seq";
-
 /// The columns that [`insert_unnest`] fills, in order.
 const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \
      ordering_key, correlation_id, dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, \
      available_at, expires_at, locked_by, locked_until, claims)";
+
+/// Whether an event is leased by a list.
+const LISTED: &str =
+    "(e.claims = 0 AND e.seq IN (SELECT unnest(b.seqs) FROM {batches} b WHERE b.held_until > {now}))";
+
+/// Something about the list that an event is leased by.
+fn of_list(column: &str) -> String {
+    format!(
+        "CASE WHEN e.claims = 0 AND e.status IN (0, 2) THEN (\
+         SELECT b.{column} FROM {{batches}} b WHERE e.seq = ANY(b.seqs) ORDER BY b.batch_id DESC LIMIT 1) END"
+    )
+}
 
 const FENCE: &str = "WITH f AS MATERIALIZED (\
     SELECT 1 FROM {leases} WHERE name = 'exclusive' AND holder = $1 AND epoch = $2 FOR KEY SHARE) ";
@@ -55,6 +50,7 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0005_topic_progress.sql"),
         include_str!("../../migrations/postgres/0006_node.sql"),
         include_str!("../../migrations/postgres/0007_attempt_audit.sql"),
+        include_str!("../../migrations/postgres/0008_batch.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -73,6 +69,13 @@ impl Dialect for Postgres {
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
+            ("frontier", _) => "k.frontier".to_owned(),
+            ("held", _) => format!("(e.locked_until > {{now}} OR {LISTED})"),
+            ("free", _) => {
+                format!("((e.locked_until IS NULL OR e.locked_until <= {{now}}) AND NOT {LISTED})")
+            }
+            ("holder", _) => format!("COALESCE(e.locked_by, {})", of_list("owner")),
+            ("until", _) => format!("COALESCE(e.locked_until, {})", of_list("held_until")),
             ("int", x) => format!("({x})::bigint"),
             ("flag", x) => format!("({x})::int::bigint"),
             ("json", x) => format!("{x}::text"),
@@ -121,12 +124,12 @@ impl Dialect for Postgres {
     fn stops(on_dead: OnDead) -> &'static str {
         match on_dead {
             OnDead::Hold => {
-                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND o.seq > k.frontier \
+                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} \
                  AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
                  FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
             }
             OnDead::Skip => {
-                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND o.seq > k.frontier \
+                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} \
                  AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
                  FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
             }
@@ -230,9 +233,7 @@ impl Dialect for Postgres {
         returned::<Self>(conn, insert, vec![Value::text(consumer), ids]).await
     }
 
-    fn claim_at_once() -> Option<&'static str> {
-        Some(CLAIM)
-    }
+    const LISTS: bool = true;
 
     const NEW_LEASE: &'static str =
         "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
@@ -341,7 +342,8 @@ impl Listener for Ear {
 /// nothing was leased: expecting one row it would compare each leased row with each of the batch.
 fn fence(by: &Holder) -> (&'static str, &'static str) {
     match by {
-        Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, FALSE) AND $2::bigint IS NOT NULL"),
+        // Leased by its row, or by a list: then its claims alone say whose it is.
+        Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, s.claim = 0) AND $2::bigint IS NOT NULL"),
         Holder::Exclusive { .. } => (FENCE, "EXISTS (SELECT 1 FROM f)"),
     }
 }

@@ -1,5 +1,6 @@
 //! Writing verdicts: what became of events, and with them of the joins that they are steps of.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::begin::begin_on;
@@ -10,6 +11,14 @@ use crate::join::Step;
 use crate::store::{Completion, Holder, Settled, Settlement, Verdict, short_error};
 
 impl<DB: Database> SqlStore<DB> {
+    /// The verdicts that are this holder's to tell, as far as that can be said without the database.
+    pub(super) fn allowed<'a>(&self, by: &Holder, settlements: &'a [Settlement]) -> Cow<'a, [Settlement]> {
+        match by {
+            Holder::Lease { owner, .. } if DB::LISTS => self.batches.allowed(owner, settlements),
+            _ => Cow::Borrowed(settlements),
+        }
+    }
+
     /// Writes verdicts: the plain ones in one statement to three, then those that are steps of joins.
     pub(super) async fn settle_batch(
         &self,
@@ -87,6 +96,7 @@ impl<DB: Database> SqlStore<DB> {
         completion: Completion,
         settlements: &[Settlement],
     ) -> Result<Settled> {
+        let settlements = &*self.allowed(by, settlements);
         let mut values = Vec::from(holder_values(by));
         values.extend(batch_values::<DB>(&settlements.iter().collect::<Vec<_>>(), false));
         let mut held = HashMap::new();

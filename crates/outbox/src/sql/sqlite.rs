@@ -61,6 +61,11 @@ impl Dialect for Sqlite {
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
+            ("frontier", _) => "k.value ->> 1".to_owned(),
+            ("held", _) => "e.locked_until > {now}".to_owned(),
+            ("free", _) => "(e.locked_until IS NULL OR e.locked_until <= {now})".to_owned(),
+            ("holder", _) => "e.locked_by".to_owned(),
+            ("until", _) => "e.locked_until".to_owned(),
             ("int" | "flag", x) => format!("({x})"),
             ("json", x) => x.to_owned(),
             ("to", json) => json.trim_start_matches("json ").to_owned(),
@@ -117,12 +122,12 @@ impl Dialect for Sqlite {
         match on_dead {
             OnDead::Hold => {
                 "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND o.seq > k.value ->> 1 AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 AND {past} AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
                  FROM json_each($1) k"
             }
             OnDead::Skip => {
                 "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND o.seq > k.value ->> 1 AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
+                 AND {past} AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
                  ORDER BY o.seq LIMIT 1) FROM json_each($1) k"
             }
         }

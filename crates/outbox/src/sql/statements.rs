@@ -6,6 +6,8 @@
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
+//! | `{held}` `{free}` `{holder}` `{until}` | whether somebody holds the row, who, and until when |
+//! | `{past}` `{frontier}` | what the taker does not have of a key; up to where it has all of it |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
@@ -49,7 +51,9 @@ pub(super) fn columns() -> String {
 /// planners choose the index for a small limit that they can see.
 ///
 /// Several keys at once only for databases that know `LATERAL`: each key gets an equal share of the limit.
-pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Value>) {
+///
+/// `lists`: the oldest list that events may be leased by, if there are lists.
+pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>) -> (String, Vec<Value>) {
     const FREE: &str =
         "{pending} AND e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now})";
     let mut values = Vec::new();
@@ -66,6 +70,15 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool) -> (String, Vec<Val
                 " AND EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.holder = $1 AND x.epoch = $2)",
             );
         }
+    }
+    if let Some(oldest) = lists {
+        // Also by one that ran out: whoever has it may still settle what is in it, until it is taken away.
+        values.push(Value::Int(oldest));
+        let _ = write!(
+            due,
+            " AND (e.claims > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {{batches}} b WHERE b.batch_id >= ${}))",
+            values.len()
+        );
     }
     if !take.skip_recent.is_zero() {
         values.push(Value::micros(take.skip_recent));
@@ -124,11 +137,12 @@ pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
 
-/// The columns of a window from which [`Dialect::claim_at_once`](super::dialect::Dialect::claim_at_once) claims.
-pub(super) const CLAIM_WINDOW: &str =
-    "e.event_id, e.seq, e.available_at, e.ordering_key, e.locked_until IS NOT NULL AS suspect";
+/// The columns of a window that is claimed by the statement that reads it.
+pub(super) const CLAIM_WINDOW: &str = "e.event_id, e.seq, e.available_at, e.ordering_key, e.attempts, e.claims, \
+     e.locked_until IS NOT NULL AS suspect, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, \
+     e.dedup_key, e.headers, e.payload, e.payload_bytes, e.content_type, e.occurred_at, e.expires_at, e.created_at";
 
-/// What it reads beside them.
+/// What is read of them, after what comes first.
 pub(super) fn claimed_columns() -> String {
     format!("{{now}}, {EVENT}")
 }
@@ -140,6 +154,7 @@ pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 
      WHERE event_id = $1 AND claims = $2 AND {pending of events}";
 /// What is added to it: who counts.
 pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3";
+pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL AND $3 <> ''";
 pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
      WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
 pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";
@@ -158,8 +173,8 @@ pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until =
      WHERE name = $1 AND holder = $2 AND epoch = $3";
 
 /// Pending, and nobody holds it. Locks it: whether it is a step of a join must not change any more.
-pub(super) const CANCELLABLE: &str = "SELECT {int joined} FROM {events} WHERE event_id = $1 \
-     AND {pending of events} AND (locked_until IS NULL OR locked_until <= {now}) {lock}";
+pub(super) const CANCELLABLE: &str =
+    "SELECT {int e.joined} FROM {events} e WHERE e.event_id = $1 AND {pending} AND {free} {lock}";
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
 pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
@@ -170,7 +185,7 @@ pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROU
 pub(super) const OLDEST_DUE: &str =
     "SELECT min(e.available_at), {now} FROM {events} e WHERE {pending} AND e.available_at <= {now}";
 pub(super) const BACKLOG: &str = "SELECT count(*), \
-     count(CASE WHEN e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now}) THEN 1 END) \
+     count(CASE WHEN e.available_at <= {now} AND {free} THEN 1 END) \
      FROM {events} e WHERE {pending}";
 
 pub(super) const MAKE_VERSION: &str = "CREATE TABLE IF NOT EXISTS {version} (version integer NOT NULL)";
@@ -216,7 +231,7 @@ pub(super) fn list(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let (condition, values) = condition(filter);
     let columns = columns();
     let text = format!(
-        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, e.locked_by, e.locked_until, e.done_by \
+        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, {{holder}}, {{until}}, e.done_by \
          FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"
     );
     (text, values)
@@ -242,13 +257,13 @@ pub(super) fn types(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 pub(super) const SURROUNDINGS: &str = "SELECT {now}, \
      (SELECT x.holder FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now}), \
      (SELECT e.done_at FROM {events} e WHERE e.done_at IS NOT NULL ORDER BY e.done_at DESC LIMIT 1), \
-     (SELECT count(*) FROM (SELECT e.seq FROM {events} e WHERE {pending} AND e.locked_until > {now} LIMIT 1) h)";
+     (SELECT count(*) FROM (SELECT e.seq FROM {events} e WHERE {pending} AND {held} LIMIT 1) h)";
 
 /// How many free events are due before this place in the queue, up to a limit.
 pub(super) fn due_before(limit: u64) -> String {
     format!(
         "SELECT count(*) FROM (SELECT e.seq FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
-         AND (e.locked_until IS NULL OR e.locked_until <= {{now}}) AND e.available_at <= {{time $1}} \
+         AND {{free}} AND e.available_at <= {{time $1}} \
          AND (e.available_at < {{time $1}} OR e.seq < $2) ORDER BY e.available_at, e.seq LIMIT {limit}) d"
     )
 }

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use sqlx::Pool;
 
 use super::StoreOptions;
+use super::batch::Batches;
 use super::begin::begin_on;
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
@@ -23,19 +24,23 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
-    Leadership, Listener, LogStore, Node, NodeId, NodeState, OnDead, Origin, Purge, Purgeable, Replayed,
-    Settled, Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, EXCLUSIVE, Filter, Holder, JoinAct, JoinFilter,
+    Leadership, Listener, LogStore, Node, NodeId, NodeState, Origin, Purge, Purgeable, Replayed, Settled,
+    Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
-const TRIES: u32 = 8;
+const TRIES: u32 = 12;
+/// The longest that is waited before it is.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The events of one outbox in a SQL database.
 pub struct SqlStore<DB: Database> {
     pub(super) pools: Pools<DB>,
     sql: Sql<DB>,
     name: String,
+    /// What this process holds by lists.
+    pub(super) batches: Batches,
 }
 
 /// The names, the dialect and the clock: everything that makes a template a statement.
@@ -123,7 +128,7 @@ impl<DB: Database> SqlStore<DB> {
             made: RwLock::default(),
             dialect: std::marker::PhantomData,
         };
-        Self { pools, sql, name }
+        Self { pools, sql, name, batches: Batches::default() }
     }
 
     fn names(options: &StoreOptions) -> Result<Names> {
@@ -211,7 +216,7 @@ impl<DB: Database> SqlStore<DB> {
         loop {
             let ran = DB::run(&mut conn, self.sql.render(template), values.clone()).await;
             match ran.map_err(|e| self.explain(e.into())) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                Err(e) if tries < TRIES && is_collision(&e) => step_aside(&mut tries).await,
                 Err(e) => return Err(e),
                 Ok(touched) => {
                     conn.went_well();
@@ -229,7 +234,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut tries = 0;
         loop {
             match attempt().await.map_err(|e| self.explain(e)) {
-                Err(e) if tries < TRIES && is_collision(&e) => tries += 1,
+                Err(e) if tries < TRIES && is_collision(&e) => step_aside(&mut tries).await,
                 done => return done,
             }
         }
@@ -256,8 +261,8 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
     async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
-        if let Some(claim) = DB::claim_at_once() {
-            return self.claim_at_once(claim, take, owner, lease).await;
+        if DB::LISTS {
+            return self.claim_listed(take, owner, lease).await;
         }
         let mut tx = begin_on(&self.pools.relay).await?;
         let mut window = self.look(&mut tx, take, true).await?;
@@ -272,33 +277,6 @@ impl<DB: Database> SqlStore<DB> {
             row.claim += 1;
         }
         Ok(window)
-    }
-
-    async fn claim_at_once(
-        &self,
-        claim: &str,
-        take: &Take,
-        owner: &NodeId,
-        lease: Duration,
-    ) -> Result<Window> {
-        let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, true);
-        values.extend([Value::text(owner.as_str()), Value::micros(lease)]);
-        let text = claim
-            .replace("{window}", &window)
-            .replace("{columns}", &sql::claimed_columns())
-            .replace("{owner}", &format!("${}", values.len() - 1))
-            .replace("{until}", &format!("{{later ${}}}", values.len()))
-            .replace(
-                "{blocking}",
-                match take.on_dead {
-                    OnDead::Hold => "o.status <> 1",
-                    OnDead::Skip => "o.status IN (0, 2)",
-                },
-            );
-        let mut conn = self.relay_connection().await?;
-        let rows = DB::fetch(&mut conn, self.sql.render(&text), values).await?;
-        conn.went_well();
-        self.window(&rows)
     }
 
     /// Reads what is due without writing anything: the taker holds the whole table.
@@ -325,7 +303,8 @@ impl<DB: Database> SqlStore<DB> {
         };
         let mut rows = Vec::new();
         for take in takes {
-            let (text, values) = sql::window(&take, &sql::columns(), lock);
+            let lists = DB::LISTS.then_some(0);
+            let (text, values) = sql::window(&take, &sql::columns(), lock, lists);
             rows.extend(DB::fetch(conn, self.sql.render(&text), values).await?);
         }
         self.window(&rows)
@@ -382,7 +361,7 @@ impl<DB: Database> SqlStore<DB> {
     /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
     async fn cancel_in_one(&self, id: &EventId) -> Result<bool> {
         let key = || vec![Value::text(id.as_str())];
-        let mut tx = begin_on(&self.pools.relay).await?;
+        let mut tx = if DB::LISTS { self.begin_alone().await? } else { begin_on(&self.pools.relay).await? };
         let rows = DB::fetch(&mut tx, self.render(sql::CANCELLABLE), key()).await?;
         if let Some(row) = rows.first() {
             DB::run(&mut tx, self.render(sql::CANCEL), key()).await?;
@@ -436,7 +415,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(purged)
     }
 
-    fn window(&self, rows: &[DB::Row]) -> Result<Window> {
+    pub(super) fn window(&self, rows: &[DB::Row]) -> Result<Window> {
         let mut window = Window { scanned: rows.len(), ..Window::default() };
         for row in rows {
             let seq = DB::int(row, 1)?.unwrap_or_default();
@@ -487,14 +466,26 @@ impl<DB: Database> SqlStore<DB> {
             return Ok(());
         }
         let seqs = Value::ints(window.rows.iter().filter(|row| row.key.is_some()).map(|row| row.seq));
-        let values = if DB::ARRAYS {
+        let mut values = if DB::ARRAYS {
             vec![Value::texts(keys.keys().copied()), Value::ints(keys.values().copied()), seqs]
         } else {
             let rows: Vec<(&str, i64)> = keys.into_iter().collect();
             vec![Value::Text(serde_json::to_string(&rows).ok()), seqs]
         };
+        let past = match &take.by {
+            Holder::Exclusive { .. } => "o.seq > {frontier}".to_owned(),
+            Holder::Lease { owner, .. } => {
+                values.push(Value::text(owner.as_str()));
+                let us = values.len();
+                // As the database has it: a lease that ran out, and is another's now, is in the way.
+                format!(
+                    "NOT COALESCE(o.seq <= {{frontier}} AND o.locked_by = ${us} AND o.locked_until > {{now}}, FALSE)"
+                )
+            }
+        };
+        let stops_of = DB::stops(take.on_dead).replace("{past}", &past);
         let mut stops: HashMap<String, i64> = HashMap::new();
-        for row in DB::fetch(conn, self.sql.render(DB::stops(take.on_dead)), values).await? {
+        for row in DB::fetch(conn, self.sql.render(&stops_of), values).await? {
             if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 1)?) {
                 stops.insert(key, stop);
             }
@@ -544,13 +535,21 @@ fn newest_version<DB: Dialect>() -> i64 {
     i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
 }
 
-/// Whether two transactions were in each other's way, so that trying again at once helps.
+/// Whether two transactions were in each other's way, so that trying again helps.
 fn is_collision(error: &Error) -> bool {
     let Error::Database(e) = error else { return false };
     let Some(e) = e.inner().as_database_error() else { return false };
     let code = e.code().unwrap_or_default();
     matches!(&*code, "40001" | "40P01" | "5" | "6" | "517")
         || e.message().contains("try restarting transaction")
+}
+
+/// Counts a collision, and waits a little: at once the first time, then longer and longer, each for a time of its own. Those
+/// who collide at once and all come back at once collide again.
+async fn step_aside(tries: &mut u32) {
+    let most = LONGEST_PAUSE.min(Duration::from_millis((1 << *tries) - 1));
+    *tries += 1;
+    tokio::time::sleep(most.mul_f64(rand::random())).await;
 }
 
 fn ids_value(ids: &[EventId]) -> Value {
@@ -593,7 +592,13 @@ impl<DB: Database> Store for SqlStore<DB> {
         completion: Completion,
         settlements: &[Settlement],
     ) -> Result<Settled> {
-        self.settle_batch(by, completion, settlements).await
+        let allowed = self.allowed(by, settlements);
+        if allowed.is_empty() {
+            return Ok(Settled::default());
+        }
+        let settled = self.settle_batch(by, completion, &allowed).await?;
+        self.batches.let_go(settlements.iter().filter(|s| s.claim == 0).map(|s| &s.id));
+        Ok(settled)
     }
 
     async fn extend(
@@ -602,8 +607,12 @@ impl<DB: Database> Store for SqlStore<DB> {
         lease: Duration,
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>> {
+        let (listed, held): (Vec<_>, Vec<_>) =
+            held.iter().cloned().partition(|(_, claim)| DB::LISTS && *claim == 0);
+        let listed: Vec<&EventId> = listed.iter().map(|(id, _)| id).collect();
+        let mut kept = self.extend_listed(owner, &listed, lease).await?;
         if held.is_empty() {
-            return Ok(Vec::new());
+            return Ok(kept);
         }
         let settlements: Vec<Settlement> = held
             .iter()
@@ -614,7 +623,8 @@ impl<DB: Database> Store for SqlStore<DB> {
         let extended = self.run(DB::extend(), values).await?;
         let ids: Vec<EventId> = held.iter().map(|(id, _)| id.clone()).collect();
         if extended == held.len() as u64 {
-            return Ok(ids);
+            kept.extend(ids);
+            return Ok(kept);
         }
         let rows = self.fetch(sql::HELD, vec![Value::text(owner.as_str()), ids_value(&ids)]).await?;
         let mut still = HashSet::new();
@@ -624,10 +634,14 @@ impl<DB: Database> Store for SqlStore<DB> {
         // The claim as well: the same owner may hold the event again.
         let is_held =
             |(id, claim): &&(EventId, Claim)| still.contains(&(id.as_str().to_owned(), i64::from(*claim)));
-        Ok(held.iter().filter(is_held).map(|(id, _)| id.clone()).collect())
+        kept.extend(held.iter().filter(is_held).map(|(id, _)| id.clone()));
+        Ok(kept)
     }
 
     async fn reap(&self) -> Result<u64> {
+        if DB::LISTS {
+            self.retried(|| self.reap_listed()).await?;
+        }
         self.run(sql::REAP, Vec::new()).await
     }
 
@@ -636,6 +650,12 @@ impl<DB: Database> Store for SqlStore<DB> {
         let mut values =
             vec![Value::text(id.as_str()), Value::Int(claim.into()), Value::text(by.owner().as_str())];
         match by {
+            Holder::Lease { owner, .. } if DB::LISTS && claim == 0 => {
+                if self.batches.of(owner, [id]).is_empty() {
+                    return Ok(None);
+                }
+                template.push_str(sql::COUNTED_BY_LIST);
+            }
             Holder::Lease { .. } => template.push_str(sql::COUNTED_BY_LEASE),
             Holder::Exclusive { epoch, .. } => {
                 template.push_str(sql::COUNTED_BY_EPOCH);
@@ -650,6 +670,10 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
+        if DB::LISTS && name == EXCLUSIVE {
+            // Whoever holds the table leases nothing, and so does not come to take away what ran out.
+            self.retried(|| self.reap_listed()).await?;
+        }
         let (name, us) = (Value::text(name), Value::text(holder.as_str()));
         if self.run(sql::KEEP_LEASE, vec![name.clone(), us.clone(), Value::micros(ttl)]).await? > 0 {
             let rows = self.fetch(sql::EPOCH, vec![name.clone(), us]).await?;

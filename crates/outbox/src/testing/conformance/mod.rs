@@ -145,6 +145,8 @@ macro_rules! conformance_tests {
                 a_recent_head_holds_back_its_key
                 frontiers_count_as_taken
                 frontiers_do_not_hide_other_keys
+                what_follows_one_s_own_leases_is_taken_before_they_are_settled
+                a_frontier_is_worth_no_more_than_the_leases_behind_it
             }
             exclusive {
                 a_lease_is_led_by_one_at_a_time
@@ -446,6 +448,7 @@ fn taking(by: Holder) -> Take {
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
         frontiers: HashMap::new(),
+        together: true,
     }
 }
 

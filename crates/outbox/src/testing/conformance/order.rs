@@ -228,6 +228,56 @@ pub async fn frontiers_count_as_taken(harness: &impl Harness) {
     assert_eq!(behind(&taken), ["a"]);
 }
 
+/// With leases as well: nobody has to wait for the database to go on with a key.
+pub async fn what_follows_one_s_own_leases_is_taken_before_they_are_settled(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for (key, together) in [("a", true), ("b", false)] {
+        let written = scene.write((0..6).map(|_| keyed(key))).await;
+        let lease = || Take { limit: 2, together, ..leasing("one") };
+        let first = scene.take(&lease()).await;
+        assert_eq!(ids(&first.deliveries), written[..2]);
+        let frontiers = HashMap::from([(key.to_owned(), first.deliveries[1].seq.unwrap())]);
+        let second = scene.take(&Take { frontiers: frontiers.clone(), ..lease() }).await;
+        assert_eq!(ids(&second.deliveries), written[2..4]);
+        let forgetful = scene.take(&lease()).await;
+        assert!(
+            forgetful.deliveries.is_empty(),
+            "without a frontier nothing says that they are in good hands"
+        );
+        assert!(
+            scene.take(&Take { frontiers, ..lease() }).await.deliveries.is_empty(),
+            "nor with an old one"
+        );
+        let all = first.deliveries.iter().chain(&second.deliveries).map(|d| (d, Verdict::Done));
+        assert_eq!(scene.settle_all(&holder("one"), all).await, 4);
+        let rest = scene.lease("two").await;
+        assert_eq!(ids(&rest), written[4..]);
+        assert_eq!(scene.settle_all(&holder("two"), rest.iter().map(|d| (d, Verdict::Done))).await, 2);
+    }
+}
+
+/// Whoever slept through its leases remembers what is not so any more.
+pub async fn a_frontier_is_worth_no_more_than_the_leases_behind_it(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for (key, together) in [("a", true), ("b", false)] {
+        let written = scene.write((0..3).map(|_| keyed(key))).await;
+        let first = scene.take(&Take { limit: 1, together, ..leasing("one") }).await;
+        let frontiers = HashMap::from([(key.to_owned(), first.deliveries[0].seq.unwrap())]);
+        scene.pass(LEASE);
+        let other = scene.take(&Take { limit: 1, together, ..leasing("two") }).await;
+        assert_eq!(ids(&other.deliveries), written[..1], "the lease had run out");
+        let taken = scene.take(&Take { frontiers: frontiers.clone(), together, ..leasing("one") }).await;
+        assert!(taken.deliveries.is_empty(), "another has the first");
+        assert_eq!(behind(&taken), [key]);
+        let stranger = Take { frontiers, together, ..leasing("three") };
+        assert!(scene.take(&stranger).await.deliveries.is_empty());
+        scene.settle("two", &other.deliveries[0], Verdict::Done).await;
+        let rest = scene.take(&Take { together, ..leasing("three") }).await.deliveries;
+        assert_eq!(ids(&rest), written[1..]);
+        assert_eq!(scene.settle_all(&holder("three"), rest.iter().map(|d| (d, Verdict::Done))).await, 2);
+    }
+}
+
 /// Nor later gaps in the same key.
 pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

@@ -1,0 +1,120 @@
+//! Leases of many events at once, on PostgreSQL: what they cost, and what happens when somebody hangs while taking.
+#![cfg(feature = "postgres")]
+#![allow(missing_docs)]
+
+mod bed;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bed::{Bed, numbered};
+use outbox::store::{Completion, Delivery, Holder, OnDead, Origin, Settlement, SharedStore, Take, Verdict};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn by(owner: &str) -> Holder {
+    Holder::Lease { owner: owner.into(), lease: LEASE }
+}
+
+async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
+    let take = Take {
+        by: by(owner),
+        from: Origin::Start,
+        limit: 100,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
+        frontiers: HashMap::new(),
+        together: true,
+    };
+    store.take(&take).await.unwrap().deliveries
+}
+
+async fn settle(store: &SharedStore, owner: &str, deliveries: &[Delivery], verdict: Verdict) -> u64 {
+    let settlement =
+        |d: &Delivery| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: verdict.clone() };
+    let settlements: Vec<_> = deliveries.iter().map(settlement).collect();
+    store.settle(&by(owner), Completion::Delete, &settlements).await.unwrap().moved
+}
+
+/// Somebody who takes and does not end: has the lock that takers have one at a time.
+async fn hang(bed: &Bed<Postgres>) -> PgConnection {
+    let mut conn = PgConnection::connect(bed.url()).await.unwrap();
+    let lock = format!("BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('\"{}\"', 8))", bed.table);
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut conn).await.unwrap();
+    conn
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taking_together_writes_one_row_and_none_of_the_events() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..50).map(|n| numbered("e", n))).await.unwrap();
+    let taken = take(&store, "one").await;
+    assert_eq!(taken.len(), 50);
+    let untouched = "SELECT count(*) FROM {t} WHERE xmax::text = '0' AND claims = 0 AND locked_by IS NULL";
+    assert_eq!(bed.number(untouched).await, 50);
+    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 1);
+    assert!(take(&store, "two").await.is_empty());
+    let one = bed.outbox.admin().find(taken[0].event.id()).await.unwrap().unwrap();
+    assert_eq!(one.lease.unwrap().0.as_str(), "one", "whoever asks is told who has it");
+
+    assert_eq!(settle(&store, "two", &taken, Verdict::Done).await, 0, "a stranger");
+    assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 50);
+    assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 0, "twice");
+    take(&store, "one").await;
+    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0, "nothing is left behind");
+}
+
+/// What is given back, or fails, does not wait for the others that were taken with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_given_back_is_free_while_the_others_are_held() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let taken = take(&store, "one").await;
+    assert_eq!(settle(&store, "one", &taken[..1], Verdict::Released).await, 1);
+    let again = Verdict::Again { after: Duration::ZERO, counted: true, error: Some("no".to_owned()) };
+    assert_eq!(settle(&store, "one", &taken[1..2], again).await, 1);
+    let others = take(&store, "two").await;
+    assert_eq!(others.len(), 2);
+    assert!(others.iter().all(|d| d.claim > 0 && !d.suspect), "by their rows");
+    assert_eq!(settle(&store, "one", &taken[..2], Verdict::Done).await, 0, "not its any more");
+    assert_eq!(settle(&store, "two", &others, Verdict::Done).await, 2);
+    assert_eq!(settle(&store, "one", &taken[2..], Verdict::Done).await, 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_who_hangs_while_taking_does_not_keep_the_others_from_it() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let hanging = hang(&bed).await;
+    let began = Instant::now();
+    let taken = take(&store, "one").await;
+    assert_eq!(taken.len(), 10);
+    assert!(taken.iter().all(|d| d.claim == 1), "by their rows, which whoever hangs will find");
+    assert!(began.elapsed() >= Duration::from_secs(2), "it waited");
+    assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 10);
+    drop(hanging);
+}
+
+/// It may have been slow because it was stopped; then others lost their patience meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_who_was_slow_makes_sure_of_what_it_took() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let hanging = hang(&bed).await;
+    let release = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(1_300)).await;
+        hanging.close().await.unwrap();
+    });
+    let taken = take(&store, "one").await;
+    release.await.unwrap();
+    assert_eq!(taken.len(), 10);
+    assert!(taken.iter().all(|d| d.claim == 1), "what was a list are rows");
+    assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE locked_by = 'one' AND claims = 1").await, 10);
+    assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 10);
+}
