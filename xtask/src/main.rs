@@ -4,6 +4,7 @@
 //! - `ci` runs what a change must pass, the tests last
 //! - `schemathesis` holds the API against its document
 //! - `torture` has processes killed, stopped and cut off, and looks whether anything was lost
+//! - `bench` measures
 //! - `features` says what is built
 //! - `dist` makes the archive that is handed out
 //! - `servers` installs, starts and stops throw-away servers
@@ -11,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod browser;
 mod cargo;
 mod ci;
@@ -53,6 +55,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Ci => return ci::command(options),
         Command::Schemathesis => return schemathesis::command(options),
         Command::Torture => return torture::command(options),
+        Command::Bench => return bench::command(options),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 
+use crate::bench;
 use crate::servers::{self, Recipe};
 
 pub(crate) const HELP: &str = "\
@@ -15,6 +16,7 @@ commands:
             hold the REST API against its OpenAPI document, with every check there is
   torture   run processes against databases of their own, kill, stop and cut them off, and check what became of
             every event; --help tells its own options
+  bench     build for release, measure on a PostgreSQL of its own, write bench/RESULTS.md
   dist      build the command for release and pack it with all that belongs to it
   help      print this
 
@@ -27,6 +29,14 @@ options:
   --minutes, --seed, --database, --faults, …
                        (torture) passed on to it
 
+options of bench:
+  --quick              a fifth of everything: about three minutes; without it about forty
+  --only <names>       only these scenarios, and no RESULTS.md; --list says which there are
+  --rounds <n>         how often each figure is taken
+  --no-peers           without the other tools that stand beside ours
+  --database <url>     on this server instead of one of its own
+  --out <folder>       where RESULTS.md and its charts go
+
 examples:
   cargo xtask test                                  everything, as CI does
   cargo xtask test --only sqlite                    without any server
@@ -34,6 +44,8 @@ examples:
   cargo xtask servers --mysql                       then paste its `export` lines in another shell
   cargo xtask torture --minutes 5 --database all
   cargo xtask torture --minutes 1 --database postgres --faults kill-relay,mute --seed 42
+  cargo xtask bench --quick                         what to run first
+  cargo xtask bench --only cold,nodes --rounds 5
   cargo xtask ci";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +56,7 @@ pub(crate) enum Command {
     Ci,
     Schemathesis,
     Torture,
+    Bench,
     Dist,
 }
 
@@ -53,7 +66,7 @@ pub(crate) struct Options {
     only: Option<Vec<String>>,
     mysql: bool,
     pub(crate) release: bool,
-    /// What the torture test is told.
+    /// What the torture test or the benchmarks are told.
     pub(crate) passed_on: Vec<String>,
     pub(crate) cargo_test: Vec<String>,
 }
@@ -86,6 +99,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "ci" => Command::Ci,
         "schemathesis" => Command::Schemathesis,
         "torture" => Command::Torture,
+        "bench" => Command::Bench,
         "dist" => Command::Dist,
         unknown => bail!("there is no command `{unknown}`"),
     };
@@ -104,6 +118,14 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
             "--no-install" => options.install = false,
             "--release" if command == Command::Torture => options.release = true,
             _ if command == Command::Torture => options.passed_on.push(argument.clone()),
+            own if command == Command::Bench && bench::takes_value(own).is_some() => {
+                options.passed_on.push(own.to_owned());
+                if bench::takes_value(own) == Some(true) {
+                    options
+                        .passed_on
+                        .push(rest.next().with_context(|| format!("{own} needs a value"))?.clone());
+                }
+            }
             "--mysql" => options.mysql = true,
             "--only" => {
                 let names = rest.next().context("--only needs names after it")?;
@@ -175,6 +197,17 @@ mod tests {
         assert!(options.release && !options.install);
         assert_eq!(options.passed_on, ["--minutes", "5", "--faults", "cut"]);
         assert!(read("test --release").is_err());
+    }
+
+    #[test]
+    fn what_the_benchmarks_know_goes_to_them() {
+        let (command, options) = read("bench --quick --no-install --only cold,hot --rounds 5").unwrap();
+        assert_eq!(command, Command::Bench);
+        assert!(!options.install);
+        assert_eq!(options.passed_on, ["--quick", "--only", "cold,hot", "--rounds", "5"]);
+        for line in ["bench --rounds", "bench --fast", "test --quick", "bench -- --quick"] {
+            assert!(read(line).is_err(), "`{line}` was taken");
+        }
     }
 
     #[test]

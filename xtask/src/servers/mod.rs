@@ -115,6 +115,18 @@ pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
     apt::install(&missing, options.install)
 }
 
+/// Starts PostgreSQL for the benchmarks, and installs the brokers that they start themselves.
+pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
+    let recipe: &dyn Recipe = &postgres::Postgres;
+    let mut missing = recipe.missing_packages().to_vec();
+    // Without a broker a scenario is shorter; without the server there is none.
+    if may_install {
+        missing.extend(brokers::missing_packages());
+    }
+    apt::install(&missing, may_install)?;
+    start_one(recipe)
+}
+
 /// Starts the servers for `cargo test` by hand and keeps them until told to stop.
 pub(crate) fn serve(options: &Options) -> Result<()> {
     let servers = start(options)?;

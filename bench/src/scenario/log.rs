@@ -1,4 +1,4 @@
-//! The log: how fast a publisher reads a backlog, and what a condition adds to an append.
+//! The log: how fast a publisher reads a backlog, beside a bare cursor, and what a condition adds to an append.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,35 +6,73 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::{Condition, Event, EventBuilder, Outbox, Outgoing, PublishError, Publisher, Query, Topic};
-use sqlx::{AssertSqlSafe, Postgres, Row as _};
+use sqlx::{Postgres, Row as _};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
-use crate::{Bed, payload, per_second, print_ratio};
+use super::Scenario;
+use crate::bed::{Bed, payload, per_second, turns};
+use crate::figures::{Case, Part, Sheet, Unit};
+use crate::text::thousands;
 
 const TABLE: &str = "bench_log";
+const PUBLISHER: &str = "outbox, a publisher that counts";
+const CURSOR: &str = "a cursor, 1,000 rows at a time";
+const CONDITIONAL: &str = "outbox, conditional";
+const PLAIN: &str = "outbox, without conditions";
 
-pub(crate) async fn run(bed: &Bed, events: usize, appends: usize, clients: usize) -> anyhow::Result<()> {
-    publish(bed, events).await?;
-    append(bed, appends, clients).await
+/// How many append at once.
+const CLIENTS: usize = 16;
+
+pub(crate) struct Log;
+
+#[async_trait]
+impl Scenario for Log {
+    fn name(&self) -> &'static str {
+        "log"
+    }
+
+    fn title(&self) -> &'static str {
+        "The log"
+    }
+
+    fn about(&self, bed: &Bed) -> String {
+        format!(
+            "A publisher that only counts, over a log of {} events, 1,000 at a time, beside a cursor that fetches the same rows. \
+             Conditional appends of {CLIENTS} clients whose conditions do not touch, beside the same appends without conditions.",
+            thousands(bed.count(500_000) as f64)
+        )
+    }
+
+    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let published = publish(bed, bed.count(500_000)).await?;
+        sheet.parts.push(Part::bars("Publishing a log", Unit::EventsPerSecond, vec![published]));
+        let appended = append(bed, bed.count(20_000)).await?;
+        sheet.parts.push(Part::bars("Appending to a log", Unit::EventsPerSecond, vec![appended]));
+        Ok(())
+    }
 }
 
-/// A backlog read by a publisher that only counts, beside a cursor over the same rows that reads the same columns.
-async fn publish(bed: &Bed, events: usize) -> anyhow::Result<()> {
-    let outbox = fresh(bed, 4).await?;
+async fn publish(bed: &Bed, events: usize) -> anyhow::Result<Case> {
+    let outbox = bed.outbox(TABLE, 4).await?;
     let payload = payload();
     for start in (0..events).step_by(1_000) {
         let batch = (start..events.min(start + 1_000)).map(|n| event(&payload, n % 1_000));
         outbox.log().append(batch).await?;
     }
     bed.settle("bench_log_log").await?;
-    let (mut ours, mut cursor) = (Vec::new(), Vec::new());
+    let mut case = Case::of(format!("{} events", thousands(events as f64)), &[PUBLISHER, CURSOR]);
     for round in 0..bed.rounds {
-        cursor.push(per_second(events, by_cursor(bed, events).await?));
-        ours.push(per_second(events, by_publisher(&outbox, round, events).await?));
+        for who in turns(round, &[PUBLISHER, CURSOR]) {
+            let time = match who {
+                PUBLISHER => by_publisher(&outbox, round, events).await?,
+                _ => by_cursor(bed, events).await?,
+            };
+            case.add(round, who, per_second(events, time));
+        }
     }
     outbox.close().await;
-    print_ratio(&format!("log, publisher, backlog of {events}"), "ev/s", &ours, &cursor, ">= 0.6");
-    Ok(())
+    Ok(case)
 }
 
 async fn by_publisher(outbox: &Outbox<Postgres>, round: usize, events: usize) -> anyhow::Result<Duration> {
@@ -72,7 +110,7 @@ impl Publisher for Counter {
     }
 }
 
-/// A bare cursor: a thousand rows at a time, every column taken out of its row.
+/// A bare cursor that takes every column out of its row.
 async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
     let pool = bed.pool(1).await?;
     let began = Instant::now();
@@ -88,15 +126,9 @@ async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
             break;
         }
         for row in &rows {
-            let text: Option<String> = row.get(10);
-            let tags: Vec<String> = row.get(3);
-            std::hint::black_box((
-                row.get::<i64, _>(0),
-                row.get::<String, _>(1),
-                row.get::<String, _>(2),
-                tags,
-                text,
-            ));
+            let (id, kind) = (row.get::<String, _>(1), row.get::<String, _>(2));
+            let (tags, text) = (row.get::<Vec<String>, _>(3), row.get::<Option<String>, _>(10));
+            std::hint::black_box((row.get::<i64, _>(0), id, kind, tags, text));
         }
         read += rows.len();
     }
@@ -104,43 +136,36 @@ async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// Conditional appends whose conditions do not touch, beside plain ones.
-async fn append(bed: &Bed, appends: usize, clients: usize) -> anyhow::Result<()> {
-    let (mut ours, mut plain) = (Vec::new(), Vec::new());
-    for _ in 0..bed.rounds {
-        let outbox = fresh(bed, u32::try_from(clients)?).await?;
-        plain.push(per_second(appends, by_clients(&outbox, appends, clients, false).await?));
-        ours.push(per_second(appends, by_clients(&outbox, appends, clients, true).await?));
-        outbox.close().await;
+async fn append(bed: &Bed, appends: usize) -> anyhow::Result<Case> {
+    let mut case = Case::of(format!("{CLIENTS} clients"), &[CONDITIONAL, PLAIN]);
+    for round in 0..bed.rounds {
+        for who in turns(round, &[CONDITIONAL, PLAIN]) {
+            let outbox = bed.outbox(TABLE, CLIENTS).await?;
+            let time = by_clients(&outbox, appends, who == CONDITIONAL).await?;
+            case.add(round, who, per_second(appends / CLIENTS * CLIENTS, time));
+            outbox.close().await;
+        }
     }
-    print_ratio(
-        &format!("log, conditional append, {clients} clients, beside plain"),
-        "ev/s",
-        &ours,
-        &plain,
-        ">= 0.6",
-    );
-    Ok(())
+    Ok(case)
 }
 
+/// Each client appends to a wallet of its own.
 async fn by_clients(
     outbox: &Outbox<Postgres>,
     appends: usize,
-    clients: usize,
     conditional: bool,
 ) -> anyhow::Result<Duration> {
     let began = Instant::now();
-    let mut tasks = tokio::task::JoinSet::new();
-    for client in 0..clients {
+    let mut tasks = JoinSet::new();
+    for wallet in 0..CLIENTS {
         let log = outbox.log();
         tasks.spawn(async move {
             let payload = payload();
-            let wallet = if conditional { client + clients } else { client };
             let mut last = outbox::Position::START;
-            for _ in 0..appends / clients {
-                let condition = Condition::unless(Query::tag("wallet", wallet)).after(last);
+            for _ in 0..appends / CLIENTS {
                 let events = [event(&payload, wallet)];
                 last = if conditional {
+                    let condition = Condition::unless(Query::tag("wallet", wallet)).after(last);
                     log.append_if(events, condition).await?.positions()[0]
                 } else {
                     log.append(events).await?[0]
@@ -157,13 +182,4 @@ async fn by_clients(
 
 fn event(payload: &serde_json::Value, wallet: usize) -> EventBuilder {
     Event::new("DepositMade").tag("wallet", wallet).tag("region", "eu").json(payload)
-}
-
-async fn fresh(bed: &Bed, connections: u32) -> anyhow::Result<Outbox<Postgres>> {
-    let pool = bed.pool(1).await?;
-    for suffix in ["_log", "_log_tag", "_topic_progress"] {
-        sqlx::query(AssertSqlSafe(format!("DROP TABLE IF EXISTS {TABLE}{suffix}"))).execute(&pool).await?;
-    }
-    sqlx::query(AssertSqlSafe(format!("DROP SEQUENCE IF EXISTS {TABLE}_log_seq"))).execute(&pool).await?;
-    bed.outbox(TABLE, connections).await
 }

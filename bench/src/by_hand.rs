@@ -1,0 +1,89 @@
+//! What a relay is held against: loops of plain SQL that deliver each event at least once, and nothing more. They know no retries, no
+//! order of keys, no events that are due later, no verdicts, and their handler is a pass over the bytes.
+
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgPool, Row as _};
+use tokio::task::JoinSet;
+
+use crate::bed::{BATCH, Bed};
+
+/// How a loop makes sure that nobody else has its rows.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Claim {
+    /// It does not: there is one loop. Reads a batch, deletes it.
+    None,
+    /// By row locks: reads, delivers and deletes in one transaction, which is open as long as the handler runs.
+    Locked,
+    /// By a note in the row: the claim outlives its transaction, as ours does.
+    Leased,
+}
+
+impl Claim {
+    fn take(self, table: &str) -> String {
+        let due = format!(
+            "FROM {table} WHERE status IN (0, 2) AND available_at <= now() ORDER BY available_at, seq LIMIT {BATCH}"
+        );
+        match self {
+            Self::None => format!("SELECT event_id, payload::text {due}"),
+            Self::Locked => format!("SELECT event_id, payload::text {due} FOR UPDATE SKIP LOCKED"),
+            Self::Leased => {
+                let due = due.replace("ORDER", "AND (locked_until IS NULL OR locked_until < now()) ORDER");
+                format!(
+                    "UPDATE {table} SET locked_by = 'by hand', locked_until = now() + interval '1 minute', \
+                     claims = claims + 1 \
+                     WHERE event_id = ANY(ARRAY(SELECT event_id {due} FOR UPDATE SKIP LOCKED)) \
+                     RETURNING event_id, payload::text"
+                )
+            }
+        }
+    }
+}
+
+/// Empties a table by so many loops, with a connection each; returns how long it took.
+pub(crate) async fn drain(bed: &Bed, table: &str, claim: Claim, loops: usize) -> anyhow::Result<Duration> {
+    let mut pools = Vec::new();
+    for _ in 0..loops {
+        pools.push(bed.pool(1).await?);
+    }
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for pool in pools {
+        let (take, delete) = (claim.take(table), format!("DELETE FROM {table} WHERE event_id = ANY($1)"));
+        tasks.spawn(async move {
+            while batch(&pool, claim, &take, &delete).await? {}
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(began.elapsed())
+}
+
+/// Takes, delivers and deletes a batch; tells whether there was one.
+async fn batch(pool: &PgPool, claim: Claim, take: &str, delete: &str) -> anyhow::Result<bool> {
+    if claim == Claim::Leased {
+        let ids = delivered(&sqlx::query(AssertSqlSafe(take)).fetch_all(pool).await?);
+        sqlx::query(AssertSqlSafe(delete)).bind(&ids).execute(pool).await?;
+        return Ok(!ids.is_empty());
+    }
+    let mut tx = pool.begin().await?;
+    let ids = delivered(&sqlx::query(AssertSqlSafe(take)).fetch_all(&mut *tx).await?);
+    sqlx::query(AssertSqlSafe(delete)).bind(&ids).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(!ids.is_empty())
+}
+
+/// The handler.
+fn delivered(rows: &[PgRow]) -> Vec<String> {
+    let mut bytes = 0;
+    let ids = rows.iter().map(|row| {
+        bytes += row.get::<&str, _>(1).len();
+        row.get::<String, _>(0)
+    });
+    let ids = ids.collect();
+    std::hint::black_box(bytes);
+    ids
+}

@@ -1,0 +1,78 @@
+//! Cold drain: how fast one relay empties a backlog with a handler that does nothing, beside a loop of `SELECT` and `DELETE`, and
+//! beside what the others do with as many events.
+
+use async_trait::async_trait;
+
+use super::{Scenario, beside};
+use crate::bed::{BATCH, Bed, fill, per_second, turns};
+use crate::by_hand::{self, Claim};
+use crate::figures::{Bound, Case, Part, Sheet, Unit};
+use crate::load;
+use crate::text::thousands;
+
+const TABLE: &str = "bench_cold";
+const OURS: &str = "outbox, single_node";
+const PEERS: &str = "the other tools";
+const BY_HAND: &str = "SELECT + DELETE by hand";
+
+pub(crate) struct Cold;
+
+#[async_trait]
+impl Scenario for Cold {
+    fn name(&self) -> &'static str {
+        "cold"
+    }
+
+    fn title(&self) -> &'static str {
+        "Cold drain, one node"
+    }
+
+    fn about(&self, bed: &Bed) -> String {
+        format!(
+            "A backlog of {} events, one relay with an empty handler, completion `delete`, batches of {BATCH}; from its start until \
+             every event is settled. Beside it a hand-written loop that selects and deletes as many rows at a time: the least that \
+             delivers anything. The other tools get as many jobs, in a database of their own on the same server, and settle them in the way \
+             that is quickest for them.",
+            thousands(bed.count(100_000) as f64)
+        )
+    }
+
+    fn has_peers(&self) -> bool {
+        true
+    }
+
+    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let events = bed.count(100_000);
+        let outbox = bed.outbox(TABLE, 4).await?;
+        let mut case = Case::of(format!("{} events", thousands(events as f64)), &[OURS, BY_HAND]);
+        for round in 0..bed.rounds {
+            for who in turns(round, &[OURS, BY_HAND, PEERS]) {
+                if who == PEERS {
+                    let Some(peers) = &bed.peers else { continue };
+                    for (who, figure) in beside::measured(sheet, peers.drain(&bed.database, events).await) {
+                        beside::note_smaller(sheet, &who, &figure, events);
+                        figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
+                    }
+                    continue;
+                }
+                fill(&outbox, events, 0).await?;
+                bed.settle(TABLE).await?;
+                let time = match who {
+                    OURS => load::drain(vec![outbox.single_node()], events).await?,
+                    _ => by_hand::drain(bed, TABLE, Claim::None, 1).await?,
+                };
+                case.add(round, who, per_second(events, time));
+            }
+        }
+        outbox.close().await;
+        sheet.bounds.push(Bound::at_least(
+            "cold drain, one node, beside SELECT + DELETE",
+            0.7,
+            case.ratio_to(BY_HAND),
+        ));
+        let what = "cold drain, one node, beside the fastest of the other tools";
+        sheet.bounds.push(Bound::at_least(what, 2.0, beside::of_fastest(&case, 2)));
+        sheet.parts.push(Part::bars("Cold drain, one node", Unit::EventsPerSecond, vec![case]));
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! Cold drain by several relays at once, beside as many hand-written loops.
+
+use async_trait::async_trait;
+
+use super::Scenario;
+use crate::bed::{BATCH, Bed, fill, per_second, turns};
+use crate::by_hand::{self, Claim};
+use crate::figures::{Bound, Case, Part, Sheet, Unit};
+use crate::load;
+use crate::text::thousands;
+
+const TABLE: &str = "bench_nodes";
+const OURS: &str = "outbox, multi_node";
+const LOCKED: &str = "SKIP LOCKED + DELETE by hand";
+const LEASED: &str = "lease + DELETE by hand";
+
+pub(crate) struct Nodes;
+
+#[async_trait]
+impl Scenario for Nodes {
+    fn name(&self) -> &'static str {
+        "nodes"
+    }
+
+    fn title(&self) -> &'static str {
+        "Cold drain, several nodes"
+    }
+
+    fn about(&self, bed: &Bed) -> String {
+        format!(
+            "A backlog of {} events and 1, 2 and 4 relays, each with connections of its own, batches of {BATCH}. Beside them as many \
+             hand-written loops of two kinds. `SKIP LOCKED + DELETE` reads, delivers and deletes in one transaction per batch, which \
+             stays open while handlers run. `lease + DELETE` notes its claim in the row, as we do, so no transaction is open.",
+            thousands(bed.count(100_000) as f64)
+        )
+    }
+
+    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let events = bed.count(100_000);
+        let outbox = bed.outbox(TABLE, 4).await?;
+        let mut cases = Vec::new();
+        for nodes in [1, 2, 4] {
+            let name = if nodes == 1 { "1 relay".to_owned() } else { format!("{nodes} relays") };
+            let mut case = Case::of(name, &[OURS, LOCKED, LEASED]);
+            for round in 0..bed.rounds {
+                for who in turns(round, &[OURS, LOCKED, LEASED]) {
+                    fill(&outbox, events, 0).await?;
+                    bed.settle(TABLE).await?;
+                    let time = match who {
+                        OURS => by_relays(bed, events, nodes).await?,
+                        LOCKED => by_hand::drain(bed, TABLE, Claim::Locked, nodes).await?,
+                        _ => by_hand::drain(bed, TABLE, Claim::Leased, nodes).await?,
+                    };
+                    case.add(round, who, per_second(events, time));
+                }
+            }
+            if nodes == 2 {
+                let what = "cold drain, two nodes, beside SKIP LOCKED claim + DELETE";
+                sheet.bounds.push(Bound::at_least(what, 1.0, case.ratio_to(LOCKED)));
+            }
+            cases.push(case);
+        }
+        let rest = outbox.admin().backlog().await?.pending;
+        anyhow::ensure!(rest == 0, "{rest} events are left");
+        outbox.close().await;
+        sheet.parts.push(Part::bars("Cold drain, several nodes", Unit::EventsPerSecond, cases));
+        Ok(())
+    }
+}
+
+/// By relays that share nothing but the table.
+async fn by_relays(bed: &Bed, events: usize, nodes: usize) -> anyhow::Result<std::time::Duration> {
+    let mut handles = Vec::new();
+    for _ in 0..nodes {
+        handles.push(bed.handle(TABLE, 4).await?);
+    }
+    let time = load::drain(handles.iter().map(outbox::Outbox::multi_node).collect(), events).await?;
+    for handle in handles {
+        handle.close().await;
+    }
+    Ok(time)
+}
