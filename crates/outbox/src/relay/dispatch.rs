@@ -208,7 +208,9 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         if engine.runs.peek(&key, |job| engine.routes.is_in_tx(&job.delivery.event)).unwrap_or(false) {
             // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
             // after it.
-            engine.settler.caught_up(&key).await;
+            if engine.runs.has_unwritten(&key) {
+                engine.settler.catch_up().await;
+            }
         }
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);

@@ -161,6 +161,11 @@ impl Runs {
         more
     }
 
+    /// Whether something of the key was handled that is not settled yet.
+    pub(crate) fn has_unwritten(&self, key: &str) -> bool {
+        self.inner().runs.get(key).is_some_and(|run| run.unsettled > run.queue.len())
+    }
+
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
     pub(crate) fn halt(&self, key: &str) -> Vec<Job> {
         let mut inner = self.inner();

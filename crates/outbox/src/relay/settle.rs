@@ -1,7 +1,7 @@
 //! Settling: one task writes verdicts to the database, in batches.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
@@ -77,14 +77,6 @@ impl Spoken {
             Spoken::Waiting(_) | Spoken::Last => 0,
         }
     }
-
-    /// The key of verdicts that are not in the database yet.
-    fn unwritten_key(&self) -> Option<&str> {
-        match self {
-            Spoken::Verdicts { told, key, .. } if told.iter().any(|told| !told.written) => key.as_deref(),
-            _ => None,
-        }
-    }
 }
 
 /// The workers' side of the settler. Verdicts that are not written yet are counted: when there are many of them, workers wait
@@ -94,8 +86,6 @@ pub(crate) struct Speaker {
     /// As many permits as there is room for verdicts.
     room: Semaphore,
     capacity: usize,
-    /// Keys of which something was said that is not written yet, and how often.
-    unwritten: Mutex<HashMap<String, usize>>,
     /// Somebody waits, or there is much to write: do not linger.
     hurry: Notify,
 }
@@ -104,8 +94,7 @@ impl Speaker {
     /// With room for so many verdicts, and where they are heard.
     pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
         let (spoken, heard) = mpsc::unbounded_channel();
-        let (room, unwritten) = (Semaphore::new(capacity), Mutex::default());
-        (Self { spoken, room, capacity, unwritten, hurry: Notify::new() }, heard)
+        (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
     }
 
     /// How much room something takes. The last word takes some as well: it waits behind those that wait for room.
@@ -131,24 +120,15 @@ impl Speaker {
         Ok(())
     }
 
-    /// Waits until what was said of a key is written, or not this node's to write any more.
-    pub(crate) async fn caught_up(&self, key: &str) {
-        if self.unwritten().contains_key(key) {
-            let (waiting, written) = oneshot::channel();
-            self.say(Spoken::Waiting(waiting)).await;
-            // Nobody answers; the question is dropped when all before it is written.
-            let _ = written.await;
-        }
-    }
-
-    fn unwritten(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
-        self.unwritten.lock().expect("no one panics while holding this lock")
+    /// Waits until what was said before is written, or not this node's to write any more.
+    pub(crate) async fn catch_up(&self) {
+        let (waiting, written) = oneshot::channel();
+        self.say(Spoken::Waiting(waiting)).await;
+        // Nobody answers; the question is dropped when all before it is written.
+        let _ = written.await;
     }
 
     fn hand_over(&self, spoken: Spoken) {
-        if let Some(key) = spoken.unwritten_key() {
-            *self.unwritten().entry(key.to_owned()).or_default() += 1;
-        }
         let urgent = !spoken.can_wait();
         // Nobody hears it any more once the relay is over.
         let _ = self.spoken.send(spoken);
@@ -161,17 +141,6 @@ impl Speaker {
     /// What was said is written.
     fn written(&self, size: u32) {
         self.room.add_permits(size as usize);
-    }
-
-    /// The same of what was said of these keys.
-    fn wrote(&self, keys: &[String]) {
-        let mut unwritten = self.unwritten();
-        for key in keys {
-            match unwritten.get_mut(key) {
-                Some(count) if *count > 1 => *count -= 1,
-                _ => drop(unwritten.remove(key)),
-            }
-        }
     }
 }
 
@@ -227,10 +196,7 @@ impl Settler {
             self.linger(&mut batch).await;
             let last = batch.iter().any(|spoken| matches!(spoken, Spoken::Last));
             let sizes: Vec<u32> = batch.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
-            let keys: Vec<String> =
-                batch.iter().filter_map(Spoken::unwritten_key).map(str::to_owned).collect();
             let waiting = self.settle(batch).await;
-            self.engine.settler.wrote(&keys);
             drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
