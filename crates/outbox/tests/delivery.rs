@@ -336,14 +336,14 @@ on_every_database! {
         let other = bed.another().await;
         let mut relays = Vec::new();
         for outbox in [&bed.outbox, &other.outbox] {
-            relays.push(outbox.multi_node().lease(300 * MS).poll_interval(20 * MS)
-                .on_type("e", seen.taking(1_500 * MS)).start().await.unwrap());
+            relays.push(outbox.multi_node().lease(800 * MS).poll_interval(20 * MS)
+                .on_type("e", seen.taking(3_000 * MS)).start().await.unwrap());
         }
         let mut tx = bed.outbox.begin().await.unwrap();
         bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
         bed.outbox.send(numbered("e", 0)).await.unwrap();
         seen.reach(1).await;
-        // The handler of 0 needs five leases; the transaction stays open for all of them.
+        // The handler of 0 needs several leases; the transaction stays open for all of them.
         while bed.number("SELECT count(*) FROM {t} WHERE status = 1").await == 0 {
             tokio::time::sleep(20 * MS).await;
         }

@@ -97,12 +97,13 @@ async fn tell(seed: u64) {
             .start()
             .await
             .unwrap();
-        for n in written..EVENTS.min(written + chance.random_range(0..20)) {
+        let more = EVENTS.min(written + chance.random_range(0..20));
+        for n in written..more {
             let event = Event::new("e").json(&n);
             let event = if n % 3 == 0 { event } else { event.ordering_key(format!("key {}", n % 3)) };
             outbox.send(event).await.unwrap();
-            written = n + 1;
         }
+        written = more;
         // In the middle of whatever it is doing.
         tokio::time::sleep(chance.random_range(0..25) * MS).await;
         // That it could not give everything back at once is no harm: leases run out, and leaders are followed.
@@ -113,8 +114,9 @@ async fn tell(seed: u64) {
             break;
         }
     }
+    let all = outbox.store().list(&Filter::default(), 1_000).await.unwrap();
     let story = story.lock().unwrap();
-    for stored in outbox.store().list(&Filter::default(), 1_000).await.unwrap() {
+    for stored in all {
         let event = stored.event.unwrap();
         let n: u64 = event.payload().unwrap();
         assert_eq!(stored.status, Status::Done, "seed {seed}: {n}");

@@ -71,7 +71,7 @@ fn ways(value: &toml::Value, way: &[String], all: &mut Vec<Vec<String>>) {
     let step = |name: String| [way, &[name]].concat();
     match value {
         toml::Value::Table(table) => {
-            table.iter().for_each(|(name, value)| ways(value, &step(name.clone()), all))
+            table.iter().for_each(|(name, value)| ways(value, &step(name.clone()), all));
         }
         toml::Value::Array(array) => {
             array.iter().enumerate().for_each(|(n, value)| ways(value, &step(n.to_string()), all));

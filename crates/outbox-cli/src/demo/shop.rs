@@ -27,7 +27,7 @@ const CREATE_ORDERS: &str = "\
 
 /// Everything that the demo leaves in any database, without what all names start with. The orders last: while they are there, a
 /// demo runs.
-const TABLES: [&str; 15] = [
+const TABLES: [&str; 16] = [
     "event",
     "event_lease",
     "event_key",
@@ -36,6 +36,7 @@ const TABLES: [&str; 15] = [
     "event_inbox",
     "event_node",
     "event_attempt",
+    "event_batch",
     "event_audit",
     "log_tag",
     "log_head",
