@@ -55,7 +55,7 @@ impl World {
         let ends = self.slots.iter().map(|slot| async {
             let mut slot = slot.lock().await;
             if let Some(how) = slot.end(Signal::TERM).await {
-                let expected = how == "exit code 0";
+                let expected = how == "exit code 0" || self.may_abort(&how);
                 self.gone(&mut slot, &how, expected);
             }
         });

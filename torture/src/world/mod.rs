@@ -277,9 +277,14 @@ impl World {
         }
     }
 
+    /// Whether it is one of our own handlers that ended the process. That may happen while it is told to end, too.
+    fn may_abort(&self, how: &str) -> bool {
+        how.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort)
+    }
+
     fn look_after(&self, slot: &mut Slot) {
         let Some(status) = slot.ended() else { return };
-        let aborted = status.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort);
+        let aborted = self.may_abort(&status);
         self.gone(slot, &status, aborted);
         if !aborted {
             self.say(&format!("{} ended by itself: {status}", slot.process_name()));

@@ -259,7 +259,7 @@ impl World {
             let mut slot = slot.lock_owned().await;
             if let Some(how) = slot.end(Signal::TERM).await {
                 // One that has only just begun knows no better than to end by the signal.
-                let expected = how == "exit code 0" || how == "signal 15";
+                let expected = how == "exit code 0" || how == "signal 15" || self.may_abort(&how);
                 self.gone(&mut slot, &how, expected);
             }
             self.start(&mut slot)?;
