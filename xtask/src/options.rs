@@ -30,7 +30,7 @@ options:
                        (torture) passed on to it
 
 options of bench:
-  --quick              a fifth of everything: about three minutes; without it about forty
+  --quick              a fifth of everything: about three minutes once it is built
   --only <names>       only these scenarios, and no RESULTS.md; --list says which there are
   --rounds <n>         how often each figure is taken
   --no-peers           without the other tools that stand beside ours

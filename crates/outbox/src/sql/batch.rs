@@ -10,7 +10,7 @@
 //! - From then on the event is leased by its row, as one is that is retried, or born leased.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -24,17 +24,20 @@ use crate::error::{Error, Result};
 use crate::event::EventId;
 use crate::store::{NodeId, OnDead, Reach, Settlement, Store as _, Take};
 
-/// Taking that took longer than this may have been overtaken by one who lost patience. Far less than their patience is.
-const QUICK: Duration = Duration::from_secs(1);
-
 /// Nobody may keep the lock because its process hangs, or is gone without having said so.
 ///
 /// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
-const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 2000; \
+const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 10000; \
     SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off";
 /// One at a time takes. A statement of its own before the one that takes: that has to see what whoever had the lock before has
 /// written.
 const LOCK: &str = "; SELECT pg_advisory_xact_lock(hashtextextended('{events}', 8))";
+/// Ends the session of whoever has had the lock for so long. One that waits for its client to read what it sends is not idle, and
+/// no limit ends it.
+const END_WHO_HANGS: &str = "SELECT {flag pg_terminate_backend(l.pid)} FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND a.datname = current_database() \
+    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('{events}', 8) \
+    AND a.xact_start < clock_timestamp() - interval '9 seconds'";
 /// Takes away leases that ran out. The time stays on the rows, and says that they are suspect.
 const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {now} RETURNING seqs, due_from, due_to) \
     UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
@@ -81,10 +84,6 @@ const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints
 
 const EXTEND: &str =
     "UPDATE {batches} SET held_until = {later $1} WHERE batch_id {in ints $2} RETURNING batch_id";
-
-/// Makes leases of rows out of a list.
-const CONVERT: &str = "UPDATE {events} SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 \
-    WHERE event_id {in texts $3} AND {pending of events} AND claims = 0 AND locked_by IS NULL RETURNING event_id";
 
 /// What this process holds by lists.
 #[derive(Default)]
@@ -203,63 +202,20 @@ impl Batches {
 impl<DB: Database> SqlStore<DB> {
     /// Takes what is due: together what nobody has held before if that is wanted, the rest by their rows.
     pub(super) async fn claim_listed(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
-        let asked = Instant::now();
-        let mut window = match self.claim_alone(take, owner, lease).await {
+        match self.claim_alone(take, owner, lease).await {
             Err(error) if is_lock_timeout(&error) => {
-                tracing::debug!(
-                    store = self.name(),
-                    "somebody takes, and does not end: going on without the lock"
-                );
-                let tx = self.begin_by(&format!("{LIMITS}{REAP}")).await?;
-                let take = Take { together: false, ..take.clone() };
-                return self.claim_in(tx, &take, owner, lease).await;
+                let ended = self.fetch(END_WHO_HANGS, Vec::new()).await?.len();
+                tracing::warn!(store = self.name(), ended, "somebody began to take events and did not end");
+                self.claim_alone(take, owner, lease).await
             }
-            claimed => claimed?,
-        };
-        if asked.elapsed() > QUICK {
-            self.convert(&mut window, owner, lease).await?;
+            claimed => claimed,
         }
-        Ok(window)
     }
 
     /// Takes while nobody else does.
     async fn claim_alone(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
-        let tx = self.begin_by(&format!("{LIMITS}{LOCK}{REAP}")).await?;
-        self.claim_in(tx, take, owner, lease).await
-    }
-
-    /// Makes sure of what was listed slowly: others may have lost their patience, and taken it without looking at the list.
-    async fn convert(&self, window: &mut Window, owner: &NodeId, lease: Duration) -> Result<()> {
-        let listed: Vec<EventId> =
-            window.rows.iter().filter(|row| row.claim == 0).map(|row| row.id.clone()).collect();
-        if listed.is_empty() {
-            return Ok(());
-        }
-        let ids = Value::texts(listed.iter().map(EventId::as_str));
-        let mut conn = self.pools.relay.acquire().await?;
-        let values = vec![Value::text(owner.as_str()), Value::micros(lease), ids];
-        let mut ours = HashSet::new();
-        for row in DB::fetch(&mut conn, self.render(CONVERT), values).await? {
-            ours.extend(DB::text(&row, 0)?);
-        }
-        conn.went_well();
-        self.batches.let_go(&listed);
-        window.rows.retain_mut(|row| {
-            let listed = row.claim == 0;
-            row.claim += i32::from(listed);
-            !listed || ours.contains(row.id.as_str())
-        });
-        Ok(())
-    }
-
-    async fn claim_in(
-        &self,
-        mut tx: Work<'static, DB>,
-        take: &Take,
-        owner: &NodeId,
-        lease: Duration,
-    ) -> Result<Window> {
         let asked = Instant::now();
+        let mut tx = self.begin_by(&format!("{LIMITS}{LOCK}{REAP}")).await?;
         let (mine, ended) = self.batches.before_taking();
         let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, false, Some(self.batches.floor()));
         let (keys, reaches): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();

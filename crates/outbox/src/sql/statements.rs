@@ -154,7 +154,7 @@ pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 
      WHERE event_id = $1 AND claims = $2 AND {pending of events}";
 /// What is added to it: who counts.
 pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3";
-pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL AND $3 <> ''";
+pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL";
 pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
      WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
 pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";

@@ -647,8 +647,7 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
         let mut template = sql::COUNT_START.to_owned();
-        let mut values =
-            vec![Value::text(id.as_str()), Value::Int(claim.into()), Value::text(by.owner().as_str())];
+        let mut values = vec![Value::text(id.as_str()), Value::Int(claim.into())];
         match by {
             Holder::Lease { owner, .. } if DB::LISTS && claim == 0 => {
                 if self.batches.of(owner, [id]).is_empty() {
@@ -656,10 +655,13 @@ impl<DB: Database> Store for SqlStore<DB> {
                 }
                 template.push_str(sql::COUNTED_BY_LIST);
             }
-            Holder::Lease { .. } => template.push_str(sql::COUNTED_BY_LEASE),
-            Holder::Exclusive { epoch, .. } => {
+            Holder::Lease { owner, .. } => {
+                template.push_str(sql::COUNTED_BY_LEASE);
+                values.push(Value::text(owner.as_str()));
+            }
+            Holder::Exclusive { owner, epoch } => {
                 template.push_str(sql::COUNTED_BY_EPOCH);
-                values.push(Value::Int(*epoch));
+                values.extend([Value::text(owner.as_str()), Value::Int(*epoch)]);
             }
         }
         if self.run(&template, values).await? == 0 {
