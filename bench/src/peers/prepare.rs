@@ -22,11 +22,14 @@ impl Program {
         command
     }
 
-    /// How large a backlog it is given at most. Those that take their jobs one by one would hold up all others.
+    /// How large a backlog it is given at most. Those that take or complete their jobs one by one
+    /// would hold up all others.
     pub(super) fn most_events(&self, quick: bool) -> usize {
         match (self.peer, quick) {
             ("procrastinate", true) => 2_000,
             ("procrastinate", false) => 10_000,
+            ("sqlxmq", true) => 10_000,
+            ("sqlxmq", false) => 50_000,
             _ => usize::MAX,
         }
     }

@@ -1,15 +1,18 @@
-//! Leases of many events at once, on PostgreSQL: what they cost, and what happens when somebody hangs while taking.
+//! Taking on PostgreSQL: what leases of many events at once cost, what happens when somebody hangs while taking, and how much is read.
 #![cfg(feature = "postgres")]
 #![allow(missing_docs)]
 
 mod bed;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bed::{Bed, numbered};
-use outbox::store::{Completion, Delivery, Holder, OnDead, Origin, Settlement, SharedStore, Take, Verdict};
+use outbox::store::{Delivery, Holder, OnDead, Origin, Settlement, SharedStore, Take, Verdict};
+use outbox::{Completion, Cx, RelayBuilder};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tokio::sync::Semaphore;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -110,4 +113,61 @@ async fn one_who_takes_is_waited_for() {
     assert!(!taking.is_finished());
     sqlx::raw_sql("COMMIT").execute(&mut slow).await.unwrap();
     assert_eq!(taking.await.unwrap(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_stopped_leaves_no_list_behind() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    bed.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
+    let handled = Arc::new(Semaphore::new(0));
+    let seen = handled.clone();
+    let relay = bed.outbox.multi_node().on_any(move |_: Cx| {
+        let seen = seen.clone();
+        async move { seen.add_permits(1) }
+    });
+    let relay = relay.start().await.unwrap();
+    let _all = handled.acquire_many(300).await.unwrap();
+    relay.stop().await.unwrap();
+    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0);
+}
+
+/// After some takes the planner makes one plan for all values. It expects few rows then, and to read and sort the whole backlog for
+/// each take looks cheap to it.
+async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilder) {
+    const EVENTS: i64 = 20_000;
+    for start in (0..EVENTS).step_by(1_000) {
+        bed.outbox.send_all((start..start + 1_000).map(|n| numbered("e", n as u64))).await.unwrap();
+    }
+    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
+    // Not in the order in which they lie in the table, as after a while of use.
+    let shuffle =
+        format!("UPDATE {} SET available_at = available_at - random() * interval '1 hour'", bed.table);
+    for statement in [shuffle, format!("VACUUM ANALYZE {}", bed.table)] {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut beside).await.unwrap();
+    }
+    let relay = relay.completion(Completion::Delete).batch(128).cold_capacity(256).on_any(|_: Cx| async {});
+    let relay = relay.start().await.unwrap();
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+    // Each session tells its counters when it ends, or after a while.
+    bed.outbox.close().await;
+    let read = "SELECT COALESCE(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE indexrelname = $1 || '_due'";
+    let mut counted = 0;
+    while counted < EVENTS {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        counted = sqlx::query_scalar(read).bind(&bed.table).fetch_one(&mut beside).await.unwrap();
+    }
+    assert!(counted < 10 * EVENTS, "{counted} entries read to take {EVENTS}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taking_reads_little_more_than_it_takes() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    reads_little_more_than_it_takes(&bed, bed.outbox.multi_node()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reading_alone_reads_little_more_than_it_takes() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    reads_little_more_than_it_takes(&bed, bed.outbox.single_node()).await;
 }

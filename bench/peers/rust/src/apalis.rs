@@ -35,7 +35,6 @@ impl Peer for Apalis {
         write: "push_tasks on the caller's transaction",
     };
     const SCHEMA: &'static str = "apalis";
-    const UNSETTLED: &'static str = "SELECT FROM apalis.jobs WHERE status <> 'Done'";
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
@@ -65,6 +64,11 @@ impl Peer for Apalis {
         apalis_postgres::queries::push_tasks(&mut *tx, QUEUE, vec![task(4711)?]).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    async fn unsettled(&self) -> anyhow::Result<bool> {
+        let any = "SELECT EXISTS (SELECT FROM apalis.jobs WHERE status <> 'Done')";
+        Ok(sqlx::query_scalar(any).fetch_one(&self.pool).await?)
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {

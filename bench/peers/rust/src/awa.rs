@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use awa::{Client, InsertOpts, InsertParams, JobArgs, JobResult, QueueConfig};
+use awa::{
+    AwaError, Client, InsertOpts, InsertParams, JobArgs, JobResult, QueueConfig, QueueStorage,
+    QueueStorageConfig,
+};
 use serde::{Deserialize, Serialize};
 use sqlx08::PgPool;
 use sqlx08::postgres::PgPoolOptions;
@@ -34,18 +37,19 @@ fn to_queue() -> InsertOpts {
     InsertOpts { queue: QUEUE.into(), ..InsertOpts::default() }
 }
 
+fn storage() -> Result<QueueStorage, AwaError> {
+    QueueStorage::new(QueueStorageConfig::default())
+}
+
 impl Peer for Awa {
     const NAME: &'static str = "awa";
     const VERSION: &'static str = "0.6.9";
     const SETTINGS: Settings = Settings {
-        drain: "queue storage, max_workers 512, claims of 512, no deadline, polls every 50 ms; jobs are completed into a log; filled by insert_many_copy",
+        drain: "queue storage, max_workers 512, claims of 512, no deadline, polls every 50 ms; jobs are completed into a log; filled by enqueue_params_copy",
         latency: "queue storage, max_workers 512, no deadline, polls every 50 ms, LISTEN/NOTIFY; added by insert_with",
         write: "insert_with on the caller's transaction",
     };
     const SCHEMA: &'static str = "awa";
-    const UNSETTLED: &'static str =
-        "SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'cancelled', 'failed')";
-    const SETTLED_BY_STOPPING: bool = true;
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
@@ -61,7 +65,7 @@ impl Peer for Awa {
         let jobs: Vec<InsertParams> = (0..count)
             .map(|_| awa::model::insert::params_with(&Bench::new(4711), to_queue()))
             .collect::<Result<_, _>>()?;
-        awa::insert_many_copy_from_pool(&self.pool, &jobs).await?;
+        storage()?.enqueue_params_copy(&self.pool, &jobs).await?;
         Ok(())
     }
 
@@ -76,6 +80,11 @@ impl Peer for Awa {
         awa::insert_with(&mut *tx, &Bench::new(4711), to_queue()).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    async fn unsettled(&self) -> anyhow::Result<bool> {
+        let counts = storage()?.queue_counts(&self.pool, QUEUE).await?;
+        Ok(counts.available + counts.running > 0)
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {

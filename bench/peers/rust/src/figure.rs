@@ -116,27 +116,14 @@ async fn drain<P: Peer>(peer: &P, admin: &mut PgConnection, events: usize) -> an
     let began = Instant::now();
     let stop = peer.work(handler).await?;
     left.1.notified().await;
-    let seconds = if P::SETTLED_BY_STOPPING {
-        stop.await;
-        let seconds = began.elapsed().as_secs_f64();
-        anyhow::ensure!(!unsettled::<P>(admin).await?, "jobs are left");
-        seconds
-    } else {
-        while unsettled::<P>(admin).await? {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        let seconds = began.elapsed().as_secs_f64();
-        stop.await;
-        seconds
-    };
+    while peer.unsettled().await? {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    stop.await;
     let twice = -left.0.load(Ordering::Relaxed);
     anyhow::ensure!(twice == 0, "{twice} jobs were handled twice");
     Ok(json!({ "events": events, "seconds": seconds }))
-}
-
-async fn unsettled<P: Peer>(admin: &mut PgConnection) -> anyhow::Result<bool> {
-    let any = AssertSqlSafe(format!("SELECT EXISTS ({})", P::UNSETTLED));
-    Ok(sqlx::query_scalar(any).fetch_one(admin).await?)
 }
 
 async fn latency<P: Peer>(peer: &P, rate: f64, seconds: f64) -> anyhow::Result<Value> {

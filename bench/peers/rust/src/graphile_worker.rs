@@ -44,7 +44,6 @@ impl Peer for GraphileWorker {
         write: "add_job through with_executor, in the caller's transaction",
     };
     const SCHEMA: &'static str = "peer_graphile_worker_rs";
-    const UNSETTLED: &'static str = "SELECT FROM peer_graphile_worker_rs._private_jobs";
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
@@ -75,6 +74,11 @@ impl Peer for GraphileWorker {
         utils.add_job(Payload::new(4711), JobSpec::default()).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    async fn unsettled(&self) -> anyhow::Result<bool> {
+        let any = "SELECT EXISTS (SELECT FROM peer_graphile_worker_rs._private_jobs)";
+        Ok(sqlx::query_scalar(any).fetch_one(&self.pool).await?)
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {

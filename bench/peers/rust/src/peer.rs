@@ -45,11 +45,6 @@ pub trait Peer: Clone + Send + Sync + 'static {
     const SETTINGS: Settings;
     /// The schema that it lives in: dropped before and after.
     const SCHEMA: &'static str;
-    /// Finds rows while any job is neither gone nor marked as done.
-    const UNSETTLED: &'static str;
-    /// Whether the drain is timed to the end of the worker, which settles everything first, because asking the
-    /// database with so many finished jobs would take longer than the work.
-    const SETTLED_BY_STOPPING: bool = false;
 
     /// Makes the schema. `writers` transactions will be open at once.
     fn open(database: &str, writers: u32) -> impl Future<Output = anyhow::Result<Self>>;
@@ -62,6 +57,9 @@ pub trait Peer: Clone + Send + Sync + 'static {
 
     /// Writes a row into the table `business` of its schema and adds a job, in one transaction.
     fn write(&self) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// Whether any job is neither gone nor marked as done in the database.
+    fn unsettled(&self) -> impl Future<Output = anyhow::Result<bool>> + Send;
 
     /// Starts the worker.
     fn work(&self, handler: Handler) -> impl Future<Output = anyhow::Result<Stop>> + Send;

@@ -35,9 +35,6 @@ impl Peer for Sqlxmq {
         write: "spawn on the caller's transaction",
     };
     const SCHEMA: &'static str = "peer_sqlxmq";
-    // There is one row that belongs to no job.
-    const UNSETTLED: &'static str =
-        "SELECT FROM peer_sqlxmq.mq_msgs WHERE id <> '00000000-0000-0000-0000-000000000000'";
 
     async fn open(database: &str, writers: u32) -> anyhow::Result<Self> {
         let options = PgConnectOptions::from_str(database)?.options([("search_path", "peer_sqlxmq,public")]);
@@ -69,6 +66,12 @@ impl Peer for Sqlxmq {
         JobBuilder::new("bench").set_json(&Payload::new(4711))?.spawn(&mut *tx).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    async fn unsettled(&self) -> anyhow::Result<bool> {
+        // There is one row that belongs to no job.
+        let any = "SELECT EXISTS (SELECT FROM peer_sqlxmq.mq_msgs WHERE id <> '00000000-0000-0000-0000-000000000000')";
+        Ok(sqlx08::query_scalar(any).fetch_one(&self.pool).await?)
     }
 
     async fn work(&self, handler: Handler) -> anyhow::Result<Stop> {

@@ -28,7 +28,8 @@ use crate::store::{NodeId, OnDead, Reach, Settlement, Store as _, Take};
 ///
 /// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
 const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 10000; \
-    SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off";
+    SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off; \
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
 /// One at a time takes. A statement of its own before the one that takes: that has to see what whoever had the lock before has
 /// written.
 const LOCK: &str = "; SELECT pg_advisory_xact_lock(hashtextextended('{events}', 8))";
@@ -79,8 +80,9 @@ const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints
     SELECT e.event_id, e.seq, e.available_at, {int e.attempts}, \
         {int CASE WHEN {alone e} THEN u.claims WHEN s.stop IS NULL OR e.seq < s.stop THEN 0 END}, {flag e.suspect}, {columns}, \
         e.ordering_key, (SELECT batch_id FROM b), (SELECT min(batch_id) FROM {batches}) \
-    FROM w AS e LEFT JOIN u ON u.event_id = e.event_id LEFT JOIN stops s ON s.ordering_key = e.ordering_key \
-    ORDER BY e.available_at, e.seq";
+    FROM w AS e LEFT JOIN u ON u.event_id = e.event_id LEFT JOIN stops s ON s.ordering_key = e.ordering_key";
+
+const FORGET: &str = "DELETE FROM {batches} WHERE batch_id {in ints $1}";
 
 const EXTEND: &str =
     "UPDATE {batches} SET held_until = {later $1} WHERE batch_id {in ints $2} RETURNING batch_id";
@@ -251,7 +253,9 @@ impl<DB: Database> SqlStore<DB> {
             .replace("{blocking}", blocking);
         let rows = DB::fetch(&mut tx, self.render(&text), values).await?;
         tx.commit().await?;
-        let window = self.window(&rows)?;
+        let mut window = self.window(&rows)?;
+        // Here, not there: the rows are wide, and nearly in order already.
+        window.rows.sort_by_key(|row| (row.available_at, row.seq));
         if let Some(row) = rows.first() {
             let number = |column| DB::int(row, sql::AFTER_EVENT + column);
             if let Some(batch) = number(1)? {
@@ -266,6 +270,15 @@ impl<DB: Database> SqlStore<DB> {
     /// Takes away leases of lists that ran out.
     pub(super) async fn reap_listed(&self) -> Result<()> {
         Ok(self.begin_by(&format!("{LIMITS}{REAP}")).await?.commit().await?)
+    }
+
+    /// Forgets lists of which nothing is left, as the next take would: there is none.
+    pub(super) async fn forget_ended_lists(&self) -> Result<()> {
+        let (_, ended) = self.batches.before_taking();
+        if !ended.is_empty() {
+            self.run(FORGET, vec![Value::ints(ended)]).await?;
+        }
+        Ok(())
     }
 
     /// An event was settled on a connection of somebody else's.

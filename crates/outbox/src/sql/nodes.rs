@@ -25,7 +25,7 @@ impl<DB: Database> SqlStore<DB> {
 
     pub(super) async fn retire_node(&self, node: &NodeId) -> Result<()> {
         self.run(RETIRE, vec![Value::text(node.as_str())]).await?;
-        Ok(())
+        if DB::LISTS { self.forget_ended_lists().await } else { Ok(()) }
     }
 
     pub(super) async fn all_nodes(&self) -> Result<Vec<Node>> {

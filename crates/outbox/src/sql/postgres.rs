@@ -257,9 +257,15 @@ impl Dialect for Postgres {
     }
 
     fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
-        let relay = pool(3).after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
-        let relay = relay.connect_lazy_with((*write.connect_options()).clone());
-        Pools::new(write, relay.clone(), relay)
+        let options = || (*write.connect_options()).clone();
+        let relay = pool(3).after_connect(|conn, _| {
+            Box::pin(async move {
+                set_up(conn).await?;
+                sqlx::raw_sql(ALONG_INDEXES).execute(conn).await.map(drop)
+            })
+        });
+        let read = pool(2).after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
+        Pools::new(write, relay.connect_lazy_with(options()), read.connect_lazy_with(options()))
     }
 
     async fn insert(
@@ -285,8 +291,6 @@ impl Dialect for Postgres {
         Ok(Some(ids.into_iter().flatten().collect()))
     }
 
-    // With statistics that are old, or before there are any, reading all and sorting it looks cheap. What is left are the indexes, in
-    // their order. Not `enable_sort`: where some sort has to be, all plans would look the same.
     const IN_ORDER: Option<&'static str> =
         Some("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off");
 
@@ -380,6 +384,10 @@ async fn set_up(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("SET jit = off").execute(conn).await?;
     Ok(())
 }
+
+/// With statistics that are old, or before there are any, or for a plan that is to serve all values, reading all and sorting it looks
+/// cheap. What is left are the indexes, in their order. Not `enable_sort`: where some sort has to be, all plans would look the same.
+const ALONG_INDEXES: &str = "SET enable_seqscan = off; SET enable_bitmapscan = off";
 
 fn pool(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new().max_connections(max_connections)

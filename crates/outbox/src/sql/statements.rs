@@ -74,10 +74,15 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
     if let Some(oldest) = lists {
         // Also by one that ran out: whoever has it may still settle what is in it, until it is taken away.
         values.push(Value::Int(oldest));
+        let mut which = format!("b.batch_id >= ${}", values.len());
+        if let Origin::After(cursor) = &take.from {
+            // Most of them lie before the place from which on is read: they need not be searched.
+            values.push(Value::Time(Some(cursor.at)));
+            let _ = write!(which, " AND b.due_to >= {{time ${}}}", values.len());
+        }
         let _ = write!(
             due,
-            " AND (e.claims > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {{batches}} b WHERE b.batch_id >= ${}))",
-            values.len()
+            " AND (e.claims > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {{batches}} b WHERE {which}))"
         );
     }
     if !take.skip_recent.is_zero() {

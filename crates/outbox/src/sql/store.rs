@@ -281,10 +281,28 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Reads what is due without writing anything: the taker holds the whole table.
     async fn read(&self, take: &Take) -> Result<Window> {
-        let mut conn = self.pools.read.acquire().await?;
-        let mut window = self.look(&mut conn, take, false).await?;
-        self.block(&mut conn, &mut window, take).await?;
+        let Some(settings) = DB::IN_ORDER else { return self.read_from(&self.pools.read, take).await };
+        // The relay's own connections are told once how to plan; those of a fleet serve everybody.
+        if let Source::Pool(_) = self.pools.relay {
+            return self.read_from(&self.pools.relay, take).await;
+        }
+        let mut tx = begin_on(&self.pools.relay).await?;
+        DB::script(&mut tx, settings.to_owned()).await?;
+        let window = self.see(&mut tx, take).await?;
+        tx.commit().await?;
+        Ok(window)
+    }
+
+    async fn read_from(&self, source: &Source<DB>, take: &Take) -> Result<Window> {
+        let mut conn = source.acquire().await?;
+        let window = self.see(&mut conn, take).await?;
         conn.went_well();
+        Ok(window)
+    }
+
+    async fn see(&self, conn: &mut DB::Connection, take: &Take) -> Result<Window> {
+        let mut window = self.look(conn, take, false).await?;
+        self.block(conn, &mut window, take).await?;
         Ok(window)
     }
 
@@ -420,7 +438,7 @@ impl<DB: Database> SqlStore<DB> {
         for row in rows {
             let seq = DB::int(row, 1)?.unwrap_or_default();
             let Some(at) = DB::time(row, 2)? else { continue };
-            window.cursor = Some(Cursor { at, seq });
+            window.cursor = window.cursor.max(Some(Cursor { at, seq }));
             let id = match DB::text(row, 0) {
                 Ok(Some(id)) => EventId::from(id),
                 unreadable => {
