@@ -101,6 +101,11 @@ pub(crate) fn turns<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
     order
 }
 
+/// How many events a drain begins with: enough of them that starting and stopping a relay hardly counts.
+pub(crate) fn backlog(bed: &Bed) -> usize {
+    bed.count(250_000).min(100_000)
+}
+
 /// A payload of 256 bytes.
 pub(crate) fn payload() -> serde_json::Value {
     serde_json::json!({ "order": 4711, "text": "x".repeat(232) })

@@ -19,6 +19,7 @@ impl Daemon {
         let mut child = Command::new(binary)
             .args(["relay", "--publish", "stdout", "--completion", "delete", "--batch", &BATCH.to_string()])
             .args(["--table", table, "--mode", mode, "--database", database])
+            .env("OUTBOX_LOG", "warn")
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| {

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use super::{Scenario, beside};
-use crate::bed::{BATCH, Bed, fill, per_second, turns};
+use crate::bed::{BATCH, Bed, backlog, fill, per_second, turns};
 use crate::by_hand::{self, Claim};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load;
@@ -33,7 +33,7 @@ impl Scenario for Cold {
              every event is settled. Beside it a hand-written loop that selects and deletes as many rows at a time: the least that \
              delivers anything. The other tools get as many jobs, in a database of their own on the same server, and settle them in the way \
              that is quickest for them.",
-            thousands(bed.count(100_000) as f64)
+            thousands(backlog(bed) as f64)
         )
     }
 
@@ -42,7 +42,7 @@ impl Scenario for Cold {
     }
 
     async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let events = bed.count(100_000);
+        let events = backlog(bed);
         let outbox = bed.outbox(TABLE, 4).await?;
         let mut case = Case::of(format!("{} events", thousands(events as f64)), &[OURS, BY_HAND]);
         for round in 0..bed.rounds {

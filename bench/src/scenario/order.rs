@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::Scenario;
-use crate::bed::{Bed, fill, per_second, turns};
+use crate::bed::{Bed, backlog, fill, per_second, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load;
 use crate::text::thousands;
@@ -31,12 +31,12 @@ impl Scenario for Order {
         format!(
             "A backlog of {} events whose order is kept per key, for few and for many keys, beside our own drain of the same events \
              without keys.",
-            thousands(bed.count(100_000) as f64)
+            thousands(backlog(bed) as f64)
         )
     }
 
     async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let events = bed.count(100_000);
+        let events = backlog(bed);
         let outbox = bed.outbox(TABLE, 4).await?;
         for mode in ["single_node", "multi_node"] {
             let name = |keys| format!("{} keys", thousands(keys as f64));
