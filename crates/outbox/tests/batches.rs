@@ -115,26 +115,37 @@ async fn one_who_takes_is_waited_for() {
     assert_eq!(taking.await.unwrap(), 10);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_stopped_leaves_no_list_behind() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    bed.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
+/// Runs a relay until so many events are handled, and stops it. Unlike `idle` it has nobody look at the whole table.
+async fn until_handled(relay: RelayBuilder, events: u32) {
     let handled = Arc::new(Semaphore::new(0));
     let seen = handled.clone();
-    let relay = bed.outbox.multi_node().on_any(move |_: Cx| {
+    let relay = relay.on_any(move |_: Cx| {
         let seen = seen.clone();
         async move { seen.add_permits(1) }
     });
     let relay = relay.start().await.unwrap();
-    let _all = handled.acquire_many(300).await.unwrap();
+    let _all = handled.acquire_many(events).await.unwrap();
     relay.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_stopped_leaves_no_list_behind() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    bed.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
+    until_handled(bed.outbox.multi_node(), 300).await;
     assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0);
+}
+
+/// How many entries of the index of what is due were read, ever.
+async fn read_of_index(conn: &mut PgConnection, table: &str) -> i64 {
+    let read = "SELECT COALESCE(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE indexrelname = $1 || '_due'";
+    sqlx::query_scalar(read).bind(table).fetch_one(conn).await.unwrap()
 }
 
 /// After some takes the planner makes one plan for all values. It expects few rows then, and to read and sort the whole backlog for
 /// each take looks cheap to it.
 async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilder) {
-    const EVENTS: i64 = 20_000;
+    const EVENTS: i64 = 40_000;
     for start in (0..EVENTS).step_by(1_000) {
         bed.outbox.send_all((start..start + 1_000).map(|n| numbered("e", n as u64))).await.unwrap();
     }
@@ -142,22 +153,20 @@ async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilde
     // Not in the order in which they lie in the table, as after a while of use.
     let shuffle =
         format!("UPDATE {} SET available_at = available_at - random() * interval '1 hour'", bed.table);
-    for statement in [shuffle, format!("VACUUM ANALYZE {}", bed.table)] {
+    let say_counters = "SELECT pg_stat_force_next_flush()".to_owned();
+    for statement in [shuffle, format!("VACUUM ANALYZE {}", bed.table), say_counters] {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut beside).await.unwrap();
     }
-    let relay = relay.completion(Completion::Delete).batch(128).cold_capacity(256).on_any(|_: Cx| async {});
-    let relay = relay.start().await.unwrap();
-    relay.idle().await.unwrap();
-    relay.stop().await.unwrap();
+    let before = read_of_index(&mut beside, &bed.table).await;
+    until_handled(relay.completion(Completion::Delete).batch(128).cold_capacity(256), EVENTS as u32).await;
     // Each session tells its counters when it ends, or after a while.
     bed.outbox.close().await;
-    let read = "SELECT COALESCE(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE indexrelname = $1 || '_due'";
     let mut counted = 0;
     while counted < EVENTS {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        counted = sqlx::query_scalar(read).bind(&bed.table).fetch_one(&mut beside).await.unwrap();
+        counted = read_of_index(&mut beside, &bed.table).await - before;
     }
-    assert!(counted < 10 * EVENTS, "{counted} entries read to take {EVENTS}");
+    assert!(counted < 12 * EVENTS, "{counted} entries read to take {EVENTS}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

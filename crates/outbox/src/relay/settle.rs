@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::store::{Holder, Settled, Settlement, Verdict};
 
 /// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
-const BATCH: usize = 1_000;
+const BATCH: usize = 2_000;
 
 /// How long a database may refuse all verdicts before their events are let go, and so handled again: it may be
 /// read-only for a while, or full.
@@ -133,9 +133,14 @@ impl Speaker {
         // Nobody hears it any more once the relay is over.
         let _ = self.spoken.send(spoken);
         let waiting = self.capacity.saturating_sub(self.room.available_permits());
-        if urgent || waiting >= BATCH.min(self.capacity / 2) {
+        if urgent || waiting >= self.enough() {
             self.hurry.notify_one();
         }
+    }
+
+    /// How many verdicts need not wait for more: a full batch, or so many that workers will soon wait for room.
+    fn enough(&self) -> usize {
+        BATCH.min(self.capacity / 2)
     }
 
     /// What was said is written.
@@ -220,14 +225,20 @@ impl Settler {
     /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
     /// many writes, and the handlers have long gone on.
     async fn linger(&mut self, batch: &mut Vec<Spoken>) {
-        if verdicts(batch) >= BATCH || !batch.iter().all(Spoken::can_wait) {
-            return;
+        let enough = self.engine.settler.enough();
+        let over = tokio::time::sleep(self.engine.settings.linger);
+        tokio::pin!(over);
+        // Being told to hurry may be about what was written since: then there is time.
+        while verdicts(batch) < enough && batch.iter().all(Spoken::can_wait) {
+            let in_time = tokio::select! {
+                () = &mut over => false,
+                () = self.engine.settler.hurry.notified() => true,
+            };
+            self.fill(batch);
+            if !in_time {
+                return;
+            }
         }
-        tokio::select! {
-            () = tokio::time::sleep(self.engine.settings.linger) => {}
-            () = self.engine.settler.hurry.notified() => {}
-        }
-        self.fill(batch);
     }
 
     /// Writes a batch and lets go of its events. Returns those who wait for that.
