@@ -232,6 +232,7 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
         prop_oneof![4 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..2_u8).prop_map(From::Key)];
     let limit = prop_oneof![2 => Just(1), 1 => Just(2), 2 => Just(10)];
     let kind = prop_oneof![6 => Just(Kind::Done), 1 => kind()];
+    let by = prop_oneof![2 => by(), 1 => (0..3_u8).prop_map(By::Owner)];
     prop_oneof![
         4 => prop::collection::vec(draft, 1..3).prop_map(Step::Write),
         8 => (taker, limit, from).prop_map(|(by, limit, from)| Step::Take {
@@ -242,7 +243,7 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
             skip_recent: 0,
             skip_type: false,
         }),
-        6 => (by(), prop::collection::vec((0..5_usize, kind), 1..3), any::<bool>())
+        6 => (by, prop::collection::vec((0..5_usize, kind), 1..3), any::<bool>())
             .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
         2 => (0..3_u8).prop_map(|owner| Step::Extend { owner }),
         4 => (1..=LEASE).prop_map(Step::Pass),
