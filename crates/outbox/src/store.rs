@@ -59,7 +59,8 @@ pub trait Store: AdminStore + fmt::Debug {
         settlements: &[Settlement],
     ) -> Result<Settled>;
 
-    /// Renews leases. Returns the ids that are still held; the others were lost.
+    /// Renews leases. Returns the ids that are still held; the others were lost. What was taken [together](Take::together) is
+    /// renewed as a whole: an event of it that somebody has deleted since is among them.
     async fn extend(
         &self,
         owner: &NodeId,
@@ -296,7 +297,8 @@ pub struct Take {
 pub struct Reach {
     /// The newest event of it.
     pub seq: i64,
-    /// Whether all of it was taken [together](Take::together) with others.
+    /// Whether all of it was taken [together](Take::together) with others. Then a dead event before the newest that is replayed
+    /// in the meantime may be passed by.
     pub together: bool,
 }
 

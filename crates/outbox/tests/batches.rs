@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bed::{Bed, numbered};
-use outbox::store::{Delivery, Holder, OnDead, Origin, Settlement, SharedStore, Take, Verdict};
+use outbox::store::{Delivery, Holder, OnDead, Origin, Reach, Settlement, SharedStore, Take, Verdict};
 use outbox::{Completion, Cx, RelayBuilder};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::sync::Semaphore;
@@ -21,6 +21,12 @@ fn by(owner: &str) -> Holder {
 }
 
 async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
+    take_after(store, owner, &[]).await
+}
+
+/// For one that has these events of the key in hand already, all by lists.
+async fn take_after(store: &SharedStore, owner: &str, in_hand: &[Delivery]) -> Vec<Delivery> {
+    let reach = in_hand.iter().filter_map(|d| d.seq).max().map(|seq| Reach { seq, together: true });
     let take = Take {
         by: by(owner),
         from: Origin::Start,
@@ -28,7 +34,7 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
-        frontiers: HashMap::new(),
+        frontiers: reach.map(|reach| ("key".to_owned(), reach)).into_iter().collect::<HashMap<_, _>>(),
         together: true,
     };
     store.take(&take).await.unwrap().deliveries
@@ -86,6 +92,60 @@ async fn one_that_is_given_back_is_free_while_the_others_are_held() {
     assert_eq!(settle(&store, "one", &taken[..2], Verdict::Done).await, 0, "not its any more");
     assert_eq!(settle(&store, "two", &others, Verdict::Done).await, 2);
     assert_eq!(settle(&store, "one", &taken[2..], Verdict::Done).await, 8);
+}
+
+/// Two relays of one process share its memory of what is in lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verdict_of_a_stranger_ends_no_lease() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    let ones = take(&store, "one").await;
+    bed.outbox.send(numbered("e", 2)).await.unwrap();
+    let twos = take(&store, "two").await;
+    assert_eq!(settle(&store, "two", &[twos, ones.clone()].concat(), Verdict::Done).await, 1, "its own");
+    let leader = Holder::Exclusive { owner: "three".into(), epoch: 0 };
+    let done = Settlement { id: ones[0].event.id().clone(), claim: ones[0].claim, verdict: Verdict::Done };
+    assert_eq!(
+        store.settle(&leader, Completion::Delete, &[done]).await.unwrap().moved,
+        0,
+        "it leads nothing"
+    );
+    assert!(take(&store, "two").await.is_empty(), "it is held");
+    assert_eq!(settle(&store, "one", &ones, Verdict::Done).await, 1);
+}
+
+/// A list that ran out may be renewed until somebody takes it away. Whoever cancels what is in it does that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_cancelled_when_its_lease_had_run_out_is_not_renewed() {
+    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..2).map(|n| numbered("e", n))).await.unwrap();
+    let taken = take(&store, "one").await;
+    let (first, second) = (taken[0].event.id().clone(), taken[1].event.id().clone());
+    assert!(!store.cancel(&first).await.unwrap(), "it is held");
+    bed.advance(LEASE);
+    assert!(store.cancel(&first).await.unwrap());
+    assert!(store.extend(&"one".into(), LEASE, &[(first, 0), (second, 0)]).await.unwrap().is_empty());
+}
+
+/// One that hung for longer than its lease is too late with what it has handled. That it has told so does not make it the holder.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_goes_on_with_a_key_of_which_an_earlier_event_was_lost() {
+    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
+    let (store, other) = (bed.outbox.store(), bed.another().await.outbox.store());
+    let send = async |n| bed.outbox.send(numbered("e", n).ordering_key("key")).await.unwrap();
+    send(1).await;
+    let first = take(&store, "one").await;
+    bed.advance(LEASE / 2);
+    send(2).await;
+    let second = take_after(&store, "one", &first).await;
+    assert_eq!((first.len(), second.len()), (1, 1));
+    bed.advance(LEASE / 2);
+    send(3).await;
+    assert_eq!(take(&other, "two").await.len(), 1, "the first again");
+    assert_eq!(settle(&store, "one", &first, Verdict::Done).await, 0, "too late");
+    assert!(take_after(&store, "one", &second).await.is_empty(), "another has the first");
 }
 
 /// Its process may be stopped, or gone without a word. It loses its session, and with it whatever it was about to take.

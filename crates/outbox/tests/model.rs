@@ -3,6 +3,9 @@
 //! The model is a plain list of rows and a few `if`s, so that it is easy to believe. Whatever a history of writes,
 //! crashes, late settlements, replays and purges does to the real table, it must do to that list.
 //!
+//! Two nodes share a store, the third has one of its own, as relays of two processes do. They lease by rows and together, and go on
+//! with keys of which they have something in hand.
+//!
 //! `OUTBOX_MODEL_CASES` says how many histories each database gets, `PROPTEST_RNG_SEED` makes them the same again.
 
 #[path = "model/steps.rs"]
@@ -13,9 +16,8 @@ mod table;
 #[path = "model/world.rs"]
 mod world;
 
-use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use steps::step;
+use steps::history;
 use support::Place;
 use world::World;
 
@@ -26,7 +28,7 @@ fn any_history_does_to_the_table_what_it_does_to_the_model(place: impl Future<Ou
     let cases = std::env::var("OUTBOX_MODEL_CASES").ok().map_or(64, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
-        .run(&prop::collection::vec(step(), 1..30), |history| {
+        .run(&history(), |history| {
             runtime.block_on(world.borrow_mut().run(&history));
             Ok(())
         })

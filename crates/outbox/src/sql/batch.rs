@@ -102,6 +102,16 @@ struct Inner {
     of: HashMap<EventId, i64>,
     /// Lists of which nothing is left.
     ended: Vec<i64>,
+    lost: Vec<Lost>,
+}
+
+/// A list of which something was somebody else's by the time it was settled. Whoever has later events of a key in hand may have
+/// lost an earlier one with it, and must not go on as if that were settled.
+struct Lost {
+    number: i64,
+    /// The newest list when something was taken next. When all up to it are settled, nobody has such later events any more:
+    /// of those that were taken since, none was taken past what was lost.
+    newest: Option<i64>,
 }
 
 struct Batch {
@@ -122,10 +132,17 @@ impl Batches {
     }
 
     /// The lists of which something is left, and those of which nothing is: they are forgotten. Among the first may be some that
-    /// ran out: until all of such a one is let go of, not everything is as this process thinks.
+    /// ran out, or are lost: not everything is as this process thinks then.
     fn before_taking(&self) -> (Vec<i64>, Vec<i64>) {
         let mut inner = self.inner();
-        (inner.batches.keys().copied().collect(), std::mem::take(&mut inner.ended))
+        let Inner { batches, lost, ended, .. } = &mut *inner;
+        let newest = batches.keys().copied().max().unwrap_or_default();
+        lost.retain_mut(|lost| {
+            let newest = *lost.newest.get_or_insert(newest);
+            batches.keys().any(|number| *number <= newest)
+        });
+        let lost = lost.iter().map(|lost| lost.number);
+        (batches.keys().copied().chain(lost).collect(), std::mem::take(ended))
     }
 
     fn took(&self, number: i64, owner: NodeId, ids: Vec<EventId>, until: Instant) {
@@ -138,8 +155,8 @@ impl Batches {
         self.inner().floor = floor;
     }
 
-    /// These events are settled, or somebody else's.
-    pub(super) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a EventId>) {
+    /// These events are settled; unless `all`, some of them are somebody else's.
+    pub(super) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a EventId>, all: bool) {
         let mut inner = self.inner();
         for id in ids {
             let Some(number) = inner.of.remove(id) else { continue };
@@ -148,6 +165,9 @@ impl Batches {
             if batch.left == 0 {
                 inner.batches.remove(&number);
                 inner.ended.push(number);
+                if !all {
+                    inner.lost.push(Lost { number, newest: None });
+                }
             }
         }
     }
@@ -217,7 +237,7 @@ impl<DB: Database> SqlStore<DB> {
     /// Takes while nobody else does.
     async fn claim_alone(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         let asked = Instant::now();
-        let mut tx = self.begin_by(&format!("{LIMITS}{LOCK}{REAP}")).await?;
+        let mut tx = self.begin_alone().await?;
         let (mine, ended) = self.batches.before_taking();
         let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, false, Some(self.batches.floor()));
         let (keys, reaches): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();
@@ -283,12 +303,12 @@ impl<DB: Database> SqlStore<DB> {
 
     /// An event was settled on a connection of somebody else's.
     pub(crate) fn let_go(&self, id: &EventId) {
-        self.batches.let_go([id]);
+        self.batches.let_go([id], true);
     }
 
-    /// Begins a transaction during which nobody takes anything.
+    /// Begins a transaction during which nobody takes anything, and renews nothing that ran out before.
     pub(super) async fn begin_alone(&self) -> Result<Work<'static, DB>> {
-        self.begin_by(&format!("{LIMITS}{LOCK}")).await
+        self.begin_by(&format!("{LIMITS}{LOCK}{REAP}")).await
     }
 
     async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {

@@ -615,7 +615,10 @@ impl<DB: Database> Store for SqlStore<DB> {
             return Ok(Settled::default());
         }
         let settled = self.settle_batch(by, completion, &allowed).await?;
-        self.batches.let_go(settlements.iter().filter(|s| s.claim == 0).map(|s| &s.id));
+        if let Holder::Lease { .. } = by {
+            let listed = allowed.iter().filter(|s| s.claim == 0).map(|s| &s.id);
+            self.batches.let_go(listed, settled.moved == allowed.len() as u64);
+        }
         Ok(settled)
     }
 

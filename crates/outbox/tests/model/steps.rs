@@ -77,7 +77,13 @@ pub struct Draft {
 /// In whose name is taken.
 #[derive(Clone, Copy, Debug)]
 pub enum Taker {
-    Lease(u8),
+    Lease {
+        owner: u8,
+        /// By one row for all, where the database can do so.
+        together: bool,
+        /// Goes on with keys behind what it has in hand of them.
+        onward: bool,
+    },
     /// As the one who holds the whole table; how many events of each key it has in hand already.
     Leader(u8, [usize; 3]),
 }
@@ -177,7 +183,8 @@ fn by() -> impl Strategy<Value = By> {
 fn taker() -> impl Strategy<Value = Taker> {
     let in_hand = || prop_oneof![3 => Just(0), 1 => 1..4_usize];
     prop_oneof![
-        3 => (0..3_u8).prop_map(Taker::Lease),
+        3 => (0..3_u8, any::<bool>(), any::<bool>())
+            .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward }),
         1 => (0..3_u8, [in_hand(), in_hand(), in_hand()]).prop_map(|(owner, hands)| Taker::Leader(owner, hands)),
     ]
 }
@@ -209,8 +216,46 @@ fn which() -> impl Strategy<Value = Which> {
         })
 }
 
+/// Steps of every kind, or only those that decide who has what: then much more happens to the same few events.
+pub fn history() -> impl Strategy<Value = Vec<Step>> {
+    prop_oneof![prop::collection::vec(step(), 1..30), prop::collection::vec(step_of_leases(), 1..30)]
+}
+
+/// A step that decides who has what, of one key or of none.
+fn step_of_leases() -> impl Strategy<Value = Step> {
+    let key = prop_oneof![3 => Just(Some(0)), 1 => Just(None)];
+    let draft =
+        key.prop_map(|key| Draft { other_type: false, key, dedup: None, delay: None, expires: false });
+    let taker = (0..3_u8, proptest::bool::weighted(0.8), proptest::bool::weighted(0.8))
+        .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward });
+    let from =
+        prop_oneof![4 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..2_u8).prop_map(From::Key)];
+    let limit = prop_oneof![2 => Just(1), 1 => Just(2), 2 => Just(10)];
+    let kind = prop_oneof![6 => Just(Kind::Done), 1 => kind()];
+    let by = prop_oneof![2 => by(), 1 => (0..3_u8).prop_map(By::Owner)];
+    prop_oneof![
+        4 => prop::collection::vec(draft, 1..3).prop_map(Step::Write),
+        8 => (taker, limit, from).prop_map(|(by, limit, from)| Step::Take {
+            by,
+            limit,
+            from,
+            on_dead: OnDead::Hold,
+            skip_recent: 0,
+            skip_type: false,
+        }),
+        6 => (by, prop::collection::vec((0..5_usize, kind), 1..3), any::<bool>())
+            .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
+        2 => (0..3_u8).prop_map(|owner| Step::Extend { owner }),
+        4 => (1..=LEASE).prop_map(Step::Pass),
+        1 => Just(Step::Reap),
+        1 => (0..4_usize).prop_map(Step::Cancel),
+        1 => (0..3_u8).prop_map(|owner| Step::Lead { owner }),
+        1 => (0..3_u8).prop_map(|owner| Step::Resign { owner, late: 0 }),
+    ]
+}
+
 /// A step of any kind.
-pub fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = Step> {
     let owner = 0..3_u8;
     let from =
         prop_oneof![3 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..3_u8).prop_map(From::Key)];

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use outbox::store::{Claim, Filter, Holder, Origin, Settlement, Take, Verdict};
+use outbox::store::{Claim, Filter, Holder, Origin, Reach, Settlement, Take, Verdict};
 use outbox::{Completion, EventId, NodeId, OnDead, Status};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +24,8 @@ pub struct Row {
     pub last_error: Option<String>,
     pub locked_by: Option<NodeId>,
     pub locked_until: Option<DateTime<Utc>>,
+    /// The list that it is leased by, until that is taken away.
+    pub list: Option<usize>,
     pub claims: Claim,
     pub crashes: u32,
     /// The attempts that failed: how many there had been, whose it was, whether the event died of it, and why.
@@ -31,14 +33,20 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn is_free(&self, now: DateTime<Utc>) -> bool {
-        self.status.is_pending() && self.locked_until.is_none_or(|until| until <= now)
-    }
-
     pub fn unlock(&mut self) {
         self.locked_by = None;
         self.locked_until = None;
+        self.list = None;
     }
+}
+
+/// A lease of many events at once.
+#[derive(Clone, Debug)]
+pub struct List {
+    pub owner: NodeId,
+    pub until: DateTime<Utc>,
+    /// It ran out, and was taken away.
+    pub over: bool,
 }
 
 /// The lease on the whole table.
@@ -55,15 +63,108 @@ pub struct Taken {
     pub id: EventId,
     pub claim: Claim,
     pub by: Holder,
+    /// The list that it came with.
+    pub list: Option<usize>,
+    /// Whether its taker has told what became of it.
+    pub told: bool,
+}
+
+/// The events of a key that a relay believes to have in hand, as it remembers them: it does not know what it has lost.
+///
+/// What dead events do to a key is a setting of a relay: one that is asked with both is like two.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub owner: NodeId,
+    pub on_dead: OnDead,
+    pub key: String,
+    /// Everything of the key up to here is in this run, or was.
+    pub frontier: Reach,
+    /// What it has not told the verdict of.
+    pub left: Vec<(EventId, Claim)>,
+}
+
+impl Run {
+    pub fn is(&self, owner: &NodeId, on_dead: OnDead) -> bool {
+        self.owner == *owner && self.on_dead == on_dead
+    }
+
+    /// This owner has just taken this row.
+    pub fn join(runs: &mut Vec<Run>, owner: &NodeId, on_dead: OnDead, row: &Row) {
+        let key = row.key.clone().expect("only keys have runs");
+        let i = runs.iter().position(|run| run.is(owner, on_dead) && run.key == key).unwrap_or_else(|| {
+            let frontier = Reach { seq: 0, together: true };
+            runs.push(Run { owner: owner.clone(), on_dead, key, frontier, left: Vec::new() });
+            runs.len() - 1
+        });
+        let run = &mut runs[i];
+        run.frontier.seq = run.frontier.seq.max(row.seq);
+        run.frontier.together &= row.claims == 0;
+        run.left.push((row.id.clone(), row.claims));
+    }
+
+    /// Its owner has told verdicts, in time or not. A run is over when all of it is done, or one of it is not.
+    pub fn settle(runs: &mut Vec<Run>, owner: &NodeId, settlements: &[Settlement]) {
+        for s in settlements {
+            let told = |left: &(EventId, Claim)| left.0 == s.id && left.1 == s.claim;
+            let is_it = |run: &Run| run.owner == *owner && run.left.iter().any(told);
+            let Some(i) = runs.iter().position(is_it) else { continue };
+            runs[i].left.retain(|left| !told(left));
+            if runs[i].left.is_empty() || s.verdict != Verdict::Done {
+                runs.remove(i);
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 pub struct Model {
     pub rows: Vec<Row>,
+    /// All that there ever were.
+    pub lists: Vec<List>,
     pub lead: Lead,
 }
 
 impl Model {
+    /// Who holds a row and until when, or did so last.
+    pub fn lease<'a>(&'a self, row: &'a Row) -> Option<(&'a NodeId, DateTime<Utc>)> {
+        match row.list {
+            Some(list) => Some((&self.lists[list].owner, self.lists[list].until)),
+            None => row.locked_by.as_ref().zip(row.locked_until),
+        }
+    }
+
+    /// Pending, and nobody holds it.
+    pub fn is_free(&self, row: &Row, now: DateTime<Utc>) -> bool {
+        row.status.is_pending() && self.lease(row).is_none_or(|(_, until)| until <= now)
+    }
+
+    /// Takes away lists that ran out. What is left of them is leased by its rows from then on, and suspect.
+    pub fn reap_lists(&mut self, now: DateTime<Utc>) {
+        for list in self.lists.iter_mut().filter(|list| list.until <= now) {
+            list.over = true;
+        }
+        for row in &mut self.rows {
+            if row.list.is_some_and(|list| self.lists[list].over) {
+                row.list = None;
+                row.claims += 1;
+                row.locked_until = Some(now);
+            }
+        }
+    }
+
+    /// Whether a row is not in the taker's way, because the taker has it in hand already. A lease that ran out is no such hold.
+    pub fn is_in_hand(&self, row: &Row, take: &Take, now: DateTime<Utc>) -> bool {
+        let reach = row.key.as_ref().and_then(|key| take.frontiers.get(key));
+        reach.is_some_and(|reach| row.seq <= reach.seq)
+            && match &take.by {
+                Holder::Lease { owner, .. } => {
+                    row.status.is_pending()
+                        && self.lease(row).is_some_and(|(by, until)| by == owner && until > now)
+                }
+                Holder::Exclusive { .. } => true,
+            }
+    }
+
     /// The rows that a take looks at, and those of them that it may have.
     pub fn take(&self, take: &Take, now: DateTime<Utc>) -> (Vec<usize>, Vec<usize>) {
         let open = match &take.by {
@@ -73,7 +174,9 @@ impl Model {
         let mut window: Vec<usize> = (0..self.rows.len())
             .filter(|i| {
                 let row = &self.rows[*i];
-                open && row.is_free(now)
+                // Whoever has a list may settle what is in it until it is taken away, which a reader does not do.
+                open && self.is_free(row, now)
+                    && row.list.is_none()
                     && row.available_at <= now
                     && row.created_at <= now - take.skip_recent
                     && !take.skip_types.contains(&row.event_type)
@@ -100,18 +203,15 @@ impl Model {
         }
         let has = |i: &usize| {
             let row = &self.rows[*i];
-            // What the taker has in hand already is not in its way.
-            let in_hand =
-                row.key.as_ref().and_then(|key| take.frontiers.get(key)).map_or(0, |reach| reach.seq);
             let in_the_way = |(j, other): (usize, &Row)| {
                 let blocks = match take.on_dead {
                     OnDead::Hold => other.status != Status::Done,
                     OnDead::Skip => other.status.is_pending(),
                 };
                 other.key == row.key
-                    && in_hand < other.seq
                     && other.seq < row.seq
                     && blocks
+                    && !self.is_in_hand(other, take, now)
                     && !window.contains(&j)
             };
             row.key.is_none() || !self.rows.iter().enumerate().any(in_the_way)
@@ -128,7 +228,7 @@ impl Model {
         row.status.is_pending()
             && row.claims == claim
             && match by {
-                Holder::Lease { owner, .. } => row.locked_by.as_ref() == Some(owner),
+                Holder::Lease { owner, .. } => self.lease(row).is_some_and(|(by, _)| by == owner),
                 Holder::Exclusive { owner, epoch } => self.leads(owner, *epoch),
             }
     }

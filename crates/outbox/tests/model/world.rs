@@ -14,7 +14,7 @@ use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, S
 
 use crate::steps::{By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
 use crate::support::{Database, Place};
-use crate::table::{Lead, Model, Row, Taken};
+use crate::table::{Lead, List, Model, Row, Run, Taken};
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -61,11 +61,14 @@ async fn open<DB: outbox::Database>(
 pub struct World {
     place: Place,
     store: SharedStore,
+    /// The store of another process.
+    elsewhere: SharedStore,
     birth: Arc<dyn Birth>,
     clock: FrozenClock,
     start: DateTime<Utc>,
     model: Model,
     taken: Vec<Taken>,
+    runs: Vec<Run>,
     cursor: Option<Cursor>,
 }
 
@@ -74,7 +77,7 @@ impl World {
         let start = Utc::now().with_nanosecond(0).unwrap();
         let clock = FrozenClock::at(start);
         let options = place.options().clock(Clock::Frozen(clock.clone()));
-        let (store, birth) = match &place.database {
+        let open = async || match &place.database {
             Database::SqliteFile { url, .. } => open::<sqlx::Sqlite>(url, &options).await,
             Database::SqliteMemory(pool) => both(SqlStore::beside(pool, &options).unwrap()),
             #[cfg(feature = "postgres")]
@@ -82,13 +85,44 @@ impl World {
             #[cfg(feature = "mysql")]
             Database::MySql(url) => open::<sqlx::MySql>(url, &options).await,
         };
+        let ((store, birth), (elsewhere, _)) = (open().await, open().await);
         store.migrate().await.unwrap();
-        Self { place, store, birth, clock, start, model: Model::default(), taken: Vec::new(), cursor: None }
+        Self {
+            place,
+            store,
+            elsewhere,
+            birth,
+            clock,
+            start,
+            model: Model::default(),
+            taken: Vec::new(),
+            runs: Vec::new(),
+            cursor: None,
+        }
+    }
+
+    /// The store of a node: two nodes share one, the third has its own.
+    fn store_of(&self, owner: &NodeId) -> &SharedStore {
+        if *owner == node(2) { &self.elsewhere } else { &self.store }
+    }
+
+    /// Whether the database can lease events together.
+    fn has_lists(&self) -> bool {
+        #[cfg(feature = "postgres")]
+        if let Database::Postgres(_) = &self.place.database {
+            return true;
+        }
+        false
     }
 
     /// Empties the table, whatever the history before left in it, and starts time anew.
     async fn reset(&mut self) {
         self.clock.set(self.start + seconds(1_000));
+        // A store remembers what it leased by lists until it is told what became of it.
+        for Taken { id, claim, by, .. } in std::mem::take(&mut self.taken) {
+            let done = Settlement { id, claim, verdict: Verdict::Done };
+            self.store_of(by.owner()).settle(&by, Completion::Delete, &[done]).await.unwrap();
+        }
         let all = Purge { what: Purgeable::Everything, older_than: Duration::ZERO, limit: 100_000 };
         self.store.purge(all).await.unwrap();
         let reset = NodeId::from("reset");
@@ -97,8 +131,8 @@ impl World {
             panic!("somebody leads for too long");
         };
         self.store.resign(EXCLUSIVE, &reset, epoch).await.unwrap();
-        self.model = Model { rows: Vec::new(), lead: Lead { epoch, ..Lead::default() } };
-        self.taken.clear();
+        self.model = Model { lead: Lead { epoch, ..Lead::default() }, ..Model::default() };
+        self.runs.clear();
         self.cursor = None;
         self.clock.set(self.start);
         self.compare().await;
@@ -145,14 +179,14 @@ impl World {
                 last_error: stored.last_error.clone(),
                 locked_by: stored.lease.as_ref().map(|(owner, _)| owner.clone()),
                 locked_until: stored.lease.as_ref().map(|(_, until)| *until),
+                list: row.list,
                 claims: row.claims,
                 crashes: row.crashes,
                 history: row.history.clone(),
             };
-            // A lease that was reaped is not shown, though the row remembers it.
-            let shown =
-                if row.locked_by.is_none() { Row { locked_until: None, ..row.clone() } } else { row.clone() };
-            assert_eq!(found, shown);
+            // Whether by its row or by a list. A lease that was reaped is not shown, though the row remembers it.
+            let (locked_by, locked_until) = self.model.lease(row).unzip();
+            assert_eq!(found, Row { locked_by: locked_by.cloned(), locked_until, ..row.clone() });
         }
     }
 
@@ -207,11 +241,15 @@ impl World {
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}"), "key-0".to_owned()]),
                     _ => Origin::Start,
                 };
-                let (by, frontiers) = match by {
-                    Taker::Lease(owner) => (lease(*owner), HashMap::new()),
+                let (by, frontiers, together) = match by {
+                    Taker::Lease { owner, together, onward } => {
+                        let runs = self.runs.iter().filter(|run| *onward && run.is(&node(*owner), *on_dead));
+                        let frontiers = runs.map(|run| (run.key.clone(), run.frontier)).collect();
+                        (lease(*owner), frontiers, *together)
+                    }
                     Taker::Leader(owner, in_hand) => {
                         let by = Holder::Exclusive { owner: node(*owner), epoch: self.model.lead.epoch };
-                        (by, self.frontiers(in_hand))
+                        (by, self.frontiers(in_hand), false)
                     }
                 };
                 self.take(&Take {
@@ -222,7 +260,7 @@ impl World {
                     on_dead: *on_dead,
                     skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
                     frontiers,
-                    together: false,
+                    together,
                 })
                 .await;
             }
@@ -230,7 +268,8 @@ impl World {
             Step::Extend { owner } => self.extend(&node(*owner)).await,
             Step::CountStart { by, of } => {
                 let Some((taken, by)) = self.believed(*by, *of) else { return };
-                let counted = self.store.count_start(&by, &taken.id, taken.claim).await.unwrap();
+                let counted =
+                    self.store_of(by.owner()).count_start(&by, &taken.id, taken.claim).await.unwrap();
                 let i = self.model.rows.iter().position(|row| row.id == taken.id);
                 let i = i.filter(|i| self.model.holds(&self.model.rows[*i], taken.claim, &by));
                 let expected = i.map(|i| {
@@ -241,9 +280,10 @@ impl World {
             }
             Step::Reap => {
                 let now = self.now();
+                self.model.reap_lists(now);
                 let mut expected = 0;
                 for row in &mut self.model.rows {
-                    if row.locked_by.is_some() && row.is_free(now) {
+                    if row.locked_by.is_some() && row.locked_until.is_some_and(|until| until <= now) {
                         row.locked_by = None;
                         expected += 1;
                     }
@@ -253,7 +293,8 @@ impl World {
             Step::Pass(time) => self.clock.advance(seconds(*time)),
             Step::Cancel(back) => {
                 let Some(row) = self.model.rows.iter().rev().nth(*back) else { return };
-                let (id, free) = (row.id.clone(), row.is_free(self.now()));
+                let (id, free) = (row.id.clone(), self.model.is_free(row, self.now()));
+                self.model.reap_lists(self.clock.now());
                 assert_eq!(self.store.cancel(&id).await.unwrap(), free);
                 self.model.rows.retain(|row| row.id != id || !free);
             }
@@ -319,7 +360,7 @@ impl World {
             let owner = owner.filter(|_| *leased);
             if let Some(owner) = owner {
                 let by = Holder::Lease { owner: owner.clone(), lease: seconds(LEASE) };
-                self.taken.push(Taken { id: event.id().clone(), claim: 1, by });
+                self.taken.push(Taken { id: event.id().clone(), claim: 1, by, list: None, told: false });
             }
             self.model.rows.push(Row {
                 id: event.id().clone(),
@@ -337,6 +378,7 @@ impl World {
                 last_error: None,
                 locked_by: owner.cloned(),
                 locked_until: owner.map(|_| self.now() + seconds(LEASE)),
+                list: None,
                 claims: Claim::from(owner.is_some()),
                 crashes: 0,
                 history: Vec::new(),
@@ -347,8 +389,11 @@ impl World {
 
     async fn take(&mut self, take: &Take) {
         let now = self.now();
+        if matches!(take.by, Holder::Lease { .. }) {
+            self.model.reap_lists(now);
+        }
         let (window, expected) = self.model.take(take, now);
-        let taken = self.store.take(take).await.unwrap();
+        let taken = self.store_of(take.by.owner()).take(take).await.unwrap();
         assert!(taken.undecodable.is_empty());
         assert_eq!(taken.scanned, window.len());
         let found: HashSet<EventId> = taken.deliveries.iter().map(|d| d.event.id().clone()).collect();
@@ -366,8 +411,15 @@ impl World {
             self.cursor = taken.cursor.or(self.cursor);
         }
         let mut newest: HashMap<&str, i64> = HashMap::new();
+        let list = self.model.lists.len();
+        if let Holder::Lease { owner, lease } = &take.by {
+            self.model.lists.push(List { owner: owner.clone(), until: now + *lease, over: false });
+        }
         for delivery in &taken.deliveries {
-            let row = self.model.rows.iter_mut().find(|row| row.id == *delivery.event.id()).unwrap();
+            let i = self.model.rows.iter().position(|row| row.id == *delivery.event.id()).unwrap();
+            assert!(self.model.is_free(&self.model.rows[i], now), "two hold it");
+            let together = take.together && self.has_lists() && self.model.rows[i].claims == 0;
+            let row = &mut self.model.rows[i];
             if let Some(key) = delivery.event.ordering_key() {
                 assert!(newest.insert(key, row.seq).is_none_or(|before| before < row.seq), "out of order");
             }
@@ -377,21 +429,27 @@ impl World {
             assert_eq!(delivery.waited, (now - row.available_at).to_std().unwrap());
             assert_eq!(delivery.expires_in, row.expires_at.map(|end| end - now));
             if let Holder::Lease { owner, lease } = &take.by {
-                assert!(row.is_free(now), "two hold it");
-                row.claims += 1;
-                row.locked_by = Some(owner.clone());
-                row.locked_until = Some(now + *lease);
+                if together {
+                    row.list = Some(list);
+                } else {
+                    row.claims += 1;
+                    row.locked_by = Some(owner.clone());
+                    row.locked_until = Some(now + *lease);
+                }
+                if row.key.is_some() {
+                    Run::join(&mut self.runs, owner, take.on_dead, row);
+                }
             }
             assert_eq!(delivery.claim, row.claims);
-            self.taken.push(Taken { id: row.id.clone(), claim: row.claims, by: take.by.clone() });
+            let (id, claim, by) = (row.id.clone(), row.claims, take.by.clone());
+            self.taken.push(Taken { id, claim, by, list: row.list, told: false });
         }
         // Only the head of a key is ever out: whatever is pending before it came in the same answer, or was in hand.
         for row in self.model.rows.iter().filter(|row| row.key.is_some() && found.contains(&row.id)) {
             let earlier = self.model.rows.iter().filter(|other| other.key == row.key && other.seq < row.seq);
-            let in_hand =
-                row.key.as_ref().and_then(|key| take.frontiers.get(key)).map_or(0, |reach| reach.seq);
-            for other in earlier.filter(|other| other.status.is_pending() && other.seq > in_hand) {
-                assert!(found.contains(&other.id), "{} overtook {}", row.id, other.id);
+            for other in earlier.filter(|other| other.status.is_pending()) {
+                let is_taken = found.contains(&other.id) || self.model.is_in_hand(other, take, now);
+                assert!(is_taken, "{} overtook {}", row.id, other.id);
             }
         }
     }
@@ -418,9 +476,27 @@ impl World {
             settlements.push(Settlement { id: taken.id, claim: taken.claim, verdict });
         }
         let now = self.now();
-        let moved = self.store.settle(&holder, completion, &settlements).await.unwrap().moved;
+        let store = self.store_of(holder.owner());
+        let moved = store.settle(&holder, completion, &settlements).await.unwrap().moved;
         let expected: u64 = settlements.iter().map(|s| self.model.settle(&holder, completion, s, now)).sum();
         assert_eq!(moved, expected);
+        match &holder {
+            Holder::Lease { owner, .. } => {
+                let is_told = |taken: &Taken| {
+                    taken.by == holder
+                        && settlements.iter().any(|s| s.id == taken.id && s.claim == taken.claim)
+                };
+                self.taken.iter_mut().filter(|taken| is_told(taken)).for_each(|taken| taken.told = true);
+                Run::settle(&mut self.runs, owner, &settlements);
+            }
+            // It may name the claims of others, and move what they have in hand. A relay would not.
+            Holder::Exclusive { .. } => {
+                let is_moved = |(id, _): &(EventId, Claim)| settlements.iter().any(|s| s.id == *id);
+                for run in self.runs.iter_mut().filter(|run| run.left.iter().any(is_moved)) {
+                    run.frontier.together = false;
+                }
+            }
+        }
     }
 
     async fn extend(&mut self, owner: &NodeId) {
@@ -434,18 +510,33 @@ impl World {
             .collect::<HashSet<_>>()
             .into_iter()
             .collect();
-        let kept = self.store.extend(owner, seconds(LEASE), &held).await.unwrap();
+        let mut kept = self.store_of(owner).extend(owner, seconds(LEASE), &held).await.unwrap();
         let by = Holder::Lease { owner: owner.clone(), lease: seconds(LEASE) };
         let until = self.now() + seconds(LEASE);
         let mut expected = Vec::new();
         for (id, claim) in &held {
+            let is_it = |taken: &&Taken| taken.id == *id && taken.claim == *claim && taken.by == by;
+            let taken = self.taken.iter().find(is_it);
             let i = self.model.rows.iter().position(|row| row.id == *id);
-            if let Some(i) = i.filter(|i| self.model.holds(&self.model.rows[*i], *claim, &by)) {
+            if let Some((taken, list)) = taken.and_then(|taken| Some((taken, taken.list?))) {
+                // A list is renewed as a whole, and nobody looks at what is in it.
+                let list = &mut self.model.lists[list];
+                if !taken.told && !list.over {
+                    list.until = until;
+                    expected.push(id.clone());
+                }
+            } else if let Some(i) = i.filter(|i| self.model.holds(&self.model.rows[*i], *claim, &by)) {
                 self.model.rows[i].locked_until = Some(until);
                 expected.push(id.clone());
             }
         }
+        kept.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(kept, expected);
+        if kept.len() < held.len() {
+            // Some of it may be somebody else's by now.
+            self.runs.retain(|run| run.owner != *owner);
+        }
     }
 
     /// What the store is asked for.
@@ -476,7 +567,8 @@ impl World {
             oldest_due,
         };
         assert_eq!(self.store.stats().await.unwrap(), stats);
-        let free = self.model.rows.iter().filter(|row| row.is_free(now) && row.available_at <= now);
+        let free =
+            self.model.rows.iter().filter(|row| self.model.is_free(row, now) && row.available_at <= now);
         let backlog = Backlog { pending: stats.new + stats.retry, free: free.count() as u64, oldest_due };
         assert_eq!(self.store.backlog().await.unwrap(), backlog);
     }
@@ -497,6 +589,10 @@ impl World {
             row.done_at = None;
             row.done_by = None;
             row.unlock();
+            // It is in no run, though it may lie before the end of one.
+            for run in self.runs.iter_mut().filter(|run| row.key.as_ref() == Some(&run.key)) {
+                run.frontier.together = false;
+            }
         }
         let expected = Replayed { moved: matching.len() as u64, last };
         assert_eq!(self.store.replay(&filter, limit).await.unwrap(), expected);
@@ -534,6 +630,7 @@ impl World {
 
     async fn lead(&mut self, owner: &NodeId) {
         let now = self.now();
+        self.model.reap_lists(now);
         let lead = &mut self.model.lead;
         let expected = match (&lead.holder, lead.until) {
             (Some(holder), _) if holder == owner => Leadership::Held { epoch: lead.epoch, clean: true },
@@ -545,6 +642,7 @@ impl World {
         if let Leadership::Held { epoch, .. } = expected {
             *lead = Lead { holder: Some(owner.clone()), epoch, until: Some(now + seconds(LEASE)) };
         }
-        assert_eq!(self.store.lead(EXCLUSIVE, owner, seconds(LEASE)).await.unwrap(), expected);
+        let led = self.store_of(owner).lead(EXCLUSIVE, owner, seconds(LEASE)).await.unwrap();
+        assert_eq!(led, expected);
     }
 }
