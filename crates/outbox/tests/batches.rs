@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bed::{Bed, numbered};
-use outbox::store::{Delivery, Holder, OnDead, Origin, Reach, Settlement, SharedStore, Take, Verdict};
+use outbox::store::{
+    Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, Settlement, SharedStore, Take, Verdict,
+};
 use outbox::{Completion, Cx, RelayBuilder};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::sync::Semaphore;
@@ -20,6 +22,19 @@ fn by(owner: &str) -> Holder {
     Holder::Lease { owner: owner.into(), lease: LEASE }
 }
 
+fn everything(by: Holder) -> Take {
+    Take {
+        by,
+        from: Origin::Start,
+        limit: 100,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
+        frontiers: HashMap::new(),
+        together: true,
+    }
+}
+
 async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
     take_after(store, owner, &[]).await
 }
@@ -27,16 +42,8 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
 /// For one that has these events of the key in hand already, all by lists.
 async fn take_after(store: &SharedStore, owner: &str, in_hand: &[Delivery]) -> Vec<Delivery> {
     let reach = in_hand.iter().filter_map(|d| d.seq).max().map(|seq| Reach { seq, together: true });
-    let take = Take {
-        by: by(owner),
-        from: Origin::Start,
-        limit: 100,
-        skip_recent: Duration::ZERO,
-        on_dead: OnDead::Hold,
-        skip_types: Vec::new(),
-        frontiers: reach.map(|reach| ("key".to_owned(), reach)).into_iter().collect::<HashMap<_, _>>(),
-        together: true,
-    };
+    let frontiers = reach.map(|reach| ("key".to_owned(), reach)).into_iter().collect();
+    let take = Take { frontiers, ..everything(by(owner)) };
     store.take(&take).await.unwrap().deliveries
 }
 
@@ -113,6 +120,28 @@ async fn a_verdict_of_a_stranger_ends_no_lease() {
     );
     assert!(take(&store, "two").await.is_empty(), "it is held");
     assert_eq!(settle(&store, "one", &ones, Verdict::Done).await, 1);
+}
+
+/// One that led and hung for longer than that lasts, with nobody else leading since: its epoch is still the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_led_settles_nothing_that_another_has_listed_since() {
+    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    let led = store.lead(EXCLUSIVE, &"leader".into(), LEASE).await.unwrap();
+    let Leadership::Held { epoch, .. } = led else { panic!("nobody else leads") };
+    let leader = Holder::Exclusive { owner: "leader".into(), epoch };
+    let done = |d: &Delivery| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: Verdict::Done };
+    let read = store.take(&everything(leader.clone())).await.unwrap().deliveries;
+    bed.advance(LEASE);
+    let taken = take(&store, "one").await;
+    assert_eq!((read.len(), taken.len()), (1, 1));
+    assert_eq!(
+        store.settle(&leader, Completion::Keep, &[done(&read[0])]).await.unwrap().moved,
+        0,
+        "too late"
+    );
+    assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 1);
 }
 
 /// A list that ran out may be renewed until somebody takes it away. Whoever cancels what is in it does that.

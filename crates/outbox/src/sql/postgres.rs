@@ -355,7 +355,12 @@ fn fence(by: &Holder) -> (&'static str, &'static str) {
     match by {
         // Leased by its row, or by a list: then its claims alone say whose it is.
         Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, s.claim = 0) AND $2::bigint IS NOT NULL"),
-        Holder::Exclusive { .. } => (FENCE, "EXISTS (SELECT 1 FROM f)"),
+        // Its lease may have run out with nobody else leading. Then others may have listed what it read, and the row does not say so.
+        Holder::Exclusive { .. } => (
+            FENCE,
+            "EXISTS (SELECT 1 FROM f) AND (s.claim > 0 OR NOT EXISTS (SELECT 1 FROM {batches}) \
+             OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b))",
+        ),
     }
 }
 

@@ -162,6 +162,8 @@ pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3";
 pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL";
 pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
      WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
+/// And that nobody has listed it since.
+pub(super) const COUNTED_UNLISTED: &str = " AND seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b)";
 pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";
 
 pub(super) const SEE_LEASE: &str =

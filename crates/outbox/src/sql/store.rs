@@ -682,6 +682,9 @@ impl<DB: Database> Store for SqlStore<DB> {
             }
             Holder::Exclusive { owner, epoch } => {
                 template.push_str(sql::COUNTED_BY_EPOCH);
+                if DB::LISTS && claim == 0 {
+                    template.push_str(sql::COUNTED_UNLISTED);
+                }
                 values.extend([Value::text(owner.as_str()), Value::Int(*epoch)]);
             }
         }

@@ -229,7 +229,8 @@ impl Model {
             && row.claims == claim
             && match by {
                 Holder::Lease { owner, .. } => self.lease(row).is_some_and(|(by, _)| by == owner),
-                Holder::Exclusive { owner, epoch } => self.leads(owner, *epoch),
+                // Others may have listed it when the leader's lease had run out.
+                Holder::Exclusive { owner, epoch } => self.leads(owner, *epoch) && row.list.is_none(),
             }
     }
 
