@@ -254,6 +254,24 @@ on_every_database! {
             bed.advance(DAY);
         }
     }
+
+    /// That it was handled is not written yet when the one behind it kills the process.
+    async fn one_that_is_handled_right_before_a_killer_is_not_buried_for_it(frozen |bed|) {
+        for exclusive in [false, true] {
+            let innocent = bed.outbox.send(numbered("e", 0).ordering_key("k")).await.unwrap().unwrap();
+            let killer = bed.outbox.send(numbered("killer", 1).ordering_key("k")).await.unwrap().unwrap();
+            for _ in 0..8 {
+                if !crash_on_killer::<DB>(&bed, exclusive).await {
+                    break;
+                }
+                bed.advance(DAY);
+            }
+            assert_eq!(bed.status(&innocent).await, Status::Done);
+            assert_eq!(bed.status(&killer).await, Status::Dead);
+            assert!(bed.outbox.admin().skip(&killer, &"ada".into()).await.unwrap());
+            bed.advance(DAY);
+        }
+    }
 }
 
 /// A process with a relay of its own. It ends in the middle of "killer", without a word to anybody; or does not meet it

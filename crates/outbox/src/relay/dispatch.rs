@@ -190,7 +190,8 @@ pub(crate) async fn work(engine: Arc<Engine>) {
                 if job.cold {
                     engine.lanes.uncount_cold(1);
                 }
-                if let Some(told) = handle(&engine, &job).await {
+                let (told, _alone) = handle(&engine, &job).await;
+                if let Some(told) = told {
                     engine.settler.say(Spoken::verdicts(vec![told], job.epoch)).await;
                 }
             }
@@ -215,7 +216,7 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);
         let epoch = job.epoch;
-        let told = handle(engine, &job).await;
+        let (told, _alone) = handle(engine, &job).await;
         if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
             let (key, told) = (Some(key.clone()), told.into_iter().collect());
             engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
@@ -234,10 +235,13 @@ async fn follow(engine: &Arc<Engine>, key: String) {
     engine.lanes.push_cold(vec![Strand::Key(key)]);
 }
 
+/// Holds off other events that may have killed their process, for one that is such a one.
+pub(super) type Alone<'a> = Option<tokio::sync::MutexGuard<'a, ()>>;
+
 /// Whether an event may be handled now.
 pub(super) enum Ready<'a> {
-    /// It may. Holds off other events that may have killed their process, if it is such a one.
-    Go(Option<tokio::sync::MutexGuard<'a, ()>>),
+    /// It may.
+    Go(Alone<'a>),
     /// No: this is to become of it.
     Verdict(Verdict),
     /// It is not this node's to handle any more.
@@ -263,8 +267,9 @@ pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
     if !delivery.suspect {
         return Ready::Go(None);
     }
-    // One at a time: if the process dies, only this one is counted.
+    // One at a time, and what became of the one before is written: if the process dies, only this one is counted.
     let alone = engine.suspects.lock().await;
+    engine.settler.catch_up().await;
     match count_start(engine, job).await {
         Start::Go => Ready::Go(Some(alone)),
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
@@ -275,15 +280,19 @@ pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
     }
 }
 
-/// Handles one event. `None`: it is not this node's to handle any more.
-async fn handle(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
+/// Handles one event. `None`: it is not this node's to handle any more. What comes with it, if it may have killed its process, holds
+/// off others like it until the verdict is said.
+async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job) -> (Option<Told>, Alone<'a>) {
+    match ready(engine, job).await {
+        Ready::Go(alone) => (handle_now(engine, job).await, alone),
+        Ready::Verdict(verdict) => (Some(job.told(verdict)), None),
+        Ready::Gone => (None, None),
+    }
+}
+
+async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let delivery = &job.delivery;
     let event = &delivery.event;
-    let _alone = match ready(engine, job).await {
-        Ready::Go(alone) => alone,
-        Ready::Verdict(verdict) => return Some(job.told(verdict)),
-        Ready::Gone => return None,
-    };
     let route = engine.routes.find(event);
     let (result, settled) = match call(engine, job, route.as_ref()).await {
         Ended::Said(result) => (result, false),

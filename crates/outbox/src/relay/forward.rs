@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::dispatch::{Ready, Routes, after, before, decide_safely, guarded, ready, report};
+use super::dispatch::{Alone, Ready, Routes, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
@@ -52,7 +52,7 @@ impl Sent {
 /// Publishes a strand, and what else is queued for the same destination.
 pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destination) {
     let Some(batch) = Batch::gather(engine, strand, to) else { return };
-    let verdicts = batch.publish(engine, to).await;
+    let (verdicts, _held_off) = batch.publish(engine, to).await;
     batch.settle(engine, verdicts).await;
 }
 
@@ -108,13 +108,17 @@ impl Batch {
     }
 
     /// Publishes what may be published. `None` for an event that is not this node's to handle any more.
-    async fn publish(&self, engine: &Arc<Engine>, to: &Destination) -> Vec<Option<Verdict>> {
+    async fn publish<'a>(
+        &self,
+        engine: &'a Arc<Engine>,
+        to: &Destination,
+    ) -> (Vec<Option<Verdict>>, Alone<'a>) {
         let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(self.jobs.len());
         let mut stopped: HashSet<&str> = HashSet::new();
         let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
         let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
-        // While an event runs that may have killed its process, no other such one does.
-        let mut _alone = None;
+        // While an event runs that may have killed its process, no other such one does, until its verdict is said.
+        let mut held_off = None;
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
             verdicts.push(Some(Verdict::Released));
@@ -123,7 +127,7 @@ impl Batch {
             }
             let verdict = match ready(engine, job).await {
                 Ready::Go(alone) => {
-                    _alone = alone;
+                    held_off = held_off.or(alone);
                     self.intercept(engine, to, index, &mut entered).map(Some)
                 }
                 Ready::Verdict(verdict) => Some(Some(verdict)),
@@ -152,7 +156,7 @@ impl Batch {
             report(engine, job, &verdict, true);
             verdicts[*index] = Some(verdict);
         }
-        verdicts
+        (verdicts, held_off)
     }
 
     /// Asks the interceptors. A verdict if one refuses.

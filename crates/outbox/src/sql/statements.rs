@@ -43,7 +43,7 @@ pub(super) const AFTER_EVENT: usize = EVENT_FROM + 14;
 pub(super) fn columns() -> String {
     format!(
         "e.event_id, e.seq, e.available_at, {{int e.attempts}}, {{int e.claims}}, \
-         {{flag e.locked_until IS NOT NULL}}, {{now}}, {EVENT}"
+         {{flag e.locked_until IS NOT NULL OR e.crashes > 0}}, {{now}}, {EVENT}"
     )
 }
 
@@ -144,7 +144,7 @@ pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
 
 /// The columns of a window that is claimed by the statement that reads it.
 pub(super) const CLAIM_WINDOW: &str = "e.event_id, e.seq, e.available_at, e.ordering_key, e.attempts, e.claims, \
-     e.locked_until IS NOT NULL AS suspect, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, \
+     (e.locked_until IS NOT NULL OR e.crashes > 0) AS suspect, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, \
      e.dedup_key, e.headers, e.payload, e.payload_bytes, e.content_type, e.occurred_at, e.expires_at, e.created_at";
 
 /// What is read of them, after what comes first.

@@ -106,6 +106,7 @@ macro_rules! conformance_tests {
                 what_another_holds_is_not_taken
                 an_expired_lease_is_taken_over_under_a_higher_claim
                 what_was_given_back_is_not_suspect
+                a_suspect_that_was_given_back_is_still_suspect
                 a_reaped_event_is_free_and_still_suspect
                 extending_keeps_a_lease_and_reports_the_lost
                 extending_under_an_old_claim_is_lost

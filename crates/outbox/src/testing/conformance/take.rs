@@ -115,6 +115,23 @@ pub async fn what_was_given_back_is_not_suspect(harness: &impl Harness) {
     assert!(taken.iter().all(|d| !d.suspect));
 }
 
+/// Whoever gives it back without having handled it knows no more than before.
+pub async fn a_suspect_that_was_given_back_is_still_suspect(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write([event("one")]).await;
+    scene.lease_one("a").await;
+    scene.pass(LEASE);
+    let second = scene.lease_one("b").await;
+    assert!(second.suspect);
+    let started = scene.store.count_start(&holder("b"), second.event.id(), second.claim).await.unwrap();
+    assert_eq!(started, Some(1));
+    scene.settle("b", &second, Verdict::Released).await;
+    let third = scene.lease_one("c").await;
+    assert!(third.suspect, "its start was counted, and it never came to an end");
+    scene.settle("c", &third, again(0)).await;
+    assert!(!scene.lease_one("d").await.suspect, "it did");
+}
+
 /// Only what ran out is reaped, and nobody forgets how it got free.
 pub async fn a_reaped_event_is_free_and_still_suspect(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
