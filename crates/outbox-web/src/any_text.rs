@@ -240,7 +240,7 @@ proptest! {
 
     #[test]
     fn a_digest_is_64_hexadecimal_digits_and_no_other_text_is_shown(
-        text in prop_oneof![any::<String>(), "(sha256:)?[0-9a-fA-F+]{62,66}", "sha256:[0-9a-fA-F]{64}"],
+        text in prop_oneof![any::<String>(), "(sha256:)?[0-9a-fA-F+]{62,66}", "sha256:[0-9a-fA-F]{64}", "sha256:([+][0-9a-f]){32}"],
     ) {
         let digits = text.strip_prefix("sha256:").unwrap_or_default();
         let is_one = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

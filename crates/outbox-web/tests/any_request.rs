@@ -63,32 +63,13 @@ fn cursor() -> impl Strategy<Value = String> {
 fn edges() -> Vec<String> {
     let mut edges: Vec<String> = EDGES.map(str::to_owned).into();
     edges.extend([CANARY.to_owned(), format!("x, expected {CANARY}"), "x".repeat(300)]);
-    edges.extend(
-        [-95_000_000, -800_000, 0, 3_000_000, 95_000_000]
-            .map(|day| sealed(b"\x01p\x00", &at_day(day, i64::MIN))),
-    );
-    edges.extend(["", "a\0b", &"x".repeat(300)].map(|id| sealed(b"\x01i", id.as_bytes())));
+    edges.extend([-95_000_000, 95_000_000].map(|day| sealed(b"\x01p\x00", &at_day(day, i64::MIN))));
+    edges.extend([sealed(b"\x01i", b"a\0b")]);
     edges
 }
 
-const EDGES: [&str; 16] = [
-    "",
-    "\0",
-    "0",
-    "500",
-    "-1",
-    "9223372036854775807",
-    "18446744073709551616",
-    "999999d",
-    "0ms",
-    "dead",
-    "newest",
-    "true",
-    "-262143-01-01T00:00:00Z",
-    "+262142-12-31T23:59:59Z",
-    "0000-01-01T00:00:00Z",
-    "9999-12-31T23:59:60Z",
-];
+const EDGES: [&str; 7] =
+    ["", "\0", "-1", "9223372036854775807", "999999d", "-262143-01-01T00:00:00Z", "+262142-12-31T23:59:59Z"];
 
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
