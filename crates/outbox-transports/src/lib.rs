@@ -17,6 +17,8 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+#[cfg(test)]
+mod any_text;
 #[cfg(any(feature = "amqp", feature = "mqtt"))]
 mod client_config;
 #[cfg(any(feature = "nats", feature = "redis", feature = "webhook"))]

@@ -133,7 +133,12 @@ impl Encoder {
             Payload::Json(text) => {
                 Data { data: Some(RawValue::from_string(text.clone())), data_base64: None }
             }
-            Payload::Bytes { .. } => match std::str::from_utf8(&body) {
+            Payload::Bytes { content_type, .. } => match std::str::from_utf8(&body) {
+                // Receivers take data of such a type for JSON, and a text in it for a text.
+                Ok(text) if is_json(content_type) => match serde_json::from_str::<Box<RawValue>>(text) {
+                    Ok(json) => Data { data: Some(Ok(json)), data_base64: None },
+                    Err(_) => Data { data: None, data_base64: Some(STANDARD.encode(&body)) },
+                },
                 Ok(text) => Data { data: Some(serde_json::value::to_raw_value(text)), data_base64: None },
                 Err(_) => Data { data: None, data_base64: Some(STANDARD.encode(&body)) },
             },
@@ -164,6 +169,12 @@ struct Structured {
     data: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data_base64: Option<String>,
+}
+
+/// Whether this is a type of JSON: `application/json`, or one such as `application/vnd.shop+json`.
+fn is_json(content_type: &str) -> bool {
+    let kind = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind.ends_with("/json") || kind.ends_with("+json")
 }
 
 fn payload(event: &Outgoing) -> (String, Bytes) {
@@ -329,6 +340,18 @@ mod tests {
             (&object["data_base64"], &object["datacontenttype"]),
             (&json!("/wA="), &json!("image/png"))
         );
+    }
+
+    #[test]
+    fn bytes_that_are_json_are_json_in_a_structured_cloud_event() {
+        let object = |kind: &str, data: &str| -> Value {
+            let event = Event::new("scan").bytes(kind, data).build().unwrap();
+            let encoder = Encoder::new(Format::CloudeventsStructured, "/shop");
+            serde_json::from_slice(&encoder.encode(&Outgoing::new(event)).unwrap().body).unwrap()
+        };
+        assert_eq!(object("application/vnd.shop+json; v=1", r#"{"a":1}"#)["data"], json!({"a": 1}));
+        assert_eq!(object("application/json", "no JSON")["data_base64"], json!("bm8gSlNPTg=="));
+        assert_eq!(object("text/plain", "7")["data"], json!("7"));
     }
 
     #[test]

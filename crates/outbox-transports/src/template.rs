@@ -136,7 +136,11 @@ impl FromStr for Template {
             let field = known.or_else(|| header.map(|name| Field::Header(name.to_owned())));
             let field = field.ok_or_else(|| {
                 let names: Vec<String> = FIELDS.iter().map(|(name, _)| format!("{{{name}}}")).collect();
-                format!("there is no {{{name}}}: use {} or {{header:NAME}}", names.join(", "))
+                // What is no name may be the half of a URL, with a token in it, because a brace was forgotten.
+                let is_name =
+                    name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b':'));
+                let place = if is_name { format!("{{{name}}}") } else { "such place".to_owned() };
+                format!("there is no {place}: use {} or {{header:NAME}}", names.join(", "))
             })?;
             if !plain.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut plain)));
@@ -196,6 +200,7 @@ mod tests {
             ("{type", "a `{` without a `}`"),
             ("type}", "a `}` without a `{`"),
             ("{header:}", "there is no {header:}"),
+            ("/{?token=hunter2&type={type}", "there is no such place: use {type}"),
         ] {
             let error = written.parse::<Template>().unwrap_err();
             assert!(error.starts_with(said), "{written}: {error}");

@@ -52,7 +52,24 @@ fn parse(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_time_is_what_it_says_and_no_other_text_is_one(
+            number in 0..100_000_000_u64,
+            unit in prop::sample::select(vec![("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]),
+            text in prop_oneof![any::<String>(), "[0-9]{0,22}[a-z]{0,2}", "[+-][0-9]{1,3}s"],
+        ) {
+            let time = Some(Duration::from_millis(number * unit.1)).filter(|time| (1..=86_400_000).contains(&time.as_millis()));
+            prop_assert_eq!(parse(&format!("{number}{}", unit.0)).ok(), time);
+            if let Ok(time) = parse(&text) {
+                prop_assert!(text.starts_with(|c: char| c.is_ascii_digit()) && time <= Duration::from_secs(86_400), "{}", text);
+            }
+        }
+    }
 
     #[test]
     fn times_are_whole_numbers_with_a_unit() {

@@ -2,11 +2,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use chrono::DateTime;
+use chrono::{DateTime, Datelike as _};
 use outbox::store::{Cursor, Shelf};
 use sha2::{Digest as _, Sha256};
 
 use crate::problem::{Answer, Problem};
+use crate::text;
 
 /// Rises when cursors come to mean something else.
 const VERSION: u8 = 1;
@@ -36,7 +37,9 @@ impl Mark {
         }
         let (at, seq) = rest.split_at_checked(8).ok_or_else(wrong)?;
         let number = |bytes: &[u8]| bytes.try_into().map(i64::from_be_bytes).map_err(|_| wrong());
-        let at = DateTime::from_timestamp_micros(number(at)?).ok_or_else(wrong)?;
+        // Other times no event has, and not every database knows.
+        let at = DateTime::from_timestamp_micros(number(at)?).filter(|at| (1970..=9999).contains(&at.year()));
+        let at = at.ok_or_else(wrong)?;
         Ok(Cursor { at, seq: number(seq)? })
     }
 }
@@ -48,10 +51,11 @@ pub(crate) fn encode_id(id: &str) -> String {
 
 pub(crate) fn decode_id(text: &str) -> Answer<String> {
     let bytes = open(text).ok_or_else(wrong)?;
-    match bytes.as_slice() {
-        [VERSION, b'i', id @ ..] => String::from_utf8(id.to_vec()).map_err(|_| wrong()),
-        _ => Err(wrong()),
-    }
+    let [VERSION, b'i', id @ ..] = bytes.as_slice() else { return Err(wrong()) };
+    let id = String::from_utf8(id.to_vec()).map_err(|_| wrong())?;
+    // A database may fail at what cannot be an id.
+    text::check("id", &id, 36).map_err(|_| wrong())?;
+    Ok(id)
 }
 
 fn code(shelf: Shelf) -> u8 {
@@ -110,5 +114,18 @@ mod tests {
             assert!(Mark::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(), "{wrong}");
         }
         assert_eq!(decode_id(&encode_id("01J")).unwrap(), "01J");
+    }
+
+    /// The check is against slips: whoever wants to can make one that fits.
+    #[test]
+    fn what_no_event_can_have_is_refused_although_the_check_fits() {
+        for year in ["-0001", "+10000", "+262142"] {
+            let at = Cursor { at: format!("{year}-01-01T00:00:00Z").parse().unwrap(), seq: 1 };
+            let text = Mark { shelf: Shelf::Dead, newest_first: false, at }.encode();
+            assert!(Mark::decode(&text, Shelf::Dead, false).is_err(), "{year}");
+        }
+        for id in ["", "a\0b", &"x".repeat(37)] {
+            assert!(decode_id(&encode_id(id)).is_err(), "{id:?}");
+        }
     }
 }

@@ -32,7 +32,15 @@ fn cause(error: &dyn std::error::Error) -> String {
     while let Some(source) = error.source() {
         error = source;
     }
-    crate::text::shown(&error.to_string())
+    crate::text::shown(&without_value(&error.to_string()))
+}
+
+/// A value that is none of those that there are is not repeated.
+fn without_value(said: &str) -> String {
+    match (said.split_once("unknown variant `"), said.rsplit_once(", expected ")) {
+        (Some((place, _)), Some((_, expected))) => format!("{place}expected {expected}"),
+        _ => said.to_owned(),
+    }
 }
 
 /// A body of JSON.
@@ -61,7 +69,7 @@ fn told(error: &serde_json::Error) -> Problem {
     let named = ["unknown field `", "missing field `", "duplicate field `"];
     let detail = if named.iter().any(|start| said.starts_with(start)) {
         said
-    } else if let Some((_, expected)) = said.split_once(", expected ") {
+    } else if let Some((_, expected)) = said.rsplit_once(", expected ") {
         format!("expected {expected}")
     } else {
         format!("a value does not fit at {at}")
@@ -133,10 +141,27 @@ mod tests {
             (r#"{"name": "x", "kind": "hunter2"}"#, "`this` or `that`"),
             (r#"{"name": "hunter2", "nam": 1}"#, "unknown field `nam`"),
             (r#"["hunter2"]"#, "the body"),
+            (r#"{"name": "x", "kind": "y, expected hunter2"}"#, "expected `this` or `that`"),
         ] {
             let problem = told(&serde_json::from_str::<Sample>(body).unwrap_err());
             let said = problem.detail();
             assert!(said.contains(told_as) && !said.contains("hunter2") && !said.contains("5154"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_query_is_told_without_its_values() {
+        for (query, told_as) in [
+            ("name=x&kind=hunter2", "kind: expected `this` or `that`"),
+            ("name=x&kind=y,+expected+hunter2", "expected `this` or `that`"),
+            (&format!("name=x&kind=hunter2{}", "x".repeat(200)), "expected `this` or `that`"),
+            ("name=hunter2&nam=x", "unknown field `nam`"),
+            ("name=hunter2", "missing field `kind`"),
+        ] {
+            let uri = format!("/?{query}").parse().unwrap();
+            let rejection = Query::<Sample>::try_from_uri(&uri).unwrap_err();
+            let said = cause(&rejection);
+            assert!(said.contains(told_as) && !said.contains("hunter2"), "{said}");
         }
     }
 

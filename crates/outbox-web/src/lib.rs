@@ -50,6 +50,8 @@
 //! - No question takes longer because the table is larger: pages are read in the order of an index, and counts stop.
 
 mod age;
+#[cfg(test)]
+mod any_text;
 mod assets;
 mod auth;
 mod builder;

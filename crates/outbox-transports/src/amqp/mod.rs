@@ -1,5 +1,7 @@
 //! RabbitMQ: events as persistent messages to an exchange, each confirmed by the broker.
 
+#[cfg(test)]
+mod any_text;
 mod flight;
 mod line;
 mod parcel;

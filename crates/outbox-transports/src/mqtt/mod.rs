@@ -1,5 +1,7 @@
 //! MQTT 5: events as messages with QoS 1, each confirmed by the server.
 
+#[cfg(test)]
+mod any_text;
 mod flight;
 mod flights;
 mod line;

@@ -37,6 +37,10 @@ pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), St
             (None, _) => {}
         }
         let mut bare = address.into_inner();
+        // With a slash forgotten, as in `tls:/ada:hunter2@one`, the password is a part of the path, and would be shown.
+        if !matches!(bare.path(), "" | "/") || bare.query().is_some() || bare.fragment().is_some() {
+            return Err(wrong());
+        }
         bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| wrong())?;
         servers.push(ServerAddr::from_url(bare).map_err(|_| wrong())?);
     }
@@ -139,9 +143,15 @@ mod tests {
 
     #[test]
     fn an_address_that_is_none_is_not_shown() {
-        for url in
-            ["nats://ada:hunter2@", "http://ada:hunter2@one", "nats://ada:hunter2@one:port", "nats://a, "]
-        {
+        for url in [
+            "nats://ada:hunter2@",
+            "http://ada:hunter2@one",
+            "nats://ada:hunter2@one:port",
+            "nats://a, ",
+            "tls:/ada:hunter2@one",
+            "nats://one/hunter2",
+            "nats://one?password=hunter2",
+        ] {
             let said = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was taken"));
             assert!(!said.contains("hunter2") && said.contains("nats://host:4222"), "{said}");
         }

@@ -1,5 +1,7 @@
 //! NATS JetStream.
 
+#[cfg(test)]
+mod any_text;
 mod credentials;
 mod line;
 mod wire;

@@ -207,7 +207,10 @@ fn explain(place: &str, error: &RedisError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::any_text::{SECRET, broken, encoded};
 
     fn settings(url: &str) -> RedisSettings {
         RedisSettings::new(url, "s".parse().unwrap())
@@ -234,6 +237,24 @@ mod tests {
         let redis = dialer.info.redis_settings();
         assert_eq!((redis.username(), redis.password(), redis.db()), (Some("ada"), Some("two"), 3));
         assert_eq!(dialer.place, "host:6379");
+    }
+
+    proptest! {
+        #[test]
+        fn user_and_password_are_read_as_they_are(user in "\\PC{1,8}", password in "\\PC{1,8}") {
+            let dialer = Dialer::new(&settings(&format!("redis://{}:{}@host", encoded(&user), encoded(&password)))).unwrap();
+            let redis = dialer.info.redis_settings();
+            prop_assert_eq!((redis.username(), redis.password()), (Some(user.as_str()), Some(password.as_str())));
+            prop_assert_eq!(dialer.place, "host:6379");
+        }
+
+        #[test]
+        fn neither_a_place_nor_what_is_wrong_with_it_shows_a_password(
+            url in prop_oneof![broken("redis"), broken("rediss"), Just(format!("redis+unix:///run/redis.sock?user=ada&pass={SECRET}")), any::<String>()],
+        ) {
+            let said = Dialer::new(&settings(&url)).map_or_else(|said| said, |dialer| dialer.place);
+            prop_assert!(!said.contains(SECRET), "{}: {}", url, said);
+        }
     }
 
     #[test]

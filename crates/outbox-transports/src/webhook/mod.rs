@@ -2,6 +2,8 @@
 
 mod address;
 mod answer;
+#[cfg(test)]
+mod any_text;
 mod client;
 mod request;
 mod settings;

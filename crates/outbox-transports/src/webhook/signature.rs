@@ -92,7 +92,7 @@ pub fn verify_webhook<'a>(
     verify_at(Utc::now(), secrets, header, body)
 }
 
-fn verify_at<'a>(
+pub(super) fn verify_at<'a>(
     now: DateTime<Utc>,
     secrets: &[&str],
     header: impl Fn(&'static str) -> Option<&'a str>,

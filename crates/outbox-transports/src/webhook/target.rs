@@ -54,7 +54,9 @@ impl Target {
     pub(super) fn of(&self, event: &Event) -> Result<Url, Failure> {
         let text = self.template.render_as(event, escape)?;
         let path = text.split(['?', '#']).next().unwrap_or_default();
-        if path.split('/').any(|segment| matches!(segment, "." | "..")) {
+        // As a URL is read: `\` and `%2e` are other ways to write the two.
+        let plain = path.replace('\\', "/").replace("%2e", ".").replace("%2E", ".");
+        if plain.split('/').any(|segment| matches!(segment, "." | "..")) {
             return Err(Failure::dead("its webhook's path would have a `.` or `..` in it"));
         }
         Url::parse(&text).map_err(|_| Failure::dead("its webhook's URL is none"))
@@ -94,6 +96,9 @@ mod tests {
         for tenant in [".", ".."] {
             let failure = target.of(&event(tenant)).unwrap_err();
             assert_eq!(failure, Failure::dead("its webhook's path would have a `.` or `..` in it"));
+        }
+        for url in ["https://example.com/%2E{tenant_id}/x", "https://example.com/in\\{tenant_id}\\x"] {
+            assert!(super::Target::new(url, &Gate::default()).unwrap().of(&event(".")).is_err(), "{url}");
         }
         let failure = target.of(&Event::new("e").json(&1).build().unwrap()).unwrap_err();
         assert_eq!(failure, Failure::dead("where it goes needs {tenant_id}, and it has none"));

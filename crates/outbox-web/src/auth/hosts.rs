@@ -1,6 +1,6 @@
 //! By which names this server is asked, and from which sites: against DNS rebinding and forged requests.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::http::{HeaderMap, Uri, header};
 
@@ -52,16 +52,25 @@ fn authority<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
     headers.get(header::HOST).and_then(|host| host.to_str().ok()).or_else(of_uri)
 }
 
-/// Without the port.
+/// Without the port; IPv6 addresses keep their brackets. Nothing, if something else stands there.
 fn host(authority: &str) -> &str {
-    match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    }
+    let end = match authority.starts_with('[') {
+        true => authority.find(']').map_or(0, |at| at + 1),
+        false => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, rest) = authority.split_at(end);
+    let is_port = |port: &str| {
+        let digits = port.bytes().all(|digit| digit.is_ascii_digit());
+        digits && (port.is_empty() || port.parse::<u16>().is_ok())
+    };
+    if rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port) { host } else { "" }
 }
 
 fn is_address(name: &str) -> bool {
-    name.parse::<IpAddr>().is_ok()
+    match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(inside) => inside.parse::<Ipv6Addr>().is_ok(),
+        None => name.parse::<Ipv4Addr>().is_ok(),
+    }
 }
 
 #[cfg(test)]
@@ -86,9 +95,17 @@ mod tests {
         ] {
             assert!(hosts.check_host(&with(&[("host", good)]), &uri).is_ok(), "{good}");
         }
-        for bad in
-            ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "xoutbox.example.com"]
-        {
+        for bad in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "xoutbox.example.com",
+            "[::1].evil.example",
+            "[localhost]",
+            "[outbox.example.com]evil.example",
+            "127.0.0.1:x@evil.example",
+        ] {
             assert!(hosts.check_host(&with(&[("host", bad)]), &uri).is_err(), "{bad}");
         }
         assert!(hosts.check_host(&HeaderMap::new(), &uri).is_err());

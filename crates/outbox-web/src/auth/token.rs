@@ -125,7 +125,8 @@ pub(crate) fn random_text() -> String {
 }
 
 fn from_hex(digits: &str) -> Option<[u8; 32]> {
-    if digits.len() != 64 || !digits.is_ascii() {
+    // `from_str_radix` would take a sign for a digit.
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
     let mut bytes = [0; 32];
@@ -149,8 +150,9 @@ mod tests {
 
     #[test]
     fn what_is_no_digest_is_refused_without_showing_it() {
-        for wrong in ["", "sha256:", "sha256:12", "md5:00", &format!("sha256:{}", "g".repeat(64)), "hunter2"]
-        {
+        let (no_digits, signs) =
+            (format!("sha256:{}", "g".repeat(64)), format!("sha256:{}", "+f".repeat(32)));
+        for wrong in ["", "sha256:", "sha256:12", "md5:00", &no_digits, &signs, "hunter2"] {
             let error = Token::of_digest("ops", Role::Read, wrong).unwrap_err().to_string();
             assert!(error.contains("ops") && (wrong.is_empty() || !error.contains("hunter2")), "{error}");
         }

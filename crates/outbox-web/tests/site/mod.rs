@@ -100,10 +100,14 @@ impl Site {
 
     /// On each database that there is.
     pub async fn everywhere() -> Vec<Self> {
+        Self::everywhere_with(|builder| builder).await
+    }
+
+    pub async fn everywhere_with(set_up: impl Fn(WebBuilder) -> WebBuilder) -> Vec<Self> {
         let mut sites = Vec::new();
         for variable in [None, Some("OUTBOX_TEST_POSTGRES"), Some("OUTBOX_TEST_MARIADB")] {
             if let Some((store, folder)) = store_at(variable).await {
-                sites.push(Self::of(store, folder, |builder| builder).await);
+                sites.push(Self::of(store, folder, &set_up).await);
             }
         }
         sites
