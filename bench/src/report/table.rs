@@ -16,7 +16,8 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// In columns, each line after this indent. A cell that says what the one above it says is left empty.
+    /// In columns, each line after this indent. A cell that says what the one above it says is left empty, but for marks, whose
+    /// column has no heading.
     pub(crate) fn terminal(&self, indent: &str) -> String {
         let lines = || std::iter::once(&self.heading).chain(&self.rows);
         let width = |column: usize| lines().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -27,7 +28,7 @@ impl Table {
             text += indent;
             let mut line = String::new();
             // Only from the left: a figure that happens to be the same is still a figure.
-            let mut same = true;
+            let mut same = !self.heading[0].is_empty();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 same = same && column < 3 && above.is_some_and(|above| above[column] == *cell);
                 let shown = if same { "" } else { cell };
@@ -69,6 +70,14 @@ mod tests {
             table().terminal("  "),
             "  case  who           ratio\n  a|b   ours          0.9 ×\n        theirs, long  1\n"
         );
+    }
+
+    #[test]
+    fn every_row_has_its_mark() {
+        let mut table = Table::new(["", "what"]);
+        table.row(["pass".to_owned(), "one".to_owned()]);
+        table.row(["pass".to_owned(), "two".to_owned()]);
+        assert_eq!(table.terminal(""), "      what\npass  one\npass  two\n");
     }
 
     #[test]

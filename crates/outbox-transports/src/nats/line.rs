@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::context::{
+    GetStreamByNameError, GetStreamByNameErrorKind, PublishError, PublishErrorKind, StreamsError,
+    StreamsErrorKind,
+};
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use async_trait::async_trait;
@@ -66,16 +69,28 @@ impl Line {
         let confirmed = async { self.jetstream.send_publish(subject.clone(), message).await?.await };
         match confirmed.await {
             Ok(_) => Sent::Stored,
+            Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
+                self.without_stream(&subject).await
+            }
             Err(error) => self.judge(&subject, &error),
         }
+    }
+
+    /// Nobody listens to the subject. That may be because there is no such stream, or because the server is about to stop: its streams
+    /// go before its connections.
+    async fn without_stream(&self, subject: &str) -> Sent {
+        match self.jetstream.stream_by_subject(subject).await {
+            Err(error) if error.kind() == GetStreamByNameErrorKind::NotFound || is_unanswered(&error) => {}
+            _ => return Sent::Lost("NATS is there, and JetStream is not".to_owned()),
+        }
+        Sent::Refused(Failure::retry(format!(
+            "no stream takes the subject `{subject}`: create one, or let an existing one take it"
+        )))
     }
 
     fn judge(&self, subject: &str, error: &PublishError) -> Sent {
         let refused = |text: String| Sent::Refused(Failure::retry(text));
         match error.kind() {
-            PublishErrorKind::StreamNotFound => refused(format!(
-                "no stream takes the subject `{subject}`: create one, or let an existing one take it"
-            )),
             PublishErrorKind::TimedOut => match self.complaint_about(subject) {
                 Some(complaint) => refused(complaint),
                 None => Sent::Lost(format!("NATS confirmed nothing within {:?}", self.ack_timeout)),
@@ -96,6 +111,14 @@ impl Line {
         let index = complaints.iter().position(|complaint| complaint.contains(&quoted))?;
         Some(complaints.swap_remove(index))
     }
+}
+
+/// Whether a question got no answer in time, as those of users who may not ask.
+fn is_unanswered(error: &GetStreamByNameError) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<StreamsError>())
+        .any(|error| error.kind() == StreamsErrorKind::TimedOut)
 }
 
 /// What a stream said instead of confirming.
