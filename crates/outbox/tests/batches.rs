@@ -263,9 +263,3 @@ async fn taking_reads_little_more_than_it_takes() {
     let Some(bed) = Bed::<Postgres>::new().await else { return };
     reads_little_more_than_it_takes(&bed, bed.outbox.multi_node()).await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn reading_alone_reads_little_more_than_it_takes() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    reads_little_more_than_it_takes(&bed, bed.outbox.single_node()).await;
-}

@@ -28,8 +28,7 @@ use crate::store::{NodeId, OnDead, Reach, Settlement, Store as _, Take};
 ///
 /// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
 const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 10000; \
-    SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off; \
-    SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
+    SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off; ";
 /// One at a time takes. A statement of its own before the one that takes: that has to see what whoever had the lock before has
 /// written.
 const LOCK: &str = "; SELECT pg_advisory_xact_lock(hashtextextended('{events}', 8))";
@@ -289,12 +288,12 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Takes away leases of lists that ran out.
     pub(super) async fn reap_listed(&self) -> Result<()> {
-        Ok(self.begin_by(&format!("{LIMITS}{REAP}")).await?.commit().await?)
+        Ok(self.begin_by(REAP).await?.commit().await?)
     }
 
     /// Forgets lists of which nothing is left, as the next take would: there is none.
     pub(super) async fn forget_ended_lists(&self) -> Result<()> {
-        let (_, ended) = self.batches.before_taking();
+        let ended = std::mem::take(&mut self.batches.inner().ended);
         if !ended.is_empty() {
             self.run(FORGET, vec![Value::ints(ended)]).await?;
         }
@@ -308,12 +307,13 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Begins a transaction during which nobody takes anything, and renews nothing that ran out before.
     pub(super) async fn begin_alone(&self) -> Result<Work<'static, DB>> {
-        self.begin_by(&format!("{LIMITS}{LOCK}{REAP}")).await
+        self.begin_by(&format!("{LOCK}{REAP}")).await
     }
 
     async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {
         let mut tx = begin_on(&self.pools.relay).await?;
-        DB::script(&mut tx, self.render(script).text.to_string()).await?;
+        let in_order = DB::IN_ORDER.unwrap_or_default();
+        DB::script(&mut tx, self.render(&format!("{LIMITS}{in_order}{script}")).text.to_string()).await?;
         Ok(tx)
     }
 

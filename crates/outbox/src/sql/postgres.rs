@@ -358,8 +358,8 @@ fn fence(by: &Holder) -> (&'static str, &'static str) {
         // Its lease may have run out with nobody else leading. Then others may have listed what it read, and the row does not say so.
         Holder::Exclusive { .. } => (
             FENCE,
-            "EXISTS (SELECT 1 FROM f) AND (s.claim > 0 OR NOT EXISTS (SELECT 1 FROM {batches}) \
-             OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b))",
+            "EXISTS (SELECT 1 FROM f) \
+             AND (s.claim > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b))",
         ),
     }
 }
