@@ -354,8 +354,9 @@ pub struct Delivery {
     pub expires_in: Option<chrono::Duration>,
     /// How long it had waited when it was taken.
     pub waited: Duration,
-    /// Whoever held it last never came back, so it may be what killed them.
-    pub suspect: bool,
+    /// Set if whoever held it last never came back, so that it may be what killed them: how many of its starts since then
+    /// were [counted](Store::count_start).
+    pub suspect: Option<u32>,
     /// When the database stored it. Unknown on the hot path, which does not read it back.
     pub created_at: Option<DateTime<Utc>>,
 }

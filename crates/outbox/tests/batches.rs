@@ -95,7 +95,7 @@ async fn one_that_is_given_back_is_free_while_the_others_are_held() {
     assert_eq!(settle(&store, "one", &taken[1..2], again).await, 1);
     let others = take(&store, "two").await;
     assert_eq!(others.len(), 2);
-    assert!(others.iter().all(|d| d.claim > 0 && !d.suspect), "by their rows");
+    assert!(others.iter().all(|d| d.claim > 0 && d.suspect.is_none()), "by their rows");
     assert_eq!(settle(&store, "one", &taken[..2], Verdict::Done).await, 0, "not its any more");
     assert_eq!(settle(&store, "two", &others, Verdict::Done).await, 2);
     assert_eq!(settle(&store, "one", &taken[2..], Verdict::Done).await, 8);

@@ -255,6 +255,32 @@ on_every_database! {
         }
     }
 
+    /// One of them at most is to blame, and there may be many.
+    async fn what_a_crash_leaves_runs_together_and_after_another_crash_one_at_a_time(frozen |bed|) {
+        for exclusive in [false, true] {
+            let left = bed.write("killer", 0..6).await;
+            for _ in 0..2 {
+                assert!(crash_on::<DB>(&bed, exclusive, 3).await);
+                bed.advance(DAY);
+            }
+            let gate = Gate::closed();
+            let seen = Seen::default();
+            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let relay = relay.workers(3).on_type("killer", seen.behind(&gate)).start().await.unwrap();
+            seen.reach(1).await;
+            tokio::time::sleep(100 * MS).await;
+            assert_eq!(seen.count(), 1, "the first of them again, and nothing beside it");
+            gate.open();
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            assert_eq!(seen.count(), 6);
+            for id in &left {
+                assert_eq!(bed.status(id).await, Status::Done);
+            }
+            bed.advance(DAY);
+        }
+    }
+
     /// That it was handled is not written yet when the one behind it kills the process.
     async fn one_that_is_handled_right_before_a_killer_is_not_buried_for_it(frozen |bed|) {
         for exclusive in [false, true] {
@@ -277,6 +303,11 @@ on_every_database! {
 /// A process with a relay of its own. It ends in the middle of "killer", without a word to anybody; or does not meet it
 /// at all, and ends in peace. Returns whether it crashed.
 async fn crash_on_killer<DB: bed::Base>(bed: &Bed<DB>, exclusive: bool) -> bool {
+    crash_on(bed, exclusive, 1).await
+}
+
+/// The same; it ends in the middle of so many of them.
+async fn crash_on<DB: bed::Base>(bed: &Bed<DB>, exclusive: bool, killers: usize) -> bool {
     let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (url, table, clock) = (bed.url().to_owned(), bed.table.clone(), bed.clock.clone().unwrap());
     let life = process.spawn(async move {
@@ -293,7 +324,7 @@ async fn crash_on_killer<DB: bed::Base>(bed: &Bed<DB>, exclusive: bool) -> bool 
         );
         let relay = relay.start().await.unwrap();
         tokio::select! {
-            () = met.reach(1) => Some((relay, outbox)),
+            () = met.reach(killers) => Some((relay, outbox)),
             idle = relay.idle() => {
                 idle.unwrap();
                 relay.stop().await.unwrap();

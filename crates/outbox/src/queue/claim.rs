@@ -13,7 +13,7 @@ use crate::suspect::{self, Start};
 /// Behind rows that cannot be had, windows grow up to this, so that a small batch finds what is far behind.
 const WIDEST: usize = 500;
 
-/// How many windows with more than one suspect a claim goes past: each of their rows is leased and given back.
+/// How many windows with suspects that have to wait a claim goes past: each of their rows is leased and given back.
 const SUSPECT_WINDOWS: u32 = 4;
 
 /// How often an empty queue looks whether a relay holds the whole table.
@@ -52,8 +52,8 @@ struct Claiming<'a> {
     by: Holder,
     batch: usize,
     items: Vec<WorkItem>,
-    /// Whether there is a suspect among the items: one that may end its holder is enough.
-    has_suspect: bool,
+    /// Whether there is a suspect among the items, and then whether it is there alone.
+    suspect: Option<bool>,
 }
 
 /// What a window gave beside items, to be written back.
@@ -87,7 +87,7 @@ impl WorkQueue {
     /// Claims items until the batch is full or nothing more is due.
     pub(super) async fn fill(&self, owner: &NodeId, lease: Duration, batch: usize) -> Result<Vec<WorkItem>> {
         let by = Holder::Lease { owner: owner.clone(), lease };
-        let mut claiming = Claiming { queue: self, by, batch, items: Vec::new(), has_suspect: false };
+        let mut claiming = Claiming { queue: self, by, batch, items: Vec::new(), suspect: None };
         let mut from = Origin::Start;
         let mut limit = batch;
         let mut suspect_windows = 0;
@@ -170,8 +170,10 @@ impl Claiming<'_> {
             let key = event.ordering_key();
             // Beside one that cannot be decoded any key may be its key: they are had when it is dead.
             let waits = key.is_some_and(|key| undecodable || aside.halted.contains(key));
-            if waits || self.items.len() >= self.batch || (delivery.suspect && self.has_suspect) {
-                if delivery.suspect {
+            let too_many = delivery.suspect.is_some()
+                && self.suspect.is_some_and(|alone| alone || delivery.goes_alone());
+            if waits || self.items.len() >= self.batch || too_many {
+                if delivery.suspect.is_some() {
                     aside.suspects.push((event.id().clone(), claim));
                 } else {
                     aside.settle(event.id(), claim, Verdict::Released);
@@ -184,9 +186,9 @@ impl Claiming<'_> {
                 aside.bury(event, claim, "expired".to_owned(), on_dead);
                 continue;
             }
-            if delivery.suspect {
+            if delivery.suspect.is_some() {
                 match suspect::start(store, &self.by, event.id(), claim).await {
-                    Start::Go => self.has_suspect = true,
+                    Start::Go => self.suspect = Some(delivery.goes_alone()),
                     Start::Bury(reason) => {
                         aside.bury(event, claim, reason, on_dead);
                         continue;

@@ -24,7 +24,7 @@ use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_ha
 use crate::join;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Settlement, Verdict};
-use crate::suspect::{self, Start};
+use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
 #[derive(Default)]
@@ -190,7 +190,8 @@ pub(crate) async fn work(engine: Arc<Engine>) {
                 if job.cold {
                     engine.lanes.uncount_cold(1);
                 }
-                let (told, _alone) = handle(&engine, &job).await;
+                let mut admitted = None;
+                let told = handle(&engine, &job, &mut admitted).await;
                 if let Some(told) = told {
                     engine.settler.say(Spoken::verdicts(vec![told], job.epoch)).await;
                 }
@@ -216,7 +217,8 @@ async fn follow(engine: &Arc<Engine>, key: String) {
         let Some(job) = engine.runs.next(&key) else { return };
         engine.lanes.uncount_cold(1);
         let epoch = job.epoch;
-        let (told, _alone) = handle(engine, &job).await;
+        let mut admitted = None;
+        let told = handle(engine, &job, &mut admitted).await;
         if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
             let (key, told) = (Some(key.clone()), told.into_iter().collect());
             engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
@@ -235,21 +237,23 @@ async fn follow(engine: &Arc<Engine>, key: String) {
     engine.lanes.push_cold(vec![Strand::Key(key)]);
 }
 
-/// Holds off other events that may have killed their process, for one that is such a one.
-pub(super) type Alone<'a> = Option<tokio::sync::MutexGuard<'a, ()>>;
-
 /// Whether an event may be handled now.
-pub(super) enum Ready<'a> {
+pub(super) enum Ready {
     /// It may.
-    Go(Alone<'a>),
+    Go,
     /// No: this is to become of it.
     Verdict(Verdict),
     /// It is not this node's to handle any more.
     Gone,
 }
 
-/// Looks whether an event may be handled, right before it is.
-pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
+/// Looks whether an event may be handled, right before it is. One that may have killed its process is admitted, unless
+/// another that goes with it was: that has to be kept until the verdict is said.
+pub(super) async fn ready<'a>(
+    engine: &'a Arc<Engine>,
+    job: &Job,
+    admitted: &mut Option<Admitted<'a>>,
+) -> Ready {
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
@@ -264,14 +268,18 @@ pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
             return Ready::Verdict(Verdict::Dead { counted: false, reason: "expired".to_owned() });
         }
     }
-    if !delivery.suspect {
-        return Ready::Go(None);
+    if delivery.suspect.is_none() {
+        return Ready::Go;
     }
-    // One at a time, and what became of the one before is written: if the process dies, only this one is counted.
-    let alone = engine.suspects.lock().await;
-    engine.settler.catch_up().await;
+    if admitted.is_none() {
+        *admitted = Some(engine.suspects.admit(delivery.goes_alone()).await);
+    }
+    if delivery.goes_alone() {
+        // What became of those before is written: if the process dies, only this one is counted.
+        engine.settler.catch_up().await;
+    }
     match count_start(engine, job).await {
-        Start::Go => Ready::Go(Some(alone)),
+        Start::Go => Ready::Go,
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
         Start::Leave => {
             engine.held.forget(event.id(), job.tag());
@@ -280,13 +288,12 @@ pub(super) async fn ready<'a>(engine: &'a Arc<Engine>, job: &Job) -> Ready<'a> {
     }
 }
 
-/// Handles one event. `None`: it is not this node's to handle any more. What comes with it, if it may have killed its process, holds
-/// off others like it until the verdict is said.
-async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job) -> (Option<Told>, Alone<'a>) {
-    match ready(engine, job).await {
-        Ready::Go(alone) => (handle_now(engine, job).await, alone),
-        Ready::Verdict(verdict) => (Some(job.told(verdict)), None),
-        Ready::Gone => (None, None),
+/// Handles one event. `None`: it is not this node's to handle any more.
+async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job, admitted: &mut Option<Admitted<'a>>) -> Option<Told> {
+    match ready(engine, job, admitted).await {
+        Ready::Go => handle_now(engine, job).await,
+        Ready::Verdict(verdict) => Some(job.told(verdict)),
+        Ready::Gone => None,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::dispatch::{Alone, Ready, Routes, after, before, decide_safely, guarded, ready, report};
+use super::dispatch::{Ready, Routes, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
@@ -20,6 +20,7 @@ use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing, PublishError};
 use crate::store::{NodeOutage, Verdict};
+use crate::suspect::Admitted;
 
 /// At most this many events at a time.
 const MOST: usize = 250;
@@ -52,7 +53,8 @@ impl Sent {
 /// Publishes a strand, and what else is queued for the same destination.
 pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destination) {
     let Some(batch) = Batch::gather(engine, strand, to) else { return };
-    let (verdicts, _held_off) = batch.publish(engine, to).await;
+    let mut admitted = None;
+    let verdicts = batch.publish(engine, to, &mut admitted).await;
     batch.settle(engine, verdicts).await;
 }
 
@@ -67,8 +69,7 @@ impl Batch {
     fn gather(engine: &Engine, first: Strand, to: &Destination) -> Option<Self> {
         let mut batch = Self { jobs: Vec::new(), keys: Vec::new() };
         batch.add(engine, first, to);
-        // One that may have killed its process goes alone.
-        if batch.jobs.first().is_some_and(|job| !job.delivery.suspect) {
+        if batch.jobs.first().is_some_and(|job| !job.delivery.goes_alone()) {
             let wanted = |strand: &Strand| match strand {
                 Strand::One(job) => engine.is_for(job, to),
                 Strand::Key(key) => engine.runs.peek(key, |job| engine.is_for(job, to)).unwrap_or(false),
@@ -93,12 +94,11 @@ impl Batch {
                 self.jobs.push(job);
             }
             Strand::Key(key) => {
-                let alone = self.jobs.is_empty();
-                let most = TURN.min(MOST.saturating_sub(self.jobs.len()).max(1));
-                let jobs = engine.runs.next_while(&key, most, |taken, job| {
-                    // The first one may be a suspect; then it is the only one.
-                    engine.leads_to(&job.delivery.event, to)
-                        && (!job.delivery.suspect || (alone && taken == 0))
+                let first = self.jobs.is_empty();
+                let alone = first && engine.runs.peek(&key, |job| job.delivery.goes_alone()).unwrap_or(false);
+                let most = if alone { 1 } else { TURN.min(MOST.saturating_sub(self.jobs.len()).max(1)) };
+                let jobs = engine.runs.next_while(&key, most, |job| {
+                    engine.leads_to(&job.delivery.event, to) && (alone || !job.delivery.goes_alone())
                 });
                 engine.lanes.uncount_cold(jobs.len());
                 self.jobs.extend(jobs);
@@ -112,24 +112,20 @@ impl Batch {
         &self,
         engine: &'a Arc<Engine>,
         to: &Destination,
-    ) -> (Vec<Option<Verdict>>, Alone<'a>) {
+        admitted: &mut Option<Admitted<'a>>,
+    ) -> Vec<Option<Verdict>> {
         let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(self.jobs.len());
         let mut stopped: HashSet<&str> = HashSet::new();
         let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
         let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
-        // While an event runs that may have killed its process, no other such one does, until its verdict is said.
-        let mut held_off = None;
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
             verdicts.push(Some(Verdict::Released));
             if key.is_some_and(|key| stopped.contains(key)) {
                 continue;
             }
-            let verdict = match ready(engine, job).await {
-                Ready::Go(alone) => {
-                    held_off = held_off.or(alone);
-                    self.intercept(engine, to, index, &mut entered).map(Some)
-                }
+            let verdict = match ready(engine, job, admitted).await {
+                Ready::Go => self.intercept(engine, to, index, &mut entered).map(Some),
                 Ready::Verdict(verdict) => Some(Some(verdict)),
                 Ready::Gone => Some(None),
             };
@@ -156,7 +152,7 @@ impl Batch {
             report(engine, job, &verdict, true);
             verdicts[*index] = Some(verdict);
         }
-        (verdicts, held_off)
+        verdicts
     }
 
     /// Asks the interceptors. A verdict if one refuses.
@@ -436,7 +432,7 @@ impl Engine {
 
     /// Whether it can go to this destination together with others.
     fn is_for(&self, job: &Job, to: &Destination) -> bool {
-        !job.delivery.suspect && self.leads_to(&job.delivery.event, to)
+        !job.delivery.goes_alone() && self.leads_to(&job.delivery.event, to)
     }
 
     /// What becomes of an event whose destination is not available: it stays in the table, untouched, if its type tells that it

@@ -193,7 +193,7 @@ impl Reservation {
             claim: self.claim,
             expires_in: None,
             waited: Duration::ZERO,
-            suspect: false,
+            suspect: None,
             created_at: None,
         };
         let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false };

@@ -67,6 +67,7 @@ use crate::error::{Error, Result};
 use crate::fleet::share::Place;
 use crate::metrics::Metrics;
 use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
+use crate::suspect::Suspects;
 
 /// A delivery on its way through this node.
 #[derive(Debug)]
@@ -135,8 +136,8 @@ pub(crate) struct Engine {
     pub(crate) settler: Speaker,
     /// What became of them.
     pub(crate) tally: Tally,
-    /// Held while an event runs that may have killed its process before.
-    pub(crate) suspects: tokio::sync::Mutex<()>,
+    /// Where events run that may have killed their process before.
+    pub(crate) suspects: Suspects,
     /// No more taking.
     pub(crate) stop: CancellationToken,
     /// No more settling either: what is still held is given back.
@@ -249,7 +250,7 @@ impl Relay {
             alarm: Alarm::default(),
             waiting: Waiting::default(),
             progress: Notify::new(),
-            suspects: tokio::sync::Mutex::new(()),
+            suspects: Suspects::default(),
             stop: CancellationToken::new(),
             over: CancellationToken::new(),
             store_name: store.name().into(),
@@ -473,7 +474,7 @@ pub(crate) mod tests {
             claim: 0,
             expires_in: None,
             waited: Duration::ZERO,
-            suspect: false,
+            suspect: None,
             created_at: None,
         };
         Job { delivery, epoch: 0, taken: Instant::now(), cold: true }

@@ -136,18 +136,12 @@ impl Runs {
         self.inner().runs.get(key)?.queue.front().map(look)
     }
 
-    /// The next events of a key for the worker that is at it: at most this many, while they are wanted, which is asked with how
-    /// many were taken before.
-    pub(crate) fn next_while(
-        &self,
-        key: &str,
-        most: usize,
-        wanted: impl Fn(usize, &Job) -> bool,
-    ) -> Vec<Job> {
+    /// The next events of a key for the worker that is at it: at most this many, while they are wanted.
+    pub(crate) fn next_while(&self, key: &str, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         let most = most.min(run.queue.len());
-        let count = (0..most).find(|n| !wanted(*n, &run.queue[*n])).unwrap_or(most);
+        let count = (0..most).find(|n| !wanted(&run.queue[*n])).unwrap_or(most);
         run.queue.drain(..count).collect()
     }
 

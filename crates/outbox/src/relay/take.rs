@@ -348,7 +348,9 @@ impl Taker {
                 }
                 continue;
             }
-            delivery.suspect |= lease.is_none() && engine.station.next_is_suspect();
+            if lease.is_none() && engine.station.next_is_suspect() {
+                delivery.suspect.get_or_insert(0);
+            }
             let job = Job { delivery, epoch, taken: asked, cold: true };
             if !self.hold(job.delivery.event.id(), job.tag(), asked, lease) {
                 continue;

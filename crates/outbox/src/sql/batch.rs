@@ -77,7 +77,7 @@ const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints
         FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
         WHERE NOT {alone} AND (s.stop IS NULL OR w.seq < s.stop) HAVING count(*) > 0 RETURNING batch_id) \
     SELECT e.event_id, e.seq, e.available_at, {int e.attempts}, \
-        {int CASE WHEN {alone e} THEN u.claims WHEN s.stop IS NULL OR e.seq < s.stop THEN 0 END}, {flag e.suspect}, {columns}, \
+        {int CASE WHEN {alone e} THEN u.claims WHEN s.stop IS NULL OR e.seq < s.stop THEN 0 END}, {int e.suspect}, {columns}, \
         e.ordering_key, (SELECT batch_id FROM b), (SELECT min(batch_id) FROM {batches}) \
     FROM w AS e LEFT JOIN u ON u.event_id = e.event_id LEFT JOIN stops s ON s.ordering_key = e.ordering_key";
 
@@ -238,7 +238,7 @@ impl<DB: Database> SqlStore<DB> {
         let asked = Instant::now();
         let mut tx = self.begin_alone().await?;
         let (mine, ended) = self.batches.before_taking();
-        let (window, mut values) = sql::window(take, sql::CLAIM_WINDOW, false, Some(self.batches.floor()));
+        let (window, mut values) = sql::window(take, &sql::claim_window(), false, Some(self.batches.floor()));
         let (keys, reaches): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();
         let mut place = |value: Value| {
             values.push(value);

@@ -39,11 +39,14 @@ pub(super) const EVENT_FROM: usize = 7;
 /// The first column after it.
 pub(super) const AFTER_EVENT: usize = EVENT_FROM + 14;
 
+/// How often it was started as a suspect, if it is one.
+const SUSPECT: &str = "CASE WHEN e.locked_until IS NOT NULL OR e.crashes > 0 THEN e.crashes END";
+
 /// What is read of every taken row: id, seq, available at, attempts, claims, suspect, now, then the event.
 pub(super) fn columns() -> String {
     format!(
         "e.event_id, e.seq, e.available_at, {{int e.attempts}}, {{int e.claims}}, \
-         {{flag e.locked_until IS NOT NULL OR e.crashes > 0}}, {{now}}, {EVENT}"
+         {{int {SUSPECT}}}, {{now}}, {EVENT}"
     )
 }
 
@@ -143,9 +146,13 @@ pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
 
 /// The columns of a window that is claimed by the statement that reads it.
-pub(super) const CLAIM_WINDOW: &str = "e.event_id, e.seq, e.available_at, e.ordering_key, e.attempts, e.claims, \
-     (e.locked_until IS NOT NULL OR e.crashes > 0) AS suspect, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, \
-     e.dedup_key, e.headers, e.payload, e.payload_bytes, e.content_type, e.occurred_at, e.expires_at, e.created_at";
+pub(super) fn claim_window() -> String {
+    format!(
+        "e.event_id, e.seq, e.available_at, e.ordering_key, e.attempts, e.claims, {SUSPECT} AS suspect, e.event_type, \
+         e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, e.dedup_key, e.headers, e.payload, e.payload_bytes, \
+         e.content_type, e.occurred_at, e.expires_at, e.created_at"
+    )
+}
 
 /// What is read of them, after what comes first.
 pub(super) fn claimed_columns() -> String {

@@ -461,7 +461,7 @@ impl<DB: Database> SqlStore<DB> {
                 seq,
                 claim: claim as Claim,
                 attempts: DB::int(row, 3)?.unwrap_or_default() as u32,
-                suspect: DB::int(row, 5)? == Some(1),
+                suspect: DB::int(row, 5)?.map(|starts| starts as u32),
                 now: DB::time(row, 6)?.unwrap_or(at),
                 available_at: at,
                 key: columns.as_ref().ok().and_then(|c| c.ordering_key.clone()),

@@ -23,7 +23,7 @@ pub(super) struct WindowRow {
     pub(super) seq: i64,
     pub(super) claim: Claim,
     pub(super) attempts: u32,
-    pub(super) suspect: bool,
+    pub(super) suspect: Option<u32>,
     pub(super) now: DateTime<Utc>,
     pub(super) available_at: DateTime<Utc>,
     pub(super) key: Option<String>,

@@ -425,7 +425,8 @@ impl World {
             }
             assert_eq!(delivery.seq, Some(row.seq));
             assert_eq!(delivery.attempts, row.attempts);
-            assert_eq!(delivery.suspect, row.locked_until.is_some() || row.crashes > 0);
+            let suspect = row.locked_until.is_some() || row.crashes > 0;
+            assert_eq!(delivery.suspect, suspect.then_some(row.crashes));
             assert_eq!(delivery.waited, (now - row.available_at).to_std().unwrap());
             assert_eq!(delivery.expires_in, row.expires_at.map(|end| end - now));
             if let Holder::Lease { owner, lease } = &take.by {

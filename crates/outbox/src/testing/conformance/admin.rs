@@ -248,7 +248,7 @@ pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
     assert_eq!(*taken.event.id(), id);
     assert_eq!(taken.attempts, 0);
     assert!(taken.expires_in.is_none_or(|left| left > chrono::Duration::zero()));
-    assert!(!taken.suspect);
+    assert_eq!(taken.suspect, None);
     assert_eq!(scene.settle("a", &taken, Verdict::Done).await, 1);
     assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap().moved, 0);
 }

@@ -223,7 +223,7 @@ pub async fn rows_leased_before_stay_with_their_holder(harness: &impl Harness) {
     let by = exclusive(&scene, "one").await;
     let taken = scene.take(&taking(by.clone())).await.deliveries;
     assert_eq!(ids(&taken), written[1..]);
-    assert!(taken[0].suspect);
+    assert!(taken[0].suspect.is_some());
     assert_eq!(scene.settle_all(&by, taken.iter().map(|d| (d, Verdict::Done))).await, 2);
     assert_eq!(scene.settle("old", &leased[1], Verdict::Done).await, 0);
 }
