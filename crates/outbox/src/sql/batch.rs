@@ -61,13 +61,13 @@ const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints
     mine AS (SELECT unnest(m.seqs) AS seq FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}), \
     stops AS MATERIALIZED (SELECT k.ordering_key, (\
         SELECT o.seq FROM {events} o WHERE o.ordering_key = k.ordering_key AND {blocking} \
-        AND o.seq > k.past AND o.seq NOT IN (SELECT seq FROM v) \
+        AND o.seq > k.past AND o.seq < k.last AND o.seq NOT IN (SELECT seq FROM v) \
         AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE WHEN o.claims = 0 THEN o.seq IN (SELECT seq FROM mine) \
             ELSE COALESCE(o.locked_by = {owner} AND o.locked_until > {now}, FALSE) END) \
         ORDER BY o.seq LIMIT 1) AS stop \
-        FROM (SELECT DISTINCT v.ordering_key, COALESCE(f.frontier, 0) AS frontier, \
-            CASE WHEN f.listed = 1 AND (SELECT whole FROM c) THEN f.frontier ELSE 0 END AS past FROM v LEFT JOIN f ON f.key = v.ordering_key \
-            WHERE v.ordering_key IS NOT NULL) k), \
+        FROM (SELECT v.ordering_key, max(v.seq) AS last, COALESCE(max(f.frontier), 0) AS frontier, \
+            CASE WHEN max(f.listed) = 1 AND (SELECT whole FROM c) THEN max(f.frontier) ELSE 0 END AS past FROM v \
+            LEFT JOIN f ON f.key = v.ordering_key WHERE v.ordering_key IS NOT NULL GROUP BY v.ordering_key) k), \
     u AS (UPDATE {events} t SET locked_by = {owner}, locked_until = {until}, claims = t.claims + 1 \
         FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
         WHERE t.event_id = w.event_id AND t.event_id IN (SELECT event_id FROM l) AND (s.stop IS NULL OR w.seq < s.stop) \

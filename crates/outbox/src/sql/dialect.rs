@@ -229,7 +229,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// A statement from its text with numbered placeholders.
     fn statement(text: String) -> Statement;
 
-    /// The statement that finds, for each key of a window, the first event that blocks it. `{past}` stands for what tells an event
+    /// The statement that finds, for each key of a window, the first event that blocks some of it. `{past}` stands for what tells an event
     /// `o` from those that the taker has.
     fn stops(on_dead: OnDead) -> &'static str;
 

@@ -142,15 +142,17 @@ impl Dialect for MySql {
             OnDead::Hold => {
                 "SELECT k.id, NULLIF(LEAST(\
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 0 \
-                 AND {past} AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
+                 AND {past} AND o.seq < k.last AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 3 \
-                 AND {past} ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
-                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
+                 AND {past} AND o.seq < k.last ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]', \
+                 last bigint PATH '$[2]')) k"
             }
             OnDead::Skip => {
                 "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id \
-                 AND o.lane = 0 AND {past} AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
-                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]')) k"
+                 AND o.lane = 0 AND {past} AND o.seq < k.last AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]', \
+                 last bigint PATH '$[2]')) k"
             }
         }
     }

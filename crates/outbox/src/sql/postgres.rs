@@ -124,14 +124,14 @@ impl Dialect for Postgres {
     fn stops(on_dead: OnDead) -> &'static str {
         match on_dead {
             OnDead::Hold => {
-                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} \
-                 AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
-                 FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
+                "SELECT k.key, s.seq FROM unnest($1::text[], $2::bigint[], $3::bigint[]) k(key, frontier, last), \
+                 LATERAL (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
+                 AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($4::bigint[])) ORDER BY o.seq LIMIT 1) s"
             }
             OnDead::Skip => {
-                "SELECT k.key, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} \
-                 AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($3::bigint[])) ORDER BY o.seq LIMIT 1) \
-                 FROM unnest($1::text[], $2::bigint[]) k(key, frontier)"
+                "SELECT k.key, s.seq FROM unnest($1::text[], $2::bigint[], $3::bigint[]) k(key, frontier, last), \
+                 LATERAL (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
+                 AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($4::bigint[])) ORDER BY o.seq LIMIT 1) s"
             }
         }
     }

@@ -122,12 +122,12 @@ impl Dialect for Sqlite {
         match on_dead {
             OnDead::Hold => {
                 "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND {past} AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                 AND {past} AND o.seq < k.value ->> 2 AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
                  FROM json_each($1) k"
             }
             OnDead::Skip => {
                 "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND {past} AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
+                 AND {past} AND o.seq < k.value ->> 2 AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
                  ORDER BY o.seq LIMIT 1) FROM json_each($1) k"
             }
         }

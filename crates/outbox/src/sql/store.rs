@@ -1,6 +1,6 @@
 //! The one store on SQL: what it does, step by step. How each database says it is in its own file.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -474,20 +474,21 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Takes out of the window what an earlier event of the same key, outside of it, holds back.
     async fn block(&self, conn: &mut DB::Connection, window: &mut Window, take: &Take) -> Result<()> {
-        let keys: BTreeMap<&str, i64> = window
-            .rows
-            .iter()
-            .filter_map(|row| row.key.as_deref())
-            .map(|key| (key, take.frontiers.get(key).map_or(0, |frontier| frontier.seq)))
-            .collect();
-        if keys.is_empty() {
+        let mut last: HashMap<&str, i64> = HashMap::new();
+        for (key, seq) in window.rows.iter().filter_map(|row| Some((row.key.as_deref()?, row.seq))) {
+            last.entry(key).and_modify(|last| *last = seq.max(*last)).or_insert(seq);
+        }
+        if last.is_empty() {
             return Ok(());
         }
+        let frontier = |key: &str| take.frontiers.get(key).map_or(0, |frontier| frontier.seq);
         let seqs = Value::ints(window.rows.iter().filter(|row| row.key.is_some()).map(|row| row.seq));
         let mut values = if DB::ARRAYS {
-            vec![Value::texts(keys.keys().copied()), Value::ints(keys.values().copied()), seqs]
+            let keys = Value::texts(last.keys().copied());
+            let frontiers = Value::ints(last.keys().map(|key| frontier(key)));
+            vec![keys, frontiers, Value::ints(last.into_values()), seqs]
         } else {
-            let rows: Vec<(&str, i64)> = keys.into_iter().collect();
+            let rows: Vec<_> = last.into_iter().map(|(key, last)| (key, frontier(key), last)).collect();
             vec![Value::Text(serde_json::to_string(&rows).ok()), seqs]
         };
         let past = match &take.by {
