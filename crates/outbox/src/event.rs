@@ -280,7 +280,7 @@ pub(crate) struct Parts {
     pub(crate) aggregate_type: AggregateType,
     pub(crate) aggregate_id: Option<String>,
     pub(crate) tenant_id: Option<String>,
-    pub(crate) ordering_key: Option<String>,
+    pub(crate) ordering_key: Option<Arc<str>>,
     pub(crate) correlation_id: Option<String>,
     pub(crate) dedup_key: Option<String>,
     pub(crate) headers: BTreeMap<String, String>,
@@ -317,7 +317,7 @@ impl Event {
     pub(crate) fn ordered_by_aggregate(self) -> Self {
         match (&self.0.ordering_key, &self.0.aggregate_id) {
             (None, Some(id)) => {
-                let ordering_key = Some(format!("{}/{id}", self.0.aggregate_type));
+                let ordering_key = Some(format!("{}/{id}", self.0.aggregate_type).into());
                 Self::from_parts(Parts { ordering_key, ..(*self.0).clone() })
             }
             _ => self,
@@ -355,7 +355,12 @@ impl Event {
 
     /// Events with the same key are delivered one after another, in the order they were written.
     pub fn ordering_key(&self) -> Option<&str> {
-        self.0.ordering_key.as_deref()
+        self.key().map(|key| &**key)
+    }
+
+    /// The same, to be kept without a copy.
+    pub(crate) fn key(&self) -> Option<&Arc<str>> {
+        self.0.ordering_key.as_ref()
     }
 
     /// Ties together the events of one story. An empty one is none.
@@ -548,7 +553,7 @@ impl EventBuilder {
 
     /// Deliver the events of one key one after another, in the order they were written.
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
-        self.parts.ordering_key = Some(key.into());
+        self.parts.ordering_key = Some(key.into().into());
         self
     }
 
@@ -678,11 +683,11 @@ impl EventBuilder {
         check_text("event type", parts.event_type.as_str(), 255)?;
         check_text("aggregate type", parts.aggregate_type.as_str(), 64)?;
         for (field, value, limit) in [
-            ("aggregate id", &parts.aggregate_id, 128),
-            ("tenant id", &parts.tenant_id, 64),
-            ("ordering key", &parts.ordering_key, 255),
-            ("correlation id", &parts.correlation_id, 255),
-            ("dedup key", &parts.dedup_key, 255),
+            ("aggregate id", parts.aggregate_id.as_deref(), 128),
+            ("tenant id", parts.tenant_id.as_deref(), 64),
+            ("ordering key", parts.ordering_key.as_deref(), 255),
+            ("correlation id", parts.correlation_id.as_deref(), 255),
+            ("dedup key", parts.dedup_key.as_deref(), 255),
         ] {
             if let Some(value) = value {
                 check_text(field, value, limit)?;

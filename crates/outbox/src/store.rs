@@ -286,7 +286,7 @@ pub struct Take {
     pub skip_types: Vec<String>,
     /// The newest event of each key that the taker already holds. Everything of that key up to there counts as taken; with
     /// [`Holder::Lease`] only what is still leased to the taker.
-    pub frontiers: HashMap<String, Reach>,
+    pub frontiers: HashMap<Arc<str>, Reach>,
     /// Whether events may be leased together, which costs a database that can do so far less. Then only this store, and no
     /// other one with the same owner, can settle and extend what it took.
     pub together: bool,
@@ -310,7 +310,7 @@ pub enum Origin {
     /// After this place. Does not see late commits before it, nor rows that others gave back.
     After(Cursor),
     /// Only events of these keys.
-    Keys(Vec<String>),
+    Keys(Vec<Arc<str>>),
 }
 
 /// What a dead event does to the later events of its key.
@@ -336,7 +336,7 @@ pub struct Taken {
     /// How many rows were looked at: fewer than the limit means the end was reached.
     pub scanned: usize,
     /// Keys of which rows were left behind, because an earlier event of the key is in the way.
-    pub behind: Vec<String>,
+    pub behind: Vec<Arc<str>>,
 }
 
 /// An event on its way to a handler.

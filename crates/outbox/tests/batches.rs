@@ -42,7 +42,7 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
 /// For one that has these events of the key in hand already, all by lists.
 async fn take_after(store: &SharedStore, owner: &str, in_hand: &[Delivery]) -> Vec<Delivery> {
     let reach = in_hand.iter().filter_map(|d| d.seq).max().map(|seq| Reach { seq, together: true });
-    let frontiers = reach.map(|reach| ("key".to_owned(), reach)).into_iter().collect();
+    let frontiers = reach.map(|reach| ("key".into(), reach)).into_iter().collect();
     let take = Take { frontiers, ..everything(by(owner)) };
     store.take(&take).await.unwrap().deliveries
 }

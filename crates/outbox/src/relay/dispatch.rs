@@ -13,7 +13,7 @@ use super::forward::{self, Sent, forward};
 use super::in_tx::{AnyOutbox, End, Ended, InTx};
 use super::lanes::Strand;
 use super::report;
-use super::runs::TURN;
+use super::runs::{Next, TURN, Way};
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::EVENTS;
@@ -93,9 +93,15 @@ impl Routes {
         }
     }
 
-    /// Whether its handler gets a transaction that settles it.
-    pub(crate) fn is_in_tx(&self, event: &Event) -> bool {
-        matches!(self.find(event), Some(Route { call: Call::InTx(_), .. }))
+    /// What a worker at the key of this event does about it.
+    fn way(&self, event: &Event) -> Way {
+        match self.find(event) {
+            Some(Route { call: Call::Publish(_), .. }) => Way::Elsewhere,
+            // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
+            // after it.
+            Some(Route { call: Call::InTx(_), .. }) => Way::Caught,
+            Some(Route { call: Call::Plain(_), .. }) | None => Way::Here,
+        }
     }
 
     /// Whether all events of a type, whatever else they have, go through this gate.
@@ -202,19 +208,17 @@ pub(crate) async fn work(engine: Arc<Engine>) {
 }
 
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn follow(engine: &Arc<Engine>, key: String) {
+async fn follow(engine: &Arc<Engine>, key: Arc<str>) {
     for _ in 0..TURN {
-        if engine.destination_of_key(&key).is_some() {
-            break;
-        }
-        if engine.runs.peek(&key, |job| engine.routes.is_in_tx(&job.delivery.event)).unwrap_or(false) {
-            // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
-            // after it.
-            if engine.runs.has_unwritten(&key) {
+        let job = match engine.runs.next(&key, |job| engine.routes.way(&job.delivery.event)) {
+            Next::Job(job) => job,
+            Next::Not(Way::Elsewhere) => break,
+            Next::Not(_) => {
                 engine.settler.catch_up().await;
+                continue;
             }
-        }
-        let Some(job) = engine.runs.next(&key) else { return };
+            Next::Nothing => return,
+        };
         engine.lanes.uncount_cold(1);
         let epoch = job.epoch;
         let mut admitted = None;

@@ -62,7 +62,7 @@ pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destinati
 struct Batch {
     jobs: Vec<Job>,
     /// The keys that this worker is at now.
-    keys: Vec<String>,
+    keys: Vec<Arc<str>>,
 }
 
 impl Batch {
@@ -198,14 +198,14 @@ impl Batch {
             engine.settler.say(Spoken::verdicts(told, epoch)).await;
         }
         for key in &self.keys {
-            let jobs = by_key.remove(key.as_str()).unwrap_or_default();
+            let jobs = by_key.remove(&**key).unwrap_or_default();
             settle_key(engine, key, jobs).await;
         }
     }
 }
 
 /// The events of a key, up to the first that is not done; behind that one everything goes back.
-async fn settle_key(engine: &Arc<Engine>, key: &str, jobs: Vec<(&Job, Option<Verdict>)>) {
+async fn settle_key(engine: &Arc<Engine>, key: &Arc<str>, jobs: Vec<(&Job, Option<Verdict>)>) {
     let halted = jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
     let mut told: HashMap<i64, Vec<Told>> = HashMap::new();
     for (job, verdict) in jobs {
@@ -221,14 +221,14 @@ async fn settle_key(engine: &Arc<Engine>, key: &str, jobs: Vec<(&Job, Option<Ver
     told.sort_unstable_by_key(|(epoch, _)| *epoch);
     let last = told.len().saturating_sub(1);
     for (n, (epoch, told)) in told.into_iter().enumerate() {
-        let key = Some(key.to_owned());
+        let key = Some(key.clone());
         engine
             .settler
             .say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent: halted })
             .await;
     }
     if !halted && engine.runs.goes_on(key) {
-        engine.lanes.push_cold(vec![Strand::Key(key.to_owned())]);
+        engine.lanes.push_cold(vec![Strand::Key(key.clone())]);
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) enum Strand {
     /// An event without a key: a run of one.
     One(Job),
     /// The events of a key, one after another. Which ones, [`Runs`](super::runs::Runs) knows.
-    Key(String),
+    Key(Arc<str>),
 }
 
 /// How far a worker looks for strands to take along: this many times as many as it wants.

@@ -2,7 +2,7 @@
 //! done.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 use super::Job;
 use super::sync::Mutex;
@@ -19,15 +19,15 @@ pub(crate) struct Runs {
 
 #[derive(Default)]
 struct Inner {
-    runs: HashMap<String, Run>,
+    runs: HashMap<Arc<str>, Run>,
     /// Keys of which rows were passed by, because an earlier event was in the way.
-    behind: HashSet<String>,
+    behind: HashSet<Arc<str>>,
     /// Keys of which rows were passed by and that are free now.
-    free: Vec<String>,
+    free: Vec<Arc<str>>,
     /// Keys whose halt ended since the current read began: that read may be older.
-    unsure: HashSet<String>,
+    unsure: HashSet<Arc<str>>,
     /// Keys of which something was settled since then.
-    moved: HashSet<String>,
+    moved: HashSet<Arc<str>>,
 }
 
 struct Run {
@@ -50,14 +50,34 @@ enum State {
     Halted,
 }
 
-/// What became of jobs that were offered to a run.
-pub(crate) enum Pushed {
-    /// Taken in; the key needs a worker.
-    Schedule,
-    /// Taken in; a worker is at it.
-    Joined,
-    /// Not taken in: an earlier event was not done just now.
-    Refused(Vec<Job>),
+/// What became of jobs that were offered to their runs.
+#[derive(Default)]
+pub(crate) struct Pushed {
+    /// Keys that need a worker.
+    pub(crate) scheduled: Vec<Arc<str>>,
+    /// Those that were not taken in: an earlier event of their key was not done just now.
+    pub(crate) refused: Vec<Job>,
+}
+
+/// What a worker at a key does about its next event.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Handles it.
+    Here,
+    /// Handles it when all that was handled before it is settled.
+    Caught,
+    /// Leaves it: a publisher gets it.
+    Elsewhere,
+}
+
+/// The next event of a key.
+pub(crate) enum Next {
+    /// It is to be handled.
+    Job(Job),
+    /// It is still there, and this is in the way.
+    Not(Way),
+    /// There is none.
+    Nothing,
 }
 
 impl Runs {
@@ -67,7 +87,7 @@ impl Runs {
 
     /// A read of the database begins. Returns the newest event of each key that is in memory, for
     /// [`Take::frontiers`](crate::store::Take::frontiers).
-    pub(crate) fn begin_read(&self) -> HashMap<String, Reach> {
+    pub(crate) fn begin_read(&self) -> HashMap<Arc<str>, Reach> {
         let mut inner = self.inner();
         inner.moved.clear();
         inner.unsure.clear();
@@ -80,46 +100,55 @@ impl Runs {
         self.inner().runs.values_mut().for_each(|run| run.doubtful = true);
     }
 
-    /// Offers jobs of a key, in order.
-    pub(crate) fn push(&self, key: &str, jobs: Vec<Job>) -> Pushed {
+    /// Offers jobs, those of each key in order.
+    pub(crate) fn push(&self, jobs: Vec<(Arc<str>, Job)>) -> Pushed {
+        let mut pushed = Pushed::default();
+        let mut freed = HashSet::new();
         let mut inner = self.inner();
-        let halted = inner.runs.get(key).is_some_and(|run| run.state == State::Halted);
-        if halted || inner.unsure.contains(key) {
-            inner.behind.insert(key.to_owned());
-            if !halted {
-                inner.free.push(key.to_owned());
+        let Inner { runs, behind, free, unsure, .. } = &mut *inner;
+        for (key, job) in jobs {
+            let halted = runs.get(&key).is_some_and(|run| run.state == State::Halted);
+            if halted || unsure.contains(&key) {
+                if !halted && freed.insert(key.clone()) {
+                    free.push(key.clone());
+                }
+                behind.insert(key);
+                pushed.refused.push(job);
+                continue;
             }
-            return Pushed::Refused(jobs);
+            let run = runs.entry(key.clone()).or_insert_with(|| Run {
+                queue: VecDeque::new(),
+                state: State::Idle,
+                frontier: Reach { seq: 0, together: true },
+                doubtful: false,
+                unsettled: 0,
+            });
+            run.unsettled += 1;
+            run.frontier.seq = run.frontier.seq.max(job.delivery.seq.unwrap_or_default());
+            run.frontier.together &= job.delivery.claim == 0;
+            run.queue.push_back(job);
+            if run.state != State::Scheduled {
+                run.state = State::Scheduled;
+                pushed.scheduled.push(key);
+            }
         }
-        let run = inner.runs.entry(key.to_owned()).or_insert_with(|| Run {
-            queue: VecDeque::new(),
-            state: State::Idle,
-            frontier: Reach { seq: 0, together: true },
-            doubtful: false,
-            unsettled: 0,
-        });
-        run.unsettled += jobs.len();
-        for delivery in jobs.iter().map(|job| &job.delivery) {
-            run.frontier.seq = run.frontier.seq.max(delivery.seq.unwrap_or_default());
-            run.frontier.together &= delivery.claim == 0;
-        }
-        run.queue.extend(jobs);
-        if run.state == State::Scheduled {
-            return Pushed::Joined;
-        }
-        run.state = State::Scheduled;
-        Pushed::Schedule
+        pushed
     }
 
-    /// The next event of a key for the worker that is at it.
-    pub(crate) fn next(&self, key: &str) -> Option<Job> {
+    /// The next event of a key for the worker that is at it, if that is the way.
+    pub(crate) fn next(&self, key: &str, way: impl FnOnce(&Job) -> Way) -> Next {
         let mut inner = self.inner();
-        let run = inner.runs.get_mut(key)?;
-        let job = run.queue.pop_front();
-        if job.is_none() {
+        let Some(run) = inner.runs.get_mut(key) else { return Next::Nothing };
+        let Some(job) = run.queue.front() else {
             self.rest(&mut inner, key);
+            return Next::Nothing;
+        };
+        let unwritten = run.unsettled > run.queue.len();
+        match way(job) {
+            Way::Caught if unwritten => Next::Not(Way::Caught),
+            Way::Here | Way::Caught => run.queue.pop_front().map_or(Next::Nothing, Next::Job),
+            Way::Elsewhere => Next::Not(Way::Elsewhere),
         }
-        job
     }
 
     /// Nothing is left to handle of a key.
@@ -155,46 +184,44 @@ impl Runs {
         more
     }
 
-    /// Whether something of the key was handled that is not settled yet.
-    pub(crate) fn has_unwritten(&self, key: &str) -> bool {
-        self.inner().runs.get(key).is_some_and(|run| run.unsettled > run.queue.len())
-    }
-
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
-    pub(crate) fn halt(&self, key: &str) -> Vec<Job> {
+    pub(crate) fn halt(&self, key: &Arc<str>) -> Vec<Job> {
         let mut inner = self.inner();
-        inner.behind.insert(key.to_owned());
+        inner.behind.insert(key.clone());
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         run.state = State::Halted;
         std::mem::take(&mut run.queue).into()
     }
 
-    /// This many events of the key are settled in the database; `halted` if that ends a halt.
-    pub(crate) fn settled(&self, key: &str, events: usize, halted: bool) {
+    /// So many events of these keys are settled in the database; `true` if that ends a halt.
+    pub(crate) fn settled(&self, keys: impl IntoIterator<Item = (Arc<str>, usize, bool)>) {
         let mut inner = self.inner();
-        inner.moved.insert(key.to_owned());
-        if let Some(run) = inner.runs.get_mut(key) {
-            run.unsettled = run.unsettled.saturating_sub(events);
-            let over = match run.state {
-                State::Halted => halted,
-                State::Idle => run.unsettled == 0,
-                State::Scheduled => false,
-            };
-            if !over {
-                return;
+        let Inner { runs, behind, free, unsure, moved } = &mut *inner;
+        for (key, events, halted) in keys {
+            moved.insert(key.clone());
+            if let Some(run) = runs.get_mut(&key) {
+                run.unsettled = run.unsettled.saturating_sub(events);
+                let over = match run.state {
+                    State::Halted => halted,
+                    State::Idle => run.unsettled == 0,
+                    State::Scheduled => false,
+                };
+                if !over {
+                    continue;
+                }
+                runs.remove(&key);
+                if halted {
+                    unsure.insert(key.clone());
+                }
             }
-            inner.runs.remove(key);
-            if halted {
-                inner.unsure.insert(key.to_owned());
+            if behind.remove(&key) {
+                free.push(key);
             }
-        }
-        if inner.behind.remove(key) {
-            inner.free.push(key.to_owned());
         }
     }
 
     /// Remembers keys of which rows were passed by.
-    pub(crate) fn leave_behind(&self, keys: Vec<String>) {
+    pub(crate) fn leave_behind(&self, keys: Vec<Arc<str>>) {
         let mut inner = self.inner();
         for key in keys {
             // What was in the way may be gone since the read: nobody would say so again.
@@ -207,7 +234,7 @@ impl Runs {
     }
 
     /// Keys of which no rows are left.
-    pub(crate) fn not_behind<'a>(&self, keys: impl IntoIterator<Item = &'a String>) {
+    pub(crate) fn not_behind<'a>(&self, keys: impl IntoIterator<Item = &'a Arc<str>>) {
         let mut inner = self.inner();
         for key in keys {
             inner.behind.remove(key);
@@ -215,7 +242,7 @@ impl Runs {
     }
 
     /// Keys of which rows were passed by and that are free now, at most this many.
-    pub(crate) fn take_free(&self, most: usize) -> Vec<String> {
+    pub(crate) fn take_free(&self, most: usize) -> Vec<Arc<str>> {
         let mut inner = self.inner();
         let keep = inner.free.len().saturating_sub(most);
         let mut keys = inner.free.split_off(keep);

@@ -12,7 +12,7 @@ use shuttle::thread;
 
 use super::held::Held;
 use super::lanes::{Lanes, Strand};
-use super::runs::{Pushed, Runs};
+use super::runs::{Next, Pushed, Runs, Way};
 use super::sync::explore;
 use super::tests::job;
 use super::{Job, tag};
@@ -254,14 +254,11 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
             if jobs.is_empty() {
                 return;
             }
-            match runs.push(KEY, jobs) {
-                Pushed::Schedule => lanes.push_cold(vec![Strand::Key(KEY.to_owned())]),
-                Pushed::Joined => {}
-                Pushed::Refused(jobs) => {
-                    jobs.iter().for_each(|job| held.forget(job.delivery.event.id(), job.tag()));
-                    lanes.uncount_cold(jobs.len());
-                }
-            }
+            let Pushed { scheduled, refused } =
+                runs.push(jobs.into_iter().map(|job| (KEY.into(), job)).collect());
+            lanes.push_cold(scheduled.into_iter().map(Strand::Key).collect());
+            refused.iter().for_each(|job| held.forget(job.delivery.event.id(), job.tag()));
+            lanes.uncount_cold(refused.len());
         };
         let poller = thread::spawn({
             let (lanes, held, runs, table) = (lanes.clone(), held.clone(), runs.clone(), table.clone());
@@ -273,7 +270,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
             let (table, order) = (table.clone(), order.clone());
             move || {
                 while let Some(Strand::Key(key)) = block_on(lanes.next()) {
-                    while let Some(job) = runs.next(&key) {
+                    while let Next::Job(job) = runs.next(&key, |_| Way::Here) {
                         lanes.uncount_cold(1);
                         let id = job.delivery.event.id().clone();
                         assert!(held.start(&id, job.tag(), Instant::now()));
@@ -283,7 +280,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
                         if !fails {
                             table.lock().unwrap().pending.retain(|(pending, ..)| *pending != id);
                             held.settled([(&id, job.tag())], true);
-                            runs.settled(&key, 1, false);
+                            runs.settled([(key.clone(), 1, false)]);
                             continue;
                         }
                         let rest = runs.halt(&key);
@@ -291,7 +288,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
                         let count = rest.len() + 1;
                         let all = std::iter::once(&job).chain(&rest);
                         held.settled(all.map(|job| (job.delivery.event.id(), job.tag())), true);
-                        runs.settled(&key, count, true);
+                        runs.settled([(key.clone(), count, true)]);
                         break;
                     }
                 }

@@ -47,7 +47,7 @@ pub(crate) enum Spoken {
         /// The epoch that they were taken in; 0 with leases.
         epoch: i64,
         /// Their ordering key.
-        key: Option<String>,
+        key: Option<Arc<str>>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
         /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
@@ -285,9 +285,7 @@ impl Settler {
             self.count(&verdicts);
             self.remind(&verdicts.settlements);
         }
-        for (key, count, halted) in keys {
-            engine.runs.settled(&key, count, halted);
-        }
+        engine.runs.settled(keys);
         if given_back {
             // They lie before the place that the taker has come to, and no key leads back to them.
             engine.look_everywhere();

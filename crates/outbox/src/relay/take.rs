@@ -5,7 +5,7 @@
 //! from the start would walk over all of it. What lies before the place (late commits, rows that others gave back) is
 //! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -254,7 +254,7 @@ impl Taker {
     }
 
     /// Goes on with keys of which rows were passed by.
-    async fn continue_keys(&mut self, keys: Vec<String>, room: usize) -> Result<usize> {
+    async fn continue_keys(&mut self, keys: Vec<Arc<str>>, room: usize) -> Result<usize> {
         // Before the read: a key may be done with what it gets before this returns, and then goes on by itself.
         self.engine.runs.leave_behind(keys.clone());
         let limit = 1 << room.ilog2();
@@ -287,8 +287,8 @@ impl Taker {
         let taken = engine.store.take(&take).await?;
         if let Origin::Keys(asked) = &take.from {
             let keys = taken.deliveries.iter().filter_map(|d| d.event.ordering_key());
-            let found: HashSet<&str> = keys.chain(taken.behind.iter().map(String::as_str)).collect();
-            engine.runs.not_behind(asked.iter().filter(|key| !found.contains(key.as_str())));
+            let found: HashSet<&str> = keys.chain(taken.behind.iter().map(|key| &**key)).collect();
+            engine.runs.not_behind(asked.iter().filter(|key| !found.contains(&***key)));
         }
         if let Some(oldest) =
             taken.deliveries.iter().map(|d| d.waited).max().filter(|_| take.from == Origin::Start)
@@ -330,7 +330,7 @@ impl Taker {
             }
         }
         let mut strands = Vec::new();
-        let mut keyed: BTreeMap<String, Vec<Job>> = BTreeMap::new();
+        let mut keyed = Vec::new();
         let mut count = 0;
         let mut all = true;
         for mut delivery in taken.deliveries {
@@ -356,8 +356,8 @@ impl Taker {
                 continue;
             }
             count += 1;
-            match job.delivery.event.ordering_key() {
-                Some(key) => keyed.entry(key.to_owned()).or_default().push(job),
+            match job.delivery.event.key().cloned() {
+                Some(key) => keyed.push((key, job)),
                 None => strands.push(Strand::One(job)),
             }
         }
@@ -371,28 +371,16 @@ impl Taker {
             });
         }
         engine.lanes.count_cold(count);
-        for (key, jobs) in keyed {
-            match engine.runs.push(&key, jobs) {
-                Pushed::Schedule => strands.push(Strand::Key(key)),
-                Pushed::Joined => {}
-                Pushed::Refused(jobs) => {
-                    engine.lanes.uncount_cold(jobs.len());
-                    count -= jobs.len();
-                    if lease.is_some() {
-                        let told = jobs.iter().map(|job| job.told(Verdict::Released)).collect();
-                        engine.speak(Spoken::Verdicts {
-                            told,
-                            epoch,
-                            key: None,
-                            halted: false,
-                            urgent: true,
-                        });
-                    } else {
-                        for job in &jobs {
-                            engine.held.forget(job.delivery.event.id(), job.tag());
-                        }
-                    }
-                }
+        if !keyed.is_empty() {
+            let Pushed { scheduled, refused } = engine.runs.push(keyed);
+            strands.extend(scheduled.into_iter().map(Strand::Key));
+            engine.lanes.uncount_cold(refused.len());
+            count -= refused.len();
+            if lease.is_none() {
+                refused.iter().for_each(|job| engine.held.forget(job.delivery.event.id(), job.tag()));
+            } else if !refused.is_empty() {
+                let told = refused.iter().map(|job| job.told(Verdict::Released)).collect();
+                engine.speak(Spoken::Verdicts { told, epoch, key: None, halted: false, urgent: true });
             }
         }
         engine.metrics.cold_enqueued.increment(count as u64);

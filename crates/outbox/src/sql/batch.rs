@@ -11,7 +11,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::begin::begin_on;
@@ -248,7 +248,7 @@ impl<DB: Database> SqlStore<DB> {
         let until = format!("{{later {}}}", place(Value::micros(lease)));
         let ended = place(Value::ints(ended));
         let mine = place(Value::ints(mine));
-        let keys = place(Value::texts(keys.into_iter().map(String::as_str)));
+        let keys = place(Value::texts(keys.into_iter().map(|key: &Arc<str>| &**key)));
         let frontiers = place(Value::ints(reaches.iter().map(|reach: &&Reach| reach.seq)));
         let listed = place(Value::ints(reaches.iter().map(|reach| reach.together.into())));
         let (alone, alone_e) =

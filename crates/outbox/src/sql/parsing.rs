@@ -62,7 +62,7 @@ fn columns() -> impl Strategy<Value = Columns> {
             aggregate_type: names.1,
             aggregate_id: names.2,
             tenant_id: names.3,
-            ordering_key: names.4,
+            ordering_key: names.4.map(Into::into),
             correlation_id: names.5,
             dedup_key: names.6,
             headers: body.0,

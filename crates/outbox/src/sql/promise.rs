@@ -94,7 +94,7 @@ impl Promise {
             aggregate_type: AggregateType::from(self.aggregate_type),
             aggregate_id: self.aggregate_id,
             tenant_id: self.tenant_id,
-            ordering_key: self.ordering_key,
+            ordering_key: self.ordering_key.map(Into::into),
             correlation_id: self.correlation_id,
             dedup_key: self.dedup_key,
             headers: self.headers,

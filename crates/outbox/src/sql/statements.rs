@@ -112,14 +112,14 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
             )
         }
         Origin::Keys(keys) if keys.len() == 1 => {
-            values.push(Value::text(&keys[0]));
+            values.push(Value::text(&*keys[0]));
             let key = values.len();
             format!(
                 "SELECT {columns} FROM {{events}} e WHERE {due} AND e.ordering_key = ${key} ORDER BY e.seq LIMIT {limit}"
             )
         }
         Origin::Keys(keys) => {
-            let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
+            let keys: BTreeSet<&str> = keys.iter().map(|key| &**key).collect();
             let each = (limit / keys.len().max(1)).max(1);
             values.push(Value::texts(keys));
             let list = values.len();

@@ -311,10 +311,10 @@ impl<DB: Database> SqlStore<DB> {
         let takes = match &take.from {
             Origin::Keys(keys) if !DB::LATERAL => {
                 // A key that is named twice is one key: its rows must not come twice.
-                let keys: BTreeSet<&String> = keys.iter().collect();
+                let keys: BTreeSet<&Arc<str>> = keys.iter().collect();
                 let limit = (take.limit / keys.len().max(1)).max(1);
                 let one =
-                    |key: &String| Take { from: Origin::Keys(vec![key.clone()]), limit, ..take.clone() };
+                    |key: &Arc<str>| Take { from: Origin::Keys(vec![key.clone()]), limit, ..take.clone() };
                 keys.into_iter().map(one).collect()
             }
             _ => vec![take.clone()],
@@ -453,7 +453,7 @@ impl<DB: Database> SqlStore<DB> {
             };
             let Some(claim) = DB::int(row, 4)? else {
                 // Blocked by an earlier event of its key, which the database saw by itself.
-                window.behind.extend(DB::text(row, sql::AFTER_EVENT)?);
+                window.behind.extend(DB::text(row, sql::AFTER_EVENT)?.map(Arc::from));
                 continue;
             };
             let columns = DB::columns(row, sql::EVENT_FROM);
@@ -512,7 +512,7 @@ impl<DB: Database> SqlStore<DB> {
         let behind = &mut window.behind;
         window.rows.retain(|row| {
             let blocked =
-                row.key.as_ref().is_some_and(|key| stops.get(key).is_some_and(|stop| row.seq > *stop));
+                row.key.as_ref().is_some_and(|key| stops.get(&**key).is_some_and(|stop| row.seq > *stop));
             if blocked {
                 behind.extend(row.key.clone());
             }

@@ -1,6 +1,7 @@
 //! From rows to deliveries.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde::de::IgnoredAny;
@@ -13,7 +14,7 @@ use crate::store::{Claim, Cursor, Delivery, Taken};
 #[derive(Default)]
 pub(super) struct Window {
     pub(super) rows: Vec<WindowRow>,
-    pub(super) behind: Vec<String>,
+    pub(super) behind: Vec<Arc<str>>,
     pub(super) cursor: Option<Cursor>,
     pub(super) scanned: usize,
 }
@@ -26,7 +27,7 @@ pub(super) struct WindowRow {
     pub(super) suspect: Option<u32>,
     pub(super) now: DateTime<Utc>,
     pub(super) available_at: DateTime<Utc>,
-    pub(super) key: Option<String>,
+    pub(super) key: Option<Arc<str>>,
     pub(super) columns: Result<Columns, String>,
 }
 

@@ -1,6 +1,7 @@
 //! The table as it should be: a list of rows and a few `if`s.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -12,7 +13,7 @@ pub struct Row {
     pub id: EventId,
     pub seq: i64,
     pub event_type: String,
-    pub key: Option<String>,
+    pub key: Option<Arc<str>>,
     pub dedup: Option<String>,
     pub expires_at: Option<DateTime<Utc>>,
     pub status: Status,
@@ -76,7 +77,7 @@ pub struct Taken {
 pub struct Run {
     pub owner: NodeId,
     pub on_dead: OnDead,
-    pub key: String,
+    pub key: Arc<str>,
     /// Everything of the key up to here is in this run, or was.
     pub frontier: Reach,
     /// What it has not told the verdict of.

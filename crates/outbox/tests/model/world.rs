@@ -167,7 +167,7 @@ impl World {
                 id: event.id().clone(),
                 seq: stored.seq,
                 event_type: event.event_type().to_string(),
-                key: event.ordering_key().map(str::to_owned),
+                key: event.ordering_key().map(Arc::from),
                 dedup: event.dedup_key().map(str::to_owned),
                 expires_at: event.expires_at(),
                 status: stored.status,
@@ -238,7 +238,7 @@ impl World {
             Step::Take { by, limit, from, on_dead, skip_recent, skip_type } => {
                 let from = match (from, self.cursor) {
                     (From::Cursor, Some(cursor)) => Origin::After(cursor),
-                    (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}"), "key-0".to_owned()]),
+                    (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
                     _ => Origin::Start,
                 };
                 let (by, frontiers, together) = match by {
@@ -323,10 +323,10 @@ impl World {
     }
 
     /// For a taker that has the first so many events of each key in hand.
-    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<String, Reach> {
+    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<Arc<str>, Reach> {
         let mut frontiers = HashMap::new();
         for (n, in_hand) in in_hand.iter().enumerate().filter(|(_, in_hand)| **in_hand > 0) {
-            let key = format!("key-{n}");
+            let key: Arc<str> = format!("key-{n}").into();
             let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
             if let Some(row) = of_key.take(*in_hand).last() {
                 frontiers.insert(key, Reach { seq: row.seq, together: false });
@@ -366,7 +366,7 @@ impl World {
                 id: event.id().clone(),
                 seq,
                 event_type: event.event_type().to_string(),
-                key: event.ordering_key().map(str::to_owned),
+                key: event.ordering_key().map(Arc::from),
                 dedup,
                 expires_at: event.expires_at(),
                 status: Status::New,

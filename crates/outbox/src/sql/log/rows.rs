@@ -120,7 +120,7 @@ macro_rules! stored {
                     },
                     aggregate_id: row.try_get_unchecked(5).map_err(told)?,
                     tenant_id: row.try_get_unchecked(6).map_err(told)?,
-                    ordering_key: row.try_get_unchecked(7).map_err(told)?,
+                    ordering_key: row.try_get_unchecked::<Option<&str>, _>(7).map_err(told)?.map(Into::into),
                     correlation_id: row.try_get_unchecked(8).map_err(told)?,
                     dedup_key: None,
                     headers: headers(row.try_get_unchecked(9).map_err(told)?)?,

@@ -1,19 +1,20 @@
 //! Order per key: only the oldest unsettled run of a key is ever out.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::exclusive::exclusive;
 use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
 use crate::store::{Delivery, OnDead, Origin, Reach, Take, Taken, Verdict};
 
 /// All of a key is held up to this one.
-fn upto(key: &str, last: &Delivery) -> HashMap<String, Reach> {
+fn upto(key: &str, last: &Delivery) -> HashMap<Arc<str>, Reach> {
     let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
-    HashMap::from([(key.to_owned(), reach)])
+    HashMap::from([(key.into(), reach)])
 }
 
 fn behind(taken: &Taken) -> Vec<&str> {
-    let mut keys: Vec<&str> = taken.behind.iter().map(String::as_str).collect();
+    let mut keys: Vec<&str> = taken.behind.iter().map(|key| &**key).collect();
     keys.sort_unstable();
     keys
 }
@@ -183,7 +184,7 @@ pub async fn events_of_chosen_keys_are_taken_alone(harness: &impl Harness) {
             keyed("b").deliver_after(SECOND),
         ])
         .await;
-    let keys = |keys: &[&str]| Origin::Keys(keys.iter().map(|k| (*k).to_owned()).collect());
+    let keys = |keys: &[&str]| Origin::Keys(keys.iter().map(|k| Arc::from(*k)).collect());
     let some = Take { from: keys(&["b", "a", "nobody's"]), ..leasing("one") };
     let mut taken = ids(&scene.take(&some).await.deliveries);
     taken.sort_by_key(|id| written.iter().position(|w| w == id));
