@@ -28,6 +28,7 @@ mod settle;
 pub(crate) mod source;
 mod statements;
 mod store;
+mod take;
 mod window;
 
 #[cfg(feature = "mysql")]

@@ -1,0 +1,306 @@
+//! Building an event: all that is said about it, checked at the end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, Datelike, Utc};
+use serde::Serialize;
+use serde::de::IgnoredAny;
+
+use super::{AggregateType, Due, Event, EventId, EventType, IntoEvent, MAX_PAYLOAD, Parts, Payload};
+use crate::error::EventError;
+use crate::log::{MAX_TAGS, Tag};
+
+/// Builds an [`Event`]. Nothing is checked before [`build`](EventBuilder::build), so calls can be made in
+/// any order.
+#[derive(Clone, Debug)]
+#[must_use = "an event is not written until `build()` and `write()`"]
+pub struct EventBuilder {
+    parts: Parts,
+    payload: Given,
+    at: Option<DateTime<Utc>>,
+    after: Option<Duration>,
+    limit: usize,
+    tag_mistake: Option<EventError>,
+}
+
+#[derive(Clone, Debug)]
+enum Given {
+    Nothing,
+    One(Payload),
+    Unusable(EventError),
+}
+
+impl EventBuilder {
+    pub(super) fn new(event_type: EventType) -> Self {
+        Self {
+            parts: Parts {
+                id: EventId::generate(),
+                event_type,
+                aggregate_type: AggregateType::GLOBAL,
+                aggregate_id: None,
+                tenant_id: None,
+                ordering_key: None,
+                correlation_id: None,
+                dedup_key: None,
+                headers: BTreeMap::new(),
+                payload: Payload::Json(String::new()),
+                occurred_at: Utc::now(),
+                due: Due::Now,
+                expires_at: None,
+                tags: Vec::new(),
+            },
+            payload: Given::Nothing,
+            tag_mistake: None,
+            at: None,
+            after: None,
+            limit: MAX_PAYLOAD,
+        }
+    }
+
+    /// An id of your own instead of a fresh ULID: at most 36 characters.
+    pub fn id(mut self, id: impl Into<EventId>) -> Self {
+        self.parts.id = id.into();
+        self
+    }
+
+    /// The aggregate it belongs to.
+    pub fn aggregate(mut self, aggregate_type: impl Into<AggregateType>, id: impl Into<String>) -> Self {
+        self.parts.aggregate_type = aggregate_type.into();
+        self.parts.aggregate_id = Some(id.into());
+        self
+    }
+
+    /// The type of the aggregate alone.
+    pub fn aggregate_type(mut self, aggregate_type: impl Into<AggregateType>) -> Self {
+        self.parts.aggregate_type = aggregate_type.into();
+        self
+    }
+
+    /// The tenant it belongs to.
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.parts.tenant_id = Some(tenant.into());
+        self
+    }
+
+    /// Deliver the events of one key one after another, in the order they were written.
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.parts.ordering_key = Some(key.into().into());
+        self
+    }
+
+    /// Ties together the events of one story. An empty one is none.
+    pub fn correlation(mut self, id: impl Into<String>) -> Self {
+        self.parts.correlation_id = Some(id.into()).filter(|id: &String| !id.is_empty());
+        self
+    }
+
+    /// While an event with this key is in the table, do not write another.
+    pub fn dedup_key(mut self, key: impl Into<String>) -> Self {
+        self.parts.dedup_key = Some(key.into());
+        self
+    }
+
+    /// Adds a header; the last value of a name counts.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.parts.headers.insert(name.into(), value.into());
+        self
+    }
+
+    /// Adds many headers.
+    pub fn headers<N: Into<String>, V: Into<String>>(
+        mut self,
+        headers: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        self.parts.headers.extend(headers.into_iter().map(|(n, v)| (n.into(), v.into())));
+        self
+    }
+
+    /// Adds a tag, for the [log](crate::Log): what the event is about. The queue does not keep tags.
+    pub fn tag(mut self, name: impl AsRef<str>, value: impl fmt::Display) -> Self {
+        match Tag::new(name, value) {
+            Ok(tag) if self.parts.tags.contains(&tag) => {}
+            Ok(tag) => self.parts.tags.push(tag),
+            Err(mistake) => _ = self.tag_mistake.get_or_insert(mistake),
+        }
+        self
+    }
+
+    /// The payload, serialized here and never again.
+    pub fn json<T: Serialize + ?Sized>(self, payload: &T) -> Self {
+        match serde_json::to_string(payload) {
+            Ok(text) => self.give(Payload::Json(text)),
+            Err(e) => self.refuse(EventError::NotJson { reason: e.to_string() }),
+        }
+    }
+
+    /// The payload as JSON text, which is kept to the byte.
+    pub fn json_text(self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        match check_json(&text) {
+            Ok(()) => self.give(Payload::Json(text)),
+            Err(e) => self.refuse(e),
+        }
+    }
+
+    /// The payload as bytes of some content type; may be empty.
+    pub fn bytes(self, content_type: impl Into<String>, data: impl Into<Vec<u8>>) -> Self {
+        self.give(Payload::Bytes { content_type: content_type.into(), data: data.into() })
+    }
+
+    fn give(mut self, payload: Payload) -> Self {
+        self.payload = match self.payload {
+            Given::Nothing => Given::One(payload),
+            Given::One(_) => Given::Unusable(EventError::TwoPayloads),
+            unusable @ Given::Unusable(_) => unusable,
+        };
+        self
+    }
+
+    fn refuse(mut self, error: EventError) -> Self {
+        self.payload = Given::Unusable(error);
+        self
+    }
+
+    /// When it happened; now if not given.
+    pub fn occurred_at(mut self, at: DateTime<Utc>) -> Self {
+        self.parts.occurred_at = at;
+        self
+    }
+
+    /// Do not deliver before this time.
+    pub fn available_at(mut self, at: DateTime<Utc>) -> Self {
+        self.at = Some(at);
+        self
+    }
+
+    /// Do not deliver until this long after the database stored it.
+    pub fn deliver_after(mut self, delay: Duration) -> Self {
+        self.after = Some(delay);
+        self
+    }
+
+    /// Never deliver after this time: then it is dead, with the reason "expired".
+    pub fn expires_at(mut self, at: DateTime<Utc>) -> Self {
+        self.parts.expires_at = Some(at);
+        self
+    }
+
+    /// How large the payload may be, instead of [`MAX_PAYLOAD`].
+    pub fn max_payload(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Checks everything and makes the event.
+    pub fn build(self) -> Result<Event, EventError> {
+        let mut parts = self.parts;
+        parts.payload = match self.payload {
+            Given::Nothing => return Err(EventError::NoPayload),
+            Given::Unusable(error) => return Err(error),
+            Given::One(payload) => payload,
+        };
+        let size = parts.payload.as_bytes().len();
+        if size > self.limit {
+            return Err(EventError::PayloadTooLarge { size, limit: self.limit });
+        }
+        if let Some(mistake) = self.tag_mistake {
+            return Err(mistake);
+        }
+        if parts.tags.len() > MAX_TAGS {
+            return Err(EventError::TooMany { what: "tags", count: parts.tags.len(), limit: MAX_TAGS });
+        }
+        check_text("content type", parts.payload.content_type(), 255)?;
+        check_text("event id", parts.id.as_str(), 36)?;
+        check_text("event type", parts.event_type.as_str(), 255)?;
+        check_text("aggregate type", parts.aggregate_type.as_str(), 64)?;
+        for (field, value, limit) in [
+            ("aggregate id", parts.aggregate_id.as_deref(), 128),
+            ("tenant id", parts.tenant_id.as_deref(), 64),
+            ("ordering key", parts.ordering_key.as_deref(), 255),
+            ("correlation id", parts.correlation_id.as_deref(), 255),
+            ("dedup key", parts.dedup_key.as_deref(), 255),
+        ] {
+            if let Some(value) = value {
+                check_text(field, value, limit)?;
+            }
+        }
+        crate::trace::inject(&mut parts.headers);
+        for (name, value) in &parts.headers {
+            check_text("header name", name, 255)?;
+            check_characters("header value", value)?;
+        }
+
+        parts.due = match (self.at, self.after) {
+            (None, None) => Due::Now,
+            (Some(_), Some(_)) => return Err(EventError::TwoDelays),
+            (None, Some(Duration::ZERO)) => return Err(EventError::ZeroDelay),
+            (None, Some(delay)) => Due::After(delay),
+            (Some(at), None) if at < parts.occurred_at => return Err(EventError::AvailableBeforeOccurred),
+            (Some(at), None) => Due::At(at),
+        };
+        let event = Event::from_parts(parts);
+        check_time("occurred_at", Some(event.occurred_at()))?;
+        match event.due() {
+            Due::After(_) => {
+                check_time("deliver_after", Some(event.available_at().unwrap_or(DateTime::<Utc>::MAX_UTC)))?;
+            }
+            _ => check_time("available_at", event.available_at())?,
+        }
+        check_time("expires_at", event.expires_at())?;
+        if event.expires_at().is_some_and(|end| end <= event.available_at().unwrap_or(event.occurred_at())) {
+            return Err(EventError::ExpiresTooEarly);
+        }
+        Ok(event)
+    }
+}
+
+impl IntoEvent for EventBuilder {
+    fn into_event(self, limit: usize) -> Result<Event, EventError> {
+        // A limit set on the builder itself was meant for this event.
+        let limit = if self.limit == MAX_PAYLOAD { limit } else { self.limit };
+        self.max_payload(limit).build()
+    }
+}
+
+pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<(), EventError> {
+    if text.is_empty() {
+        return Err(EventError::Empty { field });
+    }
+    // Bytes bound characters from above, so most texts are not counted.
+    if text.len() > limit {
+        let length = text.chars().count();
+        if length > limit {
+            return Err(EventError::TooLong { field, length, limit });
+        }
+    }
+    check_characters(field, text)
+}
+
+fn check_characters(field: &'static str, text: &str) -> Result<(), EventError> {
+    match text.chars().find(|c| c.is_control()) {
+        Some(character) => Err(EventError::Control { field, character }),
+        None => Ok(()),
+    }
+}
+
+fn check_time(field: &'static str, time: Option<DateTime<Utc>>) -> Result<(), EventError> {
+    match time {
+        Some(t) if !(1970..=9999).contains(&t.year()) => Err(EventError::TimeOutOfRange { field }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the text is JSON that every database and every reader takes. Half a surrogate pair is legal
+/// by the grammar, but is no text: MySQL refuses it, and so do most parsers.
+fn check_json(text: &str) -> Result<(), EventError> {
+    let surrogate =
+        text.as_bytes().windows(4).any(|w| w[..2] == *b"\\u" && matches!(w[2], b'd' | b'D') && w[3] > b'7');
+    let parsed = if surrogate {
+        serde_json::from_str::<serde_json::Value>(text).map(drop)
+    } else {
+        serde_json::from_str::<IgnoredAny>(text).map(drop)
+    };
+    parsed.map_err(|e| EventError::NotJson { reason: e.to_string() })
+}
