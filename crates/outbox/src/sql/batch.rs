@@ -10,19 +10,18 @@
 //! - From then on the event is leased by its row, as one is that is retried, or born leased.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::begin::begin_on;
 use super::dialect::{Database, Value};
 use super::source::Work;
-use super::statements as sql;
 use super::store::SqlStore;
-use super::window::Window;
+use super::window::{Window, WindowRow};
 use crate::error::{Error, Result};
 use crate::event::EventId;
-use crate::store::{NodeId, OnDead, Reach, Settlement, Store as _, Take};
+use crate::store::{NodeId, Settlement, Store as _, Take};
 
 /// Nobody may keep the lock because its process hangs, or is gone without having said so.
 ///
@@ -45,41 +44,24 @@ const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {n
     AND e.available_at >= (SELECT min(due_from) FROM late) AND e.available_at <= (SELECT max(due_to) FROM late) \
     AND e.seq IN (SELECT unnest(seqs) FROM late)";
 
-/// Leases in one statement. `w` is the window; `l` those of it that are leased by their rows, locked; `v` both; `stops` the first
-/// event of each key that is neither in it nor held by this node already; `u` and `b` are the leases. Rows of the window that
-/// come back without claims were blocked by an earlier event of their key.
-const CLAIM: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints {ended}}), \
-    w AS MATERIALIZED ({window}), \
-    l AS MATERIALIZED (SELECT t.event_id FROM w JOIN {events} t ON t.event_id = w.event_id AND t.claims = w.claims \
-        WHERE {alone} AND t.status IN (0, 2) AND (t.locked_until IS NULL OR t.locked_until <= {now}) \
-        FOR UPDATE OF t SKIP LOCKED), \
-    v AS MATERIALIZED (SELECT w.seq, w.ordering_key FROM w WHERE NOT {alone} OR w.event_id IN (SELECT event_id FROM l)), \
-    f AS (SELECT unnest({keys}::text[]) AS key, unnest({frontiers}::bigint[]) AS frontier, \
-        unnest({listed}::bigint[]) AS listed), \
-    c AS MATERIALIZED (SELECT count(*) = cardinality({mine}::bigint[]) AS whole FROM {batches} m \
-        WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}), \
-    mine AS (SELECT unnest(m.seqs) AS seq FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}), \
-    stops AS MATERIALIZED (SELECT k.ordering_key, (\
-        SELECT o.seq FROM {events} o WHERE o.ordering_key = k.ordering_key AND {blocking} \
-        AND o.seq > k.past AND o.seq < k.last AND o.seq NOT IN (SELECT seq FROM v) \
-        AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE WHEN o.claims = 0 THEN o.seq IN (SELECT seq FROM mine) \
-            ELSE COALESCE(o.locked_by = {owner} AND o.locked_until > {now}, FALSE) END) \
-        ORDER BY o.seq LIMIT 1) AS stop \
-        FROM (SELECT v.ordering_key, max(v.seq) AS last, COALESCE(max(f.frontier), 0) AS frontier, \
-            CASE WHEN max(f.listed) = 1 AND (SELECT whole FROM c) THEN max(f.frontier) ELSE 0 END AS past FROM v \
-            LEFT JOIN f ON f.key = v.ordering_key WHERE v.ordering_key IS NOT NULL GROUP BY v.ordering_key) k), \
-    u AS (UPDATE {events} t SET locked_by = {owner}, locked_until = {until}, claims = t.claims + 1 \
-        FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
-        WHERE t.event_id = w.event_id AND t.event_id IN (SELECT event_id FROM l) AND (s.stop IS NULL OR w.seq < s.stop) \
-        RETURNING t.event_id, t.claims), \
+/// Locks those of a window that are leased by their rows, as far as nobody else is at them.
+const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[]) s(id, claim) \
+    JOIN {events} e ON e.event_id = s.id AND e.claims = s.claim \
+    WHERE {pending} AND (e.locked_until IS NULL OR e.locked_until <= {now}) FOR UPDATE OF e SKIP LOCKED";
+
+/// What an event has to be to stand in the way of its key: not this node's. Up to the frontier of a key all is this node's, if all of it
+/// is in lists and none of those was lost; then nothing up to there need be looked at.
+const IN_THE_WAY: &str = "o.seq > CASE WHEN k.key <> ALL({apart}::text[]) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
+        FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) THEN k.frontier ELSE 0 END \
+    AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE \
+        WHEN o.claims = 0 THEN o.seq IN (SELECT unnest(m.seqs) FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) \
+        ELSE COALESCE(o.locked_by = {owner} AND o.locked_until > {now}, FALSE) END)";
+
+/// Leases events together, and forgets lists of which nothing is left.
+const LIST: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints $1}), \
     b AS (INSERT INTO {batches} (owner, held_until, due_from, due_to, seqs) \
-        SELECT {owner}, {until}, min(w.available_at), max(w.available_at), array_agg(w.seq) \
-        FROM w LEFT JOIN stops s ON s.ordering_key = w.ordering_key \
-        WHERE NOT {alone} AND (s.stop IS NULL OR w.seq < s.stop) HAVING count(*) > 0 RETURNING batch_id) \
-    SELECT e.event_id, e.seq, e.available_at, {int e.attempts}, \
-        {int CASE WHEN {alone e} THEN u.claims WHEN s.stop IS NULL OR e.seq < s.stop THEN 0 END}, {int e.suspect}, {columns}, \
-        e.ordering_key, (SELECT batch_id FROM b), (SELECT min(batch_id) FROM {batches}) \
-    FROM w AS e LEFT JOIN u ON u.event_id = e.event_id LEFT JOIN stops s ON s.ordering_key = e.ordering_key";
+        VALUES ($2, {later $3}, {time $4}, {time $5}, $6::bigint[]) RETURNING batch_id) \
+    SELECT b.batch_id, (SELECT min(batch_id) FROM {batches}) FROM b";
 
 const FORGET: &str = "DELETE FROM {batches} WHERE batch_id {in ints $1}";
 
@@ -238,52 +220,67 @@ impl<DB: Database> SqlStore<DB> {
         let asked = Instant::now();
         let mut tx = self.begin_alone().await?;
         let (mine, ended) = self.batches.before_taking();
-        let (window, mut values) = sql::window(take, &sql::claim_window(), false, Some(self.batches.floor()));
-        let (keys, reaches): (Vec<_>, Vec<_>) = take.frontiers.iter().unzip();
-        let mut place = |value: Value| {
-            values.push(value);
-            format!("${}", values.len())
-        };
-        let us = place(Value::text(owner.as_str()));
-        let until = format!("{{later {}}}", place(Value::micros(lease)));
-        let ended = place(Value::ints(ended));
-        let mine = place(Value::ints(mine));
-        let keys = place(Value::texts(keys.into_iter().map(|key: &Arc<str>| &**key)));
-        let frontiers = place(Value::ints(reaches.iter().map(|reach: &&Reach| reach.seq)));
-        let listed = place(Value::ints(reaches.iter().map(|reach| reach.together.into())));
-        let (alone, alone_e) =
-            if take.together { ("(w.claims > 0)", "e.claims > 0") } else { ("TRUE", "TRUE") };
-        let blocking = match take.on_dead {
-            OnDead::Hold => "o.status <> 1",
-            OnDead::Skip => "o.status IN (0, 2)",
-        };
-        let text = CLAIM
-            .replace("{window}", &window)
-            .replace("{columns}", &sql::claimed_columns())
-            .replace("{owner}", &us)
-            .replace("{until}", &until)
-            .replace("{ended}", &ended)
-            .replace("{mine}", &mine)
-            .replace("{keys}", &keys)
-            .replace("{frontiers}", &frontiers)
-            .replace("{listed}", &listed)
-            .replace("{alone e}", alone_e)
-            .replace("{alone}", alone)
-            .replace("{blocking}", blocking);
-        let rows = DB::fetch(&mut tx, self.render(&text), values).await?;
+        let mut window = self.look(&mut tx, take, !take.together).await?;
+        let by_row = |row: &WindowRow| row.claim > 0 || !take.together;
+        if take.together {
+            self.lock_rows(&mut tx, &mut window, by_row).await?;
+        }
+        self.block(&mut tx, &mut window, take, &mine).await?;
+        self.lease_rows(&mut tx, window.rows.iter_mut().filter(|row| by_row(row)), owner, lease).await?;
+        let listed = self.list(&mut tx, window.rows.iter().filter(|row| row.claim == 0), ended, owner, lease);
+        let listed = listed.await?;
         tx.commit().await?;
-        let mut window = self.window(&rows)?;
-        // Here, not there: the rows are wide, and nearly in order already.
-        window.rows.sort_by_key(|row| (row.available_at, row.seq));
-        if let Some(row) = rows.first() {
-            let number = |column| DB::int(row, sql::AFTER_EVENT + column);
-            if let Some(batch) = number(1)? {
-                let listed = window.rows.iter().filter(|row| row.claim == 0).map(|row| row.id.clone());
-                self.batches.took(batch, owner.clone(), listed.collect(), asked + lease);
-            }
-            self.batches.starts_at(number(2)?.or(number(1)?).unwrap_or_default());
+        if let Some((batch, floor)) = listed {
+            let ids = window.rows.iter().filter(|row| row.claim == 0).map(|row| row.id.clone());
+            self.batches.took(batch, owner.clone(), ids.collect(), asked + lease);
+            self.batches.starts_at(floor);
         }
         Ok(window)
+    }
+
+    /// Locks the rows that are to be leased by themselves. Those that others are at are left out, and hold back their keys.
+    async fn lock_rows(
+        &self,
+        conn: &mut DB::Connection,
+        window: &mut Window,
+        by_row: impl Fn(&WindowRow) -> bool,
+    ) -> Result<()> {
+        let rows: Vec<&WindowRow> = window.rows.iter().filter(|row| by_row(row)).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let ids = Value::texts(rows.iter().map(|row| row.id.as_str()));
+        let claims = Value::ints(rows.iter().map(|row| i64::from(row.claim)));
+        let mut locked = HashSet::new();
+        for row in DB::fetch(conn, self.render(LOCK_ROWS), vec![ids, claims]).await? {
+            locked.extend(DB::text(&row, 0)?);
+        }
+        window.leave_out(|row| by_row(row) && !locked.contains(row.id.as_str()));
+        Ok(())
+    }
+
+    /// Leases events together: the number of their list, and of the oldest that there is.
+    async fn list<'a>(
+        &self,
+        conn: &mut DB::Connection,
+        rows: impl Iterator<Item = &'a WindowRow>,
+        ended: Vec<i64>,
+        owner: &NodeId,
+        lease: Duration,
+    ) -> Result<Option<(i64, i64)>> {
+        let (dues, seqs): (Vec<_>, Vec<_>) = rows.map(|row| (row.available_at, row.seq)).unzip();
+        let (Some(first), Some(last)) = (dues.iter().min(), dues.iter().max()) else {
+            if !ended.is_empty() {
+                DB::run(conn, self.render(FORGET), vec![Value::ints(ended)]).await?;
+            }
+            return Ok(None);
+        };
+        let (first, last) = (Value::Time(Some(*first)), Value::Time(Some(*last)));
+        let (owner, lease) = (Value::text(owner.as_str()), Value::micros(lease));
+        let values = vec![Value::ints(ended), owner, lease, first, last, Value::ints(seqs)];
+        let rows = DB::fetch(conn, self.render(LIST), values).await?;
+        let number = |column| rows.first().map_or(Ok(None), |row| DB::int(row, column));
+        Ok(number(0)?.zip(number(1)?.or(number(0)?)))
     }
 
     /// Takes away leases of lists that ran out.
@@ -338,6 +335,21 @@ impl<DB: Database> SqlStore<DB> {
         conn.went_well();
         Ok(self.batches.extended(ids.iter().copied(), &kept, asked, lease))
     }
+}
+
+/// What is in the way of a key, for one who holds events by these lists.
+pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut Vec<Value>) -> String {
+    let apart = take.frontiers.iter().filter(|(_, reach)| !reach.together).map(|(key, _)| &**key);
+    let mut text = IN_THE_WAY.to_owned();
+    for (slot, value) in [
+        ("{apart}", Value::texts(apart)),
+        ("{mine}", Value::ints(mine.iter().copied())),
+        ("{owner}", Value::text(owner.as_str())),
+    ] {
+        values.push(value);
+        text = text.replace(slot, &format!("${}", values.len()));
+    }
+    text
 }
 
 /// Whether it was a lock that could not be had in time.

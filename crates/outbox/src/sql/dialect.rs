@@ -115,6 +115,17 @@ impl Value {
         }
     }
 
+    /// What an array of this list is called.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn array(&self) -> &'static str {
+        match self {
+            Value::Int(_) | Value::Ints(_) => "bigint[]",
+            Value::Text(_) | Value::Texts(_) => "text[]",
+            Value::Bytes(_) | Value::Blobs(_) => "bytea[]",
+            Value::Time(_) | Value::Times(_) => "timestamptz[]",
+        }
+    }
+
     /// A list as JSON, for databases without arrays.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
     pub(crate) fn into_json(self) -> Option<String> {

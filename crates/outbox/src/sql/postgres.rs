@@ -1,4 +1,4 @@
-//! What PostgreSQL does its own way: arrays, one-statement claims, advisory locks.
+//! What PostgreSQL does its own way: arrays, leases of many events at once, advisory locks.
 
 use std::time::Duration;
 
@@ -14,15 +14,18 @@ use super::StoreOptions;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
-use super::statements::{insert_values, row_values};
+use super::statements::{insert_lists, insert_values};
 use super::watch::PgWatch;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};
 
-/// The columns that [`insert_unnest`] fills, in order.
-const INSERT: &str = "INSERT INTO {events} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, \
-     ordering_key, correlation_id, dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, \
-     available_at, expires_at, locked_by, locked_until, claims)";
+/// Locks keys, in one order, so that the events of a key become visible in the order of their numbers.
+fn lock_keys(keys: &str) -> String {
+    format!(
+        "SELECT count(pg_advisory_xact_lock(h)) >= 0 AS done FROM (\
+         SELECT DISTINCT hashtextextended(k, 1) AS h FROM unnest({keys}) k WHERE k IS NOT NULL ORDER BY h) l"
+    )
+}
 
 /// Whether an event is leased by a list.
 const LISTED: &str =
@@ -279,7 +282,7 @@ impl Dialect for Postgres {
         let (mut text, values) = if rows.len() == 1 && !keyed {
             insert_values(rows, birth)
         } else {
-            (insert_unnest(birth.is_some()), unnest_values(rows, birth))
+            insert_lists(rows, birth, lock_keys)
         };
         if !dedup {
             Self::run(conn, sql.render(&text), values).await?;
@@ -396,50 +399,6 @@ const ALONG_INDEXES: &str = "SET enable_seqscan = off; SET enable_bitmapscan = o
 
 fn pool(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new().max_connections(max_connections)
-}
-
-/// Many rows in one statement whose text does not depend on how many. Locks the keys first, in one order, so
-/// that the events of a key become visible in the order of their numbers.
-fn insert_unnest(leases: bool) -> String {
-    let (owner, until, claims) = if leases {
-        ("CASE WHEN r.leased = 1 THEN $18 END", "CASE WHEN r.leased = 1 THEN {later $19} END", "r.leased")
-    } else {
-        ("NULL", "NULL", "0")
-    };
-    format!(
-        "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(h)) AS locked FROM (\
-             SELECT DISTINCT hashtextextended(k, 1) AS h FROM unnest($6::text[]) k WHERE k IS NOT NULL ORDER BY h) l) \
-         {INSERT} SELECT r.event_id, r.event_type, r.aggregate_type, r.aggregate_id, r.tenant_id, r.ordering_key, \
-             r.correlation_id, r.dedup_key, r.headers::json, r.payload::json, r.payload_bytes, r.content_type, \
-             r.occurred_at, {{now}}, \
-             COALESCE(r.at, {{now}} + r.delay::float8 * interval '1 microsecond'), r.expires_at, \
-             {owner}, {until}, {claims} \
-         FROM keys, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], \
-             $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[], $13::timestamptz[], $14::timestamptz[], \
-             $15::bigint[], $16::timestamptz[], $17::bigint[]) WITH ORDINALITY \
-             r(event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, dedup_key, \
-             headers, payload, payload_bytes, content_type, occurred_at, at, delay, expires_at, leased, n) \
-         WHERE keys.locked >= 0 ORDER BY r.n"
-    )
-}
-
-/// The columns of the rows, as arrays.
-fn unnest_values(rows: &[NewRow], birth: Option<&BirthLease>) -> Vec<Value> {
-    let mut lists: Vec<Value> = Vec::new();
-    for row in rows {
-        let values = row_values(&row.event);
-        if lists.is_empty() {
-            lists = values.iter().map(Value::empty_list).collect();
-        }
-        for (list, value) in lists.iter_mut().zip(values) {
-            list.push(value);
-        }
-    }
-    lists.push(Value::ints(rows.iter().map(|r| i64::from(r.leased))));
-    if let Some(birth) = birth {
-        lists.extend([Value::text(birth.owner.as_str()), Value::micros(birth.lease)]);
-    }
-    lists
 }
 
 fn bind(

@@ -145,20 +145,6 @@ pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
 
-/// The columns of a window that is claimed by the statement that reads it.
-pub(super) fn claim_window() -> String {
-    format!(
-        "e.event_id, e.seq, e.available_at, e.ordering_key, e.attempts, e.claims, {SUSPECT} AS suspect, e.event_type, \
-         e.aggregate_type, e.aggregate_id, e.tenant_id, e.correlation_id, e.dedup_key, e.headers, e.payload, e.payload_bytes, \
-         e.content_type, e.occurred_at, e.expires_at, e.created_at"
-    )
-}
-
-/// What is read of them, after what comes first.
-pub(super) fn claimed_columns() -> String {
-    format!("{{now}}, {EVENT}")
-}
-
 pub(super) const HELD: &str = "SELECT event_id, {int claims} FROM {events} \
      WHERE event_id {in texts $2} AND locked_by = $1 AND {pending of events}";
 
@@ -308,7 +294,7 @@ pub(super) const PURGE: &str =
     "DELETE {from listed events event_id texts $1} {where listed events event_id texts $1}";
 
 /// How many values [`row_values`] gives.
-pub(super) const ROW_VALUES: usize = 16;
+const ROW_VALUES: usize = 16;
 
 /// The columns that [`row_values`] has values for, and how each is written. The time it is available takes two.
 const COLUMNS: [(&str, &str); ROW_VALUES] = [
@@ -329,57 +315,79 @@ const COLUMNS: [(&str, &str); ROW_VALUES] = [
     ("available_at", "{later $}"),
     ("expires_at", "{time $}"),
 ];
+const AT: usize = ROW_VALUES - 3;
+const DELAY: usize = ROW_VALUES - 2;
 
-/// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`. Names only the columns that
-/// some row has something for: most events leave most of them to their defaults, and every value costs.
-pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (String, Vec<Value>) {
-    let all: Vec<[Value; ROW_VALUES]> = rows.iter().map(|row| row_values(&row.event)).collect();
-    let given = |value: &Value| {
-        !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
-    };
-    let mut used = [false; ROW_VALUES];
-    for row in &all {
-        for (used, value) in used.iter_mut().zip(row) {
-            *used |= given(value);
+/// What is to be inserted: the values of each row, and which columns some row has something for. Most events leave most of them to
+/// their defaults, and every value costs.
+struct Given {
+    rows: Vec<[Value; ROW_VALUES]>,
+    used: [bool; ROW_VALUES],
+    /// Whether some row says itself when it is due.
+    due: bool,
+}
+
+impl Given {
+    fn of(rows: &[NewRow]) -> Self {
+        let rows: Vec<_> = rows.iter().map(|row| row_values(&row.event)).collect();
+        let given = |value: &Value| {
+            !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
+        };
+        let mut used = [false; ROW_VALUES];
+        for row in &rows {
+            for (used, value) in used.iter_mut().zip(row) {
+                *used |= given(value);
+            }
         }
+        let due = used[AT] || used[DELAY];
+        (used[AT], used[DELAY]) = (false, false);
+        Self { rows, used, due }
     }
-    let (at, delay) = (ROW_VALUES - 3, ROW_VALUES - 2);
-    let due = used[at] || used[delay];
-    (used[at], used[delay]) = (false, false);
 
-    let mut text = "INSERT INTO {events} (".to_owned();
-    for ((column, _), _) in COLUMNS.iter().zip(used).filter(|(_, used)| *used) {
-        let _ = write!(text, "{column}, ");
+    /// `INSERT INTO … (…) `, with those columns, in their order; then the time it is stored, the time it is due, and its lease.
+    fn insert_into(&self, leases: bool) -> String {
+        let mut text = "INSERT INTO {events} (".to_owned();
+        for ((column, _), _) in COLUMNS.iter().zip(self.used).filter(|(_, used)| *used) {
+            let _ = write!(text, "{column}, ");
+        }
+        text.push_str("created_at, available_at");
+        text.push_str(if leases { ", locked_by, locked_until, claims) " } else { ") " });
+        text
     }
-    text.push_str("created_at, available_at");
-    text.push_str(if birth.is_some() { ", locked_by, locked_until, claims) VALUES " } else { ") VALUES " });
+}
+
+/// Adds a value where it is written, in place of the `$`.
+fn write_value(text: &mut String, values: &mut Vec<Value>, written: &str, value: Value) {
+    values.push(value);
+    let (before, after) = written.split_once('$').unwrap_or((written, ""));
+    let _ = write!(text, "{before}${}{after}", values.len());
+}
+
+/// `INSERT … VALUES` for these rows, with the lease's owner and length as `$1` and `$2`.
+pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (String, Vec<Value>) {
+    let given = Given::of(rows);
+    let mut text = given.insert_into(birth.is_some());
+    text.push_str("VALUES ");
 
     let mut values = Vec::with_capacity(2 + rows.len() * ROW_VALUES);
-    if let Some(birth) = birth {
-        values.extend([Value::text(birth.owner.as_str()), Value::micros(birth.lease)]);
-    }
-    let mut add = |text: &mut String, written: &str, value: Value| {
-        values.push(value);
-        let (before, after) = written.split_once('$').unwrap_or((written, ""));
-        let _ = write!(text, "{before}${}{after}", values.len());
-    };
-    for (n, (row, row_values)) in rows.iter().zip(all).enumerate() {
+    values.extend(birth.into_iter().flat_map(lease_values));
+    for (n, (row, row_values)) in rows.iter().zip(given.rows).enumerate() {
         text.push_str(if n == 0 { "(" } else { ", (" });
         let mut times = Vec::with_capacity(2);
         for (i, value) in row_values.into_iter().enumerate() {
-            if used[i] {
-                add(&mut text, COLUMNS[i].1, value);
+            if given.used[i] {
+                write_value(&mut text, &mut values, COLUMNS[i].1, value);
                 text.push_str(", ");
-            } else if i == at || i == delay {
+            } else if i == AT || i == DELAY {
                 times.push((COLUMNS[i].1, value));
             }
         }
         text.push_str("{now}, ");
-        if due {
+        if given.due {
             text.push_str("COALESCE(");
             for (i, (written, value)) in times.into_iter().enumerate() {
                 text.push_str(if i == 0 { "" } else { ", " });
-                add(&mut text, written, value);
+                write_value(&mut text, &mut values, written, value);
             }
             text.push(')');
         } else {
@@ -392,6 +400,83 @@ pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (Str
         });
     }
     (text, values)
+}
+
+/// `INSERT … SELECT` from lists, one for each column: its text does not depend on how many rows there are. For databases that have
+/// arrays.
+///
+/// `first` is done before anything is inserted, and is given where the list of keys stands, if there are any. It is a table of one row.
+#[cfg(feature = "postgres")]
+pub(super) fn insert_lists(
+    rows: &[NewRow],
+    birth: Option<&BirthLease>,
+    first: impl FnOnce(&str) -> String,
+) -> (String, Vec<Value>) {
+    let given = Given::of(rows);
+    let insert = given.insert_into(birth.is_some());
+    let Given { rows: all, used, due } = given;
+    let is_list = |i: usize| used[i] || (due && (i == AT || i == DELAY));
+    let mut lists: Vec<(usize, Value)> = Vec::new();
+    for row in all {
+        if lists.is_empty() {
+            lists = (0..ROW_VALUES).filter(|i| is_list(*i)).map(|i| (i, row[i].empty_list())).collect();
+        }
+        let values = row.into_iter().enumerate().filter(|(i, _)| is_list(*i));
+        lists.iter_mut().zip(values).for_each(|((_, list), (_, value))| list.push(value));
+    }
+
+    let (mut from, mut names, mut select) = (String::new(), String::new(), String::new());
+    let mut keys = None;
+    let mut values = Vec::with_capacity(ROW_VALUES + 3);
+    for (i, list) in lists {
+        let kind = list.array();
+        values.push(list);
+        let place = format!("${}::{kind}", values.len());
+        let _ = write!(from, "{place}, ");
+        let _ = write!(names, "v{i}, ");
+        if used[i] {
+            let (before, after) = COLUMNS[i].1.split_once('$').unwrap_or_default();
+            let _ = write!(select, "{before}r.v{i}{after}, ");
+        }
+        if COLUMNS[i].0 == "ordering_key" {
+            keys = Some(place);
+        }
+    }
+    select.push_str("{now}, ");
+    if due {
+        let _ = write!(select, "COALESCE(r.v{AT}, {{later r.v{DELAY}}})");
+    } else {
+        select.push_str("{now}");
+    }
+    if let Some(birth) = birth {
+        let leased = Value::ints(rows.iter().map(|row| i64::from(row.leased)));
+        let _ = write!(from, "${}::{}, ", values.len() + 1, leased.array());
+        names.push_str("leased, ");
+        let (owner, lease) = (values.len() + 2, values.len() + 3);
+        let _ = write!(
+            select,
+            ", CASE WHEN r.leased = 1 THEN ${owner} END, CASE WHEN r.leased = 1 THEN {{later ${lease}}} END, r.leased"
+        );
+        values.push(leased);
+        values.extend(lease_values(birth));
+    }
+    let from = from.trim_end_matches(", ");
+    let lists = format!("unnest({from}) WITH ORDINALITY r({names}n)");
+    let text = match keys {
+        Some(keys) => {
+            let first = first(&keys);
+            format!(
+                "WITH first AS MATERIALIZED ({first}) {insert}SELECT {select} FROM first, {lists} WHERE first.done ORDER BY r.n"
+            )
+        }
+        None => format!("{insert}SELECT {select} FROM {lists} ORDER BY r.n"),
+    };
+    (text, values)
+}
+
+/// Who has what is born leased, and for how long.
+fn lease_values(birth: &BirthLease) -> [Value; 2] {
+    [Value::text(birth.owner.as_str()), Value::micros(birth.lease)]
 }
 
 /// The values of one row, in the order of [`INSERT`]; the time it is available as an absolute time or a delay.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch::in_the_way;
 use super::begin::begin_on;
 use super::dialect::{Database, Value};
 use super::source::Source;
@@ -22,17 +23,30 @@ impl<DB: Database> SqlStore<DB> {
         }
         let mut tx = begin_on(&self.pools.relay).await?;
         let mut window = self.look(&mut tx, take, true).await?;
-        self.block(&mut tx, &mut window, take).await?;
-        if !window.rows.is_empty() {
-            let ids = Value::texts(window.rows.iter().map(|row| row.id.as_str()));
-            let values = vec![Value::text(owner.as_str()), Value::micros(lease), ids];
-            DB::run(&mut tx, self.render(sql::CLAIM), values).await?;
-        }
+        self.block(&mut tx, &mut window, take, &[]).await?;
+        self.lease_rows(&mut tx, window.rows.iter_mut(), owner, lease).await?;
         tx.commit().await?;
-        for row in &mut window.rows {
-            row.claim += 1;
-        }
         Ok(window)
+    }
+
+    /// Leases rows that are locked.
+    pub(super) async fn lease_rows<'a>(
+        &self,
+        conn: &mut DB::Connection,
+        rows: impl Iterator<Item = &'a mut WindowRow>,
+        owner: &NodeId,
+        lease: Duration,
+    ) -> Result<()> {
+        let mut ids = Vec::new();
+        for row in rows {
+            row.claim += 1;
+            ids.push(Some(row.id.as_str().to_owned()));
+        }
+        if !ids.is_empty() {
+            let values = vec![Value::text(owner.as_str()), Value::micros(lease), Value::Texts(ids)];
+            DB::run(conn, self.render(sql::CLAIM), values).await?;
+        }
+        Ok(())
     }
 
     /// Reads what is due without writing anything: the taker holds the whole table.
@@ -58,12 +72,12 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn see(&self, conn: &mut DB::Connection, take: &Take) -> Result<Window> {
         let mut window = self.look(conn, take, false).await?;
-        self.block(conn, &mut window, take).await?;
+        self.block(conn, &mut window, take, &[]).await?;
         Ok(window)
     }
 
     /// Selects what may be taken, before order per key is looked at.
-    async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: bool) -> Result<Window> {
+    pub(super) async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: bool) -> Result<Window> {
         let takes = match &take.from {
             Origin::Keys(keys) if !DB::LATERAL => {
                 // A key that is named twice is one key: its rows must not come twice.
@@ -77,14 +91,14 @@ impl<DB: Database> SqlStore<DB> {
         };
         let mut rows = Vec::new();
         for take in takes {
-            let lists = DB::LISTS.then_some(0);
+            let lists = DB::LISTS.then(|| self.batches.floor());
             let (text, values) = sql::window(&take, &sql::columns(), lock, lists);
             rows.extend(DB::fetch(conn, self.render(&text), values).await?);
         }
         self.window(&rows)
     }
 
-    pub(super) fn window(&self, rows: &[DB::Row]) -> Result<Window> {
+    fn window(&self, rows: &[DB::Row]) -> Result<Window> {
         let mut window = Window { scanned: rows.len(), ..Window::default() };
         for row in rows {
             let seq = DB::int(row, 1)?.unwrap_or_default();
@@ -102,15 +116,10 @@ impl<DB: Database> SqlStore<DB> {
                     continue;
                 }
             };
-            let Some(claim) = DB::int(row, 4)? else {
-                // Blocked by an earlier event of its key, which the database saw by itself.
-                window.behind.extend(DB::text(row, sql::AFTER_EVENT)?.map(Arc::from));
-                continue;
-            };
             let columns = DB::columns(row, sql::EVENT_FROM);
             window.rows.push(WindowRow {
                 seq,
-                claim: claim as Claim,
+                claim: DB::int(row, 4)?.unwrap_or_default() as Claim,
                 attempts: DB::int(row, 3)?.unwrap_or_default() as u32,
                 suspect: DB::int(row, 5)?.map(|starts| starts as u32),
                 now: DB::time(row, 6)?.unwrap_or(at),
@@ -123,8 +132,14 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
-    /// Takes out of the window what an earlier event of the same key, outside of it, holds back.
-    async fn block(&self, conn: &mut DB::Connection, window: &mut Window, take: &Take) -> Result<()> {
+    /// Takes out of the window what an earlier event of the same key, outside of it, holds back. `lists` are those that the taker has.
+    pub(super) async fn block(
+        &self,
+        conn: &mut DB::Connection,
+        window: &mut Window,
+        take: &Take,
+        lists: &[i64],
+    ) -> Result<()> {
         let mut last: HashMap<&str, i64> = HashMap::new();
         for (key, seq) in window.rows.iter().filter_map(|row| Some((row.key.as_deref()?, row.seq))) {
             last.entry(key).and_modify(|last| *last = seq.max(*last)).or_insert(seq);
@@ -144,6 +159,7 @@ impl<DB: Database> SqlStore<DB> {
         };
         let past = match &take.by {
             Holder::Exclusive { .. } => "o.seq > {frontier}".to_owned(),
+            Holder::Lease { owner, .. } if DB::LISTS => in_the_way(take, owner, lists, &mut values),
             Holder::Lease { owner, .. } => {
                 values.push(Value::text(owner.as_str()));
                 let us = values.len();
@@ -160,14 +176,8 @@ impl<DB: Database> SqlStore<DB> {
                 stops.insert(key, stop);
             }
         }
-        let behind = &mut window.behind;
-        window.rows.retain(|row| {
-            let blocked =
-                row.key.as_ref().is_some_and(|key| stops.get(&**key).is_some_and(|stop| row.seq > *stop));
-            if blocked {
-                behind.extend(row.key.clone());
-            }
-            !blocked
+        window.leave_out(|row| {
+            row.key.as_ref().is_some_and(|key| stops.get(&**key).is_some_and(|stop| row.seq > *stop))
         });
         Ok(())
     }

@@ -32,6 +32,18 @@ pub(super) struct WindowRow {
 }
 
 impl Window {
+    /// Leaves out rows that are not to be had now; their keys have to be looked at again.
+    pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
+        let behind = &mut self.behind;
+        self.rows.retain(|row| {
+            let out = which(row);
+            if out {
+                behind.extend(row.key.clone());
+            }
+            !out
+        });
+    }
+
     pub(super) fn into_taken(mut self, check_json: bool) -> Taken {
         // In the order of the table within a key; a retry may have put an early event behind a later one.
         if self.rows.iter().any(|row| row.key.is_some()) {
