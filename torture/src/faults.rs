@@ -82,9 +82,11 @@ impl Fault {
         !matches!(self, Self::Panic | Self::Abort)
     }
 
-    /// Whether it can be done to this database: SQLite is a file, without connections or a server.
+    /// Whether it can be done to this database: SQLite is a file, without connections or a server, and without a clock beside the
+    /// one of the machine that all its processes are on.
     pub fn applies_to(self, database: Kind) -> bool {
-        let of_servers = matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate);
+        let of_servers =
+            matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate | Self::Clock);
         database != Kind::Sqlite || !of_servers
     }
 

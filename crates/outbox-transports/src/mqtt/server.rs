@@ -50,6 +50,9 @@ impl Server {
             let decoded = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
             decoded.map_err(|_| "url: user and password are not UTF-8".to_owned())
         };
+        if url.username().is_empty() && url.password().is_some() {
+            return Err("url: its password needs a user as well".to_owned());
+        }
         let in_url = (!url.username().is_empty())
             .then(|| Ok::<_, String>((decode(url.username())?, decode(url.password().unwrap_or_default())?)))
             .transpose()?;
@@ -105,6 +108,7 @@ mod tests {
             (json!({ "url": "mqtt://u:hunter2@h/topic" }), "url: nothing comes after the port"),
             (json!({ "url": "mqtt://u:hunter2@h", "user": "u" }), "user: there is one in the url"),
             (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: it needs a user"),
+            (json!({ "url": "mqtt://:hunter2@h" }), "url: its password needs a user"),
         ] {
             let said = parsed(&settings).unwrap_err();
             assert!(said.starts_with(start) && !said.contains("hunter2"), "{said}");

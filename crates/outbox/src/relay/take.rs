@@ -241,10 +241,9 @@ impl Taker {
         }
     }
 
-    /// How many rows to look at. A power of two or the batch itself, so that there are few different statements.
+    /// How many rows to look at. As many as wanted, or a power of two, so that there are few different statements.
     fn limit(&self, room: usize, full: bool) -> usize {
-        let window = self.window.min(room);
-        let window = if window == self.engine.settings.batch { window } else { 1 << window.ilog2() };
+        let window = if self.window <= room { self.window } else { 1 << room.ilog2() };
         if full && self.engine.station.is_exclusive() {
             // What this node has in hand is still pending in the table, and is read again.
             (window + self.engine.held.len()).next_power_of_two()

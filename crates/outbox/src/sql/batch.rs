@@ -51,7 +51,7 @@ const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[])
 
 /// What an event has to be to stand in the way of its key: not this node's. Up to the frontier of a key all is this node's, if all of it
 /// is in lists and none of those was lost; then nothing up to there need be looked at.
-const IN_THE_WAY: &str = "o.seq > CASE WHEN k.key <> ALL({apart}::text[]) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
+const IN_THE_WAY: &str = "o.seq > CASE WHEN k.key NOT IN (SELECT unnest({apart}::text[])) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
         FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) THEN k.frontier ELSE 0 END \
     AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE \
         WHEN o.claims = 0 THEN o.seq IN (SELECT unnest(m.seqs) FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) \

@@ -91,7 +91,11 @@ impl<DB: Database> SqlStore<DB> {
         };
         let mut rows = Vec::new();
         for take in takes {
-            let lists = DB::LISTS.then(|| self.batches.floor());
+            let oldest = match &take.by {
+                Holder::Lease { .. } => self.batches.floor(),
+                Holder::Exclusive { .. } => 0,
+            };
+            let lists = DB::LISTS.then_some(oldest);
             let (text, values) = sql::window(&take, &sql::columns(), lock, lists);
             rows.extend(DB::fetch(conn, self.render(&text), values).await?);
         }
