@@ -84,7 +84,7 @@ impl Scenario for Growth {
 fn sizes(bed: &Bed) -> [usize; 3] {
     match bed.scale {
         Scale::Full => [100_000, 1_000_000, 10_000_000],
-        Scale::Quick => [10_000, 100_000, 1_000_000],
+        Scale::Quick => [10_000, 50_000, 200_000],
         Scale::Tiny => [10, 100, 1_000],
     }
 }

@@ -258,6 +258,42 @@ async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilde
     assert!(counted < 12 * EVENTS, "{counted} entries read to take {EVENTS}");
 }
 
+/// While there is little in a table, to read the whole of an index looks cheap to the planner, and it may keep the plan until there is
+/// much. A table that was analyzed when it was empty says nothing else for a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn settling_searches_for_what_it_settles() {
+    const EVENTS: u32 = 6_000;
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
+    let analyze = format!("VACUUM ANALYZE {}", bed.table);
+    sqlx::raw_sql(AssertSqlSafe(analyze)).execute(&mut beside).await.unwrap();
+    let before = read_of_index(&mut beside, &bed.table).await;
+    let handled = Arc::new(Semaphore::new(0));
+    let seen = handled.clone();
+    let relay = bed.outbox.single_node().completion(Completion::Delete).hot_capacity(EVENTS as usize);
+    // Nothing is read but by settling.
+    let relay = relay.poll_interval(Duration::from_secs(3_600)).on_any(move |_: Cx| {
+        let seen = seen.clone();
+        async move { seen.add_permits(1) }
+    });
+    let relay = relay.start().await.unwrap();
+    for start in (0..EVENTS).step_by(20) {
+        bed.outbox.send_all((start..start + 20).map(|n| numbered("e", n.into()))).await.unwrap();
+    }
+    let _all = handled.acquire_many(EVENTS).await.unwrap();
+    relay.stop().await.unwrap();
+    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 0);
+    // Each session tells its counters when it ends.
+    bed.outbox.close().await;
+    let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                  AND query LIKE '%' || $1 || '%'";
+    while sqlx::query_scalar::<_, i64>(others).bind(&bed.table).fetch_one(&mut beside).await.unwrap() > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let read = read_of_index(&mut beside, &bed.table).await - before;
+    assert!(read < 10 * i64::from(EVENTS), "{read} entries read to settle {EVENTS}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn taking_reads_little_more_than_it_takes() {
     let Some(bed) = Bed::<Postgres>::new().await else { return };
