@@ -112,7 +112,9 @@ impl<DB: Base> Bed<DB> {
     pub async fn with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let place = DB::place()?;
-        let table = format!("t{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // With the time: a server that is kept may have tables of a process that had this number before.
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_millis() & 0xffff_ffff);
+        let table = format!("t{now:08x}_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let builder = set_up(OutboxBuilder::new().table(&table).max_connections(4));
         let outbox = DB::open(builder, &place.url).await.unwrap();
         outbox.migrate().await.unwrap();
