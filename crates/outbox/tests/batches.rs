@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bed::{Bed, numbered};
 use outbox::store::{
     Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, Settlement, SharedStore, Take, Verdict,
 };
-use outbox::{Completion, Cx, RelayBuilder};
+use outbox::{Completion, Cx, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::sync::Semaphore;
 
@@ -223,6 +224,46 @@ async fn a_relay_that_stopped_leaves_no_list_behind() {
     bed.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
     until_handled(bed.outbox.multi_node(), 300).await;
     assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0);
+}
+
+/// Begins, and ends when it may.
+struct Waits {
+    begun: Arc<Semaphore>,
+    may_end: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl TxHandler<Postgres> for Waits {
+    async fn handle(&self, _: Cx, _: &mut Tx<'static, Postgres>) -> Result<Outcome, Failure> {
+        self.begun.add_permits(1);
+        self.may_end.acquire().await.unwrap().forget();
+        Ok(Outcome::Done)
+    }
+}
+
+/// A lease is renewed while its handler's transaction settles: the row is another one then, and the event is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let (begun, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let waits = Waits { begun: begun.clone(), may_end: may_end.clone() };
+    let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "e", waits).start().await.unwrap();
+    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    begun.acquire().await.unwrap().forget();
+    let mut renews = PgConnection::connect(bed.url()).await.unwrap();
+    let renew = format!("BEGIN; UPDATE {} SET locked_until = locked_until", bed.table);
+    sqlx::raw_sql(AssertSqlSafe(renew)).execute(&mut renews).await.unwrap();
+    may_end.add_permits(10);
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))";
+    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut renews).await.unwrap() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut renews).await.unwrap();
+    relay.idle().await.unwrap();
+    assert_eq!(begun.available_permits(), 0, "it was handled again");
+    assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE status = 1").await, 1);
+    relay.stop().await.unwrap();
 }
 
 /// How many entries of an index were read, ever.

@@ -45,9 +45,9 @@ const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {n
     AND e.seq IN (SELECT unnest(seqs) FROM late)";
 
 /// Locks those of a window that are leased by their rows, as far as nobody else is at them.
-const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[]) s(id, claim) {places} \
-    JOIN {events} e ON e.ctid = l.place AND e.claims = s.claim \
-    WHERE {pending by place} AND (e.locked_until IS NULL OR e.locked_until <= {now}) FOR UPDATE OF e SKIP LOCKED";
+const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[]) s(id, claim) \
+    JOIN {events} e ON {named} AND e.claims = s.claim \
+    WHERE {pending by id} AND (e.locked_until IS NULL OR e.locked_until <= {now}) FOR UPDATE OF e SKIP LOCKED";
 
 /// What an event has to be to stand in the way of its key: not this node's. Up to the frontier of a key all is this node's, if all of it
 /// is in lists and none of those was lost; then nothing up to there need be looked at.

@@ -70,16 +70,13 @@ impl Dialect for Postgres {
             ("earlier", n) => format!("({{now}} - ({n}::bigint)::float8 * interval '1 microsecond')"),
             ("time", n) => format!("{n}::timestamptz"),
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
-            // Of events that are found by their place. Said like this, the planner does not see that the index of what is due has
-            // them all.
-            ("pending", "by place") => "e.status + 0 IN (0, 2)".to_owned(),
+            // Of events that are named. Said like this, the planner does not see that the index of what is due has them all.
+            ("pending", "by id") => "e.status + 0 IN (0, 2)".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
-            // Where the events are that are named by `s`. Each is searched for: the planner could also read a whole index and compare every
-            // entry with every name. That looks cheap to it while there is little in the table, and it may keep the plan until there is
-            // much. A row that somebody changes meanwhile is followed to where it is then, and all else about it is compared again.
-            ("places", _) => "CROSS JOIN LATERAL (\
-                SELECT x.ctid AS place FROM {events} x WHERE x.event_id = s.id OFFSET 0) l"
-                .to_owned(),
+            // That an event is the one that `s` names. Each is searched for: by `=` the planner could also read a whole index and compare every
+            // entry with every name. That looks cheap to it while there is little in the table, and it may keep the plan until there
+            // is much. Not by its place: a row that somebody changes meanwhile is elsewhere then.
+            ("named", _) => "e.event_id = ANY(ARRAY[s.id])".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
             ("frontier", _) => "k.frontier".to_owned(),
             ("held", _) => format!("(e.locked_until > {{now}} OR {LISTED})"),
@@ -153,13 +150,13 @@ impl Dialect for Postgres {
         let which = which.condition();
         match completion {
             Completion::Delete => format!(
-                "{fence}DELETE FROM {{events}} e USING unnest($3::text[], $4::bigint[]) s(id, claim) {{places}} \
-                 WHERE e.ctid = l.place AND e.claims = s.claim AND {{pending by place}} AND {holds}{which}"
+                "{fence}DELETE FROM {{events}} e USING unnest($3::text[], $4::bigint[]) s(id, claim) \
+                 WHERE {{named}} AND e.claims = s.claim AND {{pending by id}} AND {holds}{which}"
             ),
             Completion::Keep => format!(
                 "{fence}UPDATE {{events}} e SET status = 1, done_at = {{now}}, done_by = $1, locked_by = NULL, \
-                 locked_until = NULL FROM unnest($3::text[], $4::bigint[]) s(id, claim) {{places}} \
-                 WHERE e.ctid = l.place AND e.claims = s.claim AND {{pending by place}} AND {holds}{which}"
+                 locked_until = NULL FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+                 WHERE {{named}} AND e.claims = s.claim AND {{pending by id}} AND {holds}{which}"
             ),
         }
     }
@@ -171,9 +168,9 @@ impl Dialect for Postgres {
     fn hold_batch(by: &Holder) -> String {
         let (fence, holds) = fence(by);
         format!(
-            "{fence}SELECT e.event_id, e.joined::bigint FROM unnest($3::text[], $4::bigint[]) s(id, claim) {{places}} \
-             JOIN {{events}} e ON e.ctid = l.place AND e.claims = s.claim \
-             WHERE {{pending by place}} AND {holds} ORDER BY e.event_id FOR UPDATE OF e"
+            "{fence}SELECT e.event_id, e.joined::bigint FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+             JOIN {{events}} e ON {{named}} AND e.claims = s.claim \
+             WHERE {{pending by id}} AND {holds} ORDER BY e.event_id FOR UPDATE OF e"
         )
     }
 
@@ -196,8 +193,8 @@ impl Dialect for Postgres {
     }
 
     fn extend() -> &'static str {
-        "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) {places} \
-         WHERE e.ctid = l.place AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending by place}"
+        "UPDATE {events} e SET locked_until = {later $2} FROM unnest($3::text[], $4::bigint[]) s(id, claim) \
+         WHERE {named} AND e.claims = s.claim AND COALESCE(e.locked_by = $1, FALSE) AND {pending by id}"
     }
 
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
@@ -369,10 +366,12 @@ fn fence(by: &Holder) -> (&'static str, &'static str) {
         // Leased by its row, or by a list: then its claims alone say whose it is.
         Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, s.claim = 0) AND $2::bigint IS NOT NULL"),
         // Its lease may have run out with nobody else leading. Then others may have listed what it read, and the row does not say so.
+        // By their numbers: to read lists without an index is what no plan may do here, and one that has to anyway may as well read
+        // all events.
         Holder::Exclusive { .. } => (
             FENCE,
             "EXISTS (SELECT 1 FROM f) \
-             AND (s.claim > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b))",
+             AND (s.claim > 0 OR e.seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b WHERE b.batch_id >= 0))",
         ),
     }
 }
@@ -387,8 +386,8 @@ fn settle_rest(by: &Holder, which: Which) -> String {
          last_error = COALESCE(s.error, e.last_error), done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
          done_by = CASE WHEN s.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
          FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[]) \
-             s(id, claim, status, counted, after, error) {{places}} \
-         WHERE e.ctid = l.place AND e.claims = s.claim AND {{pending by place}} AND {holds}{which}"
+             s(id, claim, status, counted, after, error) \
+         WHERE {{named}} AND e.claims = s.claim AND {{pending by id}} AND {holds}{which}"
     )
 }
 

@@ -12,7 +12,7 @@
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
 //! | `{pairs $1}` `{paired $1}` | a list of pairs as a table `s`; the same with their rows as `e` |
-//! | `{places}` | joins a batch `s` with where its events are, as `l` (PostgreSQL) |
+//! | `{named}` | that an event is the one that a row of a batch `s` names (PostgreSQL) |
 //! | `{then}` | joins what stands first with what is found by it |
 //! | `{log}` `{log_tags}` | the event log and its tags |
 //! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
