@@ -16,7 +16,7 @@ const PLACES = {
   a: ["audit", "Audit"],
 };
 
-let pressedG = 0;
+let pressedG = -Infinity;
 
 /** Listens for keys, as long as the page is there. */
 export function listen() {
@@ -32,7 +32,7 @@ export function listen() {
 
 function press(key) {
   const place = performance.now() - pressedG < 1_500 && PLACES[key];
-  pressedG = 0;
+  pressedG = -Infinity;
   if (place) {
     go(place[0]);
     return true;
