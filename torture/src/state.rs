@@ -40,8 +40,6 @@ pub struct Row {
     pub key: String,
     /// Failed attempts.
     pub attempts: u32,
-    /// How often it was started after its holder had vanished.
-    pub crashes: u32,
     /// What was last wrong with it.
     pub error: String,
 }
@@ -110,7 +108,7 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
         DB::texts(&mut conn, &sql).await.with_context(|| sql.clone())
     };
     state.markers = rows(&["event_id"], "_marker").await?.into_iter().collect();
-    let columns = ["event_id", "status", "seq", "ordering_key", "attempts", "crashes", "last_error"];
+    let columns = ["event_id", "status", "seq", "ordering_key", "attempts", "last_error"];
     for line in rows(&columns, "").await? {
         let mut fields = Fields(line.splitn(columns.len(), '|'));
         let id = fields.text()?;
@@ -119,7 +117,6 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
             seq: fields.number()?,
             key: fields.text()?,
             attempts: fields.number()?,
-            crashes: fields.number()?,
             error: fields.text()?,
         };
         state.rows.insert(id, row);

@@ -314,8 +314,8 @@ on_every_database! {
         let seen = Seen::default();
         let mut relays = Vec::new();
         for outbox in [&bed.outbox, &other.outbox] {
-            relays.push(outbox.multi_node().lease(300 * MS).poll_interval(20 * MS)
-                .on_type("e", seen.taking(1_000 * MS)).start().await.unwrap());
+            relays.push(outbox.multi_node().lease(1_500 * MS).poll_interval(20 * MS)
+                .on_type("e", seen.taking(4_000 * MS)).start().await.unwrap());
         }
         // Hot, and cold: both are leased, each in its own way.
         bed.write("e", 0..2).await;

@@ -281,6 +281,30 @@ on_every_database! {
         }
     }
 
+    /// It takes longer than those who stop are ready to wait.
+    async fn one_that_is_cut_short_by_stops_is_not_buried_for_a_crash(frozen |bed|) {
+        for exclusive in [false, true] {
+            let event = bed.outbox.send(numbered("killer", 0)).await.unwrap().unwrap();
+            assert!(crash_on_killer::<DB>(&bed, exclusive).await);
+            bed.advance(DAY);
+            let (seen, gate) = (Seen::default(), Gate::closed());
+            for stops in 1..=5 {
+                let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+                let relay = relay.on_type("killer", seen.behind(&gate)).drain(10 * MS).start().await.unwrap();
+                seen.reach(stops).await;
+                relay.stop().await.unwrap();
+                assert_eq!(bed.status(&event).await, Status::New);
+            }
+            gate.open();
+            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let relay = relay.on_type("killer", seen.behind(&gate)).start().await.unwrap();
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            assert_eq!(bed.status(&event).await, Status::Done);
+            bed.advance(DAY);
+        }
+    }
+
     /// That it was handled is not written yet when the one behind it kills the process.
     async fn one_that_is_handled_right_before_a_killer_is_not_buried_for_it(frozen |bed|) {
         for exclusive in [false, true] {

@@ -99,7 +99,7 @@ fn wrongly_dead(facts: &Facts<'_>, spec: &Spec, runs: &[Run<'_>], row: &Row) -> 
         let last = runs.last().map_or(0, |run| run.end);
         let blows = facts.blows(first, last.saturating_add(super::facts::GRACE));
         // Three starts that nobody came back from are the rule; not each of them need have come to its handler.
-        let enough = spec.is_killer() || (blows >= 3 && row.crashes >= 3);
+        let enough = spec.is_killer() || blows >= 3;
         let text = format!("it was buried for ending processes, after {blows} blows: {}", row.error);
         return (!enough).then_some(text);
     }

@@ -42,7 +42,7 @@ impl Story {
     fn row(&mut self, spec: &Spec, status: i64) {
         self.seq += 1;
         let key = spec.key.clone().unwrap_or_default();
-        let row = Row { status, seq: self.seq, key, attempts: 0, crashes: 0, error: String::new() };
+        let row = Row { status, seq: self.seq, key, attempts: 0, error: String::new() };
         self.state.rows.insert(spec.id.clone(), row);
     }
 
@@ -380,7 +380,7 @@ fn an_event_that_is_dead_for_no_reason_is_caught() {
 fn an_event_is_buried_only_after_three_blows() {
     let mut story = good();
     let row = story.state.rows.get_mut("one").unwrap();
-    (row.status, row.crashes, row.error) = (3, 4, "was started 3 times and never came back".to_owned());
+    (row.status, row.error) = (3, "was started 3 times and never came back".to_owned());
     story.finds(&[Breach::WrongDead]);
     for n in 1..=3 {
         story.gone(n * SECOND, &format!("multi-relay-3.{n}"), "signal 9", true);

@@ -28,8 +28,18 @@ pub async fn play<DB: Base>(told: &Told) -> Result<()> {
         _ = enough.recv() => return Ok(()),
     };
     enough.recv().await;
-    relay.stop().await?;
-    Ok(())
+    stop(relay).await
+}
+
+/// Stops a relay. What it cannot give back, because the database is away just now, is free when the leases run out.
+pub(super) async fn stop(relay: Relay) -> Result<()> {
+    match relay.stop().await {
+        Err(error) if error.is_transient() => {
+            tracing::warn!(%error, "could not give back everything");
+            Ok(())
+        }
+        result => Ok(result?),
+    }
 }
 
 /// Starts a relay as the arena wants it. The database may be away just now: then tries until it is back.

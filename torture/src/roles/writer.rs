@@ -47,10 +47,10 @@ pub async fn play<DB: Base>(told: &Told, hot: bool) -> Result<()> {
     enough.recv().await;
     writing.store(false, Ordering::SeqCst);
     hands.join_all().await;
-    if let Some(relay) = relay {
-        relay.stop().await?;
+    match relay {
+        Some(relay) => relay::stop(relay).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 struct Writer<DB: Base> {

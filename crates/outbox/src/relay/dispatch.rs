@@ -292,10 +292,50 @@ pub(super) async fn ready<'a>(
     }
 }
 
+/// Suspects that are being handled. If that is cut short, because the relay does not wait for them any longer, they are
+/// cleared: whoever had them in hand is still there to say so.
+pub(super) struct Watch<'a> {
+    engine: &'a Arc<Engine>,
+    suspects: Vec<(Settlement, i64)>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(engine: &'a Arc<Engine>) -> Self {
+        Self { engine, suspects: Vec::new() }
+    }
+
+    /// This one is about to be handled.
+    pub(super) fn add(&mut self, job: &Job) {
+        if job.delivery.suspect.is_some() {
+            let cleared = Verdict::Again { after: Duration::ZERO, counted: false, error: None };
+            self.suspects.push((job.settlement(cleared), job.epoch));
+        }
+    }
+
+    /// All of them came to their end.
+    pub(super) fn over(mut self) {
+        self.suspects.clear();
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        for (settlement, epoch) in self.suspects.drain(..) {
+            self.engine.speak(Spoken::verdicts(vec![Told::to_write(settlement)], epoch));
+        }
+    }
+}
+
 /// Handles one event. `None`: it is not this node's to handle any more.
 async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job, admitted: &mut Option<Admitted<'a>>) -> Option<Told> {
     match ready(engine, job, admitted).await {
-        Ready::Go => handle_now(engine, job).await,
+        Ready::Go => {
+            let mut watch = Watch::new(engine);
+            watch.add(job);
+            let told = handle_now(engine, job).await;
+            watch.over();
+            told
+        }
         Ready::Verdict(verdict) => Some(job.told(verdict)),
         Ready::Gone => None,
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::dispatch::{Ready, Routes, after, before, decide_safely, guarded, ready, report};
+use super::dispatch::{Ready, Routes, Watch, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
@@ -118,6 +118,7 @@ impl Batch {
         let mut stopped: HashSet<&str> = HashSet::new();
         let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
         let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
+        let mut watch = Watch::new(engine);
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
             verdicts.push(Some(Verdict::Released));
@@ -130,7 +131,10 @@ impl Batch {
                 Ready::Gone => Some(None),
             };
             match verdict {
-                None => sending.push((index, outgoing(job))),
+                None => {
+                    watch.add(job);
+                    sending.push((index, outgoing(job)));
+                }
                 Some(verdict) => {
                     verdicts[index] = verdict;
                     stopped.extend(key);
@@ -139,6 +143,7 @@ impl Batch {
         }
         let events: Vec<Outgoing> = sending.iter().map(|(_, outgoing)| outgoing.clone()).collect();
         let sent = publish(engine, &to.gate, &events).await;
+        watch.over();
         for ((index, _), sent) in sending.iter().zip(sent) {
             let job = &self.jobs[*index];
             if let Some((cx, entered)) = entered.remove(index) {
