@@ -258,6 +258,40 @@ on_every_database! {
         assert_eq!((stored.status, stored.lease), (Status::New, None));
     }
 
+    /// A connection waits a moment for the next transaction, and not longer than that for those who ask the pool.
+    async fn connections_of_transactions_are_there_for_the_pool_as_well(|bed|) {
+        let bed = bed.another_with(|builder| builder.max_connections(4)).await;
+        let pool = bed.outbox.pool();
+        for n in 0..20 {
+            let begun = (0..pool.options().get_max_connections()).map(|_| bed.outbox.begin());
+            for tx in futures_util::future::join_all(begun).await {
+                let mut tx = tx.unwrap();
+                bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+                if n % 2 == 0 { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+            }
+            let acquired = (0..pool.options().get_max_connections()).map(|_| pool.acquire());
+            assert!(futures_util::future::join_all(acquired).await.iter().all(Result::is_ok));
+        }
+        bed.outbox.close().await;
+        assert_eq!(pool.size(), 0);
+    }
+
+    /// What was done in a transaction that is dropped or cancelled does not come back with its connection.
+    async fn the_next_transaction_begins_anew(|bed|) {
+        let bed = bed.another_with(|builder| builder.max_connections(2)).await;
+        for n in 0..30 {
+            let mut tx = bed.outbox.begin().await.unwrap();
+            bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            match n % 3 {
+                0 => drop(tx),
+                1 => drop(tokio::time::timeout(Duration::ZERO, tx.rollback()).await),
+                _ => tx.commit().await.unwrap(),
+            }
+        }
+        let count = "SELECT count(*) FROM {t}";
+        assert_eq!(bed.number(count).await, 10);
+    }
+
     /// Dropped at every point of its way, it must leave no transaction open.
     async fn a_cancelled_begin_leaves_no_transaction_open(|bed|) {
         for patience in 0..200u32 {
@@ -682,4 +716,41 @@ async fn a_handler_may_write_events() {
     relay.idle().await.unwrap();
     seen.assert_each_once(0..50);
     relay.stop().await.unwrap();
+}
+
+/// Its server ended it, a moment after it was used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_begins_although_connections_just_broke() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let url = format!("{}?application_name={}", bed.url().split('?').next().unwrap(), bed.table);
+    let outbox =
+        OutboxBuilder::new().table(bed.table.clone()).max_connections(8).postgres(&url).await.unwrap();
+    for n in 0..10 {
+        let begun = futures_util::future::join_all((0..8).map(|_| outbox.begin())).await;
+        for tx in begun {
+            tx.unwrap().commit().await.unwrap();
+        }
+        let cut = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}'",
+            bed.table
+        );
+        assert!(bed.number(&cut).await >= 1);
+        let mut tx = outbox.begin().await.unwrap();
+        outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 10);
+}
+
+/// A pool takes connections back in a task of its own.
+#[test]
+fn an_outbox_may_be_dropped_where_no_runtime_is() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let bed = runtime.block_on(async {
+        let bed = Bed::<sqlx::Postgres>::new().await?;
+        bed.outbox.begin().await.unwrap().commit().await.unwrap();
+        Some(bed)
+    });
+    drop(runtime);
+    drop(bed);
 }

@@ -9,6 +9,7 @@ use super::StoreOptions;
 use super::log::LogDialect;
 use super::names::{Names, Statement, render};
 use super::source::Source;
+use super::warm::Warm;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::store::{Completion, Holder, Listener, NodeId, OnDead, Watch};
@@ -367,7 +368,10 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     }
 
     /// Runs a script of several statements.
-    fn script(conn: &mut Self::Connection, script: String) -> impl Future<Output = Result<()>> + Send;
+    fn script(
+        conn: &mut Self::Connection,
+        script: String,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Runs a statement; returns how many rows it touched.
     fn run(
@@ -423,7 +427,17 @@ pub struct Pools<DB: Dialect> {
 
 impl<DB: Dialect> Pools<DB> {
     pub(crate) fn new(write: &sqlx::Pool<DB>, relay: sqlx::Pool<DB>, read: sqlx::Pool<DB>) -> Self {
-        Self { write: Source::Pool(write.clone()), relay: Source::Pool(relay), read: Source::Pool(read) }
+        Self {
+            write: Source::Pool(Warm::never(write.clone())),
+            relay: Source::Pool(Warm::new(relay)),
+            read: Source::Pool(Warm::new(read)),
+        }
+    }
+
+    /// The pool of the application's transactions is the store's own.
+    pub(crate) fn own(self) -> Self {
+        let write = Source::Pool(Warm::new(self.write.pool().clone()));
+        Self { write, ..self }
     }
 }
 
@@ -474,7 +488,7 @@ macro_rules! plumbing {
             Ok(made)
         }
 
-        async fn script(conn: &mut Self::Connection, script: String) -> Result<()> {
+        async fn script(conn: &mut Self::Connection, script: String) -> Result<(), sqlx::Error> {
             sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(conn).await?;
             Ok(())
         }

@@ -29,6 +29,7 @@ pub(crate) mod source;
 mod statements;
 mod store;
 mod take;
+mod warm;
 mod window;
 
 #[cfg(feature = "mysql")]

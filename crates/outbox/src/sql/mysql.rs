@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, MySqlPool};
 use sqlx::query::Query;
 
 use super::StoreOptions;
+use super::begin::pool;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
@@ -278,7 +279,7 @@ impl Dialect for MySql {
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
-        Ok(Self::beside(&pool, options))
+        Ok(Self::beside(&pool, options).own())
     }
 
     fn beside(write: &MySqlPool, _: &StoreOptions) -> Pools<Self> {
@@ -390,10 +391,6 @@ async fn read_committed(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
 pub(super) fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
     let url = url.replacen("mariadb:", "mysql:", 1);
     url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(&url), reason: e.to_string() })
-}
-
-fn pool(max_connections: u32) -> MySqlPoolOptions {
-    MySqlPoolOptions::new().max_connections(max_connections)
 }
 
 fn bind(

@@ -5,12 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::postgres::{
-    PgArguments, PgConnectOptions, PgConnection, PgListener, PgPool, PgPoolOptions, Postgres,
-};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgListener, PgPool, Postgres};
 use sqlx::query::Query;
 
 use super::StoreOptions;
+use super::begin::pool;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
@@ -262,7 +261,7 @@ impl Dialect for Postgres {
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         PgConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
-        Ok(Self::beside(&pool, options))
+        Ok(Self::beside(&pool, options).own())
     }
 
     fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
@@ -407,10 +406,6 @@ async fn set_up(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
 /// `enable_sort`: where some sort has to be, all plans would look the same.
 const ALONG_INDEXES: &str =
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off";
-
-fn pool(max_connections: u32) -> PgPoolOptions {
-    PgPoolOptions::new().max_connections(max_connections)
-}
 
 fn bind(
     mut query: Query<'_, Postgres, PgArguments>,

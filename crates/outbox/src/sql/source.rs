@@ -4,19 +4,19 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use sqlx::Pool;
-use sqlx::pool::PoolConnection;
 
-use super::begin::{Finished, begin_on_pool};
+use super::begin::Finished;
 use super::budget::Permit;
 use super::dialect::Dialect;
 use super::line::{Borrowed, Line};
+use super::warm::{Used, Warm};
 use crate::error::Result;
 
 /// Gives out connections.
 #[doc(hidden)]
 pub enum Source<DB: Dialect> {
     /// A pool that belongs to this store, or to the application.
-    Pool(Pool<DB>),
+    Pool(Arc<Warm<DB>>),
     /// The line of a database in a fleet. Whoever uses it has a permit.
     Line(Arc<Line<DB>>),
 }
@@ -44,36 +44,23 @@ impl<DB: Dialect> Source<DB> {
     /// of, for the next one to use. So it is finished in the background then, and rolled back.
     pub(crate) async fn begin_for_user(&self) -> Result<Work<'static, DB>> {
         match self {
-            Source::Pool(pool) => {
-                let pool = pool.clone();
-                Ok(Work::Sqlx(Finished::new(async move { begin_on_pool(&pool).await }).await?))
-            }
+            Source::Pool(pool) => begin_on_pool(pool, None).await,
             Source::Line(line) => begin_on_line(line, line.seat.stand_in_line().await?).await,
         }
     }
 
     /// Begins the transaction of a handler, which ends with its event's settlement.
     pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
-        match (self, DB::BEFORE_HANDLER) {
-            (Source::Pool(pool), Some(statement)) => {
-                let pool = pool.clone();
-                let begin = async move {
-                    let mut conn = pool.acquire().await?;
-                    DB::script(&mut conn, statement.to_owned()).await?;
-                    let begin = DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str);
-                    Ok(sqlx::Transaction::begin(conn, begin).await?)
-                };
-                Finished::new(begin).await.map(Work::Sqlx)
-            }
-            (Source::Pool(_), None) => self.begin_for_user().await,
-            (Source::Line(line), _) => begin_on_line(line, line.seat.enter_to_handle().await?).await,
+        match self {
+            Source::Pool(pool) => begin_on_pool(pool, DB::BEFORE_HANDLER).await,
+            Source::Line(line) => begin_on_line(line, line.seat.enter_to_handle().await?).await,
         }
     }
 
     /// The pool itself; beside a line one that the fleet does not count.
     pub(crate) fn pool(&self) -> &Pool<DB> {
         match self {
-            Source::Pool(pool) => pool,
+            Source::Pool(pool) => pool.pool(),
             Source::Line(line) => line.pool(),
         }
     }
@@ -84,6 +71,15 @@ impl<DB: Dialect> Source<DB> {
             Source::Line(line) => line.close().await,
         }
     }
+}
+
+/// Begins a transaction of a pool, after a statement of its own if there is one.
+async fn begin_on_pool<DB: Dialect>(
+    pool: &Arc<Warm<DB>>,
+    first: Option<&'static str>,
+) -> Result<Work<'static, DB>> {
+    let pool = pool.clone();
+    Ok(Work::Pool(Finished::new(async move { pool.begin(first).await }).await?))
 }
 
 /// Begins a transaction of a fleet's database, which keeps the permit until its end.
@@ -101,15 +97,16 @@ async fn begin_on_line<DB: Dialect>(line: &Arc<Line<DB>>, permit: Permit) -> Res
 
 /// A connection in use.
 pub(crate) enum Conn<DB: Dialect> {
-    Pool(PoolConnection<DB>),
+    Pool(Used<DB>),
     Line(Borrowed<DB>),
 }
 
 impl<DB: Dialect> Conn<DB> {
     /// Whatever was done with it is done. Without this word a fleet closes it: it may be in the middle of something.
     pub(crate) fn went_well(self) {
-        if let Conn::Line(borrowed) = self {
-            borrowed.went_well();
+        match self {
+            Conn::Pool(used) => used.went_well(),
+            Conn::Line(borrowed) => borrowed.went_well(),
         }
     }
 }
@@ -136,7 +133,9 @@ impl<DB: Dialect> DerefMut for Conn<DB> {
 
 /// A transaction. Dropped, it is rolled back.
 pub(crate) enum Work<'c, DB: Dialect> {
+    /// One that the application began.
     Sqlx(sqlx::Transaction<'c, DB>),
+    Pool(Used<DB>),
     Line(Borrowed<DB>),
 }
 
@@ -144,6 +143,7 @@ impl<DB: Dialect> Work<'_, DB> {
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self {
             Work::Sqlx(tx) => tx.commit().await,
+            Work::Pool(used) => used.commit().await,
             Work::Line(borrowed) => borrowed.commit().await,
         }
     }
@@ -151,6 +151,7 @@ impl<DB: Dialect> Work<'_, DB> {
     pub(crate) async fn rollback(self) -> Result<(), sqlx::Error> {
         match self {
             Work::Sqlx(tx) => tx.rollback().await,
+            Work::Pool(used) => used.rollback().await,
             Work::Line(borrowed) => borrowed.rollback().await,
         }
     }
@@ -175,6 +176,7 @@ impl<DB: Dialect> Deref for Work<'_, DB> {
     fn deref(&self) -> &DB::Connection {
         match self {
             Work::Sqlx(tx) => tx,
+            Work::Pool(used) => used,
             Work::Line(conn) => conn,
         }
     }
@@ -184,6 +186,7 @@ impl<DB: Dialect> DerefMut for Work<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         match self {
             Work::Sqlx(tx) => tx,
+            Work::Pool(used) => used,
             Work::Line(conn) => conn,
         }
     }

@@ -11,6 +11,7 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
+use super::begin;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
@@ -259,7 +260,7 @@ impl Dialect for Sqlite {
         let connect = connect_options(url)?;
         // One connection writes: transactions queue up for it in order instead of colliding.
         let write = pool(1).connect_with(connect).await?;
-        Ok(Self::beside(&write, options))
+        Ok(Self::beside(&write, options).own())
     }
 
     fn beside(write: &SqlitePool, options: &StoreOptions) -> Pools<Self> {
@@ -344,7 +345,7 @@ fn is_in_memory(connect: &SqliteConnectOptions) -> bool {
 
 fn pool(max_connections: u32) -> SqlitePoolOptions {
     // A connection to an in-memory database is the database: none may be closed.
-    SqlitePoolOptions::new().max_connections(max_connections).idle_timeout(None).max_lifetime(None)
+    begin::pool(max_connections).idle_timeout(None).max_lifetime(None)
 }
 
 /// A time as the tables hold it: comparable as text, readable by SQLite's own functions.

@@ -271,7 +271,7 @@ impl<DB: Database> SqlStore<DB> {
             for migration in &DB::MIGRATIONS[found as usize..] {
                 let ran = DB::script(conn, render(migration, &self.sql.names, &DB::fragment)).await;
                 match ran {
-                    Err(Error::Database(e)) if DB::is_already_there(e.inner()) => {}
+                    Err(e) if DB::is_already_there(&e) => {}
                     ran => ran?,
                 }
             }
@@ -697,7 +697,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
         match &self.pools.read {
             // Not in a fleet, where every connection counts.
-            Source::Pool(pool) => DB::watch((*pool.connect_options()).clone(), &self.sql.names).await,
+            Source::Pool(pool) => DB::watch((*pool.pool().connect_options()).clone(), &self.sql.names).await,
             Source::Line(_) => Ok(None),
         }
     }
@@ -706,7 +706,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         match &self.pools.read {
             // Not in a fleet, where every connection counts.
             Source::Pool(pool) if DB::RINGS => {
-                DB::listen((*pool.connect_options()).clone(), &self.channel()).await
+                DB::listen((*pool.pool().connect_options()).clone(), &self.channel()).await
             }
             _ => Ok(None),
         }

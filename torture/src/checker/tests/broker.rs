@@ -79,8 +79,7 @@ fn a_swap_of_first_arrivals_is_caught_and_a_repeat_is_counted() {
 #[test]
 fn an_outage_that_killed_an_event_is_caught() {
     let mut story = arrived();
-    let row =
-        Row { status: 3, seq: 9, key: String::new(), attempts: 10, error: "refused".to_owned() };
+    let row = Row { status: 3, seq: 9, key: String::new(), attempts: 10, error: "refused".to_owned() };
     story.state.rows.insert("free".to_owned(), row);
     finds(&story, &[Breach::WrongDead]);
 }

@@ -1,0 +1,211 @@
+//! Connections that stay out of their pool for a moment after they were used, for whoever comes next.
+//!
+//! sqlx asks a connection whether it is still there when it goes back to its pool, and again when it is taken out. Of the six round trips
+//! of a transaction with two statements these are two. One that has just done its work is there; so it waits here for a few
+//! milliseconds, and goes back to its pool if nobody wants it.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use sqlx::Pool;
+use sqlx::pool::PoolConnection;
+use sqlx_core::transaction::TransactionManager as _;
+
+use super::dialect::Dialect;
+
+/// How long a connection waits. Whoever asks the pool itself waits for it no longer than this.
+const WARM: Duration = Duration::from_millis(3);
+
+/// A pool, and those of its connections that were used a moment ago.
+#[doc(hidden)]
+pub struct Warm<DB: Dialect> {
+    pool: Pool<DB>,
+    /// How many may wait here.
+    room: usize,
+    inner: Mutex<Inner<DB>>,
+}
+
+struct Inner<DB: Dialect> {
+    /// The one used last is the last.
+    waiting: Vec<(PoolConnection<DB>, Instant)>,
+    /// Whether a task sees to it that they go back.
+    watched: bool,
+}
+
+impl<DB: Dialect> Warm<DB> {
+    /// For a pool of this store's own. Half of it stays for those who ask the pool itself.
+    pub(crate) fn new(pool: Pool<DB>) -> Arc<Self> {
+        let room = pool.options().get_max_connections() as usize / 2;
+        Self::with_room(pool, room)
+    }
+
+    /// For a pool of the application's, which may want to know of each connection that comes back: none waits here.
+    pub(crate) fn never(pool: Pool<DB>) -> Arc<Self> {
+        Self::with_room(pool, 0)
+    }
+
+    fn with_room(pool: Pool<DB>, room: usize) -> Arc<Self> {
+        Arc::new(Self { pool, room, inner: Mutex::new(Inner { waiting: Vec::new(), watched: false }) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner<DB>> {
+        self.inner.lock().expect("no one panics while holding this lock")
+    }
+
+    pub(crate) fn pool(&self) -> &Pool<DB> {
+        &self.pool
+    }
+
+    pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
+        let warm = self.inner().waiting.pop();
+        let conn = match warm {
+            Some((conn, _)) => conn,
+            None => self.pool.acquire().await?,
+        };
+        Ok(Used { from: self.clone(), conn: Some(conn), open: false })
+    }
+
+    /// Begins a transaction that is going to write, after a statement of its own if there is one.
+    pub(crate) async fn begin(self: &Arc<Self>, first: Option<&str>) -> Result<Used<DB>, sqlx::Error> {
+        // Connections that broke a moment ago say so now. There are no more of them than are not in use.
+        let mut broken = self.inner().waiting.len() + self.pool.num_idle();
+        loop {
+            let mut used = self.acquire().await?;
+            match used.begin(first).await {
+                Ok(()) => return Ok(used),
+                Err(error) if broken > 0 && is_lost(&error) => broken -= 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes a connection in, if there is room.
+    fn keep(self: &Arc<Self>, conn: PoolConnection<DB>) {
+        if self.room == 0 || self.pool.is_closed() {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let mut inner = self.inner();
+        if inner.waiting.len() < self.room {
+            inner.waiting.push((conn, Instant::now()));
+            if !std::mem::replace(&mut inner.watched, true) {
+                runtime.spawn(self.clone().watch());
+            }
+        }
+    }
+
+    /// Gives those back that nobody wanted, until none is left.
+    async fn watch(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(WARM).await;
+            let mut inner = self.inner();
+            let cold = inner.waiting.partition_point(|(_, since)| since.elapsed() >= WARM);
+            let cold: Vec<_> = inner.waiting.drain(..cold).collect();
+            inner.watched = !inner.waiting.is_empty();
+            let watched = inner.watched;
+            drop(inner);
+            drop(cold);
+            if !watched {
+                return;
+            }
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        // From now on none is taken in.
+        let closing = self.pool.close();
+        let waiting = std::mem::take(&mut self.inner().waiting);
+        drop(waiting);
+        closing.await;
+    }
+}
+
+impl<DB: Dialect> Drop for Warm<DB> {
+    fn drop(&mut self) {
+        if tokio::runtime::Handle::try_current().is_ok() {
+            return;
+        }
+        // A pool takes connections back in a task. Where there are none they are only closed.
+        let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (conn, _) in inner.waiting.drain(..) {
+            drop(conn.leak());
+        }
+    }
+}
+
+/// Whether the connection is gone, and nothing else is wrong.
+fn is_lost(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) => true,
+        // Ended by its server: PostgreSQL says why, as an answer to what comes next.
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
+        _ => false,
+    }
+}
+
+/// A connection in use, or a transaction on it. Dropped, the transaction is rolled back.
+pub(crate) struct Used<DB: Dialect> {
+    from: Arc<Warm<DB>>,
+    conn: Option<PoolConnection<DB>>,
+    open: bool,
+}
+
+impl<DB: Dialect> Used<DB> {
+    async fn begin(&mut self, first: Option<&str>) -> Result<(), sqlx::Error> {
+        if let Some(statement) = first {
+            DB::script(self, statement.to_owned()).await?;
+        }
+        DB::TransactionManager::begin(self, DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str)).await?;
+        self.open = true;
+        Ok(())
+    }
+
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::commit(&mut self).await?;
+        self.open = false;
+        self.went_well();
+        Ok(())
+    }
+
+    pub(crate) async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::rollback(&mut self).await?;
+        self.open = false;
+        self.went_well();
+        Ok(())
+    }
+
+    /// Whatever was done with it is done. Without this word its pool looks whether it is in the middle of something.
+    pub(crate) fn went_well(mut self) {
+        // A transaction that is still open would be the next one's.
+        let clean = |conn: &PoolConnection<DB>| DB::TransactionManager::get_transaction_depth(conn) == 0;
+        if let Some(conn) = self.conn.take_if(|conn| clean(conn)) {
+            self.from.keep(conn);
+        }
+    }
+}
+
+const CONN: &str = "only going back takes it";
+
+impl<DB: Dialect> Deref for Used<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        self.conn.as_ref().expect(CONN)
+    }
+}
+
+impl<DB: Dialect> DerefMut for Used<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.conn.as_mut().expect(CONN)
+    }
+}
+
+impl<DB: Dialect> Drop for Used<DB> {
+    fn drop(&mut self) {
+        if let Some(conn) = self.conn.as_mut().filter(|_| self.open) {
+            // Done by its pool, to which it goes now.
+            DB::TransactionManager::start_rollback(conn);
+        }
+    }
+}
