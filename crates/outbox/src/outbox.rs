@@ -212,6 +212,9 @@ impl OutboxBuilder {
 
     /// Lives beside the application's own pool. Transactions come from that pool; the relay opens a few connections of
     /// its own with the same options.
+    ///
+    /// sqlx's pool asks a connection whether it is still there before and after each transaction. One that outbox opens does so
+    /// only if it was idle, which saves two round trips.
     pub fn on_pool<DB: Database>(self, pool: &Pool<DB>) -> Result<Outbox<DB>> {
         let store = SqlStore::beside(pool, &self.options)?.shared();
         let by_aggregate = Arc::new(AtomicBool::new(self.by_aggregate));

@@ -11,14 +11,15 @@ use crate::by_url;
 use crate::roles::{QUIET, reader};
 use crate::state::left;
 
-/// How long everything may take to settle: many times what leases and retries add up to.
+/// How long nothing may become less of what is left: many times what leases and retries add up to. How long all of it takes depends on
+/// how much has piled up behind handlers that are slow, one after another in each key.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 impl World {
     /// Waits until nothing is left to do.
     pub(super) async fn drain(&self) -> Result<()> {
         std::fs::write(self.settings.folder.join(QUIET), "")?;
-        let deadline = Instant::now() + PATIENCE;
+        let (mut deadline, mut least) = (Instant::now() + PATIENCE, u64::MAX);
         let mut quiet = 0;
         loop {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -27,12 +28,16 @@ impl World {
                 Ok(left) if left.iter().all(|(_, left)| *left == 0) => quiet += 1,
                 _ => quiet = 0,
             }
+            let sum = left.as_ref().map_or(u64::MAX, |left| left.iter().map(|(_, left)| left).sum());
+            if sum < least {
+                (deadline, least) = (Instant::now() + PATIENCE, sum);
+            }
             // Writers may have been in the middle of something.
             if quiet >= 4 {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("after {} s this is left: {left:?}", PATIENCE.as_secs());
+                bail!("for {} s this is left: {left:?}", PATIENCE.as_secs());
             }
         }
     }

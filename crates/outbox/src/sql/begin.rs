@@ -2,10 +2,6 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
-
-use sqlx::Connection as _;
-use sqlx::pool::PoolOptions;
 
 use super::dialect::Dialect;
 use super::source::{Source, Work};
@@ -45,22 +41,5 @@ pub(super) async fn begin_on<DB: Dialect>(source: &Source<DB>) -> Result<Work<'s
     Ok(match source {
         Source::Pool(pool) => Work::Pool(pool.begin(None).await?),
         Source::Line(line) => Work::Line(line.begin().await?),
-    })
-}
-
-/// How long a connection may have been idle without being asked whether it is still there.
-const FRESH: Duration = Duration::from_secs(1);
-
-/// A pool whose connections are asked whether they are still there if they were idle for a while. sqlx asks each time: a round trip
-/// more for every statement and every transaction.
-pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
-    let pool = PoolOptions::new().max_connections(max_connections).test_before_acquire(false);
-    pool.before_acquire(|conn: &mut DB::Connection, idle| {
-        Box::pin(async move {
-            if idle.idle_for >= FRESH {
-                conn.ping().await?;
-            }
-            Ok(true)
-        })
     })
 }

@@ -12,11 +12,11 @@ use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, M
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::begin::pool;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
+use super::warm::pool;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
 

@@ -9,11 +9,11 @@ use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgListener, Pg
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::begin::pool;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::{insert_lists, insert_values};
+use super::warm::pool;
 use super::watch::PgWatch;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};

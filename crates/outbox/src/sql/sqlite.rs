@@ -11,11 +11,11 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
-use super::begin;
 use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::statements::insert_values;
+use super::warm;
 use crate::error::{Error, Result, without_credentials};
 use crate::store::{Completion, Holder, OnDead};
 
@@ -345,7 +345,7 @@ fn is_in_memory(connect: &SqliteConnectOptions) -> bool {
 
 fn pool(max_connections: u32) -> SqlitePoolOptions {
     // A connection to an in-memory database is the database: none may be closed.
-    begin::pool(max_connections).idle_timeout(None).max_lifetime(None)
+    warm::pool(max_connections).idle_timeout(None).max_lifetime(None)
 }
 
 /// A time as the tables hold it: comparable as text, readable by SQLite's own functions.

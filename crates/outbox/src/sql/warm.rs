@@ -8,14 +8,34 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use sqlx::Pool;
-use sqlx::pool::PoolConnection;
+use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::{Connection as _, Pool};
 use sqlx_core::transaction::TransactionManager as _;
 
 use super::dialect::Dialect;
 
 /// How long a connection waits. Whoever asks the pool itself waits for it no longer than this.
 const WARM: Duration = Duration::from_millis(3);
+
+/// How long a connection stays out of its pool, from hand to hand. Only there it is replaced when it is old.
+const OUTSIDE: Duration = Duration::from_secs(60);
+
+/// How long a connection may have been idle without being asked whether it is still there.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// A pool whose connections are asked whether they are still there if they were idle for a while. sqlx asks each time: a round trip
+/// more for every statement and every transaction.
+pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
+    let pool = PoolOptions::new().max_connections(max_connections).test_before_acquire(false);
+    pool.before_acquire(|conn: &mut DB::Connection, idle| {
+        Box::pin(async move {
+            if idle.idle_for >= FRESH {
+                conn.ping().await?;
+            }
+            Ok(true)
+        })
+    })
+}
 
 /// A pool, and those of its connections that were used a moment ago.
 #[doc(hidden)]
@@ -28,9 +48,16 @@ pub struct Warm<DB: Dialect> {
 
 struct Inner<DB: Dialect> {
     /// The one used last is the last.
-    waiting: Vec<(PoolConnection<DB>, Instant)>,
+    waiting: Vec<Waiting<DB>>,
     /// Whether a task sees to it that they go back.
     watched: bool,
+}
+
+struct Waiting<DB: Dialect> {
+    conn: PoolConnection<DB>,
+    since: Instant,
+    /// When it came from its pool.
+    out: Instant,
 }
 
 impl<DB: Dialect> Warm<DB> {
@@ -59,11 +86,11 @@ impl<DB: Dialect> Warm<DB> {
 
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
         let warm = self.inner().waiting.pop();
-        let conn = match warm {
-            Some((conn, _)) => conn,
-            None => self.pool.acquire().await?,
+        let (conn, out) = match warm {
+            Some(Waiting { conn, out, .. }) => (conn, out),
+            None => (self.pool.acquire().await?, Instant::now()),
         };
-        Ok(Used { from: self.clone(), conn: Some(conn), open: false })
+        Ok(Used { from: self.clone(), conn: Some(conn), out, open: false })
     }
 
     /// Begins a transaction that is going to write, after a statement of its own if there is one.
@@ -81,14 +108,14 @@ impl<DB: Dialect> Warm<DB> {
     }
 
     /// Takes a connection in, if there is room.
-    fn keep(self: &Arc<Self>, conn: PoolConnection<DB>) {
-        if self.room == 0 || self.pool.is_closed() {
+    fn keep(self: &Arc<Self>, conn: PoolConnection<DB>, out: Instant) {
+        if self.room == 0 || self.pool.is_closed() || out.elapsed() > OUTSIDE {
             return;
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let mut inner = self.inner();
         if inner.waiting.len() < self.room {
-            inner.waiting.push((conn, Instant::now()));
+            inner.waiting.push(Waiting { conn, since: Instant::now(), out });
             if !std::mem::replace(&mut inner.watched, true) {
                 runtime.spawn(self.clone().watch());
             }
@@ -100,7 +127,7 @@ impl<DB: Dialect> Warm<DB> {
         loop {
             tokio::time::sleep(WARM).await;
             let mut inner = self.inner();
-            let cold = inner.waiting.partition_point(|(_, since)| since.elapsed() >= WARM);
+            let cold = inner.waiting.partition_point(|waiting| waiting.since.elapsed() >= WARM);
             let cold: Vec<_> = inner.waiting.drain(..cold).collect();
             inner.watched = !inner.waiting.is_empty();
             let watched = inner.watched;
@@ -128,7 +155,7 @@ impl<DB: Dialect> Drop for Warm<DB> {
         }
         // A pool takes connections back in a task. Where there are none they are only closed.
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for (conn, _) in inner.waiting.drain(..) {
+        for Waiting { conn, .. } in inner.waiting.drain(..) {
             drop(conn.leak());
         }
     }
@@ -148,6 +175,7 @@ fn is_lost(error: &sqlx::Error) -> bool {
 pub(crate) struct Used<DB: Dialect> {
     from: Arc<Warm<DB>>,
     conn: Option<PoolConnection<DB>>,
+    out: Instant,
     open: bool,
 }
 
@@ -180,7 +208,7 @@ impl<DB: Dialect> Used<DB> {
         // A transaction that is still open would be the next one's.
         let clean = |conn: &PoolConnection<DB>| DB::TransactionManager::get_transaction_depth(conn) == 0;
         if let Some(conn) = self.conn.take_if(|conn| clean(conn)) {
-            self.from.keep(conn);
+            self.from.keep(conn, self.out);
         }
     }
 }
