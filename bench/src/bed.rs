@@ -101,9 +101,16 @@ pub(crate) fn turns<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
     order
 }
 
+/// The same, and then once more in the opposite order: what grows or sinks during a round is shared by all.
+pub(crate) fn there_and_back<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
+    let there = turns(round, of);
+    let back = there.clone().into_iter().rev();
+    there.iter().cloned().chain(back).collect()
+}
+
 /// How many events a drain begins with: enough of them that starting and stopping a relay hardly counts.
 pub(crate) fn backlog(bed: &Bed) -> usize {
-    bed.count(250_000).min(100_000)
+    bed.count(150_000).min(100_000)
 }
 
 /// A payload of 256 bytes.

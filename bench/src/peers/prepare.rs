@@ -28,9 +28,11 @@ impl Program {
         match (self.peer, quick) {
             ("procrastinate", true) => 2_000,
             ("procrastinate", false) => 10_000,
-            ("sqlxmq", true) => 10_000,
+            ("sqlxmq" | "awa", true) => 10_000,
+            ("apalis", true) => 20_000,
             ("sqlxmq", false) => 50_000,
-            _ => usize::MAX,
+            (_, true) => 30_000,
+            (_, false) => usize::MAX,
         }
     }
 

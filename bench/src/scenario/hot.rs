@@ -10,7 +10,7 @@ use outbox::{Completion, Cx, Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
 use super::Scenario;
-use crate::bed::{Bed, payload, per_second, turns};
+use crate::bed::{Bed, payload, per_second, there_and_back};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load::{self, Written};
 
@@ -51,10 +51,8 @@ impl Scenario for Hot {
         for writers in [8, 32] {
             let mut case = Case::of(format!("{writers} writers"), &EVERYBODY);
             for round in 0..bed.rounds {
-                let there = turns(round, &EVERYBODY);
-                let back = there.iter().rev().copied();
                 let mut taken: HashMap<&str, Vec<Written>> = HashMap::new();
-                for who in there.iter().copied().chain(back) {
+                for who in there_and_back(round, &EVERYBODY) {
                     taken.entry(who).or_default().push(turn(bed, who, writers).await?);
                 }
                 for (who, turns) in taken {
