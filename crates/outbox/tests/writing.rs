@@ -731,7 +731,7 @@ async fn a_transaction_begins_although_connections_just_broke() {
             tx.unwrap().commit().await.unwrap();
         }
         let cut = format!(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}'",
+            "SELECT count(pg_terminate_backend(pid, 30000)) FROM pg_stat_activity WHERE application_name = '{}'",
             bed.table
         );
         assert!(bed.number(&cut).await >= 1);

@@ -95,8 +95,8 @@ impl<DB: Dialect> Warm<DB> {
 
     /// Begins a transaction that is going to write, after a statement of its own if there is one.
     pub(crate) async fn begin(self: &Arc<Self>, first: Option<&str>) -> Result<Used<DB>, sqlx::Error> {
-        // Connections that broke a moment ago say so now. There are no more of them than are not in use.
-        let mut broken = self.inner().waiting.len() + self.pool.num_idle();
+        // Connections that broke a moment ago say so now. There are no more of them than there are connections.
+        let mut broken = self.pool.size();
         loop {
             let mut used = self.acquire().await?;
             match used.begin(first).await {
