@@ -19,7 +19,8 @@ const BY_HAND: &str = "SELECT + DELETE by hand";
 
 pub(crate) struct Cold;
 
-/// Of all drains this one starts a relay for the least work: it is given more of it in a quick run.
+/// What this drain is held against has nothing to start, so that a relay's start weighs most here: a quick run has more events than other
+/// drains.
 fn backlog(bed: &Bed) -> usize {
     bed.count(300_000).min(100_000)
 }
@@ -38,8 +39,8 @@ impl Scenario for Cold {
         format!(
             "A backlog of {} events, one relay with an empty handler, completion `delete`, batches of {BATCH}; from its start until \
              every event is settled. Beside it a hand-written loop that selects and deletes as many rows at a time: the least that \
-             delivers anything; each drains two of them in a round. The other tools get as many jobs, in a database of their own on the same server, and settle them in the way \
-             that is quickest for them.",
+             delivers anything; each drains two of them in a round. The other tools get as many jobs, in a database of their own on the \
+             same server, and settle them in the way that is quickest for them.",
             thousands(backlog(bed) as f64)
         )
     }
