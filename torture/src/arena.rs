@@ -59,6 +59,11 @@ impl Arena {
         }
     }
 
+    /// Whether an event of this id is one of its work: ids begin with the name of the process that writes the event.
+    pub fn owns(self, id: &str) -> bool {
+        id.split_once('-').is_some_and(|(arena, _)| arena == self.name())
+    }
+
     /// Whether there is a log in it.
     pub fn has_log(self) -> bool {
         self == Self::Multi

@@ -24,6 +24,96 @@ pub trait Base: Database {
 
     /// An expression: these columns as one text, with a bar between them.
     fn line(columns: &[&str]) -> String;
+
+    /// The columns of a table that can be written, as rows of name and type.
+    fn columns_sql(table: &str) -> String;
+
+    /// What tells of damage to these tables, as a text for each: nothing if they are whole.
+    fn damage(
+        conn: &mut Self::Connection,
+        tables: &[String],
+    ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
+
+    /// Boundary values of times.
+    const TIMES: &'static [&'static str];
+
+    /// Boundary values of bytes.
+    const BYTES: &'static [&'static str];
+
+    /// What has to be said before such rows, so that the database takes more of them.
+    const LENIENT: &'static str;
+
+    /// A text as a literal.
+    fn quoted(text: &str) -> String {
+        format!("'{}'", text.replace('\'', "''"))
+    }
+
+    /// An expression: a text of so many bytes.
+    fn repeated(bytes: u32) -> String {
+        format!("REPEAT('x', {bytes})")
+    }
+
+    /// An expression: these texts one after another.
+    fn joined(texts: &[&str]) -> String {
+        format!("CONCAT({})", texts.join(", "))
+    }
+}
+
+/// A column that can be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub kind: Type,
+}
+
+/// What a column holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// A text, or JSON.
+    Text,
+    /// A number.
+    Int,
+    /// A time.
+    Time,
+    /// Bytes.
+    Bytes,
+    /// True or false.
+    Bool,
+    /// Something else.
+    Other,
+}
+
+impl Type {
+    /// By the name that a database has for it, and by the column's own: SQLite keeps times as texts.
+    fn of(column: &str, name: &str) -> Self {
+        let name = name.to_lowercase();
+        let has = |part: &str| name.contains(part);
+        if has("time") || column.ends_with("_at") || column.ends_with("_until") {
+            Self::Time
+        } else if has("int") {
+            Self::Int
+        } else if has("blob") || has("bytea") {
+            Self::Bytes
+        } else if has("bool") {
+            Self::Bool
+        } else if has("char") || has("text") || has("json") {
+            Self::Text
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// The columns of a table that can be written.
+pub async fn columns<DB: Base>(conn: &mut DB::Connection, table: &str) -> Result<Vec<Column>, sqlx::Error> {
+    let lines = DB::texts(conn, &DB::columns_sql(table)).await?;
+    let column = |line: &String| {
+        let (name, kind) = line.split_once('|')?;
+        Some(Column { name: name.to_owned(), kind: Type::of(name, kind) })
+    };
+    Ok(lines.iter().filter_map(column).collect())
 }
 
 fn concat_ws(columns: &[&str]) -> String {
@@ -32,8 +122,10 @@ fn concat_ws(columns: &[&str]) -> String {
 }
 
 macro_rules! base {
-    ($db:ty, $open:ident, $line:expr) => {
+    ($db:ty, $open:ident, $line:expr, { $($rest:tt)* }) => {
         impl Base for $db {
+            $($rest)*
+
             async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
                 builder.$open(url).await
             }
@@ -56,15 +148,137 @@ macro_rules! base {
     };
 }
 
-base!(Postgres, postgres, |columns| {
-    let columns: Vec<String> = columns.iter().map(|column| format!("({column})::text")).collect();
-    concat_ws(&columns.iter().map(String::as_str).collect::<Vec<_>>())
+base!(
+    Postgres,
+    postgres,
+    |columns| {
+        let columns: Vec<String> = columns.iter().map(|column| format!("({column})::text")).collect();
+        concat_ws(&columns.iter().map(String::as_str).collect::<Vec<_>>())
+    },
+    {
+        const TIMES: &'static [&'static str] = &[
+            "NULL",
+            "'infinity'",
+            "'-infinity'",
+            "'4713-01-01 00:00:00+00 BC'",
+            "'294276-12-31 23:59:59+00'",
+            "'10000-01-01 00:00:00+00'",
+            "'9999-12-31 23:59:59.999999+00'",
+            "'1969-12-31 23:59:59+00'",
+            "'0001-01-01 00:00:00+00'",
+        ];
+        const BYTES: &'static [&'static str] =
+            &["NULL", "'\\x'", "'\\x00'", "'\\xff'", "decode(repeat('ff', 100000), 'hex')"];
+        const LENIENT: &'static str = "SELECT 1";
+
+        fn columns_sql(table: &str) -> String {
+            format!(
+                "SELECT column_name || '|' || udt_name FROM information_schema.columns WHERE table_name = '{table}' \
+             AND is_generated = 'NEVER' AND COALESCE(identity_generation, '') <> 'ALWAYS' ORDER BY ordinal_position"
+            )
+        }
+
+        /// Each index against its table, by the server's own means.
+        async fn damage(conn: &mut Self::Connection, tables: &[String]) -> Result<Vec<String>, sqlx::Error> {
+            Self::execute_sql(conn, "CREATE EXTENSION IF NOT EXISTS amcheck").await?;
+            let names: Vec<String> = tables.iter().map(|table| format!("'{table}'")).collect();
+            let indexes = format!(
+                "SELECT i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+             JOIN pg_class t ON t.oid = i.indrelid JOIN pg_am a ON a.oid = c.relam \
+             WHERE a.amname = 'btree' AND i.indisvalid AND t.relname IN ({})",
+                names.join(", ")
+            );
+            let mut damage = Vec::new();
+            for index in Self::texts(conn, &indexes).await? {
+                let checked =
+                    Self::execute_sql(conn, &format!("SELECT bt_index_check('{index}', true)")).await;
+                match checked {
+                    Err(sqlx::Error::Database(error)) => damage.push(format!("{index}: {error}")),
+                    checked => drop(checked?),
+                }
+            }
+            Ok(damage)
+        }
+    }
+);
+base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
+    const TIMES: &'static [&'static str] = &[
+        "NULL",
+        "'0000-00-00 00:00:00'",
+        "'2024-02-31 00:00:00'",
+        "'1000-01-01 00:00:00'",
+        "'0001-01-01 00:00:00'",
+        "'1969-12-31 23:59:59'",
+        "'9999-12-31 23:59:59.999999'",
+    ];
+    const BYTES: &'static [&'static str] = &["NULL", "''", "x'00'", "x'ff'", "REPEAT(x'ff', 100000)"];
+    // Zero dates, and numbers that do not fit.
+    const LENIENT: &'static str = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'";
+
+    fn columns_sql(table: &str) -> String {
+        format!(
+            "SELECT CAST(CONCAT(column_name, '|', data_type) AS CHAR) FROM information_schema.columns \
+             WHERE table_schema = DATABASE() AND table_name = '{table}' AND extra NOT LIKE '%GENERATED%' \
+             ORDER BY ordinal_position"
+        )
+    }
+
+    async fn damage(conn: &mut Self::Connection, tables: &[String]) -> Result<Vec<String>, sqlx::Error> {
+        let sql = format!("CHECK TABLE {}", tables.join(", "));
+        let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await?;
+        let mut damage = Vec::new();
+        for row in rows {
+            let text = |column: usize| -> Result<String, sqlx::Error> { row.try_get(column) };
+            let (table, kind, told) = (text(0)?, text(2)?, text(3)?);
+            if kind.eq_ignore_ascii_case("error") || kind == "status" && told != "OK" {
+                damage.push(format!("{table}: {told}"));
+            }
+        }
+        Ok(damage)
+    }
 });
-base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)));
-base!(Sqlite, sqlite, |columns| {
-    let columns: Vec<String> = columns.iter().map(|column| format!("COALESCE({column}, '')")).collect();
-    format!("'' || {}", columns.join(" || '|' || "))
-});
+base!(
+    Sqlite,
+    sqlite,
+    |columns| {
+        let columns: Vec<String> = columns.iter().map(|column| format!("COALESCE({column}, '')")).collect();
+        format!("'' || {}", columns.join(" || '|' || "))
+    },
+    {
+        const TIMES: &'static [&'static str] = &[
+            "NULL",
+            "'0000-00-00 00:00:00'",
+            "'2024-02-31 25:61:61'",
+            "'9999-99-99 99:99:99'",
+            "'9999-12-31 23:59:59.999'",
+            "'1969-12-31 23:59:59'",
+            "'aaaa-aa-aa aa:aa:aa'",
+            "'2024-01-01 00:00:00+99:99'",
+            "'2024-01-01 00:00:00.123456789123'",
+            "''",
+            "'infinity'",
+        ];
+        const BYTES: &'static [&'static str] = &["NULL", "x''", "x'00'", "x'ff'", "zeroblob(100000)"];
+        const LENIENT: &'static str = "SELECT 1";
+
+        fn columns_sql(table: &str) -> String {
+            format!("SELECT name || '|' || type FROM pragma_table_info('{table}')")
+        }
+
+        async fn damage(conn: &mut Self::Connection, _: &[String]) -> Result<Vec<String>, sqlx::Error> {
+            let told = Self::texts(conn, "PRAGMA integrity_check").await?;
+            Ok(told.into_iter().filter(|text| text != "ok").collect())
+        }
+
+        fn repeated(bytes: u32) -> String {
+            format!("replace(hex(zeroblob({})), '0', 'x')", bytes / 2)
+        }
+
+        fn joined(texts: &[&str]) -> String {
+            texts.join(" || ")
+        }
+    }
+);
 
 /// Calls a function that is generic over the database with the one that a URL names.
 #[macro_export]

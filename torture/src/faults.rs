@@ -36,11 +36,19 @@ pub enum Fault {
     Upgrade,
     /// The process that leads the `single_node` arena is killed, stopped or cut off.
     Leader,
+    /// Rows with boundary values in any of their columns are inserted by plain SQL, also in the columns of the relay.
+    Poison,
+    /// Rows that are larger than a relay takes are inserted by plain SQL.
+    Oversize,
+    /// The receiver of webhooks answers 429, 503, 500 or 401, hangs, drips or resets, and then answers as it should.
+    Receiver,
+    /// All processes reach PostgreSQL through PgBouncer, which is killed and comes back.
+    Pooler,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::KillRelay,
         Self::KillWriter,
         Self::Stop,
@@ -55,6 +63,10 @@ impl Fault {
         Self::Abort,
         Self::Upgrade,
         Self::Leader,
+        Self::Poison,
+        Self::Oversize,
+        Self::Receiver,
+        Self::Pooler,
     ];
 
     /// As it is written on the command line.
@@ -74,7 +86,16 @@ impl Fault {
             Self::Abort => "abort",
             Self::Upgrade => "upgrade",
             Self::Leader => "leader",
+            Self::Poison => "poison",
+            Self::Oversize => "oversize",
+            Self::Receiver => "receiver",
+            Self::Pooler => "pooler",
         }
+    }
+
+    /// Whether it is part of a run that names no faults.
+    pub fn is_default(self) -> bool {
+        self != Self::Pooler
     }
 
     /// Whether a plan schedules it. The others are in the work itself.
@@ -83,11 +104,15 @@ impl Fault {
     }
 
     /// Whether it can be done to this database: SQLite is a file, without connections or a server, and without a clock beside the
-    /// one of the machine that all its processes are on.
+    /// one of the machine that all its processes are on; PgBouncer is PostgreSQL's.
     pub fn applies_to(self, database: Kind) -> bool {
         let of_servers =
             matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate | Self::Clock);
-        database != Kind::Sqlite || !of_servers
+        match database {
+            Kind::Sqlite => !of_servers && self != Self::Pooler,
+            Kind::Mariadb => self != Self::Pooler,
+            Kind::Postgres => true,
+        }
     }
 
     /// How often it comes, against the others.
@@ -97,8 +122,9 @@ impl Fault {
             Self::Cut => 6,
             Self::KillWriter | Self::Mute => 5,
             Self::Stop | Self::Terminate | Self::Leader => 3,
-            Self::Restart | Self::Outage | Self::Clock => 2,
-            Self::Full | Self::Upgrade => 1,
+            Self::Restart | Self::Outage | Self::Clock | Self::Receiver | Self::Pooler => 2,
+            Self::Poison => 3,
+            Self::Full | Self::Upgrade | Self::Oversize => 1,
             Self::Panic | Self::Abort => 0,
         }
     }

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::arena::Arena;
 use crate::clock::now;
 use crate::work::Spec;
 
@@ -25,6 +26,11 @@ pub struct Record {
     pub what: What,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 /// What can happen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
@@ -33,6 +39,26 @@ pub enum What {
     Setup {
         /// How long leases last, in milliseconds.
         lease: u64,
+        /// Whether the database has one writer at a time: a process that is stopped may keep all others from writing.
+        #[serde(default, skip_serializing_if = "is_false")]
+        one_writer: bool,
+    },
+    /// A row is about to be inserted by plain SQL that is not part of the work: nothing is expected of it.
+    Foreign {
+        /// Into the table of this arena.
+        arena: Arena,
+        /// Its id.
+        id: String,
+        /// What is hostile about it.
+        text: String,
+    },
+    /// The receiver of webhooks has taken an event.
+    Received {
+        /// The event.
+        id: String,
+        /// The event's place in its table.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seq: Option<i64>,
     },
     /// A writer is about to write these in a transaction.
     Writing {

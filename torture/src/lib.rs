@@ -16,6 +16,9 @@
 //! | [`world`] | starts and ends everything, does what the plan says |
 //! | [`roles`] | what the processes do |
 //! | [`work`] | which events are written, and what should become of each |
+//! | [`poison`] | hostile rows, as any program can insert them |
+//! | [`receiver`] | a receiver of webhooks that can misbehave |
+//! | [`integrity`] | whether the database's own files are whole |
 //! | [`history`] | what happened, a line for each thing, by one clock |
 //! | [`state`] | what the database says in the end |
 //! | [`checker`] | a pure function of history and state: everything that must not have happened, with the lines that prove it |
@@ -28,7 +31,10 @@ pub mod clock;
 pub mod faults;
 pub mod guard;
 pub mod history;
+pub mod integrity;
 pub mod plan;
+pub mod poison;
+pub mod receiver;
 pub mod report;
 pub mod roles;
 pub mod servers;

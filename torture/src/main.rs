@@ -12,7 +12,7 @@ use torture::by_url;
 use torture::faults::Fault;
 use torture::report;
 use torture::roles::{Told, reader, relay, writer};
-use torture::servers::{Disk, Kind};
+use torture::servers::{Disk, Kind, Pooler};
 use torture::world::{self, Settings};
 
 #[derive(Parser)]
@@ -40,6 +40,18 @@ enum Command {
     },
 }
 
+/// A fault, or all of them.
+#[derive(Clone, Debug)]
+struct Faults(Vec<Fault>);
+
+impl std::str::FromStr for Faults {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(if text == "all" { Fault::ALL.to_vec() } else { vec![text.parse()?] }))
+    }
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum Role {
     HotWriter,
@@ -59,9 +71,9 @@ struct Run {
     /// postgres, mariadb, sqlite, or all, one after another.
     #[arg(long, default_value = "postgres")]
     database: String,
-    /// Which faults, such as kill-relay,cut; all if it is not given.
+    /// Which faults, such as kill-relay,cut; those that are on by default if it is not given, `all` for every one.
     #[arg(long, value_delimiter = ',')]
-    faults: Option<Vec<Fault>>,
+    faults: Option<Vec<Faults>>,
     /// Which arenas: multi, single, broker; all if it is not given.
     #[arg(long, value_delimiter = ',')]
     arenas: Option<Vec<Arena>>,
@@ -135,7 +147,7 @@ fn check(folder: &Path) -> Result<ExitCode> {
     let verdicts = world::check_folder(folder)?;
     let violations = report::violations(verdicts.values());
     print!("{violations}");
-    let outcome = world::Outcome { verdicts, faults: Default::default() };
+    let outcome = world::Outcome { verdicts, faults: Default::default(), damage: Vec::new() };
     println!("{}", report::table(&outcome));
     Ok(if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -146,13 +158,20 @@ async fn torture(run: Run) -> Result<ExitCode> {
         one => vec![one.parse().map_err(anyhow::Error::msg)?],
     };
     let seed = run.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
-    let mut clean = true;
+    let (mut clean, mut damaged) = (true, false);
     for database in databases {
         let settings = settings(&run, database, seed)?;
         let folder = settings.folder.clone();
         header(&run, &settings);
         let outcome = world::run(settings).await?;
-        if outcome.is_clean() {
+        if !outcome.damage.is_empty() {
+            damaged = true;
+            println!(
+                "\n{database}: THE DATABASE DAMAGED ITS OWN FILES, and what was lost with them is lost:"
+            );
+            outcome.damage.iter().for_each(|damage| println!("    {damage}"));
+            println!("This run proves nothing of the outbox; the histories are in {}", folder.display());
+        } else if outcome.is_clean() {
             println!("\n{database}: no violation");
         } else {
             clean = false;
@@ -160,7 +179,11 @@ async fn torture(run: Run) -> Result<ExitCode> {
             println!("{database}: VIOLATIONS; the histories are in {}", folder.display());
         }
     }
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match (clean, damaged) {
+        (false, _) => ExitCode::FAILURE,
+        (true, true) => ExitCode::from(3),
+        (true, false) => ExitCode::SUCCESS,
+    })
 }
 
 fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
@@ -175,8 +198,16 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
             bail!("{} is not there: build it with `cargo build -p outbox-cli`", outbox.display());
         }
     }
-    let mut faults = run.faults.clone().unwrap_or_else(|| Fault::ALL.to_vec());
+    let mut faults: Vec<Fault> = match &run.faults {
+        Some(faults) => faults.iter().flat_map(|Faults(some)| some.iter().copied()).collect(),
+        None => Fault::ALL.into_iter().filter(|fault| fault.is_default()).collect(),
+    };
     faults.retain(|fault| fault.applies_to(database));
+    leave_out(
+        &mut faults,
+        Fault::Pooler,
+        (!Pooler::is_here()).then(|| "PgBouncer is not installed".to_owned()),
+    );
     let faketime = faults.contains(&Fault::Clock).then(faketime).flatten();
     leave_out(
         &mut faults,
@@ -194,7 +225,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
         faults.retain(|fault| *fault != Fault::Leader);
     }
     if !arenas.contains(&Arena::Broker) {
-        faults.retain(|fault| *fault != Fault::Outage);
+        faults.retain(|fault| !matches!(fault, Fault::Outage | Fault::Receiver));
     }
     Ok(Settings {
         database,

@@ -18,7 +18,7 @@ pub fn table(outcome: &Outcome) -> String {
     table.load_style(presets::NOTHING);
     let arenas: Vec<Cell> = outcome.verdicts.keys().map(|arena| right(arena.to_string())).collect();
     table.add_row([vec![Cell::new("")], arenas].concat());
-    let counts: [(&str, Count); 13] = [
+    let counts: [(&str, Count); 17] = [
         ("written", |c| c.written),
         ("rolled back", |c| c.rolled_back),
         ("unknown commits", |c| c.unknown),
@@ -32,6 +32,10 @@ pub fn table(outcome: &Outcome) -> String {
         ("beside an expired lease", |c| c.excused_overlaps),
         ("events of the log", |c| c.log),
         ("joins", |c| c.joins),
+        ("received by webhook", |c| c.received),
+        ("hostile rows", |c| c.foreign),
+        ("  of these delivered", |c| c.foreign_delivered),
+        ("  of these dead", |c| c.foreign_dead),
     ];
     for (name, count) in counts {
         row(&mut table, name, outcome, |verdict| count(&verdict.counts));
@@ -48,7 +52,7 @@ pub fn table(outcome: &Outcome) -> String {
     text
 }
 
-const BREACHES: [Breach; 13] = [
+const BREACHES: [Breach; 14] = [
     Breach::Lost,
     Breach::Phantom,
     Breach::Misreported,
@@ -62,6 +66,7 @@ const BREACHES: [Breach; 13] = [
     Breach::Ledger,
     Breach::Position,
     Breach::Process,
+    Breach::Endless,
 ];
 
 fn right(text: String) -> Cell {

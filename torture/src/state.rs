@@ -154,17 +154,24 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
     Ok(state)
 }
 
-/// How much is left to do: events that wait, joins that are open, positions that were not published.
+/// How much is left to do: events of the work that wait, positions that were not published.
 pub async fn left<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<u64> {
-    let (outbox, _) = open::<DB>(url, arena, prefix).await?;
-    let pending = outbox.admin().backlog().await?.pending;
-    let mut behind = 0;
+    let (outbox, table) = open::<DB>(url, arena, prefix).await?;
+    let mut conn = outbox.pool().acquire().await?;
+    // Not those that were put there from outside: no process knows when these are due.
+    let pending = format!(
+        "SELECT {} FROM {table} WHERE status IN (0, 2) AND event_id LIKE '{arena}-%'",
+        DB::line(&["count(*)"])
+    );
+    let pending = DB::texts(&mut conn, &pending).await?.into_iter().next().unwrap_or_default();
+    let mut left = pending.parse::<u64>()?;
+    drop(conn);
     if arena.has_log() {
         for lag in outbox.log_admin().lag().await? {
-            behind += lag.behind;
+            left += lag.behind;
         }
     }
-    Ok(pending + behind)
+    Ok(left)
 }
 
 /// Where the publishers of the log stand.

@@ -59,6 +59,8 @@ pub enum Kind {
     Sorry,
     /// An event of the log.
     Log,
+    /// Published to a webhook instead of the broker.
+    Hook,
 }
 
 impl Kind {
@@ -73,6 +75,7 @@ impl Kind {
             Self::Then => "then".to_owned(),
             Self::Sorry => "sorry".to_owned(),
             Self::Log => "log".to_owned(),
+            Self::Hook => "hook".to_owned(),
         }
     }
 
@@ -121,6 +124,8 @@ pub struct Mix {
     pub aborts: bool,
     /// The newest type of events.
     pub generation: u32,
+    /// Whether some events go to a webhook.
+    pub hooks: bool,
 }
 
 /// A transaction to make.
@@ -161,7 +166,8 @@ impl Mix {
 
     fn one(&self, dice: &mut SmallRng, id: String) -> Spec {
         if !self.arena.has_handlers() {
-            return Spec::new(id, Kind::Plain);
+            let hook = self.hooks && dice.random_ratio(1, 4);
+            return Spec::new(id, if hook { Kind::Hook } else { Kind::Plain });
         }
         let kind = match dice.random_range(0..100) {
             0..3 => Kind::Doomed,

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::{self, cargo};
 use crate::options::Options;
-use crate::{features, licences, schemathesis, test};
+use crate::{advisories, features, licences, schemathesis, test};
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
@@ -23,6 +23,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
         cargo::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     });
     steps.run("licences", licences::check);
+    steps.run("advisories", advisories::check);
     steps.run("schemathesis", || schemathesis::run(options));
     let mut tally = None;
     steps.run("tests", || {

@@ -1,6 +1,5 @@
 //! What comes in with a dependency: its licence, and where it is from. The rules are those of `deny.toml`, which `cargo deny` reads
-//! as well; it takes minutes to build, so here they are checked without it. Advisories are left to `cargo deny check advisories`: their
-//! database lies on a host that CI cannot reach.
+//! as well; it takes minutes to build, so here they are checked without it. Advisories are checked in `advisories.rs`.
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advisories;
 mod bench;
 mod browser;
 mod cargo;

@@ -15,7 +15,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut build = cargo();
     // Of the command, what the test uses: the other brokers' clients take minutes.
     build.args(["build", "--package", "torture", "--package", "outbox-cli", "--no-default-features"]);
-    build.args(["--features", "outbox-cli/nats"]);
+    build.args(["--features", "outbox-cli/nats,outbox-cli/webhook"]);
     if options.release {
         build.arg("--release");
     }

@@ -139,8 +139,11 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: HashMap::new(),
             together: true,
+            max_bytes: usize::MAX,
         };
         let began = Instant::now();
         let taken = store.take(&take).await?;

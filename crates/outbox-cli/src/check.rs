@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::config::{Config, SAMPLE};
-use crate::relay::reach;
+use crate::relay::{Asked, reach};
 use crate::{Usage, say};
 
 /// Check a settings file, and show what it means
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     sample: bool,
 
     /// The database if the file names none
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = crate::database::argument)]
     database: Option<String>,
 }
 
@@ -87,10 +87,12 @@ async fn connect(config: &Config) -> Result<bool> {
             Err(error) => say(format_args!("{what}: {error:#}")),
         }
     }
-    for (name, kind, healthy) in reach::publishers(config, &Arc::default()).await? {
-        all &= healthy;
-        let said = if healthy { "can be reached" } else { "cannot be reached" };
-        say(format_args!("publisher {name} ({kind}): {said}"));
+    for Asked { name, kind, health } in reach::publishers(config, &Arc::default()).await? {
+        all &= health.is_ok();
+        match health {
+            Ok(()) => say(format_args!("publisher {name} ({kind}): available")),
+            Err(reason) => say(format_args!("publisher {name} ({kind}): not available: {reason}")),
+        }
     }
     Ok(all)
 }

@@ -1,7 +1,6 @@
 //! The `--database` setting: which kind of database it names, how it may be shown, what its errors mean.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -15,9 +14,9 @@ use crate::Usage;
 /// Which database, and which tables of it.
 #[derive(clap::Args)]
 pub(crate) struct Tables {
-    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB)
+    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
     // The value may hold a password: never shown in the help.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = argument)]
     pub(crate) database: String,
 
     /// The table of the events; the other tables' names are made from it
@@ -101,18 +100,28 @@ impl DatabaseUrl {
         &self.url
     }
 
+    /// How to connect to PostgreSQL.
+    pub(crate) fn postgres(&self) -> Result<PgConnectOptions, sqlx::Error> {
+        outbox::connect::postgres(&self.url).map_err(unreadable)
+    }
+
+    /// How to connect to MySQL or MariaDB.
+    pub(crate) fn mysql(&self) -> Result<MySqlConnectOptions, sqlx::Error> {
+        outbox::connect::mysql(&self.url).map_err(unreadable)
+    }
+
+    /// What the URL does not let be verified of the server.
+    pub(crate) fn unverified(&self) -> Option<&'static str> {
+        outbox::connect::unverified(&self.url)
+    }
+
     /// Connects once, so that what is wrong is said at once and by name: a pool tries for long, and then only
     /// knows that it got no connection.
     pub(crate) async fn probe(&self) -> Result<()> {
         let probe = async {
             match self.kind {
-                DatabaseKind::Postgres => {
-                    drop(PgConnectOptions::from_str(&self.url)?.connect().await?);
-                }
-                DatabaseKind::MySql => {
-                    let url = self.url.replacen("mariadb:", "mysql:", 1);
-                    drop(MySqlConnectOptions::from_str(&url)?.connect().await?);
-                }
+                DatabaseKind::Postgres => drop(self.postgres()?.connect().await?),
+                DatabaseKind::MySql => drop(self.mysql()?.connect().await?),
                 // A file is opened or not: the store's own error says it all.
                 _ => {}
             }
@@ -132,6 +141,9 @@ impl DatabaseUrl {
     /// What a database error means for whoever wrote the setting.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> anyhow::Error {
         let at = self.setting;
+        if let Some(advice) = outbox::connect::tls_advice(error) {
+            return anyhow!("no verified connection to {self}: {error}\nhint: {advice} (in {at})");
+        }
         let (what, hint) = match error {
             sqlx::Error::Configuration(why) => (
                 format!("cannot read the database URL {self}: {why}"),
@@ -140,10 +152,6 @@ impl DatabaseUrl {
             sqlx::Error::Io(why) => (
                 format!("cannot reach the server of {self}: {why}"),
                 format!("is it running, and are host and port in {at} right?"),
-            ),
-            sqlx::Error::Tls(why) => (
-                format!("no encrypted connection to {self}: {why}"),
-                format!("set sslmode (PostgreSQL) or ssl-mode (MySQL) in {at} to what the server offers"),
             ),
             sqlx::Error::Database(why) => {
                 let code = why.code().unwrap_or_default();
@@ -154,11 +162,8 @@ impl DatabaseUrl {
                         format!("create the database first, or correct its name in {at}, or --schema")
                     }
                     "3F000" => "create the schema first, or correct --schema".to_owned(),
-                    "42501" | "42000" => {
-                        "check the database's name, and the user's right to create tables there; \
-                         `outbox migrate --print` gives the SQL to someone who has it"
-                            .to_owned()
-                    }
+                    "42501" => missing_right(why.message()),
+                    _ if is_denied(&**why) => missing_right(why.message()),
                     "14" => "does the folder of the file exist, and may you write there?".to_owned(),
                     "8" => "the file may not be written to".to_owned(),
                     "26" => "the file exists but is not a SQLite database: name another one".to_owned(),
@@ -179,6 +184,52 @@ impl DatabaseUrl {
             other => other.into(),
         }
     }
+}
+
+/// What is wrong with a URL, as the driver would say it.
+fn unreadable(error: outbox::Error) -> sqlx::Error {
+    match error {
+        outbox::Error::Url { reason, .. } => sqlx::Error::Configuration(reason.into()),
+        other => sqlx::Error::Configuration(other.to_string().into()),
+    }
+}
+
+/// A URL, or the one that a file holds, as secrets of containers and of systemd are given: `@/run/secrets/database-url`.
+pub(crate) fn argument(text: &str) -> Result<String, String> {
+    match text.strip_prefix('@') {
+        Some(path) => {
+            outbox_transports::Text::resolve(&format!("${{file:{path}}}")).map(|url| url.as_str().to_owned())
+        }
+        None => Ok(text.to_owned()),
+    }
+}
+
+/// Whether a word of the command line holds a URL with a password.
+pub(crate) fn has_password(word: &str) -> bool {
+    let Some((_, rest)) = word.split_once("://") else { return false };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    user.split_once(':').is_some_and(|(_, password)| !password.is_empty()) || rest.contains("password=")
+}
+
+/// What to do about a right that is missing: the server's message names the table, or the right and the table.
+fn missing_right(message: &str) -> String {
+    let to_create = ["schema", "CREATE command", "ALTER command", "INDEX command", "must be owner"];
+    if to_create.iter().any(|words| message.contains(words)) {
+        return "`outbox migrate --print-grants migrator` prints the rights that a migration needs, `outbox migrate --print` \
+                the SQL for a user who has them"
+            .to_owned();
+    }
+    "that right is missing: `outbox migrate --print-grants ROLE` prints the GRANT statements, for an owner of the tables to \
+     run; ROLE is writer, relay, viewer or migrator"
+        .to_owned()
+}
+
+/// Whether MySQL or MariaDB refused a statement for want of a right: to a database, a table, a column or a routine.
+fn is_denied(error: &dyn sqlx::error::DatabaseError) -> bool {
+    error
+        .try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>()
+        .is_some_and(|error| matches!(error.number(), 1044 | 1142 | 1143 | 1370))
 }
 
 const HOW: &str = "\
@@ -234,6 +285,20 @@ mod tests {
             ("sqlite://app.db?mode=rwc", "sqlite://app.db"),
         ] {
             assert_eq!(DatabaseUrl::parse(url).unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn a_password_on_the_command_line_is_found() {
+        for word in
+            ["postgres://ada:s3cret@db/x", "--database=mysql://ada:x@db", "main=postgres://db/x?password=x"]
+        {
+            assert!(has_password(word), "{word}");
+        }
+        for word in
+            ["postgres://ada@db:5432/x", "sqlite:shop.db", "--database", "http://localhost:8080/a@b", "a:b@c"]
+        {
+            assert!(!has_password(word), "{word}");
         }
     }
 

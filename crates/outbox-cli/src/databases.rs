@@ -6,16 +6,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
+use outbox::store::Node;
 use outbox::{DatabaseKind, Error, StoreOptions, migration_sql, open_store};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::Usage;
 use crate::database::DatabaseUrl;
 use crate::migrate::version;
 use crate::open::is_there;
 use crate::show::{Table, dash, json, number, short, span_of, status};
+use crate::{Usage, note};
 
 /// List databases: kind, version of the tables, backlog, and whether they can be reached
 #[derive(clap::Args)]
@@ -60,7 +61,9 @@ Examples:
   outbox databases --database postgres://ada@db/directory --discover 'SELECT name, url FROM tenant'
   outbox databases --database sqlite:shop.db --json | jq 'select(.state != \"ok\")'
 
-Exit codes: 0 all can be used, 1 some cannot be reached or are not migrated, 2 wrong usage, 3 no databases.";
+States: ok, failing (a relay reports that it fails to take or settle events), unreachable, not migrated, too old, too new.
+
+Exit codes: 0 all can be used, 1 some are not ok, 2 wrong usage, 3 no databases.";
 
 /// What was found out about a database.
 #[derive(Serialize)]
@@ -79,7 +82,7 @@ struct View {
 pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     let named = named(&options).await?;
     if named.is_empty() {
-        eprintln!("The discovery query answers with no database.");
+        note("The discovery query answers with no database.");
         return Ok(crate::nothing());
     }
     let mut tables = StoreOptions::default().table(&options.table).max_connections(1);
@@ -180,7 +183,16 @@ async fn look(
     view.pending = Some(backlog.pending);
     view.free = Some(backlog.free);
     view.oldest_due_ms = backlog.oldest_due.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    Ok(())
+    let nodes = store.nodes().await.map_err(told)?;
+    failing(&nodes).map_or(Ok(()), |problem| Err(("failing", problem)))
+}
+
+/// What the relays that run report as failing, the first of it.
+fn failing(nodes: &[Node]) -> Option<String> {
+    nodes.iter().filter(|node| node.is_running()).find_map(|node| {
+        let problem = node.state.health.problems().next()?;
+        Some(format!("relay {} {problem}", node.node))
+    })
 }
 
 fn show(views: &[View], as_json: bool) -> Result<()> {
@@ -210,7 +222,7 @@ fn show(views: &[View], as_json: bool) -> Result<()> {
             count(view.free).into(),
             oldest.unwrap_or_else(dash).into(),
             view.database.as_str().into(),
-            view.problem.as_deref().map_or_else(dash, |problem| short(problem, 100)).into(),
+            view.problem.as_deref().map_or_else(dash, |problem| short(problem, 200)).into(),
         ]);
     }
     table.print();

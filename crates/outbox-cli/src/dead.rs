@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use outbox::escape::Escaped;
 use outbox::store::Filter;
 
 use crate::age::Rate;
+use crate::audit::selection;
 use crate::database::Tables;
 use crate::open::Place;
 use crate::progress::{Interrupt, bar};
-use crate::show::{EventView, Output, Table, clean, counted, json, number};
+use crate::show::{EventView, Output, Table, counted, json, number};
 use crate::which::{Page, Which, ids};
-use crate::{Usage, events, nothing, say};
+use crate::{Usage, events, note, nothing, say};
 
 /// Look at events that were given up, and replay them
 #[derive(Args)]
@@ -171,7 +173,7 @@ async fn list(options: List) -> Result<ExitCode> {
     let found = place.admin().list(&filter, options.page.limit()).await;
     let found = found.map_err(|error| place.explain(error))?;
     let Some(last) = found.last() else {
-        eprintln!("No dead event matches.");
+        note("No dead event matches.");
         return Ok(nothing());
     };
     if options.output.json {
@@ -224,13 +226,14 @@ async fn replay(options: Replay) -> Result<ExitCode> {
     let place = options.tables.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in ids(&options.ids) {
-        if place.admin().replay(&id).await.map_err(|error| place.explain(error))? {
-            say(format_args!("{id}: new again"));
+        let (admin, shown) = (place.admin(), Escaped(&id));
+        if place.change_one("event.replay", &id, "is not dead", admin.replay(&id)).await? {
+            say(format_args!("{shown}: new again"));
             continue;
         }
         code = nothing();
-        let explained = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
-        eprintln!("{id}: not replayed, because it is not dead. {}", clean(&explained.to_string()));
+        let explained = admin.explain(&id).await.map_err(|error| place.explain(error))?;
+        note(format_args!("{shown}: not replayed, because it is not dead. {explained}"));
     }
     Ok(code)
 }
@@ -247,7 +250,7 @@ async fn replay_all(options: ReplayAll) -> Result<ExitCode> {
     let filter = Filter { after_seq: options.after, ..options.which.dead() };
     let count = place.store.count(&filter).await.map_err(|error| place.explain(error))?;
     if count == 0 {
-        eprintln!("No dead event matches: nothing to replay.");
+        note("No dead event matches: nothing to replay.");
         return Ok(nothing());
     }
     if options.yes {
@@ -268,13 +271,21 @@ async fn replay_matching(
     options: &ReplayAll,
 ) -> Result<ExitCode> {
     let mut interrupt = Interrupt::listen();
+    let details = serde_json::json!({"filter": selection(&filter), "rate": options.rate.map(|rate| rate.0)});
+    let audit = place.begin_audit("dead.replay", "dead events", Some(details)).await?;
     let bar = bar(count, "replayed");
     let batch = options.rate.map_or(options.batch, |rate| batch_for(rate, options.batch));
     let began = Instant::now();
     let mut total = 0;
     loop {
         let replayed = place.store.replay(&filter, batch as usize).await;
-        let replayed = replayed.map_err(|error| place.explain(error))?;
+        let replayed = match replayed {
+            Ok(replayed) => replayed,
+            Err(error) => {
+                audit.finish(&format!("failed: {error}"), Some(total)).await;
+                return Err(place.explain(error));
+            }
+        };
         total += replayed.moved;
         bar.set_position(total);
         // By place in the table: what dies again stays behind.
@@ -283,11 +294,13 @@ async fn replay_matching(
         let rest = options.rate.map_or(Duration::ZERO, |rate| pause(rate, total, began.elapsed()));
         if interrupt.within(rest).await {
             bar.finish_and_clear();
+            audit.finish("stopped", Some(total)).await;
             say(format_args!("Stopped. Replayed {}; to go on: --after {last}", counted(total, "event")));
             return Ok(ExitCode::SUCCESS);
         }
     }
     bar.finish_and_clear();
+    audit.finish("done", Some(total)).await;
     say(format_args!("Replayed {}.", counted(total, "event")));
     Ok(if total == 0 { nothing() } else { ExitCode::SUCCESS })
 }

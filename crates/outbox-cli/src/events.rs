@@ -5,13 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
+use outbox::escape::{Escaped, escape_json};
 use outbox::store::{Filter, Status};
 use outbox::{EventId, Payload};
 
 use crate::database::Tables;
-use crate::show::{EventView, Output, Table, clean, json};
+use crate::show::{EventView, Output, Table, json};
 use crate::which::{Page, Which, ids};
-use crate::{nothing, say};
+use crate::{note, nothing, say, say_as_is};
 
 /// Look at events; take pending ones back
 #[derive(Args)]
@@ -148,7 +149,7 @@ async fn list(options: List) -> Result<ExitCode> {
     let found = place.admin().list(&filter, options.page.limit()).await;
     let found = found.map_err(|error| place.explain(error))?;
     let Some(last) = found.last() else {
-        eprintln!("No event matches.");
+        note("No event matches.");
         return Ok(nothing());
     };
     if options.output.json {
@@ -169,11 +170,11 @@ async fn list(options: List) -> Result<ExitCode> {
 /// Shows one event.
 pub(crate) async fn show(one: One) -> Result<ExitCode> {
     let One { id, tables, payload, output } = one;
-    let (place, id) = (tables.open().await?, EventId::from(id.trim()));
+    let (place, id) = (tables.open().await?, EventId::from(id));
     let found = place.admin().find(&id).await.map_err(|error| place.explain(error))?;
     let Some(stored) = found else {
-        eprintln!("There is no event {id} in {}, table {}.", place.url, place.table);
-        eprintln!("hint: it may have been delivered and deleted, purged, or cancelled");
+        note(format_args!("There is no event {} in {}, table {}.", Escaped(&id), place.url, place.table));
+        note("hint: it may have been delivered and deleted, purged, or cancelled");
         return Ok(nothing());
     };
     let view = EventView::of(&stored, payload);
@@ -185,9 +186,10 @@ pub(crate) async fn show(one: One) -> Result<ExitCode> {
     if let (true, Ok(event)) = (payload, &stored.event) {
         say("");
         match event.raw_payload() {
-            Payload::Json(text) => say(text),
+            Payload::Json(text) if std::io::stdout().is_terminal() => say_as_is(escape_json(text)),
+            Payload::Json(text) => say_as_is(text),
             Payload::Bytes { data, .. } if std::io::stdout().is_terminal() => {
-                say(clean(&String::from_utf8_lossy(data)));
+                say(String::from_utf8_lossy(data));
             }
             // To a file or a program as they are. A reader that has gone away is not a failure of ours.
             Payload::Bytes { data, .. } => {
@@ -203,13 +205,15 @@ async fn cancel(options: Cancel) -> Result<ExitCode> {
     let place = options.tables.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in ids(&options.ids) {
-        if place.admin().cancel(&id).await.map_err(|error| place.explain(error))? {
-            say(format_args!("{id}: cancelled"));
+        let (admin, shown) = (place.admin(), Escaped(&id));
+        let if_not = "is not pending, or is being handled";
+        if place.change_one("event.cancel", &id, if_not, admin.cancel(&id)).await? {
+            say(format_args!("{shown}: cancelled"));
             continue;
         }
         code = nothing();
-        let explained = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
-        eprintln!("{id}: not cancelled. {}", clean(&explained.to_string()));
+        let explained = admin.explain(&id).await.map_err(|error| place.explain(error))?;
+        note(format_args!("{shown}: not cancelled. {explained}"));
     }
     Ok(code)
 }

@@ -7,7 +7,7 @@ use outbox::{EventId, Explanation, Reason};
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::show::{clean, json};
+use crate::show::json;
 use crate::{nothing, say};
 
 /// Say why an event has not been delivered yet, or what became of it
@@ -34,8 +34,8 @@ Examples:
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X --json | jq -r '.reasons[0].reason'
 
-Reasons: unknown, done, dead, held, lease_ran_out, not_due, expired, undecodable, behind, outage,
-with_leader, waiting, schema.
+Reasons: unknown, done, dead, held, held_by_vanished, lease_ran_out, not_due, expired, undecodable, behind, outage,
+relay_fails, with_leader, waiting, schema.
 
 Exit codes: 0 explained, 1 failure, 2 wrong usage, 3 no such event.";
 
@@ -51,13 +51,13 @@ struct View<'a> {
 pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
     // Tables that are not there are a reason, and not an error.
     let place = options.tables.open_unchecked().await?;
-    let id = EventId::from(options.id.trim());
+    let id = EventId::from(options.id.as_str());
     let explanation = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
     if options.json {
         let (text, advice) = (explanation.to_string(), explanation.advice());
         json(&View { explanation: &explanation, text, advice })?;
     } else {
-        say(clean(&explanation.to_string()));
+        say(&explanation);
     }
     Ok(if *explanation.reason() == Reason::Unknown { nothing() } else { ExitCode::SUCCESS })
 }

@@ -5,13 +5,15 @@ use std::process::ExitCode;
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand, ValueEnum};
+use outbox::escape::{Escaped, shell_word};
 use outbox::store::{JoinAct, JoinFilter};
 use outbox::{EventId, Join, JoinId, JoinStatus, Step};
 use serde::Serialize;
 
 use crate::database::Tables;
+use crate::open::Place;
 use crate::show::{Output, Table, both, dash, json, short, status};
-use crate::{nothing, say};
+use crate::{note, nothing, say};
 
 /// Look at joins; give them up
 #[derive(Args)]
@@ -189,7 +191,7 @@ async fn list(options: List) -> Result<ExitCode> {
     let limit = options.limit as usize;
     let found = place.admin().joins(&filter, limit).await.map_err(|error| place.explain(error))?;
     let Some(last) = found.last() else {
-        eprintln!("No join matches.");
+        note("No join matches.");
         return Ok(nothing());
     };
     if options.output.json {
@@ -215,7 +217,7 @@ async fn list(options: List) -> Result<ExitCode> {
     }
     table.print();
     if found.len() == limit {
-        eprintln!("There may be more: add --after {}", last.id);
+        note(format_args!("There may be more: add --after {}", shell_word(last.id.as_str())));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -230,9 +232,9 @@ fn steps(join: &Join) -> String {
 
 async fn show(options: Show) -> Result<ExitCode> {
     let place = options.tables.open().await?;
-    let (admin, id) = (place.admin(), JoinId::from(options.id.trim()));
+    let (admin, id) = (place.admin(), JoinId::from(options.id));
     let Some(join) = admin.join(&id).await.map_err(|error| place.explain(error))? else {
-        eprintln!("There is no join {id} in {}, table {}.", place.url, place.table);
+        note(format_args!("There is no join {} in {}, table {}.", Escaped(&id), place.url, place.table));
         return Ok(nothing());
     };
     let after = options.after.map(EventId::from);
@@ -271,7 +273,7 @@ async fn show(options: Show) -> Result<ExitCode> {
         say("");
         table.print();
         if found.len() == limit {
-            eprintln!("There may be more: add --after {last}");
+            note(format_args!("There may be more: add --after {}", shell_word(last.as_str())));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -280,25 +282,38 @@ async fn show(options: Show) -> Result<ExitCode> {
 async fn cancel(options: Cancel) -> Result<ExitCode> {
     let place = options.tables.open().await?;
     let mut code = ExitCode::SUCCESS;
-    for id in options.ids.iter().map(|id| JoinId::from(id.trim())) {
-        match place.admin().join(&id).await.map_err(|error| place.explain(error))? {
-            None => eprintln!("{id}: there is no such join in {}.", place.url),
-            Some(join) if join.status != JoinStatus::Pending => {
-                eprintln!("{id}: not cancelled, because it is {} already.", join.status);
+    for id in options.ids.iter().map(|id| JoinId::from(id.as_str())) {
+        let shown = Escaped(&id);
+        let audit = place.begin_audit("join.cancel", id.as_str(), None).await?;
+        match cancel_one(&place, &id).await {
+            Ok(None) => {
+                audit.finish("done", Some(1)).await;
+                say(format_args!("{shown}: cancelled"));
             }
-            Some(_) => {
-                let acted = place.store.join(&JoinAct::Cancel { join: id.clone() }).await;
-                let closed = acted.map_err(|error| place.explain(error))?.join.map(|join| join.status);
-                match closed.filter(|status| *status != JoinStatus::Cancelled) {
-                    None => {
-                        say(format_args!("{id}: cancelled"));
-                        continue;
-                    }
-                    Some(status) => eprintln!("{id}: not cancelled: it became {status} a moment ago."),
-                }
+            Ok(Some(why_not)) => {
+                audit.finish(&format!("refused: {why_not}"), None).await;
+                note(format_args!("{shown}: not cancelled: {why_not}"));
+                code = nothing();
+            }
+            Err(error) => {
+                audit.finish(&format!("failed: {error}"), None).await;
+                return Err(place.explain(error));
             }
         }
-        code = nothing();
     }
     Ok(code)
+}
+
+/// Cancels a join, or says why it is not cancelled.
+async fn cancel_one(place: &Place, id: &JoinId) -> outbox::Result<Option<String>> {
+    match place.admin().join(id).await? {
+        None => return Ok(Some(format!("there is no such join in {}", place.url))),
+        Some(join) if join.status != JoinStatus::Pending => {
+            return Ok(Some(format!("it is {} already", join.status)));
+        }
+        Some(_) => {}
+    }
+    let acted = place.store.join(&JoinAct::Cancel { join: id.clone() }).await?;
+    let closed = acted.join.map(|join| join.status).filter(|status| *status != JoinStatus::Cancelled);
+    Ok(closed.map(|status| format!("it became {status} a moment ago")))
 }

@@ -1,12 +1,14 @@
 //! `outbox log`: the event log and its publishers: where they stand, pausing, resuming, setting them elsewhere, reading.
 
 mod read;
+mod unreadable;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
+use outbox::escape::Escaped;
 use outbox::store::LogStore;
 use outbox::{PairState, Position};
 use serde::Serialize;
@@ -15,7 +17,7 @@ use crate::age::moment;
 use crate::database::Tables;
 use crate::open::Place;
 use crate::show::{Output, Table, counted, dash, json, number, short, status};
-use crate::{Usage, nothing, say};
+use crate::{Usage, note, nothing, say};
 
 /// Look at the event log and its publishers; pause, resume and reset them
 #[derive(Args)]
@@ -33,6 +35,7 @@ Examples:
   outbox log resume KafkaPublisher --topic wallet-events
   outbox log reset wallet-events KafkaPublisher --to 2026-11-16T08:00:00Z
   outbox log read --tag wallet_id=w1 --after 1000
+  outbox log unreadable --json
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.";
 
@@ -44,6 +47,7 @@ enum Action {
     Resume(Set),
     Reset(Reset),
     Read(read::Read),
+    Unreadable(unreadable::Options),
 }
 
 /// Where every topic and publisher stands: status, position, errors, leader
@@ -200,6 +204,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
         Action::Resume(options) => set(options, false).await,
         Action::Reset(options) => reset(options).await,
         Action::Read(options) => read::run(options).await,
+        Action::Unreadable(options) => unreadable::run(options).await,
     }
 }
 
@@ -209,7 +214,7 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
     let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
     pairs.retain(|pair| is(&options.topic, &pair.topic) && is(&options.publisher, &pair.publisher));
     if pairs.is_empty() {
-        eprintln!("No topic and publisher matches: there is a row for each that a relay ever started.");
+        note("No topic and publisher matches: there is a row for each that a relay ever started.");
         return Ok(nothing());
     }
     if options.output.json {
@@ -234,6 +239,12 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
     } else {
         say(format_args!("The log ends at position {head}.\n"));
         table(&pairs, options.output).print();
+        if let Some(first) = unreadable::of(&place, 1).await?.first() {
+            note(format_args!(
+                "\nPublishers passed over events that cannot be read, the last at position {}: `outbox log unreadable` lists them.",
+                first.position
+            ));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -241,15 +252,22 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
 async fn set(options: Set, pause: bool) -> Result<ExitCode> {
     let place = options.tables.open().await?;
     let (admin, publisher) = (place.log_admin(), options.publisher.as_str());
-    let done = match (pause, options.topic.as_deref()) {
-        (true, None) => admin.pause(publisher).await,
-        (true, Some(topic)) => admin.pause_in(topic, publisher).await.map(|()| 1),
-        (false, None) => admin.resume(publisher).await,
-        (false, Some(topic)) => admin.resume_in(topic, publisher).await.map(|()| 1),
+    let action = if pause { "publisher.pause" } else { "publisher.resume" };
+    let target =
+        options.topic.as_ref().map_or_else(|| publisher.to_owned(), |topic| format!("{topic}/{publisher}"));
+    let audit = place.begin_audit(action, target, None).await?;
+    let change = async {
+        let pairs = match (pause, options.topic.as_deref()) {
+            (true, None) => admin.pause(publisher).await?,
+            (true, Some(topic)) => admin.pause_in(topic, publisher).await.map(|()| 1)?,
+            (false, None) => admin.resume(publisher).await?,
+            (false, Some(topic)) => admin.resume_in(topic, publisher).await.map(|()| 1)?,
+        };
+        Ok((pairs, ()))
     };
-    match done {
-        Ok(pairs) => {
-            let word = if pause { "PAUSED" } else { "ACTIVE" };
+    match audit.carry_out(change, outbox::Error::to_string).await {
+        Ok((pairs, ())) => {
+            let (word, publisher) = (if pause { "PAUSED" } else { "ACTIVE" }, Escaped(publisher));
             say(format_args!("{publisher} is {word} in {}.", counted(pairs, "topic")));
             Ok(ExitCode::SUCCESS)
         }
@@ -271,7 +289,10 @@ async fn reset(options: Reset) -> Result<ExitCode> {
         To::End => log.head().await.map_err(|error| place.explain(error))?,
         To::Time(at) => log.position_at(at).await.map_err(|error| place.explain(error))?,
     };
-    if let Err(error) = admin.reset(topic, publisher, position).await {
+    let details = serde_json::json!({"to": options.to, "position": position.get(), "before": before.get()});
+    let audit = place.begin_audit("publisher.reset", format!("{topic}/{publisher}"), Some(details)).await?;
+    let change = async { admin.reset(topic, publisher, position).await.map(|()| (1, ())) };
+    if let Err(error) = audit.carry_out(change, outbox::Error::to_string).await {
         return unknown(&place, error);
     }
     let moved = position.get().abs_diff(before.get());
@@ -280,6 +301,7 @@ async fn reset(options: Reset) -> Result<ExitCode> {
         std::cmp::Ordering::Equal => "it stood there already".to_owned(),
         std::cmp::Ordering::Greater => format!("{} will not be published", counted(moved, "position")),
     };
+    let (topic, publisher) = (Escaped(topic), Escaped(publisher));
     say(format_args!("{topic}/{publisher} goes on after position {position} (it was at {before}): {what}."));
     Ok(ExitCode::SUCCESS)
 }
@@ -288,7 +310,7 @@ async fn reset(options: Reset) -> Result<ExitCode> {
 fn unknown(place: &Place, error: outbox::Error) -> Result<ExitCode> {
     match error {
         outbox::Error::UnknownPair { .. } => {
-            eprintln!("{error}\nhint: `outbox log status` lists those that there are");
+            note(format_args!("{error}\nhint: `outbox log status` lists those that there are"));
             Ok(nothing())
         }
         error => Err(place.explain(error)),

@@ -7,10 +7,12 @@
 //! | `relay` | `outbox relay`: delivers events, as flags or a settings file say |
 //! | `check` | `outbox check`: reads a settings file and says what it understood |
 //! | `config` | the settings file |
-//! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `log`, `status` | looking into an outbox, and repairing it |
+//! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `nodes`, `log`, `status` | looking into an outbox, and repairing it |
 //! | `databases` | `outbox databases`: several side by side |
 //! | `completions` | `outbox completions`: for shells |
+//! | `logging` | log lines on standard error: one line each, whatever rows hold |
 //! | `database`, `open` | the `--database` setting: which kind, how it may be shown, what its errors mean; opening it |
+//! | `audit` | changes are noted before they are made, with the user of the operating system |
 //! | `which`, `age` | flags that select events; times as people write them |
 //! | `show`, `progress` | tables, JSON, colours; bars, and Ctrl-C |
 //!
@@ -19,6 +21,7 @@
 //! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 3 for nothing found or nothing to do.
 
 mod age;
+mod audit;
 mod check;
 mod completions;
 mod config;
@@ -30,7 +33,9 @@ mod events;
 mod explain;
 mod joins;
 mod log;
+mod logging;
 mod migrate;
+mod nodes;
 mod open;
 mod progress;
 mod purge;
@@ -41,15 +46,14 @@ mod status;
 mod which;
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use outbox::escape::escape_lines;
 
 /// Transactional outbox: events in the transaction of your change, delivered at least once.
 #[derive(Parser)]
@@ -86,10 +90,10 @@ enum LogFormat {
 const EXAMPLES: &str = "\
 Examples:
   outbox demo                                          see it work; leaves nothing behind
-  outbox migrate --database postgres://ada@db/shop     create or upgrade the tables
+  outbox migrate                                       create or upgrade the tables; DATABASE_URL says where
   outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
   outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`
-  outbox status --watch                                see how it is doing; DATABASE_URL says where
+  outbox status --watch                                see how it is doing
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X            why an event has not been delivered yet
   outbox dead list                                     what was given up, and why
 
@@ -109,6 +113,7 @@ enum Command {
     Explain(explain::Options),
     Purge(purge::Options),
     Joins(joins::Options),
+    Nodes(nodes::Options),
     Log(log::Options),
     Databases(databases::Options),
     Completions(completions::Options),
@@ -140,6 +145,7 @@ impl Command {
             Command::Explain(_) => "explain",
             Command::Purge(_) => "purge",
             Command::Joins(_) => "joins",
+            Command::Nodes(_) => "nodes",
             Command::Log(_) => "log",
             Command::Databases(_) => "databases",
             Command::Completions(_) => "completions",
@@ -163,9 +169,20 @@ pub(crate) fn nothing() -> ExitCode {
     ExitCode::from(3)
 }
 
-/// Prints a line. A reader that has gone away, as in `outbox … | head`, is not a failure of ours.
+/// Prints lines of text, which may hold texts from rows: unsafe characters are escaped. A reader that has gone away, as in
+/// `outbox … | head`, is not a failure of ours.
 pub(crate) fn say(text: impl fmt::Display) {
+    say_as_is(escape_lines(&text.to_string()));
+}
+
+/// Prints what is safe already: tables with their colours, JSON.
+pub(crate) fn say_as_is(text: impl fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Prints lines of text to standard error, as [`say`] does to standard output.
+pub(crate) fn note(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{}", escape_lines(&text.to_string()));
 }
 
 fn main() -> ExitCode {
@@ -181,12 +198,17 @@ fn main() -> ExitCode {
     let ran = runtime.block_on(run(cli));
     // Not longer: a reader of standard output that has stopped reading must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    conclude(name, ran)
+}
+
+/// The exit code. An error is told on standard error.
+fn conclude(name: &str, ran: Result<ExitCode>) -> ExitCode {
     match ran {
         Ok(code) => code,
         Err(error) => match error.downcast_ref::<Usage>() {
             Some(usage) => explain_usage(name, usage),
             None => {
-                eprintln!("error: {error:#}");
+                note(format_args!("error: {error:#}"));
                 ExitCode::FAILURE
             }
         },
@@ -205,13 +227,28 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     command.error(ErrorKind::InvalidValue, usage).exit()
 }
 
+/// Every user of the machine sees the command lines of all processes.
+fn warn_of_passwords(arguments: impl IntoIterator<Item = String>) {
+    if arguments.into_iter().any(|argument| database::has_password(&argument)) {
+        tracing::warn!(
+            "a database password is on the command line, where every user of this machine sees it: set DATABASE_URL or use \
+             a settings file instead"
+        );
+    }
+}
+
 async fn run(cli: Cli) -> Result<ExitCode> {
-    log_to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
+    logging::to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
+    warn_of_passwords(std::env::args());
     match cli.command {
         Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
-        Command::Relay(options) => relay::run(options, matches!(cli.log_format, LogFormat::Text)).await,
+        Command::Relay(options) => {
+            // What is not a terminal keeps what it is told for long: a journal, a file, a container's log.
+            let to_people = matches!(cli.log_format, LogFormat::Text) && std::io::stderr().is_terminal();
+            relay::run(options, to_people).await
+        }
         Command::Send(options) => send::run(options).await,
         Command::Status(options) => status::run(options).await,
         Command::Events(options) => events::run(options).await,
@@ -219,30 +256,9 @@ async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Explain(options) => explain::run(&options).await,
         Command::Purge(options) => purge::run(&options).await,
         Command::Joins(options) => joins::run(options).await,
+        Command::Nodes(options) => nodes::run(options).await,
         Command::Log(options) => log::run(options).await,
         Command::Databases(options) => databases::run(options).await,
         Command::Completions(options) => completions::run(&options, Cli::command()),
     }
-}
-
-/// Sends log lines to standard error.
-fn log_to_stderr(filter: &str, format: LogFormat) -> Result<()> {
-    let wrong = || {
-        Usage(format!(
-            "--log (or OUTBOX_LOG) is {filter:?}: use off, error, warn, info, debug or trace, \
-             or a filter such as outbox=debug"
-        ))
-    };
-    // A single word would pass as the name of a module, and log nothing.
-    let is_word = !filter.contains(['=', ',']);
-    if is_word && filter.parse::<LevelFilter>().is_err() {
-        return Err(wrong().into());
-    }
-    let filter = EnvFilter::try_new(filter).map_err(|_| wrong())?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
-    }
-    Ok(())
 }

@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use outbox::{Error, StoreOptions, migration_sql, open_store};
+use clap::ValueEnum;
+use outbox::escape::is_unsafe;
+use outbox::{DatabaseRole, Error, StoreOptions, grants_sql, migration_sql, open_store};
 
 use crate::database::{DatabaseUrl, Tables};
-use crate::say;
+use crate::{Usage, say};
 
 /// Create or upgrade the tables, or print the SQL that does
 #[derive(clap::Args)]
@@ -19,21 +21,61 @@ pub(crate) struct Options {
     /// sqlite, postgres or mysql
     #[arg(long)]
     print: bool,
+
+    /// Print the GRANT statements that a role needs, instead of migrating. No server is needed, as with --print
+    #[arg(long, value_enum, value_name = "ROLE", conflicts_with = "print")]
+    print_grants: Option<GrantRole>,
+
+    /// The role or user that gets the rights, instead of outbox_ROLE; for MySQL and MariaDB as user@host
+    #[arg(long, value_name = "NAME", requires = "print_grants")]
+    role_name: Option<String>,
+}
+
+/// A way of using the tables.
+#[derive(Clone, Copy, ValueEnum)]
+enum GrantRole {
+    /// Inserts events, by SQL or with `outbox send`; reads no payload
+    Writer,
+    /// Runs a relay, with the dashboard and repairs at the command line
+    Relay,
+    /// Looks, and changes nothing
+    Viewer,
+    /// Creates and upgrades the tables
+    Migrator,
+}
+
+impl GrantRole {
+    fn role(self) -> (DatabaseRole, &'static str) {
+        match self {
+            GrantRole::Writer => (DatabaseRole::Writer, "outbox_writer"),
+            GrantRole::Relay => (DatabaseRole::Relay, "outbox_relay"),
+            GrantRole::Viewer => (DatabaseRole::Viewer, "outbox_viewer"),
+            GrantRole::Migrator => (DatabaseRole::Migrator, "outbox_migrator"),
+        }
+    }
 }
 
 const EXAMPLES: &str = "\
 Examples:
   outbox migrate --database sqlite:shop.db
-  outbox migrate --database postgres://ada:secret@db/shop --schema billing
-  DATABASE_URL=mysql://root@127.0.0.1/shop outbox migrate --table billing_events
+  outbox migrate --schema billing                        DATABASE_URL says where
+  outbox migrate --table billing_events
   outbox migrate --print --database postgres > 0007_outbox.sql
+  outbox migrate --print-grants relay --role-name shop_relay --database postgres | psql shop
 
 It is safe to run at every deployment: tables that are up to date are left alone.";
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
     let (kind, tables) = options.tables.options(2)?;
     let sql = migration_sql(kind, &tables)?;
-    if options.print {
+    if let Some(role) = options.print_grants {
+        let (role, default) = role.role();
+        let name = options.role_name.as_deref().unwrap_or(default);
+        if name.is_empty() || name.contains(is_unsafe) {
+            return Err(Usage("--role-name: no role has such a name".to_owned()).into());
+        }
+        say(grants_sql(kind, &tables, role, name)?.trim_end());
+    } else if options.print {
         say(sql.trim_end());
     } else {
         let database = DatabaseUrl::parse(&options.tables.database)?;

@@ -1,4 +1,4 @@
-//! `outbox purge`: deletes old events that are done or dead.
+//! `outbox purge`: deletes old events that are done, and dead ones if asked to.
 
 use std::process::ExitCode;
 
@@ -7,14 +7,16 @@ use outbox::store::{Filter, Purge, Purgeable, Status};
 
 use crate::age::Age;
 use crate::database::Tables;
+use crate::open::Place;
 use crate::progress::{Interrupt, bar};
 use crate::show::{Table, counted, number, status};
-use crate::{nothing, say};
+use crate::{note, nothing, say};
 
-/// Delete old events that are done or dead
+/// Delete old events that are done
 ///
-/// Without --yes it only says what it would do. Ages count from when an event became DONE or DEAD. What is pending is never
-/// deleted, nor are steps of joins that are still open. Relays purge by themselves, after seven days unless told otherwise.
+/// Without --yes it only says what it would do. Ages count from when an event became DONE or DEAD. Pending events are never
+/// deleted, nor are steps of joins that are still open, nor dead events that hold back later events of their key. Relays
+/// purge DONE events by themselves, after seven days unless told otherwise, and dead ones only where `dead-retention` is set.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -25,9 +27,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME")]
     older_than: Age,
 
-    /// Only DONE events: dead ones stay
+    /// Delete dead events too, apart from those that hold back later events of their key
     #[arg(long)]
-    done_only: bool,
+    with_dead: bool,
 
     /// Delete closed joins and inbox entries of that age too
     #[arg(long)]
@@ -46,7 +48,7 @@ const EXAMPLES: &str = "\
 Examples:
   outbox purge --older-than 7d                      what it would delete
   outbox purge --older-than 7d --yes                deletes it, 500 rows at a time
-  outbox purge --older-than 1h --done-only --yes
+  outbox purge --older-than 90d --with-dead --yes   dead events too
 
 Exit codes: 0 deleted, or would be, 1 failure, 2 wrong usage, 3 nothing to delete.";
 
@@ -62,13 +64,11 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         place.store.count(&filter).await.map_err(explain)
     };
     let done = count(Status::Done).await?;
-    let dead = if options.done_only { 0 } else { count(Status::Dead).await? };
+    let dead = if options.with_dead { count(Status::Dead).await? } else { 0 };
     if !options.yes {
         if done + dead == 0 {
-            eprintln!(
-                "No event became DONE{} more than {age} ago.",
-                if options.done_only { "" } else { " or DEAD" }
-            );
+            let or_dead = if options.with_dead { " or DEAD" } else { "" };
+            note(format_args!("No event became DONE{or_dead} more than {age} ago."));
             if !options.with_joins_and_inbox {
                 return Ok(nothing());
             }
@@ -78,10 +78,14 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
             counted(done + dead, "event")
         ));
         let mut table = Table::new(["STATUS", "#COUNT"]);
-        for (name, count) in [("DONE", done), ("DEAD", dead)] {
-            table.row([status(name), number(count).into()]);
+        table.row([status("DONE"), number(done).into()]);
+        if options.with_dead {
+            table.row([status("DEAD"), number(dead).into()]);
         }
         table.print();
+        if dead > 0 {
+            say("\nDead events that hold back later events of their key are counted here, and stay.");
+        }
         if options.with_joins_and_inbox {
             say("\nand closed joins and inbox entries of that age, which are not counted beforehand.");
         }
@@ -89,30 +93,69 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
 
-    let what = if options.done_only { Purgeable::Done } else { Purgeable::Finished };
-    let purge = Purge { what, older_than: age.0, limit: BATCH };
+    let details = serde_json::json!({
+        "older_than": age.to_string(), "with_joins_and_inbox": options.with_joins_and_inbox,
+    });
+    let target = if options.with_dead { "done and dead" } else { "done" };
+    let audit = place.begin_audit("purge", target, Some(details)).await?;
+    let mut deleted = 0;
+    let ended = delete(&place, age, done + dead, options, &mut deleted).await;
+    match &ended {
+        Ok(Ended::Done) => audit.finish("done", Some(deleted)).await,
+        Ok(Ended::Stopped) => audit.finish("stopped", Some(deleted)).await,
+        Err(error) => audit.finish(&format!("failed: {error:#}"), Some(deleted)).await,
+    }
+    ended?;
+    Ok(if deleted == 0 { nothing() } else { ExitCode::SUCCESS })
+}
+
+/// How a purge came to its end.
+enum Ended {
+    Done,
+    Stopped,
+}
+
+/// Deletes batch by batch. Counts in `deleted`, also if a later batch fails.
+async fn delete(
+    place: &Place,
+    age: Age,
+    expected: u64,
+    options: &Options,
+    deleted: &mut u64,
+) -> Result<Ended> {
+    let explain = |error| place.explain(error);
+    let kinds = if options.with_dead { &[Purgeable::Done, Purgeable::Dead][..] } else { &[Purgeable::Done] };
     let mut interrupt = Interrupt::listen();
-    let bar = bar(done + dead, "deleted");
-    let mut total = 0;
+    let bar = bar(expected, "deleted");
+    let mut totals = [0; 2];
     let mut stopped = false;
-    loop {
-        let purged = place.store.purge(purge).await.map_err(explain)?;
-        total += purged;
-        bar.set_position(total);
-        stopped = stopped || interrupt.within(std::time::Duration::ZERO).await;
-        if stopped || purged < BATCH as u64 {
-            break;
+    for (what, total) in kinds.iter().zip(&mut totals) {
+        let purge = Purge { what: *what, older_than: age.0, limit: BATCH };
+        while !stopped {
+            let purged = place.store.purge(purge).await.map_err(explain)?;
+            *total += purged;
+            *deleted += purged;
+            bar.inc(purged);
+            stopped = interrupt.within(std::time::Duration::ZERO).await;
+            if purged < BATCH as u64 {
+                break;
+            }
         }
     }
     bar.finish_and_clear();
     let verb = if stopped { "Stopped. Deleted" } else { "Deleted" };
-    let mut deleted = total;
-    say(format_args!("{verb} {}.", counted(total, "event")));
+    let [done, dead] = totals;
+    if options.with_dead {
+        say(format_args!("{verb} {} and {}.", counted(done, "DONE event"), counted(dead, "DEAD event")));
+    } else {
+        say(format_args!("{verb} {}.", counted(done, "DONE event")));
+    }
     if options.with_joins_and_inbox && !stopped {
         let joins = place.admin().purge_joins(age.0).await.map_err(explain)?;
+        *deleted += joins;
         let inbox = place.admin().purge_inbox(age.0).await.map_err(explain)?;
+        *deleted += inbox;
         say(format_args!("Deleted {} and {} of the inbox.", counted(joins, "join"), counted(inbox, "row")));
-        deleted += joins + inbox;
     }
-    Ok(if deleted == 0 { nothing() } else { ExitCode::SUCCESS })
+    Ok(if stopped { Ended::Stopped } else { Ended::Done })
 }

@@ -8,7 +8,7 @@ use outbox::{Event, GLOBAL};
 
 use crate::age::Age;
 use crate::database::Tables;
-use crate::{Usage, nothing, say};
+use crate::{Usage, note, nothing, say};
 
 /// Write one event, and print its id
 ///
@@ -94,7 +94,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
         crate::show::json(&serde_json::json!({ "event_id": id }))?;
     }
     let Some(id) = id else {
-        eprintln!("Not written: an event with this deduplication key is there already.");
+        note("Not written: an event with this deduplication key is there already.");
         return Ok(nothing());
     };
     if !options.json {

@@ -7,10 +7,11 @@ use std::io::IsTerminal;
 use anyhow::Result;
 use chrono::{DateTime, SecondsFormat, Utc};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, presets};
+use outbox::escape::{Escaped, escape_json, is_unsafe};
 use serde::Serialize;
 
 pub(crate) use self::event::{EventView, LogEventView};
-use crate::say;
+use crate::say_as_is;
 
 /// How to show what was found.
 #[derive(clap::Args, Clone, Copy, Default)]
@@ -93,14 +94,9 @@ pub(crate) fn dash() -> String {
     "-".to_owned()
 }
 
-/// A text without what would move the cursor or change colours: anybody may have written it.
-pub(crate) fn clean(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
-}
-
-/// The first line of a text, cut to this many characters, without what would move the cursor.
+/// The first line of a text, cut to this many characters, with unsafe characters escaped.
 pub(crate) fn short(text: &str, most: usize) -> String {
-    let line = clean(text.lines().next().unwrap_or_default());
+    let line = Escaped(text.lines().next().unwrap_or_default()).to_string();
     if line.chars().count() <= most && text.lines().nth(1).is_none() {
         return line;
     }
@@ -109,7 +105,8 @@ pub(crate) fn short(text: &str, most: usize) -> String {
 
 /// One JSON object on a line of its own.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    say(serde_json::to_string(value)?);
+    // JSON leaves C1 and bidirectional controls as they are, and a terminal obeys them.
+    say_as_is(escape_json(&serde_json::to_string(value)?));
     Ok(())
 }
 
@@ -149,8 +146,13 @@ impl Table {
         Self { table, right: Vec::new() }
     }
 
+    /// Adds a row. Cells may hold texts from rows of the database: unsafe characters are escaped.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
-        self.table.add_row(cells.into_iter().collect::<Vec<_>>());
+        let safe = |cell: Cell| {
+            let text = cell.content();
+            if text.contains(is_unsafe) { Cell::new(Escaped(text)) } else { cell }
+        };
+        self.table.add_row(cells.into_iter().map(safe).collect::<Vec<_>>());
     }
 
     /// A name and its value; nothing if there is no value.
@@ -173,7 +175,7 @@ impl Table {
     }
 
     pub(crate) fn print(mut self) {
-        say(self.lines());
+        say_as_is(self.lines());
     }
 }
 
@@ -182,7 +184,7 @@ pub(crate) fn status(text: &str) -> Cell {
     let cell = Cell::new(text);
     match text {
         "DONE" | "ACTIVE" | "COMPLETED" | "ok" => cell.fg(Color::Green),
-        "DEAD" | "FAILED" | "unreachable" | "vanished" => cell.fg(Color::Red),
+        "DEAD" | "FAILED" | "unreachable" | "vanished" | "failing" => cell.fg(Color::Red),
         "RETRY" | "PAUSED" | "CANCELLED" | "not migrated" => cell.fg(Color::Yellow),
         _ => cell,
     }
@@ -222,7 +224,9 @@ mod tests {
         assert_eq!(short("short", 10), "short");
         assert_eq!(short("rather long", 10), "rather lo…");
         assert_eq!(short("two\nlines", 10), "two…");
-        assert_eq!(short("\u{1b}[31mred", 10), "[31mred");
-        assert_eq!(clean("\u{1b}[2Jtwo\nlines\u{7}"), "[2Jtwo\nlines");
+        assert_eq!(short("\u{1b}[31mred", 20), "\\u{1b}[31mred");
+        let mut table = Table::new(["TYPE"]);
+        table.row(["two\nlines\u{9b}2J\u{202e}x".into()]);
+        assert_eq!(table.lines(), "TYPE\ntwo\\nlines\\u{9b}2J\\u{202e}x");
     }
 }

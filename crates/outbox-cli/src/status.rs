@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use chrono::{DateTime, SubsecRound as _, Utc};
 use outbox::NodeId;
+use outbox::escape::Escaped;
 use outbox::store::{Backlog, EXCLUSIVE, Filter, Stats, Status};
 use serde::Serialize;
 
@@ -16,7 +17,7 @@ use crate::age::Age;
 use crate::database::Tables;
 use crate::log::{PairView, pairs, table};
 use crate::open::Place;
-use crate::say;
+use crate::say_as_is;
 use crate::show::{Output, Table, json, number, span_of, status};
 
 /// Show how an outbox is doing: events by status, backlog, relays, publishers of the log
@@ -100,7 +101,7 @@ pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     if options.output.json {
         json(&view)?;
     } else {
-        say(page(&view, options.output));
+        say_as_is(page(&view, options.output));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +174,7 @@ fn page(view: &View, output: Output) -> String {
 /// Who leads, which relays run, and the log.
 fn rest(now: &Now, output: Output) -> String {
     let leader = match &now.leader {
-        Some(leader) => format!("Leader   {leader} leads the table alone (single_node)\n\n"),
+        Some(leader) => format!("Leader   {} leads the table alone (single_node)\n\n", Escaped(leader)),
         None => String::new(),
     };
     let relays = relays::lines(&now.relays, output);

@@ -4,6 +4,7 @@ use outbox::EventId;
 use outbox::store::{Filter, Status};
 
 use crate::age::Age;
+use crate::note;
 
 /// Each narrows the selection. Texts are compared as they are, upper and lower case apart.
 #[derive(clap::Args, Clone, Default)]
@@ -96,12 +97,12 @@ impl Page {
     /// How to see more, if there may be more.
     pub(crate) fn more(self, shown: usize, last: impl std::fmt::Display) {
         if shown == self.limit() {
-            eprintln!("There may be more: add --after {last}");
+            note(format_args!("There may be more: add --after {last}"));
         }
     }
 }
 
-/// Ids of events on the command line.
+/// Ids of events on the command line, as they are: a writer may have given an event an id that ends in a blank.
 pub(crate) fn ids(texts: &[String]) -> Vec<EventId> {
-    texts.iter().map(|text| EventId::from(text.trim())).collect()
+    texts.iter().map(|text| EventId::from(text.as_str())).collect()
 }

@@ -252,15 +252,73 @@ async fn purging_shows_first_and_spares_what_is_pending() {
         place.run(&["purge", "--older-than", "1h"]).expect(3);
         place.run(&["purge", "--older-than", "1h", "--yes"]).expect(3);
         let shown = place.run(&["purge", "--older-than", "0s"]).expect(0);
+        assert!(shown.out.contains("Would delete 610 events"), "{}", shown.out);
+        let shown = place.run(&["purge", "--older-than", "0s", "--with-dead"]).expect(0);
         assert!(shown.out.contains("Would delete 620 events"), "{}", shown.out);
         assert_eq!(left(), 621);
-        let done = place.run(&["purge", "--older-than", "0s", "--done-only", "--yes"]).expect(0);
-        assert_eq!(done.out.trim(), "Deleted 610 events.");
-        assert_eq!(left(), 11);
-        let all = place.run(&["purge", "--older-than", "0s", "--with-joins-and-inbox", "--yes"]).expect(0);
-        assert!(all.out.contains("Deleted 10 events.") && all.out.contains("0 joins"), "{}", all.out);
+        let done = place.run(&["purge", "--older-than", "0s", "--yes"]).expect(0);
+        assert_eq!(done.out.trim(), "Deleted 610 DONE events.");
+        assert_eq!(left(), 11, "dead events stay unless they are asked for");
+        let all = ["purge", "--older-than", "0s", "--with-dead", "--with-joins-and-inbox", "--yes"];
+        let all = place.run(&all).expect(0);
+        let said = ["Deleted 0 DONE events and 10 DEAD events.", "0 joins"];
+        assert!(said.iter().all(|said| all.out.contains(said)), "{}", all.out);
         assert_eq!(left(), 1);
         place.run(&["purge"]).expect(2);
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relays_are_listed_and_released() {
+    for place in Place::all().await {
+        place.run(&["nodes"]).expect(3);
+        let announce = async |node: &str, presence_ms: u64| {
+            let state = serde_json::json!({
+                "mode": "multi_node", "version": "0.1.0", "active": true, "presence_ms": presence_ms,
+            });
+            let state = serde_json::from_value(state).unwrap();
+            place.store.announce(&node.into(), &state).await.unwrap();
+        };
+        announce("gone", 0).await;
+        announce("works", 600_000).await;
+        let events = place.write([event("a"), event("b")]).await;
+        assert_eq!(place.lease("gone").await.len(), 2);
+        place.write([event("c")]).await;
+        assert_eq!(place.lease("works").await.len(), 1);
+        // One that counts as vanished at once still has to be some time ago.
+        let listed = || place.run(&["nodes", "--json"]).expect(0).json();
+        let of = |node: &str| listed().into_iter().find(|view| view["node"] == node).unwrap();
+        while of("gone")["state"] != "VANISHED" {}
+        assert_eq!(
+            (of("works")["state"].as_str(), of("works")["held_events"].as_u64()),
+            (Some("ACTIVE"), Some(1))
+        );
+        assert_eq!(of("gone")["held_events"], 2);
+        let shown = place.run(&["nodes"]).expect(0);
+        for word in ["works", "ACTIVE", "gone", "VANISHED", "multi_node"] {
+            assert!(shown.out.contains(word), "no {word:?} in {}", shown.out);
+        }
+        let said = place.run(&["explain", events[0].as_str()]).expect(0).out;
+        for word in ["held by relay gone, which vanished", "released in at most", "outbox nodes release gone"]
+        {
+            assert!(said.contains(word), "no {word:?} in {said}");
+        }
+
+        let said = place.run(&["nodes", "release", "works"]).expect(0).out;
+        assert!(said.contains("works runs") && said.contains("Nothing was changed"), "{said}");
+        assert!(place.lease("other").await.is_empty());
+        let said = place.run(&["nodes", "release", "gone"]).expect(0).out;
+        assert_eq!(said.trim(), "Released 2 events of gone.");
+        assert_eq!(place.lease("other").await.len(), 2);
+        let said = place.run(&["nodes", "release", "works", "--yes"]).expect(0).out;
+        assert_eq!(said.trim(), "Released 1 event of works.");
+        place.run(&["nodes", "release", "nobody"]).expect(3);
+        let audits = place.store.audits(None, 10).await.unwrap();
+        let audits: Vec<_> =
+            audits.iter().rev().map(|a| (a.action.as_str(), a.target.as_deref(), a.count)).collect();
+        let released = |node, count| ("node.release", Some(node), Some(count));
+        assert_eq!(audits, [released("gone", 2), released("works", 1), released("nobody", 0)]);
         place.end().await;
     }
 }

@@ -43,6 +43,19 @@ retry = { max-attempts = 20 }
 to = "console"
 "#;
 
+#[test]
+fn a_server_that_is_not_verified_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let weak = GOOD.replace("5432/shop", "5432/shop?sslmode=require");
+    let file =
+        write(folder.path(), &weak.replace("schema =", "direct-url = \"postgres://db/shop\"\nschema ="));
+    let checked = check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret")]);
+    assert_eq!(checked.status.code(), Some(0), "{}", err(&checked));
+    let shown = "databases      postgres://db.internal:5432/shop (server not verified: sslmode=require does not verify \
+                 the server's certificate), schema billing, directly at postgres://db/shop";
+    assert!(out(&checked).contains(shown), "{}", out(&checked));
+}
+
 /// A-72
 #[test]
 fn a_good_file_is_shown_as_it_was_understood_without_secrets() {
@@ -127,7 +140,14 @@ fn connecting_tells_what_is_there_and_what_is_not() {
     let checked = check(&["--config", &file, "--connect"], &[]);
     assert_eq!(checked.status.code(), Some(1));
     assert!(out(&checked).contains("outbox migrate"), "{}", out(&checked));
-    assert!(out(&checked).contains("publisher lines (file): cannot be reached\n"), "{}", out(&checked));
+    let reason = format!("cannot open {}: No such file or directory", at("no/such/folder/x"));
+    let said = format!("publisher lines (file): not available: {reason}");
+    assert!(out(&checked).contains(&said), "{}", out(&checked));
+    // A relay that migrates needs no tables to start.
+    let migrates = format!("migrate = true\n{}", text(&at("x")));
+    let checked = check(&["--config", &write(folder.path(), &migrates), "--connect"], &[]);
+    assert_eq!(checked.status.code(), Some(0), "{}{}", out(&checked), err(&checked));
+    assert!(out(&checked).contains("the relay will create or update its tables\n"), "{}", out(&checked));
 
     let migrated =
         Command::new(env!("CARGO_BIN_EXE_outbox")).args(["migrate", "--database", &url]).output().unwrap();
@@ -136,7 +156,7 @@ fn connecting_tells_what_is_there_and_what_is_not() {
     let checked = check(&["--config", &file, "--connect"], &[]);
     assert_eq!(checked.status.code(), Some(0), "{}{}", out(&checked), err(&checked));
     assert!(out(&checked).contains(&format!("database: {url} answers, and its tables are up to date\n")));
-    assert!(out(&checked).contains("publisher lines (file): can be reached\n"));
+    assert!(out(&checked).contains("publisher lines (file): available\n"));
 }
 
 #[test]

@@ -104,11 +104,11 @@ async fn a_destination_that_is_away_is_said_and_waited_for_and_can_be_routed_aro
     let text = TWO_FILES.replace("MODE", "multi-node").replace("{}/orders.jsonl", "{}/away/orders.jsonl");
     let config = place.config(&text);
     let relay = place.relay("relay", &config, &["--listen", "127.0.0.1:0"]);
-    relay.says("the publisher `orders` (file) cannot be reached yet").await;
+    relay.says("the publisher `orders` (file) is not available yet").await;
     outbox.send(event("order.placed").json(&1)).await.unwrap();
     outbox.send(event("user.created").json(&1)).await.unwrap();
     until("the rest goes on", || place.types("rest.jsonl").len() == 1, || relay.log()).await;
-    relay.says("not available: its events wait").await;
+    relay.says("destination unavailable: its events wait").await;
     let (status, body) = relay.get("/readyz");
     let ready: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &ready["outages"][0]["destination"]), (200, &"orders".into()), "{body}");
@@ -175,9 +175,17 @@ async fn databases_that_a_query_names_are_found_and_let_go() {
         insert.execute(&directory).await.unwrap();
     };
     add("acme").await;
+    // The directory's writers choose what is opened, within what is allowed: no files, unless that is said.
+    let config = place.config(&format!(
+        "[discovery]\nurl = \"sqlite:{{}}/directory.db\"\nquery = \"SELECT name, url FROM tenant\"\n{FLEET}"
+    ));
+    let refusing = place.relay("refusing", &config, &[]);
+    refusing.says("a database of the directory is not served").await;
+    refusing.stop().await;
+    assert!(place.types("lines.jsonl").is_empty());
     let config = place.config(&format!(
         "[discovery]\nurl = \"sqlite:{{}}/directory.db\"\nquery = \"SELECT name, url FROM tenant WHERE active\"\n\
-         interval = \"200ms\"\nabsences = 1\n{FLEET}"
+         interval = \"200ms\"\nabsences = 1\nallow = [\"sqlite\"]\n{FLEET}"
     ));
     let relay = place.relay("relay", &config, &[]);
     until("the one that was there", || place.types("lines.jsonl") == ["acme"], || relay.log()).await;
@@ -228,8 +236,13 @@ async fn probes_and_metrics_are_answered() {
     outbox.send_all((0..7).map(|n| event("n").json(&n))).await.unwrap();
     until("delivered", || place.types("rest.jsonl").len() == 7, || relay.log()).await;
     assert_eq!(relay.get("/healthz"), (200, "ok\n".to_owned()));
+    let settled = || relay.get("/readyz").1.contains("\"last_settlement\":\"");
+    until("the settlement is told", settled, || relay.get("/readyz").1).await;
     let (status, body) = relay.get("/readyz");
-    assert_eq!((status, body.as_str()), (200, r#"{"ready":true,"relay":"active"}"#));
+    let mut ready: Value = serde_json::from_str(&body).unwrap();
+    let times = ["last_take", "last_settlement"].map(|name| ready.as_object_mut().unwrap().remove(name));
+    assert!(times.iter().all(|time| time.as_ref().is_some_and(Value::is_string)), "{body}");
+    assert_eq!((status, ready), (200, serde_json::json!({"ready": true, "relay": "active"})));
     let counted = || relay.get("/metrics").1.contains("shop_dispatch_success{store=\"shop\"} 7");
     until("counted", counted, || relay.get("/metrics").1).await;
     assert_eq!(relay.get("/nothing").0, 404);
@@ -357,7 +370,7 @@ async fn no_secret_is_told_in_logs_metrics_or_answers() {
         outbox.send(secret).await.unwrap();
     }
     until("delivered", || place.types("rest.jsonl").len() == 1, || relay.log()).await;
-    relay.says("not available: its events wait").await;
+    relay.says("destination unavailable: its events wait").await;
     for path in ["/healthz", "/readyz", "/metrics"] {
         told += &relay.get(path).1;
     }
@@ -418,9 +431,9 @@ async fn a_broker_that_is_late_gets_everything() {
         redis.port
     ));
     let relay = place.relay("relay", &config, &[]);
-    relay.says("the publisher `orders` (redis) cannot be reached yet: its events wait").await;
+    relay.says("the publisher `orders` (redis) is not available yet, its events wait: ").await;
     outbox.send_all((0..20).map(|n| event("n").tenant("acme").json(&n))).await.unwrap();
-    relay.says("not available: its events wait").await;
+    relay.says("destination unavailable: its events wait").await;
     redis.start();
     until("all are there", || redis.ask("XLEN acme.orders") == ":20", || relay.log()).await;
     let (status, log) = relay.stop().await;

@@ -18,26 +18,44 @@ use sqlx::{AssertSqlSafe, PgPool};
 /// What one relay may have published and not yet said so: what it has queued and in the hands of its workers.
 const IN_FLIGHT: usize = 1_000 + 4 * 250;
 
+fn postgres() -> Option<String> {
+    let url = std::env::var("OUTBOX_TEST_POSTGRES").ok();
+    assert!(
+        url.is_some() || std::env::var("OUTBOX_TEST_REQUIRE").is_err(),
+        "OUTBOX_TEST_POSTGRES is not set"
+    );
+    url.filter(|_| Plan::nats().is_here())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_relay_had_in_hand_arrives_all_the_same() {
-    let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else {
-        assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
-        return;
-    };
-    if !Plan::nats().is_here() {
-        return;
+    let Some(url) = postgres() else { return };
+    kill_and_count("kills", &url, &url).await;
+}
+
+/// The pooler's sessions outlive the relay that is killed, and what it had begun in them is rolled back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_relay_behind_a_pooler_had_in_hand_arrives_all_the_same() {
+    let Some(url) = postgres() else { return };
+    let pooler = Plan::pgbouncer(&url);
+    if pooler.is_here() {
+        kill_and_count("pooled_kills", &url, &pooler.start().url()).await;
     }
+}
+
+/// Kills relays that reach their database by `url`, while events are written at `direct`.
+async fn kill_and_count(name: &str, direct: &str, url: &str) {
     let kills: usize =
         std::env::var("OUTBOX_KILLS").map_or(3, |n| n.parse().expect("OUTBOX_KILLS is a number"));
     let nats = Plan::nats().start();
     let stream = stream(&nats).await;
     let dir = tempfile::tempdir().unwrap();
-    let table = format!("kills{}_event", std::process::id());
+    let table = format!("{name}{}_event", std::process::id());
     let config = dir.path().join("outbox.toml");
-    std::fs::write(&config, settings(&url, &table, &nats)).unwrap();
-    assert!(outbox(&["migrate", "--database", &url, "--table", &table]).wait().unwrap().success());
+    std::fs::write(&config, settings(url, &table, &nats)).unwrap();
+    assert!(outbox(&["migrate", "--database", url, "--table", &table]).wait().unwrap().success());
 
-    let pool = PgPool::connect(&url).await.unwrap();
+    let pool = PgPool::connect(direct).await.unwrap();
     let enough = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn(write(pool.clone(), table.clone(), enough.clone()));
     let relay = || outbox(&["relay", "--config", config.to_str().unwrap()]);

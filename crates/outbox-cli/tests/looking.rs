@@ -18,6 +18,30 @@ fn event(event_type: &str) -> EventBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn events_of_the_log_that_were_passed_over_are_listed() {
+    for place in Place::all().await {
+        let log = place.store.log().unwrap();
+        log.register(&[(outbox::PairId::new("orders", "nats"), false)]).await.unwrap();
+        place.run(&["log", "unreadable"]).expect(3);
+        assert!(!place.run(&["log", "status"]).expect(0).err.contains("passed over"));
+
+        for (position, reason) in [(7, "its headers are\u{1b}[31m wrong"), (9, "its payload is too large")] {
+            assert!(log.note_unreadable(outbox::Position::new(position), reason).await.unwrap());
+        }
+        let listed = place.run(&["log", "unreadable"]).expect(0);
+        assert_eq!(listed.words()[1][0], "9", "{}", listed.out);
+        assert!(listed.out.contains("its payload is too large"), "{}", listed.out);
+        assert!(!listed.out.contains('\u{1b}'), "a reason reaches the terminal unescaped: {}", listed.out);
+        let newest = place.run(&["log", "unreadable", "--limit", "1", "--json"]).expect(0).json();
+        assert_eq!(newest.len(), 1, "{newest:?}");
+        assert_eq!(newest[0]["position"], 9, "{newest:?}");
+        let status = place.run(&["log", "status"]).expect(0);
+        assert!(status.err.contains("position 9"), "{}", status.err);
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn publishers_are_told_paused_resumed_and_reset() {
     for place in Place::all().await {
         place.run(&["log", "status"]).expect(3);

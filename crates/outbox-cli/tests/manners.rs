@@ -67,7 +67,7 @@ async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
 }
 
 /// Each with what it needs to get as far as its database.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 19] = [
     &["send", "--type", "x", "--payload", "1"],
     &["status"],
     &["events", "list"],
@@ -80,6 +80,8 @@ const COMMANDS: [&[&str]; 17] = [
     &["explain", "x"],
     &["purge", "--older-than", "1d"],
     &["joins", "list"],
+    &["nodes"],
+    &["nodes", "release", "x"],
     &["joins", "cancel", "x"],
     &["log", "status"],
     &["log", "pause", "x"],
@@ -170,4 +172,33 @@ async fn colours_are_for_terminals_and_not_with_no_color() {
     assert!(plain.contains("DEAD") && !plain.contains(escape), "{plain:?}");
     let bar = on_a_terminal(&place, "dead replay-all --all --yes", false).unwrap();
     assert!(bar.contains("Replayed 1 event."), "{bar:?}");
+}
+
+/// `ps` shows command lines to every user of the machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_on_the_command_line_is_warned_of() {
+    let place = Place::sqlite().await;
+    let url = "postgres://ada:s3cret-pa55@127.0.0.1:1/shop";
+    let ran = finish(outbox(["status", "--database", url])).expect(1);
+    assert!(ran.err.contains("a database password is on the command line"), "{}", ran.err);
+    assert!(!ran.err.contains("s3cret"), "{}", ran.err);
+    let mut command = outbox(["status"]);
+    let quiet = {
+        command.env("DATABASE_URL", url);
+        finish(command).expect(1)
+    };
+    assert!(!quiet.err.contains("command line"), "{}", quiet.err);
+
+    // A file is the way for containers.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("database-url");
+    std::fs::write(&file, format!("{}\n", place.url)).unwrap();
+    let named = format!("@{}", file.display());
+    finish(outbox(["status", "--database", &named])).expect(0);
+    let mut command = outbox(["status"]);
+    command.env("DATABASE_URL", &named);
+    finish(command).expect(0);
+    let missing = finish(outbox(["status", "--database", "@/no/such/file"])).expect(2);
+    assert!(missing.err.contains("cannot read the file /no/such/file"), "{}", missing.err);
+    place.end().await;
 }

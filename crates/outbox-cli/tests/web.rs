@@ -81,12 +81,24 @@ fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// D-07: the dashboard is there at once, for whoever started it.
+/// Journals and container logs are kept for long, and read by many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_tokens_a_link_with_one_is_printed() {
+async fn without_a_terminal_no_token_is_printed() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
+    relay.says("relay started").await;
+    relay.says("needs a token: set `tokens` under `[http]`").await;
+    assert!(!relay.log().contains("#token="), "{}", relay.log());
+    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+}
+
+/// D-07: the dashboard is there at once, for the person who started it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_a_terminal_without_tokens_a_link_with_one_is_printed() {
     let place = Place::new();
     let outbox = place.outbox("shop.db").await;
-    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
+    let relay = place.relay_at_a_terminal("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
     relay.says("relay started").await;
     let log = relay.log();
     let line = log.lines().find(|line| line.starts_with("dashboard: ")).expect(&log);
@@ -199,7 +211,9 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
         files.server.0.display(),
         files.server.1.display()
     );
-    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+    // Probes may be open to other machines, but not beside an API: for that they have a listener of their own.
+    let arguments = ["--probes-listen", "0.0.0.0:0", "--allow-remote"];
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &arguments);
     relay.says("relay started").await;
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
     let get = |path: &str, token: Option<&str>| {
@@ -211,6 +225,26 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
     assert_eq!(get("/healthz", None), 200);
     for path in ["/readyz", "/metrics", "/api/outbox/whoami"] {
         assert_eq!((get(path, None), get(path, token)), (401, 200), "{path}");
+    }
+    let log = relay.log();
+    let probes =
+        log.split("probes and metrics alone: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        let tcp = TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
+        assert_eq!(ask(tcp, "GET", path, None).0, 200, "{path}");
+    }
+    // Browsers that came by TLS once keep to it, but for `localhost`, where other servers are without.
+    for (host, strict) in
+        [("outbox.example.com", true), ("outbox.example.com:8443", true), ("localhost", false)]
+    {
+        let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        let mut stream = encrypted(tcp, &files);
+        write!(stream, "GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).to_lowercase();
+        assert!(answer.starts_with("http/1.1 200"), "{answer}");
+        assert_eq!(answer.contains("strict-transport-security: max-age="), strict, "{host}: {answer}");
     }
     // Whoever does not speak TLS gets no answer, and holds up nobody.
     let mut plain = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
@@ -234,4 +268,35 @@ async fn with_allow_remote_there_are_probes_and_metrics_and_no_api() {
     let get = |path| ask(TcpStream::connect(format!("127.0.0.1:{port}")).unwrap(), "GET", path, None).0;
     assert_eq!(["/healthz", "/readyz", "/metrics"].map(get), [200; 3]);
     assert_eq!(["/", "/api/outbox/whoami", "/api/docs"].map(get), [404; 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_proxy_with_tls_cookies_are_for_tls_only() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let tokens = "tokens = [{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }]\n";
+    for (setting, secure) in [("", false), ("secure-cookies = true\n", true)] {
+        let http =
+            format!("[http]\nlisten = \"127.0.0.1:0\"\nhosts = [\"outbox.example.com\"]\n{setting}{tokens}");
+        let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+        relay.says("relay started").await;
+        let mut stream = connect(&relay);
+        let body = "{\"token\": \"canary-token-of-ops\"}";
+        write!(
+            stream,
+            "POST /api/outbox/session HTTP/1.1\r\nHost: outbox.example.com\r\nOrigin: https://outbox.example.com\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(
+            answer.contains("; Secure\r\n") && answer.contains("__Host-outbox_session="),
+            secure,
+            "{answer}"
+        );
+        assert!(!answer.to_lowercase().contains("strict-transport-security"), "that is for the proxy to say");
+    }
 }

@@ -195,6 +195,8 @@ fn held<'a>(message: &'a Message, name: &str) -> Vec<&'a str> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn no_text_makes_reading_a_template_or_a_setting_panic(text in prop_oneof![any::<String>(), "[a-z{}$:é-]{0,16}"]) {
         let _ = text.parse::<Template>();
@@ -223,7 +225,10 @@ proptest! {
         prop_assert_eq!(&message.content_type, event.content_type());
         prop_assert_eq!(held(&message, id), [event.id().as_str()]);
         for name in event.headers().keys() {
-            prop_assert_eq!(held(&message, name).len(), 1, "{}", name);
+            // Names that receivers would take for ours are the encoder's alone.
+            let lower = name.to_ascii_lowercase();
+            let is_ours = ["outbox-", "ce-", "ce_", "cloudevents"].iter().any(|start| lower.starts_with(start));
+            prop_assert!(held(&message, name).len() == 1 || is_ours, "{}", name);
         }
     }
 

@@ -65,15 +65,29 @@ impl Lines<tokio::io::Stdout> {
 }
 
 impl Lines<tokio::fs::File> {
-    /// To the end of a file, made if it is not there.
+    /// To the end of a file, created if it is not there: see [`open_to_append`].
     pub async fn append(file: impl AsRef<Path>) -> io::Result<Self> {
         Ok(Self::to(open_to_append(file).await?))
     }
 }
 
-/// Opens a file to append lines to, made if it is not there. What was cut off at its end gets an end.
+/// Opens a file to append lines to. A line that was cut off at its end gets an end.
+///
+/// A file that is not there is created for its owner only (mode 0600), since payloads are written to it. A
+/// symbolic link in place of the file is refused: who may write to the folder could have payloads appended
+/// to any file. So `/dev/stdout` is refused as well, for which there is [`Lines::stdout`].
 pub async fn open_to_append(file: impl AsRef<Path>) -> io::Result<tokio::fs::File> {
-    let mut file = tokio::fs::OpenOptions::new().read(true).append(true).create(true).open(file).await?;
+    let mut options = tokio::fs::OpenOptions::new();
+    options.read(true).append(true).create(true);
+    #[cfg(unix)]
+    options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let opened = options.open(file).await;
+    #[cfg(unix)]
+    let opened = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::other("it is a symbolic link, which is not followed"),
+        _ => error,
+    });
+    let mut file = opened?;
     if file.metadata().await?.len() > 0 {
         let mut last = [0];
         file.seek(io::SeekFrom::End(-1)).await?;

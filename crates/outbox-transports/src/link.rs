@@ -1,6 +1,6 @@
 //! A connection that is opened when it is needed, and anew when it is lost.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,11 +27,13 @@ type Dialing<L> = Shared<BoxFuture<'static, Result<Arc<L>, String>>>;
 pub(crate) struct Link<D: Dial> {
     dial: Arc<D>,
     last: Mutex<Option<Dialing<D::Line>>>,
+    /// Why the last finished attempt to connect failed, if it did.
+    failure: Arc<Mutex<Option<String>>>,
 }
 
 impl<D: Dial> Link<D> {
     pub(crate) fn new(dial: D) -> Self {
-        Self { dial: Arc::new(dial), last: Mutex::new(None) }
+        Self { dial: Arc::new(dial), last: Mutex::new(None), failure: Arc::default() }
     }
 
     /// The connection, or why there is none.
@@ -39,9 +41,19 @@ impl<D: Dial> Link<D> {
         self.dialing().await
     }
 
-    /// The connection, if there is one before this time is over.
-    pub(crate) async fn within(&self, limit: Duration) -> Option<Arc<D::Line>> {
-        tokio::time::timeout(limit, self.get()).await.ok()?.ok()
+    /// The connection, or why there is none after this time: the reason of the last finished attempt
+    /// while another one is still under way.
+    pub(crate) async fn within(&self, limit: Duration) -> Result<Arc<D::Line>, String> {
+        match tokio::time::timeout(limit, self.get()).await {
+            Ok(line) => line,
+            Err(_) => {
+                Err(self.failure().clone().unwrap_or_else(|| format!("not connected within {limit:?}")))
+            }
+        }
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().expect("nothing panics while it is held")
     }
 
     fn dialing(&self) -> Dialing<D::Line> {
@@ -54,7 +66,13 @@ impl<D: Dial> Link<D> {
             }
         }
         let dial = Arc::clone(&self.dial);
-        let task = tokio::spawn(async move { dial.dial().await.map(Arc::new) });
+        let failure = Arc::clone(&self.failure);
+        let task = tokio::spawn(async move {
+            let dialled = dial.dial().await.map(Arc::new);
+            let reason = dialled.as_ref().err().cloned();
+            *failure.lock().expect("nothing panics while it is held") = reason;
+            dialled
+        });
         let dialing = task.map(|end| end.unwrap_or_else(|_| Err("the process is ending".to_owned())));
         last.insert(dialing.boxed().shared()).clone()
     }
@@ -95,8 +113,9 @@ mod tests {
         let calls = || phone.calls.load(Ordering::SeqCst);
 
         // Nobody waits any longer, and still it is not begun again.
-        assert!(link.within(Duration::from_millis(1)).await.is_none());
-        assert!(link.within(Duration::from_millis(1)).await.is_none());
+        let soon = Duration::from_millis(1);
+        assert_eq!(link.within(soon).await.unwrap_err(), "not connected within 1ms");
+        assert!(link.within(soon).await.is_err());
         phone.slow.add_permits(1);
         let (one, two) = tokio::join!(link.get(), link.get());
         assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
@@ -108,9 +127,12 @@ mod tests {
         phone.slow.add_permits(1);
         assert_eq!(link.get().await.unwrap_err(), "busy");
         assert_eq!(calls(), 2);
+        assert_eq!(link.within(soon).await.unwrap_err(), "busy", "while the next attempt is under way");
+        phone.slow.add_permits(1);
+        assert_eq!(link.get().await.unwrap_err(), "busy");
         phone.busy.store(false, Ordering::SeqCst);
         phone.slow.add_permits(1);
         assert!(link.get().await.is_ok());
-        assert_eq!(calls(), 3);
+        assert_eq!(calls(), 4);
     }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// How an event becomes a message. In every format the event's id is in the message, to tell repeats by, and so are its own
-/// headers, `traceparent` and `tracestate` among them.
+/// headers, `traceparent` and `tracestate` among them. An event's own headers whose names start with `outbox-`, `ce-`, `ce_`
+/// or `cloudEvents:` are not sent: receivers rely on it that these are the relay's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
@@ -107,7 +108,13 @@ impl Encoder {
         let attributes = attributes(event, &self.source);
         let mut headers: Vec<(String, String)> =
             attributes.into_iter().map(|(name, value)| (format!("{}{name}", self.prefix), value)).collect();
+        let given = headers.len();
         add_own(event, &mut headers);
+        if self.prefix.is_empty() {
+            // Without a prefix receivers know an attribute by its name alone.
+            let own = headers.split_off(given);
+            headers.extend(own.into_iter().filter(|(name, _)| !is_attribute(name)));
+        }
         let (content_type, body) = payload(event);
         Message { content_type, headers, body }
     }
@@ -120,10 +127,7 @@ impl Encoder {
         // As extension attributes, where their names can be such.
         for (name, value) in event.headers() {
             let fits = name.len() <= 20 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-            if fits
-                && !object.contains_key(name.as_str())
-                && !matches!(name.as_str(), "data" | "datacontenttype")
-            {
+            if fits && !object.contains_key(name.as_str()) && !is_attribute(name) {
                 object.insert(name.clone(), value.clone().into());
             }
         }
@@ -212,10 +216,30 @@ fn plain(event: &Outgoing) -> Message {
 /// The event's own headers, where their names are free.
 fn add_own(event: &Outgoing, headers: &mut Vec<(String, String)>) {
     for (name, value) in event.headers() {
-        if !headers.iter().any(|(taken, _)| taken.eq_ignore_ascii_case(name)) {
+        if is_reserved(name) {
+            note_reserved(name);
+        } else if !headers.iter().any(|(taken, _)| taken.eq_ignore_ascii_case(name)) {
             headers.push((name.clone(), value.clone()));
         }
     }
+}
+
+/// What the names of our own headers and of CloudEvents attributes start with, in any protocol.
+const RESERVED: [&str; 5] = ["outbox-", "ce-", "ce_", "cloudevents:", "cloudevents_"];
+
+/// Whether receivers would take an event's own header of this name for one of ours: for an epoch or a tenant
+/// that the event does not have, say.
+fn is_reserved(name: &str) -> bool {
+    let starts = |with: &str| name.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
+    RESERVED.iter().any(|with| starts(with))
+}
+
+/// Logs once in a process that a header was left out.
+fn note_reserved(name: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        tracing::debug!(header = ?name, "headers of events with a reserved name are not sent");
+    });
 }
 
 /// The trace that the event belongs to.
@@ -225,6 +249,29 @@ fn trace(event: &Outgoing) -> Vec<(String, String)> {
         .iter()
         .filter_map(|name| event.header(name).map(|value| ((*name).to_owned(), value.to_owned())))
         .collect()
+}
+
+/// The attributes that this crate or CloudEvents has a use for: no header of an event becomes one.
+const ATTRIBUTES: [&str; 15] = [
+    "specversion",
+    "id",
+    "source",
+    "type",
+    "time",
+    "subject",
+    "partitionkey",
+    "aggregatetype",
+    "tenantid",
+    "correlationid",
+    "sequence",
+    "data",
+    "data_base64",
+    "datacontenttype",
+    "dataschema",
+];
+
+fn is_attribute(name: &str) -> bool {
+    ATTRIBUTES.iter().any(|attribute| name.eq_ignore_ascii_case(attribute))
 }
 
 /// The attributes of a CloudEvent; `source` has none of its own in an outbox.
@@ -297,6 +344,61 @@ mod tests {
         assert_eq!(header(&message, "outbox-position"), None);
         let ids = message.headers.iter().filter(|(name, _)| name == "outbox-id").count();
         assert_eq!(ids, 1, "an event's own header takes no name of ours");
+    }
+
+    #[test]
+    fn no_header_of_an_event_passes_for_one_of_ours() {
+        let event = Event::new("e")
+            .header("outbox-epoch", "9")
+            .header("Outbox-Position", "9")
+            .header("outbox-tenant-id", "forged")
+            .header("ce-tenantid", "forged")
+            .header("ce_subject", "forged")
+            .header("cloudEvents:subject", "forged")
+            .header("tenantid", "forged")
+            .header("sequence", "9")
+            .header("outboxed", "fine")
+            .json(&1);
+        let event = Outgoing::new(event.build().unwrap());
+        for (format, prefix) in [
+            (Format::Plain, "ce-"),
+            (Format::Cloudevents, "ce-"),
+            (Format::Cloudevents, "ce_"),
+            (Format::Cloudevents, "cloudEvents:"),
+            (Format::Cloudevents, ""),
+            (Format::CloudeventsStructured, "ce-"),
+        ] {
+            let message = Encoder::new(format, "shop").prefix(prefix).encode(&event).unwrap();
+            let names: Vec<String> = message.headers.iter().map(|(name, _)| name.to_lowercase()).collect();
+            for name in ["outbox-epoch", "outbox-position", "outbox-tenant-id"] {
+                assert!(!names.contains(&name.to_owned()), "{format:?}: {name}");
+            }
+            for name in ["tenantid", "subject", "sequence"] {
+                let name = format!("{prefix}{name}").to_lowercase();
+                assert!(format == Format::Plain || !names.contains(&name), "{format:?}: {name}");
+            }
+            if format == Format::CloudeventsStructured {
+                let object: Value = serde_json::from_slice(&message.body).unwrap();
+                assert!(object.get("tenantid").is_none() && object.get("sequence").is_none(), "{object}");
+                assert_eq!(object["outboxed"], "fine");
+            } else {
+                assert!(names.contains(&"outboxed".to_owned()), "{format:?}");
+            }
+        }
+    }
+
+    /// A receiver that reads both formats would take the header for the id of a CloudEvent.
+    #[test]
+    fn an_empty_header_with_a_reserved_name_is_left_out_in_every_format() {
+        let event = Event::new("e-1").id("e-1").header("ce-id", "").json(&1).build().unwrap();
+        let event = Outgoing::new(event);
+        for (format, ids) in
+            [(Format::Plain, &[][..]), (Format::Cloudevents, &["e-1"]), (Format::CloudeventsStructured, &[])]
+        {
+            let message = Encoder::new(format, "/shop").encode(&event).unwrap();
+            let same = message.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("ce-id"));
+            assert_eq!(same.map(|(_, value)| value.as_str()).collect::<Vec<_>>(), ids, "{format:?}");
+        }
     }
 
     #[test]

@@ -9,10 +9,6 @@ const FRESH: Duration = Duration::from_secs(5);
 const SHORTEST: Duration = Duration::from_millis(500);
 /// And at most: when it is there again, its events should not wait for long.
 const LONGEST: Duration = Duration::from_secs(2);
-/// How long it is left alone at most if it asks for that itself.
-#[cfg(any(test, feature = "webhook"))]
-const ASKED: Duration = Duration::from_secs(30);
-
 /// What is known of a destination. An outage that a connection does not show, a gateway that answers 503 for one, would else cost
 /// every event its attempts.
 #[derive(Debug, Default)]
@@ -24,21 +20,21 @@ struct State {
     pause_until: Option<Instant>,
     /// In a row.
     pauses: u32,
-    /// It asked for this itself.
-    asked_until: Option<Instant>,
+    /// Why it was away.
+    reason: String,
     /// What was last said of it.
     said: Option<String>,
 }
 
 impl Standing {
     pub(crate) fn took_one(&self) {
-        let mut state = self.lock();
-        *state = State { well_at: Some(Instant::now()), asked_until: state.asked_until, ..State::default() };
+        *self.lock() = State { well_at: Some(Instant::now()), ..State::default() };
     }
 
     /// It was not there: leaves it alone, for longer each time.
-    pub(crate) fn was_away(&self) {
+    pub(crate) fn was_away(&self, reason: &str) {
         let mut state = self.lock();
+        reason.clone_into(&mut state.reason);
         // Many requests fail at once: that is one outage.
         if !state.is_paused() {
             let pause = SHORTEST.saturating_mul(1 << state.pauses.min(16)).min(LONGEST);
@@ -53,14 +49,6 @@ impl Standing {
         self.lock().well_at = None;
     }
 
-    /// It asked to be left alone.
-    #[cfg(any(test, feature = "webhook"))]
-    pub(crate) fn asked_for(&self, pause: Duration) {
-        let mut state = self.lock();
-        let until = Instant::now() + pause.min(ASKED);
-        state.asked_until = state.asked_until.max(Some(until));
-    }
-
     /// Says why it is not there, once: whoever asks whether it is hears only that it is not.
     pub(crate) fn is_missing(&self, publisher: &str, reason: &str) {
         let mut state = self.lock();
@@ -70,8 +58,10 @@ impl Standing {
         }
     }
 
-    pub(crate) fn is_paused(&self) -> bool {
-        self.lock().is_paused()
+    /// Why it is left alone at the moment, if it is.
+    pub(crate) fn paused(&self) -> Option<String> {
+        let state = self.lock();
+        state.is_paused().then(|| state.reason.clone())
     }
 
     /// Whether it took an event just now.
@@ -86,7 +76,7 @@ impl Standing {
 
 impl State {
     fn is_paused(&self) -> bool {
-        self.pause_until.max(self.asked_until).is_some_and(|until| Instant::now() < until)
+        self.pause_until.is_some_and(|until| Instant::now() < until)
     }
 }
 
@@ -97,20 +87,18 @@ mod tests {
     #[test]
     fn a_destination_that_was_away_is_left_alone_until_it_takes_one() {
         let standing = Standing::default();
-        assert!(!standing.is_paused() && !standing.is_fresh());
+        assert!(standing.paused().is_none() && !standing.is_fresh());
         standing.took_one();
-        assert!(!standing.is_paused() && standing.is_fresh());
+        assert!(standing.paused().is_none() && standing.is_fresh());
         standing.is_in_doubt();
-        assert!(!standing.is_paused() && !standing.is_fresh());
+        assert!(standing.paused().is_none() && !standing.is_fresh());
         for _ in 0..100 {
-            standing.was_away();
+            standing.was_away("answers 503");
         }
-        assert!(standing.is_paused() && !standing.is_fresh());
+        assert_eq!(standing.paused().as_deref(), Some("answers 503"));
+        assert!(!standing.is_fresh());
         assert_eq!(standing.lock().pauses, 1, "a hundred failures at once are one outage");
         standing.took_one();
-        assert!(!standing.is_paused());
-        standing.asked_for(Duration::from_secs(9));
-        standing.took_one();
-        assert!(standing.is_paused(), "it asked for that, whatever else it took");
+        assert_eq!(standing.paused(), None);
     }
 }

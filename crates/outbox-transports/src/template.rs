@@ -83,6 +83,23 @@ impl Template {
         self.render_as(event, str::to_owned)
     }
 
+    /// The same where `separators` mean something in the text, such as dots in a subject: only `{type}` may
+    /// have them, which is written with parts of its own. Any other value with one could change where the
+    /// event goes, to another tenant's part for instance: rendering fails for good.
+    pub fn render_parts(&self, event: &Event, separators: &[char]) -> Result<String, Failure> {
+        for part in &self.0 {
+            let Part::Field(field) = part else { continue };
+            let value = field.of(event).filter(|_| *field != Field::Type);
+            if let Some(found) = value.and_then(|value| value.chars().find(|c| separators.contains(c))) {
+                return Err(Failure::dead(format!(
+                    "its {field} has a `{}` in it, which would change where the event goes",
+                    found.escape_debug()
+                )));
+            }
+        }
+        self.render(event)
+    }
+
     /// The same, with what fills a place written another way: escaped, for instance.
     pub fn render_as(&self, event: &Event, write: impl Fn(&str) -> String) -> Result<String, Failure> {
         let mut text = String::new();
@@ -98,6 +115,14 @@ impl Template {
             }
         }
         Ok(text)
+    }
+
+    /// The text before the first placeholder.
+    pub fn prefix(&self) -> &str {
+        match self.0.first() {
+            Some(Part::Text(text)) => text,
+            Some(Part::Field(_)) | None => "",
+        }
     }
 
     /// The text, if it is the same for every event.
@@ -136,11 +161,9 @@ impl FromStr for Template {
             let field = known.or_else(|| header.map(|name| Field::Header(name.to_owned())));
             let field = field.ok_or_else(|| {
                 let names: Vec<String> = FIELDS.iter().map(|(name, _)| format!("{{{name}}}")).collect();
-                // What is no name may be the half of a URL, with a token in it, because a brace was forgotten.
-                let is_name =
-                    name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b':'));
-                let place = if is_name { format!("{{{name}}}") } else { "such place".to_owned() };
-                format!("there is no {place}: use {} or {{header:NAME}}", names.join(", "))
+                // The text in the braces is never repeated: it may be a token, or the half of a URL with one in it.
+                let at = written[..written.len() - rest.len()].chars().count();
+                format!("unknown placeholder at character {at}: use {} or {{header:NAME}}", names.join(", "))
             })?;
             if !plain.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut plain)));
@@ -194,16 +217,28 @@ mod tests {
     }
 
     #[test]
+    fn only_the_type_may_have_separators() {
+        let event = Event::new("order.placed").tenant("a.b").header("zone", "eu").json(&1).build().unwrap();
+        let render = |written: &str| written.parse::<Template>().unwrap().render_parts(&event, &['.', '*']);
+        assert_eq!(render("x.{type}.{header:zone}").unwrap(), "x.order.placed.eu");
+        let failure = render("x.{tenant_id}.{type}").unwrap_err();
+        let said = "its {tenant_id} has a `.` in it, which would change where the event goes";
+        assert_eq!(failure, Failure::dead(said));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (written, said) in [
-            ("{typ}", "there is no {typ}: use {type}"),
+            ("{typ}", "unknown placeholder at character 1: use {type}"),
             ("{type", "a `{` without a `}`"),
             ("type}", "a `}` without a `{`"),
-            ("{header:}", "there is no {header:}"),
-            ("/{?token=hunter2&type={type}", "there is no such place: use {type}"),
+            ("ü/{header:}", "unknown placeholder at character 3: use {type}"),
+            ("/{?token=hunter2&type={type}", "unknown placeholder at character 2: use {type}"),
+            ("/{hunter2}", "unknown placeholder at character 2: use {type}"),
         ] {
             let error = written.parse::<Template>().unwrap_err();
             assert!(error.starts_with(said), "{written}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 }

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Deserializer};
 
 /// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one that may be missing,
-/// `$$` for a dollar sign.
+/// `${file:PATH}` for the content of a file without the line feed at its end, `$$` for a dollar sign. A relative path is one
+/// in the folder of systemd's credentials (`LoadCredential=`), if there is one.
 ///
 /// ```
 /// use outbox_transports::Text;
@@ -20,7 +21,12 @@ pub struct Text(String);
 impl Text {
     /// Puts the environment in.
     pub fn resolve(written: &str) -> Result<Self, String> {
-        resolve(written, |name| std::env::var(name).ok()).map(Self)
+        let variable = |name: &str| std::env::var(name).ok();
+        resolve(written, |name| match name.strip_prefix("file:") {
+            Some(path) => read(path, variable("CREDENTIALS_DIRECTORY").as_deref()).map(Some),
+            None => Ok(variable(name)),
+        })
+        .map(Self)
     }
 
     /// The text.
@@ -66,7 +72,31 @@ impl fmt::Debug for Secret {
     }
 }
 
-fn resolve(written: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+/// The longest file that is read: a secret is short.
+const MAX_FILE: u64 = 64 * 1_024;
+
+/// The content of a file, without the line feed at its end. What is wrong is said without it.
+fn read(path: &str, folder: Option<&str>) -> Result<String, String> {
+    use std::io::Read as _;
+    let path = folder.map_or_else(|| path.into(), |folder| std::path::Path::new(folder).join(path));
+    let mut text = String::new();
+    let read = std::fs::File::open(&path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+    match read {
+        Err(error) => Err(format!("cannot read the file {}: {error}", path.display())),
+        Ok(_) if text.len() as u64 > MAX_FILE => {
+            Err(format!("the file {} is too long for a setting", path.display()))
+        }
+        Ok(_) => {
+            let line = text.strip_suffix('\n').unwrap_or(&text);
+            Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+        }
+    }
+}
+
+fn resolve(
+    written: &str,
+    variable: impl Fn(&str) -> Result<Option<String>, String>,
+) -> Result<String, String> {
     let mut text = String::with_capacity(written.len());
     let mut rest = written;
     while let Some(at) = rest.find('$') {
@@ -81,7 +111,11 @@ fn resolve(written: &str, variable: impl Fn(&str) -> Option<String>) -> Result<S
                 Some((name, default)) => (name, Some(default)),
                 None => (named, None),
             };
-            let value = variable(name).filter(|value| !value.is_empty() || default.is_none());
+            let found = match (variable(name), default) {
+                (Err(_), Some(_)) => None,
+                (found, _) => found?,
+            };
+            let value = found.filter(|value| !value.is_empty() || default.is_none());
             match value.as_deref().or(default) {
                 Some(value) => text.push_str(value),
                 None => return Err(format!("the environment variable {name} is not set")),
@@ -100,11 +134,12 @@ mod tests {
     use super::*;
 
     fn with(written: &str) -> Result<String, String> {
-        resolve(written, |name| match name {
+        let found = |name: &str| match name {
             "USER" => Some("ada".to_owned()),
             "EMPTY" => Some(String::new()),
             _ => None,
-        })
+        };
+        resolve(written, |name| Ok(found(name)))
     }
 
     #[test]
@@ -113,7 +148,23 @@ mod tests {
         assert_eq!(with("${USER}@${HOST:-local}/${EMPTY}x${EMPTY:-y}").unwrap(), "ada@local/xy");
         assert_eq!(with("costs 5$$").unwrap(), "costs 5$");
         // What a variable holds is not looked into again.
-        assert_eq!(resolve("${A}", |_| Some("${B}".to_owned())).unwrap(), "${B}");
+        assert_eq!(resolve("${A}", |_| Ok(Some("${B}".to_owned()))).unwrap(), "${B}");
+    }
+
+    #[test]
+    fn secrets_are_read_from_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        std::fs::write(&file, "s3cret$\n").unwrap();
+        let path = file.display();
+        let resolve = |written: String| Text::resolve(&written).map(|text| text.0);
+        assert_eq!(resolve(format!("ada:${{file:{path}}}@db")).unwrap(), "ada:s3cret$@db");
+        assert_eq!(resolve(format!("${{file:{path}-not:-none}}")).unwrap(), "none");
+        assert!(resolve(format!("${{file:{path}-not}}")).unwrap_err().contains("cannot read the file"));
+        std::fs::write(&file, "x".repeat(70_000)).unwrap();
+        assert!(resolve(format!("${{file:{path}}}")).unwrap_err().contains("too long"));
+        std::fs::write(&file, "s3cret").unwrap();
+        assert_eq!(read("password", folder.path().to_str()).unwrap(), "s3cret");
     }
 
     #[test]

@@ -57,6 +57,8 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn a_time_is_what_it_says_and_no_other_text_is_one(
             number in 0..100_000_000_u64,

@@ -134,3 +134,22 @@ async fn a_file_is_appended_to() {
     assert_eq!(text.lines().count(), 2);
     assert!(text.lines().last().unwrap().contains("\"payload\":7"));
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_for_its_owner_only_and_a_symbolic_link_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("events");
+    Lines::append(&file).await.unwrap();
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "payloads are written to it");
+
+    let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+    std::fs::write(&target, "").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let error = Lines::append(&link).await.unwrap_err();
+    assert_eq!(error.to_string(), "it is a symbolic link, which is not followed");
+    assert_eq!(std::fs::read(&target).unwrap(), b"");
+}

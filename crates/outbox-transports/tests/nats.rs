@@ -103,6 +103,22 @@ impl Bed for NatsBed {
         Some("nowhere.at-all".to_owned())
     }
 
+    async fn create_missing(&self) {
+        let subjects = vec!["nowhere.>".into()];
+        let stream = Config { name: "nowhere".into(), subjects, ..Config::default() };
+        self.jetstream().await.create_stream(stream).await.unwrap();
+    }
+
+    fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.server.port())
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&Wish::impatient());
+        settings.url = format!("{}://{place}", if tls { "tls" } else { "nats" }).as_str().into();
+        Some(Arc::new(Nats::new("nats", settings).unwrap()))
+    }
+
     fn too_big(&self) -> usize {
         1_048_576
     }
@@ -166,7 +182,7 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
         return;
     };
     let proxy = proxy.unwrap();
-    assert!(publisher.is_healthy().await);
+    assert!(publisher.health().await.is_ok());
     // Ten times as much as gets through: most of it waits inside the client when the connection breaks.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.let_through(900_000);
@@ -206,9 +222,11 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
         settings.tls.cert_file = file(&certificate);
         settings.tls.key_file = file(&key);
     });
-    assert!(known.is_healthy().await);
+    // It got in, and there is no stream.
+    let reason = known.health().await.unwrap_err().to_string();
+    assert!(reason.contains("no stream takes the subject `orders.>`"), "{reason}");
     let error = known.publish_batch(&[numbered(1, None)]).await.unwrap_err();
-    assert!(error.to_string().contains("no stream takes the subject"), "{error}");
+    assert!(error.is_unavailable() && error.to_string().contains("no stream takes the subject"), "{error}");
 
     let stranger = publisher(&|settings| settings.tls.ca_file = file(&server.ca_file()));
     assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
@@ -246,12 +264,13 @@ async fn a_token_lets_in() {
     }
     let server = plan.start();
     let mut settings = NatsSettings::new(&server.url(), "orders".parse().unwrap());
-    assert!(!Nats::new("nats", settings.clone()).unwrap().is_healthy().await);
+    assert!(Nats::new("nats", settings.clone()).unwrap().health().await.is_err());
     settings.token = Some("correcthorse".into());
-    assert!(Nats::new("nats", settings).unwrap().is_healthy().await);
     let in_url = server.url().replace("nats://", "nats://correcthorse@");
-    let settings = NatsSettings::new(&in_url, "orders".parse().unwrap());
-    assert!(Nats::new("nats", settings).unwrap().is_healthy().await);
+    for settings in [settings, NatsSettings::new(&in_url, "orders".parse().unwrap())] {
+        let reason = Nats::new("nats", settings).unwrap().health().await.unwrap_err().to_string();
+        assert!(reason.contains("no stream takes the subject `orders`"), "it got in: {reason}");
+    }
 }
 
 /// A JWT as NATS wants it: signed by the key of whoever stands above.
@@ -298,7 +317,7 @@ async fn a_credentials_file_lets_in_and_is_read_anew() {
         std::fs::write(&file, text).unwrap();
     };
     let mut settings = NatsSettings::new(&server.url(), "orders".parse().unwrap());
-    assert!(!Nats::new("nats", settings.clone()).unwrap().is_healthy().await);
+    assert!(Nats::new("nats", settings.clone()).unwrap().health().await.is_err());
     settings.credentials_file = Some(file.to_str().unwrap().into());
     let publisher = Nats::new("nats", settings).unwrap();
     let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
@@ -308,7 +327,55 @@ async fn a_credentials_file_lets_in_and_is_read_anew() {
     assert!(error.is_unavailable() && error.to_string().contains("authorization"), "{error}");
     assert!(!format!("{error:?}").contains(&stranger.seed().unwrap()));
     write(&user);
-    assert!(publisher.is_healthy().await);
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(!reason.contains("authorization"), "it got in, to an account without JetStream: {reason}");
+}
+
+#[tokio::test]
+async fn a_publisher_whose_only_subject_is_denied_is_unavailable_at_once() {
+    let users = "authorization { users: [
+        {user: ada, password: secret, permissions: {publish: {deny: \"orders.forbidden\"}}} ] }";
+    let plan = Plan::nats().config(users);
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let options = ConnectOptions::with_user_and_password("ada".to_owned(), "secret".to_owned());
+    let jetstream = jetstream::new(options.connect(server.url()).await.unwrap());
+    let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
+    jetstream.create_stream(stream).await.unwrap();
+    let settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.forbidden".parse().unwrap());
+    let patience = settings.ack_timeout;
+    let publisher = Nats::new("nats", settings).unwrap();
+    let began = Instant::now();
+    let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
+    assert!(error.to_string().to_lowercase().contains("permissions violation"), "{error}");
+    assert!(began.elapsed() < patience, "it does not wait for a confirmation that cannot come");
+    assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
+}
+
+#[tokio::test]
+async fn a_missing_stream_of_one_tenant_is_the_failure_of_its_events() {
+    let stream = Config::default();
+    let Some((_server, publisher)) = served(Plan::nats(), stream, |_, settings| {
+        settings.subject = "{header:tenant}.{type}".parse().unwrap();
+    })
+    .await
+    else {
+        return;
+    };
+    let of = |tenant: &str| {
+        let event = Event::new("placed").header("tenant", tenant).json(&1).build().unwrap();
+        Outgoing::new(event)
+    };
+    assert!(publisher.health().await.is_ok());
+    let error = publisher.publish_batch(&[of("orders"), of("nowhere"), of("orders")]).await.unwrap_err();
+    assert!(!error.is_unavailable(), "{error}");
+    assert_eq!((error.fate(0), error.fate(2)), (Some(Fate::Published), Some(Fate::Published)));
+    let Some(Fate::Failed(failure)) = error.fate(1) else { panic!("{error}") };
+    assert!(failure.to_string().contains("no stream takes the subject `nowhere.placed`"), "{failure}");
+    assert!(publisher.health().await.is_ok());
 }
 
 #[tokio::test]

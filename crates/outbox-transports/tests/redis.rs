@@ -122,6 +122,23 @@ impl Bed for RedisBed {
         Some("nowhere".to_owned())
     }
 
+    async fn create_missing(&self) {
+        let mut connection = self.connection().await;
+        let mut add = redis::cmd("XADD");
+        let _: String =
+            add.arg("nowhere").arg("*").arg("f").arg("v").query_async(&mut connection).await.unwrap();
+    }
+
+    fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.server.port())
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&Wish::impatient());
+        settings.url = format!("{}://{place}", if tls { "rediss" } else { "redis" }).as_str().into();
+        Some(Arc::new(Redis::new("redis", settings).unwrap()))
+    }
+
     fn too_big(&self) -> usize {
         300_000
     }
@@ -212,7 +229,7 @@ async fn a_server_that_forgets_is_refused_if_so_wished() {
     }
     let server = plan.start();
     let careful = publisher_of(&server, |settings| settings.require_persistence = true);
-    assert!(!careful.is_healthy().await);
+    assert!(careful.health().await.is_err());
     let error = careful.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("appendonly"), "{error}");
     publisher_of(&server, |_| {}).publish_batch(&[numbered(1, None)]).await.unwrap();
@@ -226,7 +243,7 @@ async fn a_server_without_memory_is_unavailable_and_kills_nothing() {
     }
     let server = plan.start();
     let publisher = publisher_of(&server, |_| {});
-    assert!(!publisher.is_healthy().await);
+    assert!(publisher.health().await.is_err());
     let error = publisher.publish_batch(&[numbered(1, Some("k")), numbered(2, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("OOM"), "{error}");
     assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
@@ -241,9 +258,51 @@ async fn a_replica_is_unavailable() {
     let primary = plan.start();
     let replica = Plan::redis().config(&format!("replicaof 127.0.0.1 {}", primary.port())).start();
     let publisher = publisher_of(&replica, |_| {});
-    assert!(!publisher.is_healthy().await);
+    assert!(publisher.health().await.is_err());
     let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("read only replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
+    let plan = Plan::redis();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut allow = async |rules: &[&str]| {
+        let _: () = redis::cmd("ACL")
+            .arg("SETUSER")
+            .arg("ada")
+            .arg(rules)
+            .query_async(&mut connection)
+            .await
+            .unwrap();
+    };
+    allow(&["on", ">correcthorse42", "+@all", "~elsewhere"]).await;
+    let publisher = publisher_of(&server, |settings| {
+        settings.user = Some("ada".into());
+        settings.password = Some("correcthorse42".into());
+    });
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains("NoPerm") && reason.contains("`orders`"), "{reason}");
+    let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("NoPerm"), "{error}");
+    allow(&["~orders"]).await;
+    conformance::outages::wait_until_healthy(&publisher).await;
+    assert_eq!(length(&server).await, 0, "a look leaves nothing behind");
+    publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
+
+    // One of several streams: then it is the event's failure.
+    let publisher = publisher_of(&server, |settings| {
+        settings.stream = "{type}".parse().unwrap();
+        settings.user = Some("ada".into());
+        settings.password = Some("correcthorse42".into());
+    });
+    let error = publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err();
+    assert!(!error.is_unavailable() && error.to_string().contains("NoPerm"), "{error}");
 }
 
 #[tokio::test]
@@ -278,7 +337,7 @@ async fn a_connection_that_breaks_unnoticed_is_found_by_a_look_at_it() {
     publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
     // Nothing gets through any more, and nobody says so.
     proxy.let_through(0);
-    assert!(!publisher.is_healthy().await);
+    assert!(publisher.health().await.is_err());
     proxy.cut();
     conformance::outages::wait_until_healthy(&publisher).await;
     publisher.publish_batch(&[numbered(2, None)]).await.unwrap();

@@ -8,6 +8,7 @@ use axum::response::IntoResponse as _;
 use axum::routing::get;
 use outbox::store::SharedStore;
 use outbox::{Destination, Fleet};
+use tokio::sync::Semaphore;
 
 use crate::auth::Porter;
 use crate::auth::guard::{guard, guard_others, require, welcome};
@@ -143,7 +144,8 @@ impl WebBuilder {
         self
     }
 
-    /// It is served by TLS, by this process or a proxy before it: cookies are then for TLS only.
+    /// It is served by TLS, by this process or a proxy before it: cookies are then for TLS only (`Secure`, and a name that
+    /// begins with `__Host-`).
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
         self
@@ -186,6 +188,7 @@ impl WebBuilder {
         }
         let porter = Porter {
             tokens: self.tokens,
+            tls: self.tls,
             sessions: Sessions::default(),
             throttle: Throttle::new(self.attempts.unwrap_or(ATTEMPTS)),
         };
@@ -193,11 +196,11 @@ impl WebBuilder {
             shared: Shared(Arc::new(Inner {
                 porter,
                 hosts: Hosts(self.hosts),
-                tls: self.tls,
                 databases: self.databases,
                 destinations: self.destinations,
                 jobs: Jobs::default(),
                 live: Live::default(),
+                payloads: Semaphore::new(routes::payload::AT_ONCE),
             })),
         })
     }

@@ -1,6 +1,7 @@
 //! Changes: written down before they are made, then what came of them.
 
 use outbox::store::Deed;
+use outbox::{Admin, OpenAudit};
 
 use crate::auth::Caller;
 use crate::databases::Chosen;
@@ -8,7 +9,7 @@ use crate::problem::{Answer, Problem};
 
 /// One change that somebody asks for.
 pub(crate) struct Deeds<'a> {
-    database: &'a Chosen,
+    pub(crate) database: &'a Chosen,
     deed: Deed,
 }
 
@@ -22,8 +23,7 @@ pub(crate) struct Happened<T> {
 /// A change that was written down, and whose end was not.
 pub(crate) struct Noted {
     pub(crate) database: Chosen,
-    id: i64,
-    deed: Deed,
+    audit: OpenAudit,
 }
 
 impl<'a> Deeds<'a> {
@@ -51,8 +51,8 @@ impl<'a> Deeds<'a> {
 
     /// Writes it down. What cannot be written down is not done.
     pub(crate) async fn note(self) -> Answer<Noted> {
-        let id = self.database.store.audit(&self.deed).await?;
-        Ok(Noted { database: self.database.clone(), id, deed: self.deed })
+        let audit = Admin::new(self.database.store.clone()).begin_audit(self.deed).await?;
+        Ok(Noted { database: self.database.clone(), audit })
     }
 
     /// Writes it down, does it, and writes down what came of it.
@@ -66,25 +66,17 @@ impl<'a> Deeds<'a> {
     }
 
     async fn happened<T>(self, work: impl Future<Output = Answer<Happened<T>>>) -> Answer<Happened<T>> {
-        let noted = self.note().await?;
-        let done = work.await;
-        match &done {
-            Ok(happened) => noted.end("done", Some(happened.count)).await,
-            Err(problem) => noted.end(&format!("refused: {}", problem.detail()), None).await,
-        }
-        done
+        let Noted { audit, .. } = self.note().await?;
+        let work = async { work.await.map(|happened| (happened.count, happened.outcome)) };
+        let (count, outcome) = audit.carry_out(work, |problem| problem.detail().to_owned()).await?;
+        Ok(Happened { count, outcome })
     }
 }
 
 impl Noted {
-    /// What came of it. If that cannot be written down, the log has it.
+    /// What came of it.
     pub(crate) async fn end(&self, outcome: &str, count: Option<u64>) {
-        let Deed { actor, action, target, .. } = &self.deed;
-        let (database, target) = (&self.database.name, target.as_deref().unwrap_or_default());
-        tracing::info!(who = actor, action, target, database, outcome, count, "changed by hand");
-        if let Err(error) = self.database.store.audited(self.id, outcome, count).await {
-            tracing::error!(%error, id = self.id, "could not write down what came of a change");
-        }
+        self.audit.finish(outcome, count).await;
     }
 }
 

@@ -69,6 +69,7 @@ mod state;
 mod text;
 mod views;
 
+pub use auth::hosts::Hosts;
 pub use auth::token::{Role, Token};
 pub use builder::{BuildError, Web, WebBuilder};
 pub use databases::{DatabaseInfo, Databases};

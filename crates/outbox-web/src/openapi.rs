@@ -44,7 +44,8 @@ pub(crate) fn empty() -> OpenApi {
         .description(Some("A token of the server's settings."));
     let session = ApiKeyValue::with_description(
         COOKIE,
-        "The session of a browser; changes need `X-CSRF-Token` as well.",
+        "The session of a browser; `_PORT` is added where the port is not the usual one, and `__Host-` in front with TLS. \
+         Changes need `X-CSRF-Token` as well.",
     );
     let components = ComponentsBuilder::new()
         .schema(ProblemBody::name(), ProblemBody::schema())

@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use outbox::Destination;
+use tokio::sync::Semaphore;
 
 use crate::auth::Porter;
 use crate::auth::hosts::Hosts;
@@ -21,12 +22,12 @@ pub(crate) struct Shared(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) porter: Porter,
     pub(crate) hosts: Hosts,
-    /// Whether cookies are for TLS only.
-    pub(crate) tls: bool,
     pub(crate) databases: All,
     pub(crate) destinations: Option<Destinations>,
     pub(crate) jobs: Jobs,
     pub(crate) live: Live,
+    /// Who may read a payload now.
+    pub(crate) payloads: Semaphore,
 }
 
 impl Deref for Shared {

@@ -87,10 +87,16 @@ impl From<EventRow> for EventView {
             available_at: row.available_at,
             done_at: row.done_at,
             done_by: row.done_by.map(|node| node.to_string()),
-            last_error: row.last_error,
+            last_error: row.last_error.as_deref().map(without_detail),
             locked_by,
             locked_until,
             payload_bytes: row.payload_bytes,
         }
     }
+}
+
+/// The reason of a stored error. Its detail may hold data: only an attempt of a single event shows it, for
+/// those who may see payloads.
+pub(crate) fn without_detail(error: &str) -> String {
+    outbox::split_detail(error).0.to_owned()
 }

@@ -76,6 +76,28 @@ async fn what_changes_something_needs_more_than_reading() {
 }
 
 #[tokio::test]
+async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
+    const ANSWER: &str = "canary-in-an-answer";
+    let site = Site::start().await;
+    let error = format!("http://hooks answers 500\n[detail] the answer begins with: {ANSWER}");
+    let id = site.dead(Event::new("order").json(&1), &error).await;
+    let one = format!("/api/outbox/events/{id}");
+    let explain = format!("{one}/explain");
+    for path in [&one, &explain, "/api/outbox/events?status=dead", "/api/outbox/overview"] {
+        let answer = site.send(site.request("GET", path).bearer_auth(READ)).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        assert!(!answer.text.contains(ANSWER), "{path}: {}", answer.text);
+    }
+    for (token, sees) in [(READ, false), (OPERATE, true), (ADMIN, true)] {
+        let answer = site.send(site.request("GET", &one).bearer_auth(token)).await.json();
+        let attempt = &answer["attempts"][0];
+        assert_eq!(attempt["error"], "http://hooks answers 500");
+        let detail = attempt["detail"].as_str();
+        assert_eq!(detail.is_some_and(|detail| detail.ends_with(ANSWER)), sees, "{attempt}");
+    }
+}
+
+#[tokio::test]
 async fn whoever_guesses_tokens_has_to_wait() {
     let site = Site::with(|builder| builder.wrong_tokens_per_minute(3)).await;
     for _ in 0..3 {
@@ -83,11 +105,18 @@ async fn whoever_guesses_tokens_has_to_wait() {
             site.send(site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token")).await;
         assert_eq!(wrong.status, 401);
     }
-    let refused = site.get("/api/outbox/whoami").await;
+    let wrong = site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token");
+    let refused = site.send(wrong).await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many-attempts"));
     assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
-    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": ADMIN}))).await;
-    assert_eq!(session.status, 429, "signing in is guessing as well");
+    let sign_in = async |token: &str| {
+        let request = site.request("POST", "/api/outbox/session").json(&json!({"token": token}));
+        site.send(request).await.status.as_u16()
+    };
+    assert_eq!(sign_in("a-guess-at-a-token").await, 429, "signing in is guessing as well");
+    // Behind a proxy all callers have one address: the guesses of one do not lock out the others.
+    assert_eq!(site.get("/api/outbox/whoami").await.status, 200);
+    assert_eq!(sign_in(ADMIN).await, 200);
 }
 
 #[tokio::test]
@@ -135,7 +164,36 @@ async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
 async fn cookies_are_for_tls_only_where_there_is_tls() {
     let site = Site::with(|builder| builder.tls(true)).await;
     let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
-    assert!(session.header("set-cookie").ends_with("; Secure"));
+    let cookie = session.header("set-cookie");
+    assert!(cookie.ends_with("; Secure") && cookie.starts_with("__Host-outbox_session_"), "{cookie}");
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    let who = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
+    assert_eq!(who.status, 200);
+    // A page without TLS can set a cookie of the plain name, but none that counts.
+    let plain = cookie.trim_start_matches("__Host-");
+    let who = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", plain)).await;
+    assert_eq!(who.status, 401);
+}
+
+/// Browsers keep the cookies of all ports of a host together.
+#[tokio::test]
+async fn servers_at_two_ports_of_a_host_do_not_share_a_cookie() {
+    let site = Site::start().await;
+    let sign_in = async |host: &str| {
+        let request = site.request("POST", "/api/outbox/session").header("host", host);
+        let session = site.send(request.json(&json!({"token": READ}))).await;
+        session.header("set-cookie").split(';').next().unwrap().to_owned()
+    };
+    let (here, there) = (sign_in("localhost:8080").await, sign_in("localhost:9090").await);
+    assert!(here.starts_with("outbox_session_8080=") && there.starts_with("outbox_session_9090="), "{here}");
+    assert!(sign_in("localhost").await.starts_with("outbox_session="));
+    let both = format!("{there}; {here}");
+    let who = async |host: &str, cookie: &str| {
+        let request = site.request("GET", "/api/outbox/whoami").header("host", host).header("cookie", cookie);
+        site.send(request).await.status.as_u16()
+    };
+    assert_eq!((who("localhost:8080", &both).await, who("localhost:9090", &both).await), (200, 200));
+    assert_eq!((who("localhost:8080", &there).await, who("localhost:9090", &here).await), (401, 401));
 }
 
 #[tokio::test]
@@ -280,18 +338,44 @@ async fn the_docs_page_is_strict_about_where_things_come_from() {
     assert_eq!(&site.read("/api/openapi.json").await, document());
 }
 
-/// Clients of other kinds: what is no HTTP, or no Host.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_without_a_host_is_refused() {
-    let site = Site::start().await;
+/// Sends these lines, and returns the answer.
+async fn raw(site: &Site, request: String) -> String {
     let address = site.url.trim_start_matches("http://").to_owned();
     let answer = tokio::task::spawn_blocking(move || {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
-        write!(stream, "GET /api/outbox/whoami HTTP/1.0\r\nAuthorization: Bearer {ADMIN}\r\n\r\n").unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
     });
-    let answer = answer.await.unwrap();
+    answer.await.unwrap()
+}
+
+/// Clients of other kinds: what is no HTTP, or no Host.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_without_a_host_is_refused() {
+    let site = Site::start().await;
+    let request = format!("GET /api/outbox/whoami HTTP/1.0\r\nAuthorization: Bearer {ADMIN}\r\n\r\n");
+    let answer = raw(&site, request).await;
     assert!(answer.contains(" 421 "), "{answer}");
+}
+
+/// A proxy and this server could each believe another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_with_two_hosts_or_a_foreign_target_is_refused() {
+    let site = Site::start().await;
+    let ask = async |target: &str, hosts: &[&str]| {
+        let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
+        let rest = format!("Authorization: Bearer {READ}\r\nConnection: close\r\n\r\n");
+        let answer = raw(&site, format!("GET {target} HTTP/1.1\r\n{hosts}{rest}")).await;
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    for path in ["/api/outbox/whoami", "/api/docs"] {
+        assert_eq!(ask(path, &["localhost"]).await, "200", "{path}");
+        assert_eq!(ask(path, &["localhost", "evil.example"]).await, "400", "{path}");
+        assert_eq!(ask(path, &["localhost", "localhost"]).await, "400", "{path}");
+        assert_eq!(ask(&format!("http://localhost{path}"), &["localhost"]).await, "200", "{path}");
+        assert_eq!(ask(&format!("http://evil.example{path}"), &["localhost"]).await, "421", "{path}");
+        assert_eq!(ask(&format!("http://localhost{path}"), &["evil.example"]).await, "421", "{path}");
+    }
 }

@@ -109,6 +109,21 @@ async fn only_a_few_jobs_run_at_once() {
     assert!(refused.headers.contains_key("retry-after"));
 }
 
+/// Those that ask at the same moment find the same places free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_few_jobs_run_of_many_that_are_asked_for_at_once() {
+    let site = Site::start().await;
+    some_dead(&site, "order", 50).await;
+    let slow = json!({"confirm_all": true, "rate": 1});
+    let asked = (0..60).map(|_| site.post("/api/outbox/dead/replay", slow.clone()));
+    let answers = futures_util::future::join_all(asked).await;
+    let count = |status: u16| answers.iter().filter(|answer| answer.status == status).count();
+    assert_eq!((count(202), count(429)), (4, 56));
+    let jobs = site.read("/api/outbox/jobs").await;
+    let running = jobs["jobs"].as_array().unwrap().iter().filter(|job| job["state"] == "running");
+    assert_eq!(running.count(), 4);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn purging_shows_first_and_spares_what_is_pending() {
     for site in Site::everywhere().await {
@@ -119,7 +134,9 @@ async fn purging_shows_first_and_spares_what_is_pending() {
         assert_eq!((dry.status.as_u16(), dry.json()), (200, json!({"count": 3, "more": false})));
         let none = purge(json!({"what": "done", "older_than": "0s", "dry_run": true})).await;
         assert_eq!(none.json(), json!({"count": 0, "more": false}));
-        for (what, done) in [("finished", 3), ("done", 0), ("attempts", 3), ("inbox", 0), ("joins", 0)] {
+        for (what, done) in
+            [("done", 0), ("dead", 3), ("finished", 0), ("attempts", 3), ("inbox", 0), ("joins", 0)]
+        {
             let started = purge(json!({"what": what, "older_than": "0s"})).await;
             assert_eq!(started.status, 202, "{what}: {}", started.text);
             let ended = site.ended(started.json()["id"].as_str().unwrap()).await;

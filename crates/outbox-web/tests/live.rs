@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use outbox::Event;
+use outbox_web::{Role, Token};
 use serde_json::{Value, json};
-use site::{READ, Site};
+use site::{OPERATE, READ, Site};
 
 /// Reads server-sent events until there are so many.
 async fn hear(site: &Site, count: usize) -> Vec<(String, Value)> {
@@ -73,25 +74,65 @@ async fn a_listener_gets_the_past_and_then_every_second() {
     assert!(site.read("/api/outbox/nodes").await["nodes"][0]["delivered_per_second"].is_number());
 }
 
+/// A stream that is open, of the token with this secret.
+async fn listen(site: &Site, secret: &str) -> reqwest::Response {
+    site.request("GET", "/api/outbox/live").bearer_auth(secret).send().await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn so_many_may_listen_and_no_more() {
-    let site = Site::start().await;
+    let secret = |n: usize| format!("a-token-of-listener-{n}");
+    let tokens = (0..5).map(|n| Token::new(format!("listener-{n}"), Role::Read, secret(n)));
+    let site = Site::with(|builder| builder.tokens(tokens)).await;
     let mut listening = Vec::new();
-    for _ in 0..64 {
-        let response = site.request("GET", "/api/outbox/live").bearer_auth(READ).send().await.unwrap();
-        assert_eq!(response.status(), 200);
+    for n in 0..64 {
+        let response = listen(&site, &secret(n / 16)).await;
+        assert_eq!(response.status(), 200, "{n}");
         listening.push(response);
     }
-    let refused = site.send(site.request("GET", "/api/outbox/live").bearer_auth(READ)).await;
+    let refused = site.send(site.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many"));
     drop(listening);
     let end = std::time::Instant::now() + site::FOREVER;
-    loop {
-        let response = site.request("GET", "/api/outbox/live").bearer_auth(READ).send().await.unwrap();
-        if response.status() == 200 {
-            break;
-        }
+    while listen(&site, &secret(4)).await.status() != 200 {
         assert!(std::time::Instant::now() < end, "places are not given back");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_token_does_not_take_the_places_of_others() {
+    let site = Site::start().await;
+    let mut listening = Vec::new();
+    loop {
+        let response = listen(&site, READ).await;
+        if response.status() != 200 {
+            assert_eq!(response.status(), 429);
+            break;
+        }
+        listening.push(response);
+        assert!(listening.len() < 64, "it takes all of them");
+    }
+    // Its sessions are not others.
+    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
+    let of_session = site.request("GET", "/api/outbox/live").header("cookie", cookie).send().await.unwrap();
+    assert_eq!(of_session.status(), 429);
+    assert_eq!(listen(&site, OPERATE).await.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_ends_when_its_session_is_signed_out() {
+    let site = Site::start().await;
+    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
+    let csrf = session.json()["csrf"].as_str().unwrap().to_owned();
+    let live = site.request("GET", "/api/outbox/live").header("cookie", &cookie).send().await.unwrap();
+    assert_eq!(live.status(), 200);
+    let mut stream = live.bytes_stream();
+    assert!(stream.next().await.unwrap().is_ok(), "it has begun");
+    let out = site.request("DELETE", "/api/outbox/session").header("cookie", &cookie);
+    assert_eq!(site.send(out.header("x-csrf-token", csrf)).await.status, 204);
+    let rest = async { while stream.next().await.is_some() {} };
+    tokio::time::timeout(Duration::from_secs(20), rest).await.expect("the stream goes on");
 }

@@ -220,6 +220,18 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
         assert!(
             entries.iter().any(|e| e["action"] == "payload.edit" && e["actor"] == "root" && e["count"] == 1)
         );
+        let edits: Vec<Value> = entries
+            .iter()
+            .filter(|e| e["action"] == "payload.edit" && e["outcome"] == "done")
+            .map(|e| serde_json::from_str(e["details"].as_str().unwrap()).unwrap())
+            .collect();
+        // The newest first: each begins where the one before it ended.
+        assert!(
+            edits.len() >= 2 && edits.windows(2).all(|two| two[0]["before"] == two[1]["after"]),
+            "{edits:?}"
+        );
+        let digest = "sha256:06eb7d6a69ee19e5fbdf749018d3d2abfa04bcbd1365db312eb86dc7169389b8";
+        assert_eq!((&edits[0]["after"], &edits[0]["headers"]), (&json!(digest), &json!("kept")));
         assert!(!json!(entries).to_string().contains("canary"), "what was in it stays out");
     });
 }
@@ -253,6 +265,101 @@ async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
     });
 }
 
+/// Writers in SQL choose the ids of events.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() {
+    let site = Site::start().await;
+    for (id, path) in [
+        ("a\u{7}b", "a%07b"),
+        ("line\nbreak", "line%0Abreak"),
+        ("\u{1b}[2J", "%1B%5B2J"),
+        ("a/b?c#d", "a%2Fb%3Fc%23d"),
+        ("ä\u{202e}", "%C3%A4%E2%80%AE"),
+        (" ", "%20"),
+        // What a URL swallows is named by its place in the table.
+        ("..", "seq:{seq}"),
+        (".", "seq:{seq}"),
+    ] {
+        let id = outbox::EventId::from(id);
+        let write = async || {
+            let table =
+                "SELECT name FROM sqlite_master WHERE name LIKE 'w%' ORDER BY length(name), name LIMIT 1";
+            let pool = site.pool().await;
+            let table: String = sqlx::query_scalar(table).fetch_one(&pool).await.unwrap();
+            let insert =
+                format!("INSERT INTO {table} (event_id, event_type, payload) VALUES (?, 'odd', '1')");
+            sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id.as_str()).execute(&pool).await.unwrap();
+            let seq = site.store.find(&id).await.unwrap().unwrap().seq;
+            format!("/api/outbox/events/{}", path.replace("{seq}", &seq.to_string()))
+        };
+        let path = write().await;
+        let act = async |what: &str| site.post(&format!("{path}/{what}"), json!({})).await;
+        let listed = site.read("/api/outbox/events?event_type=odd").await;
+        assert_eq!(ids(&listed), [id.as_str()]);
+        assert_eq!(site.read(&path).await["event"]["id"], id.as_str(), "{path}");
+        assert_eq!(site.read(&format!("{path}/explain")).await["reason"], "waiting", "{path}");
+        site.kill(&id, "no").await;
+        assert_eq!(act("replay").await.json(), json!({"id": id.as_str(), "done": "replayed"}), "{path}");
+        site.kill(&id, "again").await;
+        assert_eq!(site.read(&format!("{path}/payload")).await["text"], "1", "{path}");
+        let edit = site.request("PUT", &format!("{path}/payload")).bearer_auth(ADMIN);
+        assert_eq!(site.send(edit.json(&json!({"payload": "2"}))).await.status, 200, "{path}");
+        assert_eq!(act("skip").await.status, 200, "{path}");
+        assert_eq!((site.status_of(&id).await.as_str(), act("skip").await.status.as_u16()), ("DONE", 409));
+        assert_eq!(site.read("/api/outbox/audit").await["entries"][0]["target"], id.as_str());
+        let purge = json!({"what": "done", "older_than": "0s"});
+        let purge = site.post("/api/outbox/purge", purge).await.json();
+        site.ended(purge["id"].as_str().unwrap()).await;
+        let path = write().await;
+        assert_eq!(site.post(&format!("{path}/cancel"), json!({})).await.status, 200, "{path}");
+        assert_eq!(site.get(&path).await.status, 404, "{path}");
+    }
+}
+
+/// What is in no database is not found, and no database fails at it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_no_event_are_not_found() {
+    everywhere!(site, {
+        for name in [
+            "%00",
+            "a%00b",
+            "seq:",
+            "seq:0",
+            "seq:-1",
+            "seq:x",
+            "seq:9223372036854775807",
+            &"x".repeat(2_000),
+        ] {
+            for what in ["", "/explain", "/payload"] {
+                let path = format!("/api/outbox/events/{name}{what}");
+                assert_eq!(site.get(&path).await.status, 404, "{path}");
+            }
+            let cancel = format!("/api/outbox/events/{name}/cancel");
+            assert_eq!(site.post(&cancel, json!({})).await.status, 404, "{cancel}");
+        }
+        assert_eq!(site.post("/api/outbox/keys/a%00b/skip", json!({})).await.status, 404);
+        // A literal id comes first.
+        let id = site.write(Event::new("order").id("seq:1").json(&7)).await;
+        let found = site.read("/api/outbox/events/seq:1").await;
+        assert_eq!(found["event"]["id"], id.as_str());
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_payload_that_is_too_large_to_be_shown_is_told_by_its_size() {
+    everywhere!(site, {
+        let size = 5 * 1024 * 1024;
+        let event = Event::new("large").max_payload(size).json_text(format!("\"{}\"", "x".repeat(size - 2)));
+        let id = site.write(event).await;
+        let path = format!("/api/outbox/events/{id}");
+        assert_eq!(site.read(&path).await["event"]["payload_bytes"], size);
+        let refused = site.get(&format!("{path}/payload")).await;
+        assert_eq!(refused.status, 409, "{}", refused.text);
+        assert!(refused.text.contains(&size.to_string()), "{}", refused.text);
+        assert_eq!(site.post(&format!("{path}/cancel"), json!({})).await.status, 200);
+    });
+}
+
 /// C-09: the seed's paths.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_are_shown_paused_resumed_and_reset() {
@@ -265,6 +372,16 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
 
         let all = site.read("/api/outbox/publishers").await;
         assert_eq!(all["publishers"].as_array().unwrap().len(), 2, "{all}");
+        assert_eq!(all["unreadable"], json!([]), "{all}");
+        let position = outbox::Position::new(3);
+        assert!(log.note_unreadable(position, "its headers are wrong").await.unwrap());
+        let all = site.read("/api/outbox/publishers").await;
+        let noted = &all["unreadable"][0];
+        assert_eq!(
+            (&noted["position"], &noted["reason"]),
+            (&json!(3), &json!("its headers are wrong")),
+            "{all}"
+        );
         let lag = site.read("/api/outbox/publishers/lag").await;
         let first = &lag["publishers"][0];
         assert_eq!((&first["topic"], &first["status"]), (&json!("audit"), &json!("ACTIVE")), "{lag}");
@@ -376,6 +493,33 @@ async fn nodes_databases_and_the_audit_are_listed() {
             (&lease["holder"], &lease["what"], &lease["events"]),
             (&json!("node-a"), &json!("events"), &json!(1))
         );
+        let release = "/api/outbox/nodes/node-a/release";
+        let refused = site.post(release, json!({})).await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.problem().as_str()),
+            (409, "conflict"),
+            "{}",
+            refused.text
+        );
+        let released = site.post(release, json!({"running": true})).await;
+        assert_eq!(
+            (released.status.as_u16(), released.json()),
+            (200, json!({"events": 1, "leadership": false}))
+        );
+        let released = site.post(release, json!({"running": true})).await;
+        assert_eq!(released.json(), json!({"events": 0, "leadership": false}));
+        assert_eq!(site.read("/api/outbox/nodes").await["leases"], json!([]));
+        assert_eq!(site.post("/api/outbox/nodes/nobody/release", json!({})).await.status, 404);
+        let audit = site.read("/api/outbox/audit").await;
+        let told: Vec<_> = audit["entries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .rev()
+            .map(|entry| (entry["action"].clone(), entry["target"].clone(), entry["count"].clone()))
+            .collect();
+        let entry = |target: &str, count: Option<u64>| (json!("node.release"), json!(target), json!(count));
+        assert_eq!(told, [entry("node-a", Some(1)), entry("node-a", Some(0)), entry("nobody", None)]);
         let databases = site.read("/api/outbox/databases").await;
         assert_eq!(databases["databases"], json!([{"name": "main", "state": "open", "reason": null}]));
         for _ in 0..3 {
@@ -387,8 +531,45 @@ async fn nodes_databases_and_the_audit_are_listed() {
         let rest = site.read(&format!("/api/outbox/audit?before={next}")).await;
         assert_eq!(
             (page["entries"].as_array().unwrap().len(), rest["entries"].as_array().unwrap().len()),
-            (2, 1)
+            (2, 4)
         );
         assert_eq!(rest["next"], Value::Null);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
+    everywhere!(site, {
+        let failing = json!({"task": "take", "since": "2026-01-31T12:00:00Z", "error": "index is corrupt", "failures": 7});
+        let passing =
+            json!({"task": "purge", "since": "2026-01-31T12:00:00Z", "error": "away", "failures": 7});
+        let state = json!({
+            "mode": "ordered", "version": "0.1.0", "active": true,
+            "health": {
+                "last_take": "2026-01-31T11:59:00Z", "errors": [failing, passing],
+                "published": {"orders": "2026-01-31T11:58:00Z"},
+            },
+        });
+        let state = serde_json::from_value(state).unwrap();
+        site.store.announce(&"node-a".into(), &state).await.unwrap();
+        let nodes = site.read("/api/outbox/nodes").await;
+        let node = &nodes["nodes"][0];
+        assert_eq!(node["last_take"], "2026-01-31T11:59:00Z", "{node}");
+        assert_eq!(
+            (&node["last_settlement"], &node["published"]["orders"]),
+            (&Value::Null, &json!("2026-01-31T11:58:00Z"))
+        );
+        let problems: Vec<_> =
+            node["errors"].as_array().unwrap().iter().map(|error| &error["problem"]).collect();
+        assert_eq!(problems, [true, false], "{node}");
+        let told = json!([{
+            "node": "node-a", "task": "take", "since": "2026-01-31T12:00:00Z", "error": "index is corrupt",
+            "failures": 7, "problem": true,
+        }]);
+        assert_eq!(
+            site.read("/api/outbox/overview").await["failing"],
+            told,
+            "what keeps events, and only that"
+        );
     });
 }

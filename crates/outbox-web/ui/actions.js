@@ -5,9 +5,10 @@ import { ask, field } from "./dialog.js";
 import { h } from "./dom.js";
 import { number, things } from "./format.js";
 import { compact, isJson, pretty } from "./json.js";
+import { named } from "./route.js";
 import { attempt } from "./toast.js";
 
-const path = (id, what) => `events/${part(id)}/${what}`;
+const path = (event, what) => `events/${part(named(event))}/${what}`;
 const name = event => h("p", null, h("strong", null, event.event_type || "(unreadable)"), " ", h("span.mono.break", null, event.id));
 
 /** A dead event is new again. */
@@ -18,7 +19,7 @@ export async function replay(event) {
       event.ordering_key && `The events behind it in key “${event.ordering_key}” follow once it is done.`].filter(Boolean),
     confirm: "Replay it",
   });
-  return sure && attempt(() => post(path(event.id, "replay")), "Replayed: it is on its way.");
+  return sure && attempt(() => post(path(event, "replay")), "Replayed: it is on its way.");
 }
 
 /** A dead event counts as settled. */
@@ -29,7 +30,7 @@ export async function skip(event, behind) {
       event.ordering_key && `Its key “${event.ordering_key}” goes on${behind ? ` with ${things(behind, "waiting event")}` : ""}.`].filter(Boolean),
     confirm: "Skip it", danger: true,
   });
-  return sure && attempt(() => post(path(event.id, "skip")), "Skipped.");
+  return sure && attempt(() => post(path(event, "skip")), "Skipped.");
 }
 
 /** A pending event is taken back. */
@@ -39,12 +40,12 @@ export async function cancel(event) {
     body: [name(event), "It is removed from the outbox and never delivered. This cannot be undone.", "If a relay is handling it right now, nothing happens."],
     confirm: "Cancel the event", danger: true,
   });
-  return sure && attempt(() => post(path(event.id, "cancel")), "Cancelled.");
+  return sure && attempt(() => post(path(event, "cancel")), "Cancelled.");
 }
 
 /** A dead event gets another payload, and is replayed if wanted. */
 export async function edit(event) {
-  const found = await attempt(() => get(path(event.id, "payload")));
+  const found = await attempt(() => get(path(event, "payload")));
   if (!found) return undefined;
   if (found.text === null) {
     await ask({ title: "This payload cannot be edited here", body: ["It is not text. Write a new event instead, and skip this one."], confirm: "Understood" });
@@ -67,8 +68,8 @@ export async function edit(event) {
     },
   });
   if (!changed) return undefined;
-  const saved = await attempt(() => put(path(event.id, "payload"), { payload: changed.text }), changed.replay ? null : "Saved.");
-  if (saved && changed.replay) await attempt(() => post(path(event.id, "replay")), "Saved and replayed.");
+  const saved = await attempt(() => put(path(event, "payload"), { payload: changed.text }), changed.replay ? null : "Saved.");
+  if (saved && changed.replay) await attempt(() => post(path(event, "replay")), "Saved and replayed.");
   return saved;
 }
 

@@ -1,6 +1,6 @@
 // Questions before something is changed. Native dialogs: Esc closes, focus stays inside and goes back after.
 
-import { h } from "./dom.js";
+import { h, say } from "./dom.js";
 
 /**
  * Asks. Resolves to false if the answer is no, else to what `read` returns (true without it).
@@ -31,7 +31,7 @@ export function ask({ title, body = [], fields = [], confirm, danger = false, wo
       try {
         answer = read();
       } catch (error) {
-        problem.textContent = error.message;
+        say(problem, error.message);
         return;
       }
       close(answer);

@@ -26,7 +26,16 @@ function set(el, key, value) {
   if (key.startsWith("on")) el.addEventListener(key.slice(2), value);
   else if (key === "class") value.split(" ").filter(Boolean).forEach(name => el.classList.add(name));
   else if (key === "value" || key === "checked" || key === "selected") el[key] = value;
+  else if (key === "title" || key === "aria-label") el.setAttribute(key, visible(value));
   else el.setAttribute(key, value === true ? "" : String(value));
+}
+
+// Controls (but for tabs and line feeds), line and paragraph separators, and marks that turn the direction of the text around them.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** A text with what cannot be seen, or makes other text look different, as `\u{202e}` and the like: writers choose ids and types. */
+export function visible(text) {
+  return String(text).replace(UNSEEN, c => `\\u{${c.charCodeAt(0).toString(16)}}`);
 }
 
 /** What can be a child: nodes and texts, in lists of lists; nothing stands for nothing. */
@@ -34,7 +43,7 @@ export function flat(children) {
   return children
     .flat(Infinity)
     .filter(child => child !== undefined && child !== null && child !== false)
-    .map(child => (child instanceof Node ? child : String(child)));
+    .map(child => (child instanceof Node ? child : visible(child)));
 }
 
 /** Puts these in, instead of what was there. */
@@ -75,6 +84,6 @@ export function keyed(place, key, make) {
 
 /** Sets a text, and touches nothing if it is there already: a selection or a screen reader stays where it is. */
 export function say(el, text) {
-  const next = String(text);
+  const next = visible(text);
   if (el.textContent !== next) el.textContent = next;
 }

@@ -1,7 +1,7 @@
 // Which events: a line to type in, fields for those who would rather choose, and what is in force as chips.
 
 import { ask, field } from "./dialog.js";
-import { h } from "./dom.js";
+import { h, say } from "./dom.js";
 import { go } from "./route.js";
 
 /** What can be filtered by: name in the address and in the API, what it is called, the short word to type. */
@@ -51,7 +51,7 @@ export function filterBar(path, query, { jump = true } = {}) {
       if (id) throw new Error(`What is “${id}”? Write type:${id}, for example.`);
       go(path, { ...rest, ...inForce, ...filter });
     } catch (error) {
-      problem.textContent = error.message;
+      say(problem, error.message);
     }
     return undefined;
   }

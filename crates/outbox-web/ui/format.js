@@ -106,3 +106,14 @@ export function aggregate(event) {
   const type = event.aggregate_type === "__GLOBAL__" ? null : event.aggregate_type;
   return [type, event.aggregate_id].filter(Boolean).join(" ") || "–";
 }
+
+const TASKS = {
+  take: "take events", settle: "settle events", renew: "renew its leases", dispatch: "dispatch events", log_relay: "publish the log",
+  watch: "listen for new events", log_watch: "listen for appends to the log", announce: "announce itself",
+  takeover: "release leases of vanished relays", purge: "purge old rows",
+};
+
+/** What a relay does not do while this task of it fails. */
+export function task(name) {
+  return TASKS[name] ?? `run ${name}`;
+}

@@ -20,7 +20,7 @@ export function badge(kind, text) {
   return h("span.status", { class: kind }, text);
 }
 
-/** A link to an event, by its id. */
+/** A link to an event, by its id or another name of it. */
 export function eventLink(id, text = id) {
   return h("a.mono", { href: href(["events", id]) }, text);
 }

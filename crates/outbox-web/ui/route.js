@@ -33,6 +33,9 @@ export function href(path, query = {}) {
   return `#/${parts}${search.size ? `?${search}` : ""}`;
 }
 
+/** The name of an event in a path: its id, or its place in the table where a URL would swallow the id. */
+export const named = event => (/^\.{0,2}$/.test(event.id) ? `seq:${event.seq}` : event.id);
+
 /** Shows the same once more. */
 export function again() {
   dispatchEvent(new HashChangeEvent("hashchange"));

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+pub use self::deeds::OpenAudit;
 use crate::error::{Error, Result};
-use crate::event::EventId;
+use crate::event::{AggregateType, EventId, EventType};
 use crate::explain::Explanation;
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
@@ -49,14 +50,14 @@ pub struct DeadFilter(Filter);
 
 impl DeadFilter {
     /// Only this event type.
-    pub fn event_type(mut self, event_type: impl AsRef<str>) -> Self {
-        self.0.event_type = Some(event_type.as_ref().to_owned());
+    pub fn event_type(mut self, event_type: impl Into<EventType>) -> Self {
+        self.0.event_type = Some(event_type.into().to_string());
         self
     }
 
     /// Only this aggregate type.
-    pub fn aggregate_type(mut self, aggregate_type: impl AsRef<str>) -> Self {
-        self.0.aggregate_type = Some(aggregate_type.as_ref().to_owned());
+    pub fn aggregate_type(mut self, aggregate_type: impl Into<AggregateType>) -> Self {
+        self.0.aggregate_type = Some(aggregate_type.into().to_string());
         self
     }
 
@@ -242,18 +243,25 @@ impl Admin {
         purge_all_joins(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// Deletes DONE and DEAD rows that became so longer ago than this, 500 at a time. Returns how many. Steps of joins
-    /// that are still open stay. Failed attempts of over 30 days ago go as well, and are not counted.
+    /// Deletes DONE rows that became so longer ago than this, 500 at a time. Returns how many. Steps of joins that are still
+    /// open stay. Failed attempts of over 30 days ago go as well, and are not counted. Dead events are left to
+    /// [`purge_dead`](Admin::purge_dead).
     pub async fn purge(&self, older_than: Duration) -> Result<u64> {
-        let what = Purge { what: Purgeable::Finished, older_than, limit: 500 };
-        let purged = purge_all(&*self.store, what, &CancellationToken::new()).await?;
+        let purged = self.purge_done(older_than).await?;
         self.purge_attempts(ATTEMPTS_KEPT).await?;
         Ok(purged)
     }
 
-    /// Deletes DONE rows only.
+    /// Deletes DONE rows, and no attempts.
     pub async fn purge_done(&self, older_than: Duration) -> Result<u64> {
         let what = Purge { what: Purgeable::Done, older_than, limit: 500 };
+        purge_all(&*self.store, what, &CancellationToken::new()).await
+    }
+
+    /// Deletes DEAD rows that became so longer ago than this, 500 at a time. Returns how many. A dead event that holds back its
+    /// key stays, as do steps of joins that are still open.
+    pub async fn purge_dead(&self, older_than: Duration) -> Result<u64> {
+        let what = Purge { what: Purgeable::Dead, older_than, limit: 500 };
         purge_all(&*self.store, what, &CancellationToken::new()).await
     }
 

@@ -1,10 +1,13 @@
 //! Where the events of the queue go: a publisher behind a gate, and routers that choose between several.
 //!
-//! The gate is shut while the destination is not available. Then nothing is taken for it, no attempt is counted, and what
-//! goes elsewhere goes on. One task asks the publisher whether it is [healthy](Publisher::is_healthy), and opens the gate again.
+//! The gate is a circuit breaker. It is shut while the destination is unavailable: then nothing is taken for it, no attempt
+//! is counted, and events for other destinations go on. Only a delivery opens it again: once the publisher says that it is
+//! [healthy](Publisher::health), the gate is half open, and one event is sent as a probe.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -12,15 +15,24 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
-use crate::event::{Event, EventType};
+use crate::event::{Event, EventId, EventType};
 use crate::log::Publisher;
 use crate::retry::RetryPolicy;
 
-/// How long after an outage began its end is asked for, at first and at most.
-const PROBE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+/// The pause before a destination is asked again, after the first failure and at most. Doubles with each failed probe.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest pause between two calls of [`Publisher::health`], which cost the database nothing.
+const HEALTH_PAUSE: Duration = Duration::from_secs(5);
+
+/// Time limit of one call of [`Publisher::health`].
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a destination may be unavailable to one event, while it takes others, before that counts as an attempt.
+const UNCOUNTED: u32 = 3;
+
+/// For how many events [`UNCOUNTED`] is tracked.
+const TRACKED: usize = 10_000;
 
 /// A publisher of the queue's events, and how failures are retried. Cheap to clone; clones share the connection and know
 /// together whether it is [available](Destination::outage).
@@ -46,7 +58,9 @@ impl Destination {
         Self { gate: Arc::new(Gate::new(Arc::new(publisher))), retry: None }
     }
 
-    /// Retries failures by a policy of its own. An outage is not a failure of any event.
+    /// Retries failures by a policy of its own. If not set, the relay's [own policy](crate::RelayBuilder::retry) applies
+    /// if there is one, and [`Backoff::publishing`](crate::Backoff::publishing) otherwise: about a day. An outage of the
+    /// destination is not a failure of any event.
     pub fn retry(mut self, policy: impl RetryPolicy) -> Self {
         self.retry = Some(Arc::new(policy));
         self
@@ -135,24 +149,59 @@ impl Router for Destination {
     }
 }
 
-/// Open while the destination is available.
+/// Decides whether events are sent to a destination.
 pub(crate) struct Gate {
     pub(crate) publisher: Arc<dyn Publisher>,
+    /// Tells this destination from the others of the process.
+    pub(crate) id: u64,
     state: Mutex<State>,
-    /// Whether it is shut, for those who wait.
-    shut: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Events are sent.
+    Open,
+    /// Nothing is sent until the publisher is healthy.
+    Shut,
+    /// The publisher is healthy: one event may be sent as a probe. Each time has another number.
+    HalfOpen(u64),
 }
 
 #[derive(Default)]
 struct State {
     outage: Option<Outage>,
-    /// Outages since something was last published.
+    /// Outages and failed probes. Each batch that is published while the gate is open takes one off.
     failures: u32,
+    half_opened: u64,
+    /// Whether a probe is under way.
+    probing: bool,
+    /// How many batches were published, in whole or in part.
+    published: u64,
+    uncounted: HashMap<EventId, Uncounted>,
+}
+
+/// How often the destination was unavailable to an event, and how many batches had been published by then.
+struct Uncounted {
+    times: u32,
+    published: u64,
+}
+
+/// Whether a batch may be sent.
+pub(crate) enum Admission {
+    /// It may.
+    Open,
+    /// One event of it may, to find out whether the destination is available.
+    Probe(Probe),
+    /// No.
+    Refused,
 }
 
 impl Gate {
     fn new(publisher: Arc<dyn Publisher>) -> Self {
-        Self { publisher, state: Mutex::default(), shut: watch::Sender::new(false) }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { publisher, id, state: Mutex::default(), phase: watch::Sender::new(Phase::Open) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -163,74 +212,212 @@ impl Gate {
         self.state().outage.clone()
     }
 
-    pub(crate) fn is_shut(&self) -> bool {
-        *self.shut.borrow()
+    /// The reason of the current outage.
+    pub(crate) fn reason(&self) -> String {
+        self.outage().map(|outage| outage.reason).unwrap_or_default()
     }
 
-    /// The destination is not available. Says whether that is news; then a task asks until it is.
-    pub(crate) fn shut(self: &Arc<Self>, reason: &str) -> bool {
+    pub(crate) fn is_shut(&self) -> bool {
+        *self.phase.borrow() != Phase::Open
+    }
+
+    /// The number of the half-open phase, if no probe is under way in it.
+    pub(crate) fn wants_probe(&self) -> Option<u64> {
+        let state = self.state();
+        match *self.phase.borrow() {
+            Phase::HalfOpen(number) => (!state.probing).then_some(number),
+            Phase::Open | Phase::Shut => None,
+        }
+    }
+
+    /// Follows the phases.
+    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Decides about one batch.
+    pub(crate) fn admit(self: &Arc<Self>) -> Admission {
         let mut state = self.state();
-        if state.outage.is_some() {
-            return false;
+        match *self.phase.borrow() {
+            Phase::Open => Admission::Open,
+            Phase::HalfOpen(_) if !state.probing => {
+                state.probing = true;
+                Admission::Probe(Probe { gate: self.clone() })
+            }
+            Phase::HalfOpen(_) | Phase::Shut => Admission::Refused,
+        }
+    }
+
+    /// A delivery found the destination unavailable.
+    pub(crate) fn shut(self: &Arc<Self>, reason: &str) {
+        let mut state = self.state();
+        if let Some(outage) = &mut state.outage {
+            reason.clone_into(&mut outage.reason);
+            return;
         }
         state.outage = Some(Outage { since: Utc::now(), reason: reason.to_owned() });
         state.failures = state.failures.saturating_add(1);
-        let pause = first_pause(state.failures);
-        self.shut.send_replace(true);
+        let pause = pause_after(state.failures);
+        self.phase.send_replace(Phase::Shut);
         drop(state);
-        tracing::warn!(destination = self.publisher.name(), reason, "not available: its events wait");
-        tokio::spawn(probe(Arc::downgrade(self), pause));
-        true
+        tracing::warn!(
+            destination = self.publisher.name(),
+            reason,
+            "destination unavailable: its events wait"
+        );
+        tokio::spawn(watch_health(Arc::downgrade(self), pause));
     }
 
-    /// It is available again, as far as can be told.
-    fn open(&self) {
-        let outage = self.state().outage.take();
-        self.shut.send_replace(false);
-        if let Some(outage) = outage {
-            let lasted = (Utc::now() - outage.since).to_std().unwrap_or_default();
-            tracing::info!(destination = self.publisher.name(), ?lasted, "available again");
+    /// Something was published. That does not open a gate that was shut meanwhile: a probe does.
+    pub(crate) fn works(&self) {
+        let mut state = self.state();
+        state.published = state.published.wrapping_add(1);
+        if *self.phase.borrow() == Phase::Open {
+            state.failures = state.failures.saturating_sub(1);
         }
     }
 
-    /// Something was published.
-    pub(crate) fn works(&self) {
-        self.state().failures = 0;
+    /// These events are done with.
+    pub(crate) fn forget<'a>(&self, ids: impl Iterator<Item = &'a EventId>) {
+        let mut state = self.state();
+        if !state.uncounted.is_empty() {
+            for id in ids {
+                state.uncounted.remove(id);
+            }
+        }
     }
 
-    /// Waits until it is open.
-    pub(crate) async fn opened(&self) {
-        // The sender is this gate's own: it cannot be gone.
-        let _ = self.shut.subscribe().wait_for(|shut| !shut).await;
+    /// Whether the destination was unavailable more than once when this event was sent, while it took others: then the event
+    /// is sent alone.
+    pub(crate) fn suspects(&self, id: &EventId) -> bool {
+        self.state().uncounted.get(id).is_some_and(|known| known.times > 1)
+    }
+
+    /// Whether there are such events.
+    pub(crate) fn suspects_any(&self) -> bool {
+        self.state().uncounted.values().any(|known| known.times > 1)
+    }
+
+    /// The destination was unavailable when this event was sent. True if that happened often while other events were
+    /// published, and the event was `alone`: then it is the event's failure.
+    pub(crate) fn blames(&self, id: &EventId, alone: bool) -> bool {
+        let mut state = self.state();
+        let published = state.published;
+        if state.uncounted.len() >= TRACKED && !state.uncounted.contains_key(id) {
+            state.uncounted.clear();
+        }
+        match state.uncounted.get_mut(id) {
+            None => {
+                state.uncounted.insert(id.clone(), Uncounted { times: 1, published });
+                false
+            }
+            Some(known) if known.published == published => false,
+            Some(known) => {
+                *known = Uncounted { times: known.times.saturating_add(1), published };
+                let blamed = alone && known.times >= UNCOUNTED;
+                if blamed {
+                    state.uncounted.remove(id);
+                }
+                blamed
+            }
+        }
+    }
+
+    /// A call of [`Publisher::health`] failed.
+    fn still_unavailable(&self, reason: &str) {
+        if let Some(outage) = &mut self.state().outage {
+            reason.clone_into(&mut outage.reason);
+        }
+    }
+
+    fn half_open(&self) {
+        let mut state = self.state();
+        state.half_opened += 1;
+        self.phase.send_replace(Phase::HalfOpen(state.half_opened));
     }
 }
 
-/// One that fails again right after it seemed to be back is asked less often.
-fn first_pause(failures: u32) -> Duration {
-    PROBE.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PROBE.1)
+/// The right to send one event to a destination that may be available again. Dropped without a result, another event may be
+/// the probe.
+pub(crate) struct Probe {
+    gate: Arc<Gate>,
 }
 
-/// Asks until the destination is available, or nobody is interested any more.
-async fn probe(gate: Weak<Gate>, mut pause: Duration) {
+impl Probe {
+    /// The event was published: the destination is available.
+    pub(crate) fn succeeded(self) {
+        let mut state = self.gate.state();
+        let outage = state.outage.take();
+        self.gate.phase.send_replace(Phase::Open);
+        drop(state);
+        if let Some(outage) = outage {
+            let lasted = (Utc::now() - outage.since).to_std().unwrap_or_default();
+            tracing::info!(destination = self.gate.publisher.name(), ?lasted, "destination available again");
+        }
+    }
+
+    /// The destination is unavailable.
+    pub(crate) fn failed(self, reason: &str) {
+        let mut state = self.gate.state();
+        state.failures = state.failures.saturating_add(1);
+        if let Some(outage) = &mut state.outage {
+            reason.clone_into(&mut outage.reason);
+        }
+        self.again(pause_after(state.failures), state);
+    }
+
+    /// The destination refused this event. Another one may fare better.
+    pub(crate) fn refused(self) {
+        self.again(PAUSE.0, self.gate.state());
+    }
+
+    fn again(&self, pause: Duration, state: MutexGuard<'_, State>) {
+        self.gate.phase.send_replace(Phase::Shut);
+        drop(state);
+        tracing::debug!(destination = self.gate.publisher.name(), ?pause, "probe failed: its events wait on");
+        tokio::spawn(watch_health(Arc::downgrade(&self.gate), pause));
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.gate.state().probing = false;
+    }
+}
+
+/// The pause after so many failures in a row, before jitter.
+fn pause_after(failures: u32) -> Duration {
+    PAUSE.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE.1)
+}
+
+/// Waits, and then calls [`Publisher::health`] until it succeeds or the destination is dropped.
+async fn watch_health(gate: Weak<Gate>, mut pause: Duration) {
     loop {
         tokio::time::sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
-        pause = (pause * 2).min(PROBE.1);
+        pause = (pause * 2).min(HEALTH_PAUSE);
         let Some(gate) = gate.upgrade() else { return };
-        let asked = AssertUnwindSafe(gate.publisher.is_healthy()).catch_unwind();
-        if matches!(tokio::time::timeout(PATIENCE, asked).await, Ok(Ok(true))) {
-            return gate.open();
+        let health = AssertUnwindSafe(gate.publisher.health()).catch_unwind();
+        match tokio::time::timeout(HEALTH_TIMEOUT, health).await {
+            Ok(Ok(Ok(()))) => return gate.half_open(),
+            Ok(Ok(Err(unavailable))) => gate.still_unavailable(unavailable.reason()),
+            Ok(Err(_)) => gate.still_unavailable("the publisher's health check panicked"),
+            Err(_) => {
+                gate.still_unavailable(&format!(
+                    "the publisher's health check did not finish within {HEALTH_TIMEOUT:?}"
+                ));
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use async_trait::async_trait;
 
     use super::*;
-    use crate::log::{Outgoing, PublishError};
+    use crate::log::{Outgoing, PublishError, Unavailable};
 
     #[derive(Default)]
     struct Moody(AtomicBool);
@@ -245,30 +432,79 @@ mod tests {
             Ok(())
         }
 
-        async fn is_healthy(&self) -> bool {
-            self.0.load(Ordering::SeqCst)
+        async fn health(&self) -> Result<(), Unavailable> {
+            Unavailable::unless(self.0.load(Ordering::SeqCst), "connection refused")
         }
     }
 
+    fn probe(gate: &Arc<Gate>) -> Option<Probe> {
+        match gate.admit() {
+            Admission::Probe(probe) => Some(probe),
+            Admission::Open | Admission::Refused => None,
+        }
+    }
+
+    async fn half_opened(gate: &Gate) {
+        let _ = gate.phases().wait_for(|phase| matches!(phase, Phase::HalfOpen(_))).await;
+    }
+
+    /// A healthy publisher half opens the gate; one probe at a time goes through; its success opens the gate.
     #[tokio::test]
-    async fn a_gate_opens_when_its_publisher_is_healthy_again() {
+    async fn only_the_success_of_one_probe_opens_a_gate() {
         let moody = Arc::new(Moody::default());
         let destination = Destination::new(moody.clone());
-        assert!(destination.gate.shut("gone"));
-        assert!(!destination.gate.shut("gone as well"), "known");
+        let gate = &destination.gate;
+        gate.shut("gone");
         assert_eq!(destination.outage().unwrap().reason, "gone");
-        tokio::time::sleep(PROBE.0 * 2).await;
-        assert!(destination.clone().gate.is_shut());
+        tokio::time::sleep(PAUSE.0 * 2).await;
+        assert!(matches!(gate.admit(), Admission::Refused));
+        assert_eq!(destination.outage().unwrap().reason, "connection refused", "the reason is the latest");
         moody.0.store(true, Ordering::SeqCst);
-        tokio::time::timeout(PROBE.1 * 10, destination.gate.opened())
-            .await
-            .expect("it is asked again and again");
+        half_opened(gate).await;
+        let first = probe(gate).expect("a probe may pass");
+        assert!(matches!(gate.admit(), Admission::Refused), "one at a time");
+        drop(first);
+        probe(gate).expect("it had no result").refused();
+        assert!(matches!(gate.admit(), Admission::Refused));
+        half_opened(gate).await;
+        probe(gate).expect("another may").failed("503");
+        assert_eq!(destination.outage().unwrap().reason, "503");
+        gate.works();
+        assert!(gate.is_shut(), "a batch that was under way before proves nothing");
+        half_opened(gate).await;
+        probe(gate).expect("and again").succeeded();
+        assert!(matches!(gate.admit(), Admission::Open));
         assert_eq!(destination.outage(), None);
     }
 
     #[test]
-    fn one_that_keeps_failing_is_asked_less_often() {
-        let pauses: Vec<u128> = [1, 2, 3, 4, 40, u32::MAX].map(|n| first_pause(n).as_millis()).into();
-        assert_eq!(pauses, [250, 500, 1_000, 1_000, 1_000, 1_000]);
+    fn each_failed_probe_doubles_the_pause_up_to_half_a_minute() {
+        let pauses: Vec<u128> = [1, 2, 3, 4, 8, 40, u32::MAX].map(|n| pause_after(n).as_millis()).into();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 30_000, 30_000, 30_000]);
+    }
+
+    /// Of an event that others pass by. During a real outage nothing is published, and no event is to blame.
+    #[tokio::test]
+    async fn an_event_that_others_pass_by_is_blamed_in_the_end() {
+        let gate = Destination::new(Moody::default()).gate;
+        let id = EventId::generate();
+        assert!((0..100).all(|_| !gate.blames(&id, true)));
+        assert!(!gate.suspects(&id));
+        for _ in 0..100 {
+            gate.works();
+            assert!(!gate.blames(&id, false), "it may have been another one of the batch");
+        }
+        assert!(gate.suspects(&id) && gate.suspects_any());
+        assert!(!gate.blames(&id, true), "nothing was published since");
+        gate.works();
+        assert!(gate.blames(&id, true));
+        assert!(!gate.suspects_any(), "it starts anew");
+        gate.works();
+        assert!(!gate.blames(&id, true));
+        gate.works();
+        assert!(!gate.blames(&id, true));
+        gate.forget([&id].into_iter());
+        gate.works();
+        assert!(!gate.blames(&id, true), "it was published");
     }
 }

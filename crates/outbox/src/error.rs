@@ -94,6 +94,17 @@ pub enum Error {
     #[error("{0}")]
     Lifecycle(&'static str),
 
+    /// A background task of the relay panicked again and again, or where no restart is safe: the relay has ended.
+    #[error(
+        "the relay has ended: its task `{task}` failed: {cause}; see its log for the cause, then start it again"
+    )]
+    TaskFailed {
+        /// Which task.
+        task: crate::store::RelayTask,
+        /// Why.
+        cause: String,
+    },
+
     /// A join cannot do what it was asked to.
     #[error(transparent)]
     Join(#[from] crate::join::JoinError),
@@ -228,7 +239,8 @@ impl DatabaseError {
         &self.0
     }
 
-    /// Whether the same call may succeed if made again soon: deadlocks, lock timeouts, lost connections.
+    /// Whether the same call may succeed if made again, without anything being changed in it: deadlocks, lock timeouts, lost
+    /// connections, and storage that is full, read-only or failing for now.
     pub fn is_transient(&self) -> bool {
         match &*self.0 {
             sqlx::Error::Io(_)
@@ -237,21 +249,144 @@ impl DatabaseError {
             | sqlx::Error::Protocol(_)
             | sqlx::Error::Tls(_) => true,
             sqlx::Error::Database(e) => {
-                let code = e.code().unwrap_or_default();
-                // Connection and resource trouble, deadlock, serialization, admin shutdown (PostgreSQL);
-                // deadlock, lock wait timeout, snapshot conflict (MySQL, MariaDB); busy, locked (SQLite).
-                ["08", "40", "53", "57", "55"].iter().any(|class| code.len() == 5 && code.starts_with(class))
-                    || ["1213", "1205", "1020"].iter().any(|n| e.message().starts_with(n))
-                    || matches!(&*code, "5" | "6" | "261" | "517")
+                is_collision(&**e) || is_outage(&**e) || self.storage_fault().is_some()
             }
             _ => false,
         }
     }
+
+    /// The fault of the database's storage that this error tells of, if it does: writes fail until a person, or time, has
+    /// removed its cause. The relay keeps what it has to write, and writes it then.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Error, Event, Outbox, StorageFault};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// outbox.migrate().await?;
+    /// sqlx::raw_sql("PRAGMA query_only = on").execute(outbox.pool()).await?;
+    /// let Err(Error::Database(error)) = outbox.send(Event::new("greeting").json(&"hello")).await else { panic!() };
+    /// assert_eq!(error.storage_fault(), Some(StorageFault::ReadOnly));
+    /// # Ok(()) }
+    /// ```
+    pub fn storage_fault(&self) -> Option<StorageFault> {
+        let sqlx::Error::Database(e) = &*self.0 else { return None };
+        #[cfg(feature = "mysql")]
+        if let Some(e) = e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return match e.number() {
+                // Disk full, table full.
+                1021 | 1114 => Some(StorageFault::Full),
+                // An option of the server, its mode, or the transaction's.
+                1290 | 1792 | 1836 => Some(StorageFault::ReadOnly),
+                // A crashed table, a corrupt index, a broken table definition.
+                1034 | 1035 | 1194 | 1195 | 1712 | 1877 => Some(StorageFault::Corrupt),
+                // Writing a file or to the storage engine. The message has the cause: 28 is a full disk, 30 a read-only one.
+                3 | 1026 | 1030 => Some(StorageFault::Failing),
+                _ => None,
+            };
+        }
+        let code = e.code()?;
+        if code.len() == 5 {
+            return match &*code {
+                "53100" => Some(StorageFault::Full),
+                "25006" => Some(StorageFault::ReadOnly),
+                "XX001" | "XX002" => Some(StorageFault::Corrupt),
+                code if code.starts_with("58") => Some(StorageFault::Failing),
+                _ => None,
+            };
+        }
+        // SQLite: the lowest byte is the kind of error, the rest the details.
+        match code.parse::<i32>().ok()? & 0xff {
+            8 => Some(StorageFault::ReadOnly),
+            10 | 14 => Some(StorageFault::Failing),
+            11 => Some(StorageFault::Corrupt),
+            13 => Some(StorageFault::Full),
+            _ => None,
+        }
+    }
+}
+
+impl DatabaseError {
+    /// Whether the database has rolled back the whole transaction of the statement that failed, so that the next statement would
+    /// be a transaction of its own. PostgreSQL refuses that one instead.
+    pub(crate) fn ends_transaction(&self) -> bool {
+        let sqlx::Error::Database(e) = &*self.0 else { return false };
+        if let Some(number) = mysql_number(&**e) {
+            return number == 1213;
+        }
+        // SQLite: out of memory, interrupted, I/O error, full.
+        let code = e.code().unwrap_or_default();
+        code.len() < 5 && code.parse::<i32>().is_ok_and(|code| matches!(code & 0xff, 7 | 9 | 10 | 13))
+    }
+}
+
+/// What is wrong with the storage of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StorageFault {
+    /// The disk, or what a table or account may use of it, is full.
+    Full,
+    /// The database, its file system or its server takes no writes.
+    ReadOnly,
+    /// Reading or writing files fails.
+    Failing,
+    /// A table or an index is damaged.
+    Corrupt,
+}
+
+impl fmt::Display for StorageFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "its storage is full: make room",
+            Self::ReadOnly => "it is read-only: make it writable, or connect to the primary server",
+            Self::Failing => "its storage fails: look at the log of the server, and at the file system",
+            Self::Corrupt => {
+                "a table or an index is damaged: repair it (REINDEX, CHECK TABLE, PRAGMA integrity_check)"
+            }
+        })
+    }
+}
+
+/// Whether two transactions were in each other's way, so that trying again helps.
+fn is_collision(e: &dyn sqlx::error::DatabaseError) -> bool {
+    let code = e.code().unwrap_or_default();
+    // Deadlock and serialization, lock not available (PostgreSQL); deadlock, lock wait timeout, snapshot conflict (MySQL, MariaDB);
+    // busy, locked (SQLite).
+    ["40", "55"].iter().any(|class| code.len() == 5 && code.starts_with(class))
+        || mysql_number(e).is_some_and(|number| matches!(number, 1020 | 1205 | 1213))
+        || matches!(&*code, "5" | "6" | "261" | "517")
+}
+
+/// Whether the server cannot accept connections just now.
+fn is_outage(e: &dyn sqlx::error::DatabaseError) -> bool {
+    let code = e.code().unwrap_or_default();
+    // Connection and resource trouble, shutdown, cancelled statement (PostgreSQL); too many connections, shutdown, out of memory,
+    // killed connection, interrupted statement (MySQL, MariaDB); out of memory, interrupted (SQLite).
+    ["08", "53", "57"].iter().any(|class| code.len() == 5 && code.starts_with(class))
+        || mysql_number(e).is_some_and(|number| {
+            matches!(number, 1037 | 1038 | 1040 | 1041 | 1053 | 1203 | 1226 | 1317 | 1927 | 3100)
+        })
+        || matches!(&*code, "7" | "9")
+}
+
+/// The number of an error of MySQL or MariaDB: most of them share one SQLSTATE.
+#[cfg(feature = "mysql")]
+fn mysql_number(e: &dyn sqlx::error::DatabaseError) -> Option<u16> {
+    Some(e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>()?.number())
+}
+
+#[cfg(not(feature = "mysql"))]
+fn mysql_number(_: &dyn sqlx::error::DatabaseError) -> Option<u16> {
+    None
 }
 
 impl fmt::Display for DatabaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Told(&self.0).fmt(f)
+        Told(&self.0).fmt(f)?;
+        match self.storage_fault() {
+            Some(fault) => write!(f, " (the database: {fault})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -274,7 +409,13 @@ impl fmt::Display for Told<'_> {
             sqlx::Error::PoolTimedOut => f.write_str(
                 "no database connection became free in time: raise max_connections or shorten transactions",
             ),
-            other => write!(f, "database: {other}"),
+            other => {
+                write!(f, "database: {other}")?;
+                match crate::connect::tls_advice(other) {
+                    Some(advice) => write!(f, "; {advice}"),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -392,8 +533,8 @@ pub enum EventError {
     /// A delay of zero.
     #[error("deliver_after is zero: leave it out for immediate delivery")]
     ZeroDelay,
-    /// Due before it happened.
-    #[error("available_at is before occurred_at")]
+    /// Due before it happened. Only where the caller set both times.
+    #[error("available_at is before occurred_at: set available_at alone, and the event is due at once")]
     AvailableBeforeOccurred,
     /// Expires before it may be delivered.
     #[error("expires_at is not after the time from which the event may be delivered")]

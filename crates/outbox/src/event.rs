@@ -25,6 +25,9 @@ pub const GLOBAL: &str = "__GLOBAL__";
 /// How large a payload may be unless a setting says otherwise: 1 MiB.
 pub const MAX_PAYLOAD: usize = 1_048_576;
 
+/// About what an event takes in memory beside its payload and headers.
+pub(crate) const EVENT_OVERHEAD: usize = 512;
+
 /// The content type of a JSON payload.
 pub const JSON: &str = "application/json";
 
@@ -90,7 +93,7 @@ impl fmt::Debug for Payload {
 pub struct Event(Arc<Parts>);
 
 /// The fields of an event, for those who make events from rows: stores.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct Parts {
     pub(crate) id: EventId,
     pub(crate) event_type: EventType,
@@ -117,6 +120,9 @@ pub(crate) enum Due {
     After(Duration),
     /// Not before this time.
     At(DateTime<Utc>),
+    /// Not before this time, which was later than the time it was stored, although not later than it happened by the
+    /// writer's clock: of an event that was read back.
+    Later(DateTime<Utc>),
 }
 
 impl Event {
@@ -228,6 +234,12 @@ impl Event {
         self.0.payload.as_bytes()
     }
 
+    /// About how much memory it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers: usize = self.0.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        EVENT_OVERHEAD + headers + self.payload_bytes().len()
+    }
+
     /// What the payload's bytes are.
     pub fn content_type(&self) -> &str {
         self.0.payload.content_type()
@@ -247,7 +259,12 @@ impl Event {
         serde_json::from_slice(self.payload_bytes()).map_err(|e| PayloadError {
             expected: std::any::type_name::<T>(),
             // serde's own text may quote the payload: keep the kind and the place.
-            reason: format!("{:?} error at line {} column {}", e.classify(), e.line(), e.column()),
+            source: Unparsable(format!(
+                "{:?} error at line {} column {}",
+                e.classify(),
+                e.line(),
+                e.column()
+            )),
         })
     }
 
@@ -256,14 +273,15 @@ impl Event {
         self.0.occurred_at
     }
 
-    /// The time before which it is not delivered, where one is known.
+    /// The time before which its writer did not want it delivered, if there is one. Retries do not change it: the next
+    /// time of a retry is [`StoredEvent::available_at`](crate::store::StoredEvent).
     pub fn available_at(&self) -> Option<DateTime<Utc>> {
         match self.0.due {
             Due::Now => None,
             Due::After(delay) => {
                 chrono::Duration::from_std(delay).ok().and_then(|d| self.0.occurred_at.checked_add_signed(d))
             }
-            Due::At(at) => Some(at),
+            Due::At(at) | Due::Later(at) => Some(at),
         }
     }
 
@@ -272,13 +290,37 @@ impl Event {
         self.0.expires_at
     }
 
-    /// Whether it is to be delivered later than it happened. Such events wait in the database.
+    /// Whether its writer wants it delivered later than it happened: an event that waits in the database first. A retry is no
+    /// delay. Writers in other languages say so by `due_at` beside `available_at`.
     pub fn is_delayed(&self) -> bool {
         match self.0.due {
             Due::Now => false,
-            Due::After(_) => true,
+            Due::After(_) | Due::Later(_) => true,
             Due::At(at) => at > self.0.occurred_at,
         }
+    }
+}
+
+/// Payload and values of headers are left out: they may hold secrets, and debug output ends up in logs.
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.headers.keys().map(String::as_str).collect();
+        f.debug_struct("Event")
+            .field("id", &self.id)
+            .field("event_type", &self.event_type)
+            .field("aggregate_type", &self.aggregate_type)
+            .field("aggregate_id", &self.aggregate_id)
+            .field("tenant_id", &self.tenant_id)
+            .field("ordering_key", &self.ordering_key)
+            .field("correlation_id", &self.correlation_id)
+            .field("dedup_key", &self.dedup_key)
+            .field("headers", &names)
+            .field("payload", &self.payload)
+            .field("occurred_at", &self.occurred_at)
+            .field("due", &self.due)
+            .field("expires_at", &self.expires_at)
+            .field("tags", &self.tags)
+            .finish()
     }
 }
 
@@ -289,12 +331,39 @@ impl fmt::Debug for Event {
 }
 
 /// A payload that is not what the handler expected.
+///
+/// The event is dead at once, also if the error comes inside an error of your own, as long as that
+/// names it as its [source](std::error::Error::source).
+///
+/// ```
+/// use outbox::{Failure, PayloadError};
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum ShopError {
+///     #[error("the order cannot be read")]
+///     Order(#[from] PayloadError),
+///     #[error("no stock")]
+///     NoStock,
+/// }
+///
+/// let event = outbox::Event::new("order").json("none").build()?;
+/// let unreadable = ShopError::from(event.payload::<u32>().unwrap_err());
+/// assert!(Failure::from(unreadable).is_dead());
+/// assert!(!Failure::from(ShopError::NoStock).is_dead());
+/// # Ok::<(), outbox::EventError>(())
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("the payload is not a {expected}: {reason}")]
+#[error("the payload is not a {expected}: {source}")]
 pub struct PayloadError {
     expected: &'static str,
-    reason: String,
+    source: Unparsable,
 }
+
+/// Place and kind of the mistake in a payload. A type of its own, so that it is found behind errors that pass
+/// [`source`](std::error::Error::source) on and hide the [`PayloadError`] itself: `#[error(transparent)]`, `std::io::Error`.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unparsable(String);
 
 /// A type of yours that is an event's payload.
 ///
@@ -355,5 +424,20 @@ impl<M: Message> IntoEvent for M {
             .json(&self)
             .max_payload(limit);
         self.describe(event).build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_holds_neither_values_of_headers_nor_the_payload() {
+        let builder = Event::new("e").header("authorization", "canary-1").json("canary-2");
+        let edit = crate::store::Edit::json("\"canary-3\"").unwrap().header("x", "canary-4").unwrap();
+        let event = builder.clone().build().unwrap();
+        let shown = format!("{builder:?} {event:?} {edit:?}");
+        assert!(!shown.contains("canary"), "{shown}");
+        assert!(format!("{event:?}").contains(r#"headers: ["authorization"]"#), "{event:?}");
     }
 }

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::event::EventId;
-use crate::store::{Node, NodeId, Status, StoredEvent};
+use crate::handler::split_detail;
+use crate::store::{Node, NodeId, RelayTask, Status, StoredEvent, TaskError};
 
 /// How many events before one are counted at most.
 pub(crate) const MOST_COUNTED: u64 = 10_000;
@@ -19,7 +20,8 @@ pub(crate) const MOST_COUNTED: u64 = 10_000;
 pub struct Circumstances {
     /// The database's time.
     pub now: DateTime<Utc>,
-    /// The event, if it is there.
+    /// The event, if it is there. Stores may leave out its payload and headers, and those of the events ahead: nothing is
+    /// decided by them, and they may be large.
     pub event: Option<StoredEvent>,
     /// The first pending event before it in its ordering key.
     pub pending_ahead: Option<StoredEvent>,
@@ -108,6 +110,15 @@ pub enum Reason {
         /// Until when, unless renewed.
         until: DateTime<Utc>,
     },
+    /// A relay holds it that has vanished: its leases are about to be released.
+    HeldByVanished {
+        /// Which relay.
+        by: NodeId,
+        /// When it was last seen.
+        seen_at: DateTime<Utc>,
+        /// When its leases are free at the latest: when others release them, or when they run out.
+        free_at: DateTime<Utc>,
+    },
     /// Whoever held it did not come back.
     LeaseRanOut {
         /// Who.
@@ -150,6 +161,17 @@ pub enum Reason {
         /// Which relays see it so.
         nodes: Vec<NodeId>,
     },
+    /// A relay that would take it, or that holds it, reports that it fails to take or to settle events.
+    RelayFails {
+        /// Which relay.
+        relay: NodeId,
+        /// Which of its tasks fails.
+        task: RelayTask,
+        /// Since when, by the clock of the relay.
+        since: DateTime<Utc>,
+        /// Why, as the relay tells it.
+        error: String,
+    },
     /// It is due and free, and a `single_node` relay leads the table: it has the event in its memory, or reads it soon.
     WithLeader {
         /// Which relay.
@@ -165,7 +187,7 @@ pub enum Reason {
         due_since: DateTime<Utc>,
         /// How many free events are due before it, if that was counted; no more than 10,000 are.
         due_before: Option<u64>,
-        /// The relays that run and deliver.
+        /// The relays that run and deliver, without those that report that they fail.
         relays: Vec<NodeId>,
         /// Whether anybody is at work: such a relay, or somebody who holds other events, or has settled one in the last minute.
         at_work: bool,
@@ -222,6 +244,11 @@ struct Around<'a> {
     due_before: Option<u64>,
 }
 
+/// Why the event last failed. Without the detail: an explanation is also for roles that see no payloads.
+fn reason_of(event: &StoredEvent) -> Option<String> {
+    event.last_error.as_deref().map(|error| split_detail(error).0.to_owned())
+}
+
 impl Around<'_> {
     fn reasons(&self) -> Vec<Reason> {
         let (event, now) = (self.event, self.circumstances.now);
@@ -231,26 +258,35 @@ impl Around<'_> {
                 return vec![Reason::Dead {
                     since: event.done_at,
                     by: event.done_by.clone(),
-                    error: event.last_error.clone(),
+                    error: reason_of(event),
                     attempts: event.attempts,
                 }];
             }
             Status::New | Status::Retry => {}
         }
         match event.lease.clone() {
-            Some((by, until)) if until > now => return vec![Reason::Held { by, until }],
-            Some((by, since)) => return vec![Reason::LeaseRanOut { by, since }],
+            Some((by, until)) if until > now => {
+                let mut reasons = vec![self.held(by.clone(), until)];
+                reasons.extend(self.failing(RelayTask::Settle).filter(|(relay, _)| *relay == by).map(fails));
+                return reasons;
+            }
+            Some((by, since)) => {
+                let mut reasons = vec![Reason::LeaseRanOut { by, since }];
+                reasons.extend(self.failing(RelayTask::Take).map(fails));
+                return reasons;
+            }
             None => {}
         }
         let mut reasons = Vec::new();
         if event.available_at > now {
-            let (at, attempts, error) = (event.available_at, event.attempts, event.last_error.clone());
+            let (at, attempts, error) = (event.available_at, event.attempts, reason_of(event));
             reasons.push(Reason::NotDue { at, attempts, error });
         }
         reasons.extend(self.behind());
         reasons.extend(self.outages());
         if reasons.is_empty() {
-            reasons.push(self.waiting());
+            reasons.extend(self.waiting());
+            reasons.extend(self.failing(RelayTask::Take).map(fails));
         }
         // What will become of it once it is taken.
         match &event.event {
@@ -262,6 +298,27 @@ impl Around<'_> {
             }
         }
         reasons
+    }
+
+    /// Held by a lease that has not run out.
+    fn held(&self, by: NodeId, until: DateTime<Utc>) -> Reason {
+        let Circumstances { now, nodes, .. } = self.circumstances;
+        let Some(vanished) = nodes.iter().find(|node| node.node == by && !node.is_running()) else {
+            return Reason::Held { by, until };
+        };
+        // A relay looks for those that have vanished as often as it announces itself.
+        let looks = |node: &&Node| node.is_running() && node.state.active && node.state.presence_ms.is_some();
+        let next_look = nodes.iter().filter(looks).map(|node| Node::announces_every(node.presence())).min();
+        let released_at = next_look
+            .filter(|_| vanished.is_to_be_released())
+            .and_then(|time| now.checked_add_signed(chrono::Duration::from_std(time).ok()?));
+        let seen_at =
+            chrono::Duration::from_std(vanished.seen).ok().and_then(|seen| now.checked_sub_signed(seen));
+        Reason::HeldByVanished {
+            by,
+            seen_at: seen_at.unwrap_or(vanished.started_at),
+            free_at: released_at.map_or(until, |at| at.min(until)),
+        }
     }
 
     /// What is before it in its key, the first one first: where dead events hold their key it is that one, where they are
@@ -313,13 +370,27 @@ impl Around<'_> {
         reasons
     }
 
-    /// Due and free, and nothing before it.
-    fn waiting(&self) -> Reason {
+    /// The relays that run and deliver.
+    fn delivering(&self) -> impl Iterator<Item = &Node> {
+        self.circumstances.nodes.iter().filter(|node| node.is_running() && node.state.active)
+    }
+
+    /// Those of them whose task fails, and how.
+    fn failing(&self, task: RelayTask) -> impl Iterator<Item = (NodeId, TaskError)> {
+        self.delivering()
+            .filter_map(move |node| Some((node.node.clone(), node.state.health.problem(task)?.clone())))
+    }
+
+    /// Due and free, and nothing before it. `None` if all relays that could take it fail to.
+    fn waiting(&self) -> Option<Reason> {
         let (due_since, due_before) = (self.event.available_at, self.due_before);
-        let Circumstances { now, leader, somebody_holds, last_settled, nodes, .. } = self.circumstances;
-        let delivers = |node: &&Node| node.is_running() && node.state.active;
-        let relays: Vec<NodeId> = nodes.iter().filter(delivers).map(|node| node.node.clone()).collect();
-        match leader.clone() {
+        let Circumstances { now, leader, somebody_holds, last_settled, .. } = self.circumstances;
+        let takes = |node: &&Node| node.state.health.problem(RelayTask::Take).is_none();
+        let relays: Vec<NodeId> = self.delivering().filter(takes).map(|node| node.node.clone()).collect();
+        if relays.is_empty() && self.delivering().next().is_some() {
+            return None;
+        }
+        Some(match leader.clone() {
             Some(leader) => Reason::WithLeader { leader, due_since, due_before },
             None => Reason::Waiting {
                 due_since,
@@ -330,8 +401,12 @@ impl Around<'_> {
                 relays,
                 last_settled: *last_settled,
             },
-        }
+        })
     }
+}
+
+fn fails((relay, TaskError { task, since, error, .. }): (NodeId, TaskError)) -> Reason {
+    Reason::RelayFails { relay, task, since, error }
 }
 
 #[cfg(test)]

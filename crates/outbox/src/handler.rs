@@ -1,6 +1,5 @@
 //! Handlers: what your code says about an event, and how it is called.
 
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use crate::event::{Event, EventType, Message, PayloadError};
+use crate::event::{Event, EventType, Message, Unparsable};
 use crate::sql::Database;
 use crate::store::{Delivery, NodeId};
 use crate::tx::Tx;
@@ -46,6 +45,7 @@ pub enum Outcome {
 pub struct Failure {
     pub(crate) again: Again,
     pub(crate) message: String,
+    pub(crate) detail: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,17 +61,63 @@ pub type Handled = Result<(), Failure>;
 impl Failure {
     /// Try again, when the retry policy says.
     pub fn retry(reason: impl fmt::Display) -> Self {
-        Self { again: Again::ByPolicy, message: reason.to_string() }
+        Self { again: Again::ByPolicy, message: reason.to_string(), detail: None }
     }
 
     /// Try again after this long. Counts as an attempt.
     pub fn retry_after(delay: Duration, reason: impl fmt::Display) -> Self {
-        Self { again: Again::After(delay), message: reason.to_string() }
+        Self { again: Again::After(delay), message: reason.to_string(), detail: None }
     }
 
     /// Never try again. Does not count as an attempt.
     pub fn dead(reason: impl fmt::Display) -> Self {
-        Self { again: Again::Never, message: reason.to_string() }
+        Self { again: Again::Never, message: reason.to_string(), detail: None }
+    }
+
+    /// Whether it says that the event is dead: no retry can help.
+    pub fn is_dead(&self) -> bool {
+        self.again == Again::Never
+    }
+
+    /// Adds a detail that may hold data, such as the answer of a receiver. It is stored with the attempt,
+    /// is never logged, and is shown only to those who may see payloads.
+    ///
+    /// ```
+    /// use outbox::Failure;
+    ///
+    /// let failure = Failure::retry("the shop answers 500").with_detail("no stock for ada@example.org");
+    /// assert_eq!(failure.to_string(), "the shop answers 500");
+    /// ```
+    pub fn with_detail(mut self, detail: impl fmt::Display) -> Self {
+        self.detail = Some(detail.to_string());
+        self
+    }
+
+    /// The text that is stored: the reason, and the detail behind a mark.
+    pub(crate) fn stored(self) -> String {
+        match self.detail {
+            Some(detail) => format!("{}{DETAIL}{detail}", self.message),
+            None => self.message,
+        }
+    }
+}
+
+/// Stands between the reason and the detail of a stored error.
+const DETAIL: &str = "\n[detail] ";
+
+/// The reason of a stored error and its [detail](Failure::with_detail), which is only for those who may see
+/// payloads.
+///
+/// ```
+/// use outbox::split_detail;
+///
+/// assert_eq!(split_detail("answers 500\n[detail] no stock"), ("answers 500", Some("no stock")));
+/// assert_eq!(split_detail("refused"), ("refused", None));
+/// ```
+pub fn split_detail(error: &str) -> (&str, Option<&str>) {
+    match error.split_once(DETAIL) {
+        Some((reason, detail)) => (reason, Some(detail)),
+        None => (error, None),
     }
 }
 
@@ -84,22 +130,31 @@ impl fmt::Display for Failure {
 impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         // What does not parse now will not parse later.
-        let again = if (&error as &dyn Any).is::<PayloadError>() { Again::Never } else { Again::ByPolicy };
-        Self { again, message: chain(&error) }
+        let is_unparsable = causes(&error).any(<dyn std::error::Error>::is::<Unparsable>);
+        let again = if is_unparsable { Again::Never } else { Again::ByPolicy };
+        Self { again, message: chain(&error), detail: None }
     }
 }
 
+/// How far down an error's causes are looked at: an error may name itself as its source.
+const MOST_CAUSES: usize = 64;
+
+/// The causes of an error, the nearest first.
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |cause| cause.source()).take(MOST_CAUSES)
+}
+
 /// An error with everything that caused it.
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
+    for cause in causes(error) {
         let cause_text = cause.to_string();
         // Many errors repeat their cause in their own text.
         if !text.ends_with(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
-        source = cause.source();
     }
     text
 }
@@ -158,6 +213,7 @@ pub struct Cx {
     pub(crate) attempt: u32,
     pub(crate) seq: Option<i64>,
     pub(crate) created_at: Option<DateTime<Utc>>,
+    pub(crate) last_error: Option<Arc<str>>,
     pub(crate) node: NodeId,
     pub(crate) store: Arc<str>,
 }
@@ -169,6 +225,7 @@ impl Cx {
             attempt: delivery.attempts + 1,
             seq: delivery.seq,
             created_at: delivery.created_at,
+            last_error: delivery.last_error.as_deref().map(Into::into),
             node: node.clone(),
             store: store.clone(),
         }
@@ -190,7 +247,25 @@ impl Cx {
         self.seq
     }
 
-    /// When the database stored it; `None` on the hot path, which does not read it back.
+    /// Why it failed last: the reason of the last attempt, with its [detail](split_detail) if it had one. `None` for an event
+    /// that has not failed.
+    ///
+    /// ```
+    /// use outbox::{Cx, Handled, split_detail};
+    ///
+    /// async fn resize(cx: Cx) -> Handled {
+    ///     if let Some((reason, _)) = cx.last_error().map(split_detail) {
+    ///         println!("attempt {}, after: {reason}", cx.attempt());
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # let _ = resize;
+    /// ```
+    pub fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
+    }
+
+    /// When the database stored it, by the database's clock: known on every path, from every store of this crate.
     pub fn created_at(&self) -> Option<DateTime<Utc>> {
         self.created_at
     }
@@ -333,4 +408,67 @@ pub enum Unrouted {
 /// The reason given for an event that has no handler.
 pub(crate) fn no_handler(event_type: &EventType, aggregate_type: &str) -> String {
     format!("no handler for event type {event_type:?} of aggregate type {aggregate_type:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::io;
+
+    use super::*;
+    use crate::event::PayloadError;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Own {
+        #[error("the order cannot be read")]
+        Wrapped(#[from] PayloadError),
+        #[error(transparent)]
+        Transparent(PayloadError),
+        #[error("one level more")]
+        Deeper(#[source] Box<Own>),
+        #[error("the payload is not a number, says another service")]
+        Elsewhere,
+    }
+
+    /// An error that names itself as its cause, for ever.
+    #[derive(Debug)]
+    struct Endless;
+
+    impl fmt::Display for Endless {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("endless")
+        }
+    }
+
+    impl Error for Endless {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(self)
+        }
+    }
+
+    #[test]
+    fn a_payload_that_does_not_parse_is_dead_whatever_error_it_comes_in() {
+        let error = || Event::new("e").json("text").build().unwrap().payload::<u32>().unwrap_err();
+        for failure in [
+            Failure::from(error()),
+            Failure::from(Own::Wrapped(error())),
+            Failure::from(Own::Transparent(error())),
+            Failure::from(Own::Deeper(Box::new(Own::Deeper(Box::new(Own::Wrapped(error())))))),
+            Failure::from(io::Error::other(error())),
+            Failure::from(Own::Deeper(Box::new(Own::Transparent(error())))),
+        ] {
+            assert!(failure.is_dead(), "{failure}");
+            assert!(failure.message.ends_with("Data error at line 1 column 6"), "{failure}");
+            assert_eq!(failure.message.matches("Data error").count(), 1, "{failure}");
+        }
+        for failure in [Failure::from(Own::Elsewhere), Failure::from(io::Error::other(Own::Elsewhere))] {
+            assert!(!failure.is_dead(), "{failure}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_is_its_own_cause_is_a_failure_too() {
+        let failure = Failure::from(Endless);
+        assert_eq!((failure.is_dead(), failure.message.as_str()), (false, "endless"));
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ use crate::tx::Tx;
 
 /// The type of the events that tell a join in another database what became of a step.
 pub(crate) const REPORT: &str = "outbox.join.report";
+
+/// How long a report waits for a database or a join that is not known. The row of its step is kept for at least as long.
+pub(crate) const REPORT_PATIENCE: Duration = Duration::from_secs(86_400);
 
 /// The longest grouping key, in characters.
 const MAX_GROUP: usize = 255;

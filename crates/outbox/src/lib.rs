@@ -27,6 +27,7 @@
 //! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | `explain` | [`Explanation`]: why an event has not been delivered yet |
+//! | [`escape`] | text from rows, made safe for log lines and terminals |
 //! | [`metrics`] | what is counted |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
 //!
@@ -36,8 +37,10 @@
 #![cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(unused))]
 
 mod admin;
+pub mod connect;
 mod destination;
 mod error;
+pub mod escape;
 mod event;
 mod explain;
 pub mod fleet;
@@ -62,9 +65,10 @@ mod tx;
 /// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
 pub(crate) const EVENTS: &str = "outbox::events";
 
-pub use admin::{Admin, DeadFilter};
+pub use admin::{Admin, DeadFilter, OpenAudit};
+pub use connect::Pooler;
 pub use destination::{Destination, Outage, Router};
-pub use error::{DatabaseError, DecodeError, Error, EventError, Result};
+pub use error::{DatabaseError, DecodeError, Error, EventError, Result, StorageFault};
 pub use event::{
     AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
     Payload, PayloadError,
@@ -73,6 +77,7 @@ pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
 pub use handler::{
     Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
+    split_detail,
 };
 pub use hook::WriterHook;
 pub use join::{
@@ -81,14 +86,17 @@ pub use join::{
 pub use log::{
     Appended, Condition, Fate, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, LogPublisher, MAX_APPEND,
     MAX_TAG, MAX_TAGS, Outgoing, Pair, PairId, PairLag, PairState, PairStatus, Position, Projection,
-    PublishError, Publisher, Query, Statistics, StatisticsPublisher, Tag, Topic,
+    PublishError, Publisher, Query, Statistics, StatisticsPublisher, Tag, Topic, Unavailable,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
 pub use relay::{OneOutbox, PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
-pub use sql::{Clock, Database, DatabaseKind, SqlStore, StoreOptions, migration_sql, open_store};
+pub use sql::{
+    Clock, Database, DatabaseKind, DatabaseRole, SqlStore, StoreOptions, grants_sql, migration_sql,
+    open_store,
+};
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
 

@@ -14,13 +14,18 @@
 //! | `outbox.settle.stale` | counter | verdicts that came too late to count |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
 //! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 20 s, or every 2 s while events are settled |
+//! | `outbox.take.last.seconds` | gauge | when the database last completed a take, in seconds since 1970: `time() - …` is its age |
+//! | `outbox.settle.last.seconds` | gauge | the same of the last settlement |
+//! | `outbox.task.failing` | gauge | 1 while the task fails: `take`, `settle`, `renew`, `log_relay`, … |
+//! | `outbox.task.errors` | counter | errors and panics of the task |
 //! | `outbox.destination.unavailable` | gauge | 1 while the destination is not available and its events wait |
 //! | `outbox.log.published` | counter | events of the log that a publisher took |
 //! | `outbox.log.errors` | counter | batches that a publisher failed to take |
 //! | `outbox.log.leading` | gauge | 1 while this node leads the pair of topic and publisher |
 //! | `outbox.log.lag` | gauge | how many positions the pair is behind the end of the log |
 //!
-//! Each carries the label `store`, those of the log also `topic` and `publisher`, that of a destination also `destination`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
+//! Each carries the label `store`, those of the log also `topic` and `publisher`, that of a destination also `destination`, those of a task also
+//! `task`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
 //!
 //! | name | kind | counts |
 //! | --- | --- | --- |
@@ -33,6 +38,7 @@
 use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::log::PairId;
+use crate::store::RelayTask;
 
 /// Handles to all of the relay's metrics, looked up once.
 #[derive(Clone)]
@@ -49,6 +55,8 @@ pub(crate) struct Metrics {
     pub(crate) hot_depth: Gauge,
     pub(crate) cold_depth: Gauge,
     pub(crate) oldest_lag_ms: Gauge,
+    pub(crate) last_take: Gauge,
+    pub(crate) last_settlement: Gauge,
     prefix: String,
     store: String,
 }
@@ -70,6 +78,8 @@ impl Metrics {
             hot_depth: gauge("queue.hot.depth"),
             cold_depth: gauge("queue.cold.depth"),
             oldest_lag_ms: gauge("lag.oldest.ms"),
+            last_take: gauge("take.last.seconds"),
+            last_settlement: gauge("settle.last.seconds"),
             prefix: prefix.to_owned(),
             store: store.to_owned(),
         }
@@ -79,6 +89,18 @@ impl Metrics {
     pub(crate) fn unavailable(&self, destination: &str) -> Gauge {
         let labels = [("store", self.store.clone()), ("destination", destination.to_owned())];
         gauge!(format!("{}.destination.unavailable", self.prefix), &labels)
+    }
+
+    /// Whether a task fails.
+    pub(crate) fn failing(&self, task: RelayTask) -> Gauge {
+        let labels = [("store", self.store.clone()), ("task", task.as_str().to_owned())];
+        gauge!(format!("{}.task.failing", self.prefix), &labels)
+    }
+
+    /// Errors and panics of a task.
+    pub(crate) fn errors(&self, task: RelayTask) -> Counter {
+        let labels = [("store", self.store.clone()), ("task", task.as_str().to_owned())];
+        counter!(format!("{}.task.errors", self.prefix), &labels)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The outbox: where an application writes its events, and where it starts its relay.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,9 @@ use tracing::Instrument as _;
 
 use crate::EVENTS;
 use crate::admin::Admin;
+use crate::connect::Pooler;
 use crate::error::{EventError, Result};
+use crate::escape::Escaped;
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
 use crate::fleet::guarded::Guarded;
 use crate::hook::{Hooks, WriterHook};
@@ -155,9 +158,25 @@ impl OutboxBuilder {
         self
     }
 
-    /// How large a payload may be; [`MAX_PAYLOAD`] if not set.
+    /// Whether a pooler stands in front of PostgreSQL; found out when connecting if not set. With
+    /// [`on_pool`](OutboxBuilder::on_pool) nothing is found out: say it there.
+    pub fn pooler(mut self, pooler: Pooler) -> Self {
+        self.options = self.options.pooler(pooler);
+        self
+    }
+
+    /// A PostgreSQL URL that leads to the server itself, past a pooler: the relay waits for
+    /// notifications on it. Without it a relay behind a pooler polls.
+    pub fn direct_url(mut self, url: impl Into<String>) -> Self {
+        self.options = self.options.direct_url(url);
+        self
+    }
+
+    /// How large a payload may be; [`MAX_PAYLOAD`] if not set. A relay of this outbox dead-letters larger
+    /// ones, which other programs have written, without reading them.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = Some(bytes);
+        self.options = self.options.max_payload(bytes);
         self
     }
 
@@ -186,14 +205,16 @@ impl OutboxBuilder {
         self.open(&url).await
     }
 
-    /// Connects to PostgreSQL.
+    /// Connects to PostgreSQL. A server on another machine is [verified](crate::connect) unless the URL
+    /// says otherwise.
     #[cfg(feature = "postgres")]
     pub async fn postgres(self, url: &str) -> Result<Outbox<sqlx::Postgres>> {
         self.expect_scheme(url, &["postgres", "postgresql"])?;
         self.open(url).await
     }
 
-    /// Connects to MySQL or MariaDB.
+    /// Connects to MySQL or MariaDB. A server on another machine is [verified](crate::connect) unless
+    /// the URL says otherwise.
     #[cfg(feature = "mysql")]
     pub async fn mysql(self, url: &str) -> Result<Outbox<sqlx::MySql>> {
         self.expect_scheme(url, &["mysql", "mariadb"])?;
@@ -228,7 +249,8 @@ impl OutboxBuilder {
     }
 
     pub(crate) fn options(mut self, options: StoreOptions) -> Self {
-        self.options = options;
+        let limit = self.max_payload.unwrap_or(MAX_PAYLOAD);
+        self.options = options.max_payload(limit);
         self
     }
 
@@ -359,6 +381,27 @@ impl<DB: Database> Outbox<DB> {
 
     /// Writes an event in a transaction. Returns its id, or `None` if a hook suppressed it or an event with the same
     /// deduplication key is already there.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// outbox.write(&mut tx, outbox::Event::new("order.placed").json(&42)).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Without a transaction it does not compile; [`send`](Outbox::send) begins one of its own:
+    ///
+    /// ```compile_fail,E0308
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let mut tx = outbox.pool().acquire().await?;
+    /// outbox.write(&mut tx, outbox::Event::new("order.placed").json(&42)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn write(&self, tx: &mut Tx<'_, DB>, event: impl IntoEvent) -> Result<Option<EventId>> {
         Ok(self.write_all(tx, [event]).await?.pop())
     }
@@ -377,11 +420,12 @@ impl<DB: Database> Outbox<DB> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
+        tx.is_whole()?;
         let hot = !tx.is_savepoint();
         let batch = match self.insert(tx.connection(), events, hot).await {
             Ok(batch) => batch,
             Err(error) => {
-                tx.write_failed();
+                tx.write_failed(&error);
                 return Err(error);
             }
         };
@@ -470,6 +514,7 @@ impl<DB: Database> Outbox<DB> {
 
     /// Does something to a join in a transaction.
     pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinAct) -> Result<Acted> {
+        tx.is_whole()?;
         let acted = self.shared.store.join_on(tx.connection(), act).await;
         match &acted {
             Ok(Acted { wrote: true, .. }) => {
@@ -477,7 +522,7 @@ impl<DB: Database> Outbox<DB> {
                 tx.after_commit(move || outbox.wake());
             }
             Ok(_) => {}
-            Err(_) => tx.write_failed(),
+            Err(error) => tx.write_failed(error),
         }
         acted
     }
@@ -545,7 +590,16 @@ impl<DB: Database> Outbox<DB> {
             rows.iter_mut().for_each(|row| row.leased = false);
         }
         let span = tracing::debug_span!("outbox.write", store = store.name(), events = rows.len());
-        batch.events = store.write(conn, &rows, birth.as_ref()).instrument(span).await?;
+        let dated = !batch.reserved.is_empty();
+        let stored = store.write(conn, &rows, birth.as_ref(), dated).instrument(span).await?;
+        let times: HashMap<&EventId, _> = stored.iter().map(|(event, at)| (event.id(), *at)).collect();
+        for place in &mut batch.reserved {
+            if let Some(Some(at)) = times.get(place.event().id()) {
+                place.stored_at(*at);
+            }
+        }
+        drop(times);
+        batch.events = stored.into_iter().map(|(event, _)| event).collect();
         if batch.events.len() < rows.len() {
             // What was already there by its deduplication key needs no place.
             let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();
@@ -554,7 +608,7 @@ impl<DB: Database> Outbox<DB> {
         }
         for event in &batch.events {
             let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
-            tracing::info!(target: EVENTS, store = store.name(), event = %id, %event_type, correlation_id, "event written");
+            tracing::info!(target: EVENTS, store = store.name(), event = %Escaped(id), event_type = %Escaped(event_type), correlation_id, "event written");
         }
         hooks.after_write(&batch.events);
         Ok(batch)
@@ -577,7 +631,7 @@ impl<DB: Database> Outbox<DB> {
 
     /// The events as a work queue, for those who take work themselves instead of running a relay.
     pub fn queue(&self) -> WorkQueue {
-        WorkQueue::new(self.store())
+        WorkQueue::new(self.store()).waking(self.door())
     }
 
     /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the
@@ -602,8 +656,8 @@ impl<DB: Database> Outbox<DB> {
         self.relay(Mode::Ordered)
     }
 
-    /// No delivery from here: CDC or another process does it. Purges by age, if
-    /// [`purge`](RelayBuilder::purge) says so.
+    /// No delivery from here: CDC or another process does it. Purges what is DONE, if [`purge`](RelayBuilder::purge) says so, and
+    /// by age alone only with [`delete_undelivered`](crate::PurgeSettings::delete_undelivered), which is for CDC.
     pub fn writer_only(&self) -> RelayBuilder {
         self.relay(Mode::WriterOnly)
     }

@@ -15,8 +15,8 @@ pub trait RetryPolicy: fmt::Debug + Send + Sync + 'static {
 
 /// Exponential backoff with jitter, up to a number of attempts.
 ///
-/// The default waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in `[0.5, 1.5)`, and gives up after the
-/// tenth attempt.
+/// The default, for handlers, waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in `[0.5, 1.5)`, and gives up after
+/// the tenth attempt: after about 100 s. [Publishing](Backoff::publishing) is retried for about a day.
 ///
 /// ```
 /// use std::time::Duration;
@@ -42,6 +42,12 @@ impl Default for Backoff {
 }
 
 impl Backoff {
+    /// The default for publishing: waits `min(10 min, 1 s × 2^(n−1))`, times a random factor in `[0.5, 1.5)`, and gives up after
+    /// 154 attempts, which span about 24 hours: as long as it may take to repair a receiver.
+    pub fn publishing() -> Self {
+        Self { base: Duration::from_secs(1), max: Duration::from_secs(600), attempts: 154, jitter: true }
+    }
+
     /// `min(2^n s, 60 s)` after the n-th failure, without jitter.
     pub fn powers_of_two() -> Self {
         Self { base: Duration::from_secs(2), jitter: false, ..Self::default() }
@@ -100,11 +106,13 @@ pub(crate) fn decide(
         Ok(Outcome::Done) => Verdict::Done,
         Ok(Outcome::RetryAfter(after)) => Verdict::Again { after, counted: false, error: None },
         Ok(Outcome::Dead(reason)) => Verdict::Dead { counted: false, reason },
-        Err(Failure { again: Again::Never, message }) => Verdict::Dead { counted: false, reason: message },
-        Err(Failure { again, message }) => match (policy.delay(attempts + 1, random), again) {
-            (None, _) => Verdict::Dead { counted: true, reason: message },
+        Err(failure) if failure.again == Again::Never => {
+            Verdict::Dead { counted: false, reason: failure.stored() }
+        }
+        Err(failure) => match (policy.delay(attempts + 1, random), failure.again) {
+            (None, _) => Verdict::Dead { counted: true, reason: failure.stored() },
             (Some(_), Again::After(after)) | (Some(after), _) => {
-                Verdict::Again { after, counted: true, error: Some(message) }
+                Verdict::Again { after, counted: true, error: Some(failure.stored()) }
             }
         },
     }
@@ -128,6 +136,16 @@ mod tests {
         }
         assert_eq!(default_delays(0.5)[9], None);
         assert_eq!(Backoff::default().max_attempts(99).delay(40, 0.5), Some(60 * SEC));
+    }
+
+    #[test]
+    fn publishing_is_retried_for_a_day() {
+        let policy = Backoff::publishing();
+        let delays: Vec<Duration> = (1..).map_while(|failed| policy.delay(failed, 0.5)).collect();
+        assert_eq!((delays[0], delays[1], delays[152]), (SEC, 2 * SEC, 600 * SEC));
+        let day = 24 * 3_600 * SEC;
+        let all: Duration = delays.into_iter().sum();
+        assert!(all > day && all < day + 600 * SEC, "{all:?}");
     }
 
     #[test]

@@ -7,9 +7,10 @@
 //! - **The database's clock decides.** Times go in as durations and are added to the database's now.
 //! - **Every settlement is fenced.** It names the claim it settles; a stale holder changes no row.
 //! - **Order per key is the store's.** [`take`](Store::take) never returns an event of a key while an
-//!   earlier one of that key is unsettled and not part of the same answer (or of what the taker holds).
+//!   earlier one of that key, as far as it goes to the same [destination](Take::destinations), is unsettled and not part
+//!   of the same answer (or of what the taker holds).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +23,23 @@ use crate::error::Result;
 use crate::event::{Event, EventId};
 pub use crate::explain::Circumstances;
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
-pub use crate::log::{Frontier, LogStore, Move, PairStore, Roll, Stored};
+pub use crate::log::{BoundedRead, Frontier, LogStore, Move, PairStore, Roll, Stored, Unreadable};
 
 mod admin;
 mod deed;
+mod health;
 mod look;
 mod node;
 
 pub use admin::AdminStore;
 pub use deed::{Audit, Deed, Edit};
+pub use health::{RelayHealth, RelayTask, TaskError};
 pub(crate) use look::MOST_LOOKED_AT;
 pub use look::{
-    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventRow, Overview, Page, PageAsk, Shelf, TypeCount,
+    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
+    Shelf, TypeCount,
 };
-pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, TypeCounts};
+pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, Released, TypeCounts};
 
 /// Where the events of one outbox live.
 #[async_trait]
@@ -85,7 +89,7 @@ pub trait Store: AdminStore + fmt::Debug {
     /// Who holds a named lease now, if anybody.
     async fn leader(&self, name: &str) -> Result<Option<NodeId>>;
 
-    /// Deletes one batch of old rows. Returns how many.
+    /// Deletes one batch of old rows. Returns how many; fewer than the limit means that no more were found.
     async fn purge(&self, purge: Purge) -> Result<u64>;
 
     /// Deletes one batch of inbox entries older than this. Returns how many.
@@ -138,10 +142,16 @@ pub trait Store: AdminStore + fmt::Debug {
         limit: usize,
     ) -> Result<Vec<(EventId, Option<Step>)>>;
 
+    /// The row that attaches an event of this database to a join, wherever the join is. `None`: there is no such row.
+    async fn member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>>;
+
     /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// Says that a relay runs, and what it says of itself: for people. Forgets those that were last seen over a day ago.
+    /// Says that a relay runs, and what it says of itself. Forgets those that were last seen over a day ago.
+    ///
+    /// A relay that has not announced itself for its [presence](Node::presence) has vanished, by the database's clock, and
+    /// [`release_vanished`](Store::release_vanished) releases its leases.
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()>;
 
     /// A relay has stopped.
@@ -149,6 +159,13 @@ pub trait Store: AdminStore + fmt::Debug {
 
     /// The relays that were seen, the one that was seen last first.
     async fn nodes(&self) -> Result<Vec<Node>>;
+
+    /// Releases the leases on events of relays that have vanished, once each: by [`release_node`](AdminStore::release_node),
+    /// apart from leadership, which runs out sooner. Returns those relays, and how many events each held.
+    ///
+    /// An announcement waits for a release that has begun. So of the two one comes first: either the relay is seen in time and
+    /// keeps everything, or everything is released before its announcement is answered.
+    async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>>;
 
     /// A watch that is called when something is written, where the database carries calls.
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
@@ -282,17 +299,43 @@ pub struct Take {
     pub skip_recent: Duration,
     /// What a dead event does to the later events of its key.
     pub on_dead: OnDead,
-    /// Leave alone events of these types. They still hold back the later events of their keys.
+    /// Leave alone events of these types. They still hold back the later events of their keys, as far as
+    /// [`destinations`](Take::destinations) does not tell them apart.
     pub skip_types: Vec<String>,
-    /// The newest event of each key that the taker already holds. Everything of that key up to there counts as taken; with
+    /// Take no more than one event, of one of these types: to find out whether their destination is available again. The
+    /// [cursor](Taken::cursor) is the place of that event then.
+    pub probe: Option<Vec<String>>,
+    /// The destination of each event type whose events all go to the same one: a number that is only compared. An event of such
+    /// a type is held back by earlier events of its key that go there too, and by those whose type is not listed; an event
+    /// whose type is not listed, by all earlier ones. Empty: by all earlier ones.
+    pub destinations: BTreeMap<String, u64>,
+    /// The newest event of each run that the taker already holds. Everything of that run up to there counts as taken; with
     /// [`Holder::Lease`] only what is still leased to the taker.
-    pub frontiers: HashMap<Arc<str>, Reach>,
+    pub frontiers: HashMap<RunId, Reach>,
     /// Whether events may be leased together, which costs a database that can do so far less. Then only this store, and no
     /// other one with the same owner, can settle and extend what it took.
     pub together: bool,
+    /// How many bytes of events to take at most. The first event is taken however large it is.
+    pub max_bytes: usize,
 }
 
-/// How much of a key a taker holds.
+/// Names events that are delivered one after another: those of an ordering key, or those of them that go to one destination.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunId {
+    /// The ordering key.
+    pub key: Arc<str>,
+    /// The number that [`Take::destinations`] gives the destination; `None` for all events of the key.
+    pub destination: Option<u64>,
+}
+
+impl RunId {
+    /// All events of a key.
+    pub fn of_key(key: impl Into<Arc<str>>) -> Self {
+        Self { key: key.into(), destination: None }
+    }
+}
+
+/// How much of a run a taker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// The newest event of it.
@@ -329,7 +372,9 @@ pub enum OnDead {
 pub struct Taken {
     /// To be handled, in this order.
     pub deliveries: Vec<Delivery>,
-    /// Taken, but cannot be turned into events: to be buried with this reason.
+    /// How many rows could be neither leased nor settled, and were dead-lettered instead.
+    pub dead_lettered: usize,
+    /// Taken, but cannot be turned into events: to be dead-lettered with this reason.
     pub undecodable: Vec<(EventId, Claim, String)>,
     /// The place after the last row looked at, whether it was taken or not.
     pub cursor: Option<Cursor>,
@@ -337,6 +382,8 @@ pub struct Taken {
     pub scanned: usize,
     /// Keys of which rows were left behind, because an earlier event of the key is in the way.
     pub behind: Vec<Arc<str>>,
+    /// The types of the events that were left behind, and of those that are in their way.
+    pub behind_types: BTreeSet<String>,
 }
 
 /// An event on its way to a handler.
@@ -357,8 +404,10 @@ pub struct Delivery {
     /// Set if whoever held it last never came back, so that it may be what killed them: how many of its starts since then
     /// were [counted](Store::count_start).
     pub suspect: Option<u32>,
-    /// When the database stored it. Unknown on the hot path, which does not read it back.
+    /// When the database stored it.
     pub created_at: Option<DateTime<Utc>>,
+    /// Why it failed last, if it did.
+    pub last_error: Option<String>,
 }
 
 /// What became of one delivery.
@@ -395,6 +444,16 @@ pub enum Verdict {
     },
     /// Not handled at all: given back as it was.
     Released,
+    /// Not handled at all, and still suspect: the holder before may have vanished because of it, and no
+    /// handler has come to an end with it since.
+    ReleasedSuspect,
+}
+
+impl Verdict {
+    /// Whether the event was given back without having been handled.
+    pub fn is_release(&self) -> bool {
+        matches!(self, Self::Released | Self::ReleasedSuspect)
+    }
 }
 
 /// What settling changed.
@@ -427,14 +486,19 @@ pub struct Purge {
     pub limit: usize,
 }
 
-/// Which rows may be purged.
+/// Which rows may be purged. The status decides; the age counts from `done_at`, or from `created_at` where another writer has
+/// left `done_at` NULL. Steps of joins that are still open stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purgeable {
-    /// DONE rows, by the time they were done.
+    /// DONE rows.
     Done,
-    /// DONE and DEAD rows, by the time they became so.
+    /// DEAD rows, apart from those that hold back their key: a dead event with an ordering key stays while a later event of
+    /// its key is pending, or the later event would be delivered as if the dead one had been.
+    Dead,
+    /// First DONE rows, then DEAD rows.
     Finished,
-    /// All rows, those that are pending by the time they became available: for tables that only CDC reads.
+    /// All rows, those that are pending by the time they became available, and dead ones also where they hold back their key:
+    /// for tables that only CDC reads.
     Everything,
 }
 
@@ -598,6 +662,15 @@ impl JoinAct {
             | JoinAct::Cancel { join } => join,
         }
     }
+}
+
+/// The row that attaches an event to a join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinMember {
+    /// The name of the database that the join is in; empty for the event's own.
+    pub home: String,
+    /// Outcome of the step; `None` while the event is pending.
+    pub status: Option<Step>,
 }
 
 /// What an act led to.

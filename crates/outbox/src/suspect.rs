@@ -8,8 +8,9 @@
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::escape::Escaped;
 use crate::event::EventId;
-use crate::store::{Claim, Delivery, Holder, Store};
+use crate::store::{Claim, Delivery, Holder, Store, Verdict};
 
 /// How often an event may be started after its holder vanished, before it is taken for what made them vanish.
 const MAX_CRASHES: u32 = 3;
@@ -21,6 +22,11 @@ impl Delivery {
     /// Whether nothing else that is suspect may be in hand beside it: what was so before did not come to its end.
     pub(crate) fn goes_alone(&self) -> bool {
         self.suspect.is_some_and(|starts| starts > 0)
+    }
+
+    /// It is given back without having been handled. A suspect stays one, or a clean stop between two crashes would clear it.
+    pub(crate) fn released(&self) -> Verdict {
+        if self.suspect.is_some() { Verdict::ReleasedSuspect } else { Verdict::Released }
     }
 }
 
@@ -58,14 +64,14 @@ pub(crate) enum Start {
 pub(crate) async fn start(store: &dyn Store, by: &Holder, event: &EventId, claim: Claim) -> Start {
     match store.count_start(by, event, claim).await {
         Ok(Some(starts)) if starts > MAX_CRASHES => {
-            tracing::error!(store = store.name(), %event, starts, "event is dead: its handler never came back");
+            tracing::error!(store = store.name(), event = %Escaped(event), starts, "event is dead: its handler never came back");
             Start::Bury(format!("its handler was started {MAX_CRASHES} times and never came back"))
         }
         Ok(Some(_)) => Start::Go,
         Ok(None) => Start::Leave,
         Err(error) => {
             // Safer not to run it uncounted; it comes again.
-            tracing::warn!(store = store.name(), %event, %error, "could not count a start");
+            tracing::warn!(store = store.name(), event = %Escaped(event), %error, "could not count a start");
             Start::Leave
         }
     }

@@ -51,7 +51,8 @@ pub struct Tx<'c, DB: Database> {
     touched: bool,
     /// Whether the inbox said that something is to be done here: then it must not be lost without an error.
     receiving: bool,
-    /// Whether an append to the log was begun and not finished.
+    /// Whether an append to the log was begun and not finished, or the database has ended the transaction by itself: what comes
+    /// after that would not be part of it.
     half: bool,
 }
 
@@ -116,7 +117,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.callbacks.push((When::Commit, Box::new(callback)));
     }
 
-    /// Runs after a rollback: by call, by drop, or because the database refused the commit.
+    /// Runs after a rollback: by call, also one that fails, by drop, or because the database refused the commit.
     pub fn after_rollback(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.callbacks.push((When::Rollback, Box::new(callback)));
     }
@@ -153,12 +154,15 @@ impl<'c, DB: Database> Tx<'c, DB> {
     }
 
     /// Rolls back.
+    ///
+    /// Callbacks and hooks run also if this fails or is cancelled: the connection is closed or rolled back before its next
+    /// use, and a transaction whose connection is gone cannot be committed any more.
     pub async fn rollback(mut self) -> Result<()> {
-        if let Some(inner) = self.inner.take() {
-            inner.rollback().await?;
+        match self.inner.take() {
+            // The drop of the handle tells callbacks and hooks, however this ends.
+            Some(inner) => Ok(inner.rollback().await?),
+            None => Ok(()),
         }
-        self.end_rolled_back();
-        Ok(())
     }
 
     /// Looks which events are still in the table, and forgets the others.
@@ -216,7 +220,8 @@ impl<'c, DB: Database> Tx<'c, DB> {
     pub(crate) fn is_whole(&self) -> Result<()> {
         if self.half {
             return Err(Error::Lifecycle(
-                "an append to the log was cancelled, or ended by a deadlock: the transaction is rolled back, begin again",
+                "the transaction is over: an append to the log was cancelled, or the database rolled it back after an error; \
+                 begin again",
             ));
         }
         Ok(())
@@ -241,9 +246,10 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.savepoint
     }
 
-    /// A write failed: PostgreSQL may have given up the transaction.
-    pub(crate) fn write_failed(&mut self) {
+    /// A write failed: PostgreSQL may have given up the transaction, and other databases may have ended it.
+    pub(crate) fn write_failed(&mut self, error: &Error) {
         self.unsure = true;
+        self.half |= matches!(error, Error::Database(error) if error.ends_transaction());
     }
 }
 
@@ -329,8 +335,9 @@ impl<DB: Database> Drop for Tx<'_, DB> {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.take() {
             inner.abandon();
-            self.end_rolled_back();
         }
+        // A commit has taken what there was to tell.
+        self.end_rolled_back();
     }
 }
 

@@ -7,8 +7,12 @@ mod bed;
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time, numbered};
+use outbox::fleet::FleetDatabase;
 use outbox::store::{Deed, PageAsk, Shelf};
-use outbox::{Backoff, Event, NodeId, OutboxBuilder, PairId, Position, Query};
+use outbox::{
+    Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, OutboxBuilder, PairId, Position, Query,
+    StoreOptions, grants_sql,
+};
 use sqlx::{MySql, Postgres};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -17,39 +21,23 @@ fn is_postgres<DB: Base>() -> bool {
     DB::NAME == <Postgres as sqlx::Database>::NAME
 }
 
-/// A user who may SELECT, INSERT, UPDATE and DELETE, in the outbox's own tables and nowhere else. Returns its URL.
+/// A user with the printed rights of a relay, in the outbox's own tables and nowhere else. Returns its URL.
 async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
     let (user, at) = (&bed.table, bed.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     bed.run(create).await.unwrap();
-    let common = [
-        "",
-        "_lease",
-        "_schema",
-        "_join",
-        "_join_member",
-        "_inbox",
-        "_log",
-        "_log_tag",
-        "_topic_progress",
-        "_node",
-        "_attempt",
-        "_audit",
-    ];
-    let own: &[&str] = if is_postgres::<DB>() { &["_batch"] } else { &["_key", "_log_head"] };
-    for table in common.iter().chain(own) {
-        let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}}{table} TO {{t}}");
-        bed.run(&grant).await.unwrap();
-    }
-    if is_postgres::<DB>() {
-        bed.run("GRANT SELECT, USAGE ON SEQUENCE {t}_log_seq TO {t}").await.unwrap();
+    let kind = if is_postgres::<DB>() { DatabaseKind::Postgres } else { DatabaseKind::MySql };
+    let options = StoreOptions::default().table(&bed.table);
+    let grants = grants_sql(kind, &options, DatabaseRole::Relay, user).unwrap();
+    for grant in grants.lines().filter(|line| !line.starts_with("--")) {
+        bed.run(grant).await.unwrap();
     }
     let scheme = bed.url().find("://").unwrap() + 3;
     format!("{}{user}{}", &bed.url()[..scheme], &bed.url()[at..])
 }
 
 /// Everything that a program does at run time.
-async fn four_rights_on_its_tables_are_enough<DB: Base>() {
+async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     let Some(bed) = Bed::<DB>::new().await else { return };
     let url = modest_user(&bed).await;
     let outbox = DB::open(OutboxBuilder::new().table(&bed.table).max_connections(4), &url).await.unwrap();
@@ -167,6 +155,49 @@ async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Base>() {
     }
 }
 
+/// 127.1 is this machine to a resolver, and a name like any other to the rule.
+async fn a_server_elsewhere_is_verified_unless_the_url_says_otherwise<DB: Base>() {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    let url = bed.url().replacen("@127.0.0.1:", "@127.1:", 1);
+    if url == bed.url() {
+        return;
+    }
+    let builder = || OutboxBuilder::new().table(&bed.table);
+    let refused = DB::open(builder(), &url).await.unwrap_err().to_string();
+    assert!(refused.contains("TLS") && refused.contains("sslmode=disable"), "{refused}");
+    let database = FleetDatabase::new("elsewhere", &url).table(&bed.table);
+    let fleet = Fleet::builder().databases([database]).open().await.unwrap();
+    let refused = fleet.store("elsewhere").unwrap().stats().await.unwrap_err().to_string();
+    assert!(refused.contains("TLS"), "{refused}");
+
+    let plain = if is_postgres::<DB>() { "sslmode=disable" } else { "ssl-mode=DISABLED" };
+    let outbox = DB::open(builder(), &format!("{url}?{plain}")).await.unwrap();
+    outbox.send(Event::new("e").json(&1)).await.unwrap();
+}
+
+/// The certificate of this server is by an authority that nothing here trusts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_named() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let plan = outbox_testbed::Plan::pgbouncer(bed.url()).tls();
+    if !plan.is_here() {
+        return;
+    }
+    let server = plan.start();
+    let open = |parameters: String| {
+        let url = format!("{}?{parameters}", server.url());
+        let table = bed.table.clone();
+        async move { OutboxBuilder::new().table(table).postgres(&url).await }
+    };
+    let refused = open("sslmode=verify-full".to_owned()).await.unwrap_err().to_string();
+    assert!(refused.contains("certificate") && refused.contains("sslrootcert=FILE"), "{refused}");
+    let plain = open("sslmode=disable".to_owned()).await;
+    assert!(plain.is_err(), "it takes no connection without TLS");
+    let ca = server.ca_file();
+    let outbox = open(format!("sslmode=verify-full&sslrootcert={}", ca.display())).await.unwrap();
+    outbox.send(Event::new("e").json(&1)).await.unwrap();
+}
+
 macro_rules! on_every_server {
     ($($sentence:ident)+) => {$(
         mod $sentence {
@@ -186,6 +217,7 @@ macro_rules! on_every_server {
 }
 
 on_every_server! {
-    four_rights_on_its_tables_are_enough
+    the_printed_rights_of_a_relay_are_enough
     a_url_that_demands_encryption_gets_it_or_an_error
+    a_server_elsewhere_is_verified_unless_the_url_says_otherwise
 }

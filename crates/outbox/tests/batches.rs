@@ -11,7 +11,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bed::{Bed, numbered};
 use outbox::store::{
-    Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, Settlement, SharedStore, Take, Verdict,
+    Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, RunId, Settlement, SharedStore, Take,
+    Verdict,
 };
 use outbox::{Completion, Cx, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
@@ -31,8 +32,11 @@ fn everything(by: Holder) -> Take {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        probe: None,
+        destinations: Default::default(),
         frontiers: HashMap::new(),
         together: true,
+        max_bytes: usize::MAX,
     }
 }
 
@@ -43,7 +47,7 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
 /// For one that has these events of the key in hand already, all by lists.
 async fn take_after(store: &SharedStore, owner: &str, in_hand: &[Delivery]) -> Vec<Delivery> {
     let reach = in_hand.iter().filter_map(|d| d.seq).max().map(|seq| Reach { seq, together: true });
-    let frontiers = reach.map(|reach| ("key".into(), reach)).into_iter().collect();
+    let frontiers = reach.map(|reach| (RunId::of_key("key"), reach)).into_iter().collect();
     let take = Take { frontiers, ..everything(by(owner)) };
     store.take(&take).await.unwrap().deliveries
 }
@@ -58,7 +62,7 @@ async fn settle(store: &SharedStore, owner: &str, deliveries: &[Delivery], verdi
 /// Somebody who takes and does not end: has the lock that takers have one at a time.
 async fn hang(bed: &Bed<Postgres>) -> PgConnection {
     let mut conn = PgConnection::connect(bed.url()).await.unwrap();
-    let lock = format!("BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('\"{}\"', 8))", bed.table);
+    let lock = format!("BEGIN; LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", bed.table);
     sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut conn).await.unwrap();
     conn
 }
@@ -130,7 +134,7 @@ async fn one_that_led_settles_nothing_that_another_has_listed_since() {
     let store = bed.outbox.store();
     bed.outbox.send(numbered("e", 1)).await.unwrap();
     let led = store.lead(EXCLUSIVE, &"leader".into(), LEASE).await.unwrap();
-    let Leadership::Held { epoch, .. } = led else { panic!("nobody else leads") };
+    let Leadership::Held { epoch, .. } = led else { panic!("no other node leads") };
     let leader = Holder::Exclusive { owner: "leader".into(), epoch };
     let done = |d: &Delivery| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: Verdict::Done };
     let read = store.take(&everything(leader.clone())).await.unwrap().deliveries;
@@ -189,6 +193,30 @@ async fn one_who_hangs_while_taking_does_not_keep_the_others_from_it() {
     assert_eq!(taken.len(), 10);
     assert!(hanging.ping().await.is_err(), "its session is over");
     assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 10);
+}
+
+/// Every role that may connect can take every advisory lock, and the session may keep it for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_without_rights_cannot_stop_taking() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    bed.run("CREATE ROLE {t} LOGIN").await.unwrap();
+    let (scheme, at) = (bed.url().find("://").unwrap() + 3, bed.url().rfind('@').unwrap());
+    let url = format!("{}{}{}", &bed.url()[..scheme], bed.table, &bed.url()[at..]);
+    let mut stranger = PgConnection::connect(&url).await.unwrap();
+    for seed in 0..20 {
+        let lock = format!("SELECT pg_advisory_lock(hashtextextended('\"{}\"', {seed}))", bed.table);
+        sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut stranger).await.unwrap();
+    }
+    let lock = format!("LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", bed.table);
+    let refused = sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut stranger).await;
+    assert_eq!(refused.unwrap_err().as_database_error().unwrap().code().unwrap(), "42501");
+
+    let taken = tokio::time::timeout(Duration::from_secs(8), take(&store, "one")).await;
+    assert_eq!(taken.expect("no lock is waited for").len(), 10);
+    assert!(stranger.close().await.is_ok());
+    bed.run("DROP ROLE {t}").await.unwrap();
 }
 
 /// One who is only slow is waited for.

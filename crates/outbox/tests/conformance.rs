@@ -30,10 +30,10 @@ mod sql {
     use std::time::Duration;
 
     use outbox::store::{
-        Completion, EXCLUSIVE, Holder, Move, Origin, Settlement, SharedStore, Take, Verdict,
+        Completion, EXCLUSIVE, Filter, Holder, Move, Origin, PageAsk, Settlement, SharedStore, Take, Verdict,
     };
     use outbox::{
-        DatabaseKind, Error, Event, NodeId, OnDead, PairId, PairStatus, StoreOptions, migration_sql,
+        DatabaseKind, Error, Event, GLOBAL, NodeId, OnDead, PairId, PairStatus, StoreOptions, migration_sql,
         open_store,
     };
 
@@ -56,8 +56,11 @@ mod sql {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: Default::default(),
             together: false,
+            max_bytes: usize::MAX,
         };
         let taken = store.take(&take).await.unwrap().deliveries;
         let done: Vec<_> = taken
@@ -208,6 +211,65 @@ mod sql {
     #[tokio::test]
     async fn tables_may_live_in_a_schema_of_their_own_on_mysql() {
         a_schema_of_its_own(Place::mysql().await).await;
+    }
+
+    /// Columns of text take what is no JSON; PostgreSQL's column does not.
+    #[tokio::test]
+    async fn blank_headers_are_none_where_the_column_is_a_text() {
+        let mut places = vec![Place::sqlite_file().await];
+        #[cfg(feature = "mysql")]
+        places.extend([Place::mariadb().await, Place::mysql().await]);
+        for place in places.into_iter().flatten() {
+            let store = place.store(place.options()).await;
+            store.migrate().await.unwrap();
+            for headers in ["", " ", "\t \n"] {
+                let table = &place.table;
+                place
+                    .run(&format!(
+                        "INSERT INTO {table} (event_type, payload, headers) VALUES ('x', '1', '{headers}')"
+                    ))
+                    .await;
+            }
+            let listed = store.list(&Default::default(), 10).await.unwrap();
+            assert_eq!(listed.len(), 3);
+            for stored in listed {
+                assert!(stored.event.unwrap().headers().is_empty());
+            }
+        }
+    }
+
+    /// SQLite's column stays NOT NULL: SQLite could drop that only by copying the table.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    #[tokio::test]
+    async fn null_is_the_global_aggregate() {
+        let mut places = Vec::new();
+        #[cfg(feature = "postgres")]
+        places.push(Place::postgres().await);
+        #[cfg(feature = "mysql")]
+        places.extend([Place::mariadb().await, Place::mysql().await]);
+        for place in places.into_iter().flatten() {
+            let store = place.store(place.options()).await;
+            store.migrate().await.unwrap();
+            for value in ["NULL", "'__GLOBAL__'", "'order'"] {
+                let table = &place.table;
+                place
+                    .run(&format!(
+                        "INSERT INTO {table} (event_type, payload, aggregate_type) VALUES ('x', '1', {value})"
+                    ))
+                    .await;
+            }
+            let global = Filter { aggregate_type: Some(GLOBAL.to_owned()), ..Filter::default() };
+            let listed = store.list(&global, 10).await.unwrap();
+            assert_eq!(listed.len(), 2, "NULL is found by the name as well");
+            for stored in &listed {
+                assert_eq!(stored.event.as_ref().unwrap().aggregate_type(), GLOBAL);
+            }
+            let page = store.page(&PageAsk { filter: global, ..PageAsk::default() }).await.unwrap();
+            assert_eq!(
+                page.rows.iter().map(|row| row.aggregate_type.as_str()).collect::<Vec<_>>(),
+                [GLOBAL; 2]
+            );
+        }
     }
 
     /// MySQL's and MariaDB's tables take any text: JSON_VALID would refuse deep JSON that is valid.

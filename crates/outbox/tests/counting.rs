@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use outbox::{Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic};
+use outbox::{Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable};
 
 /// One thread, so that the recorder of this test is nobody else's.
 #[tokio::test(flavor = "current_thread")]
@@ -77,9 +77,17 @@ async fn everything_that_happens_to_an_event_is_counted() {
     let names: Vec<&str> = gauges.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(
         names,
-        ["shop.outbox.lag.oldest.ms", "shop.outbox.queue.cold.depth", "shop.outbox.queue.hot.depth"]
+        [
+            "shop.outbox.lag.oldest.ms",
+            "shop.outbox.queue.cold.depth",
+            "shop.outbox.queue.hot.depth",
+            "shop.outbox.settle.last.seconds",
+            "shop.outbox.take.last.seconds"
+        ]
     );
-    assert!(gauges[1..].iter().all(|(_, depth)| *depth == 0.0), "{gauges:?}");
+    assert!(gauges[1..3].iter().all(|(_, depth)| *depth == 0.0), "{gauges:?}");
+    let now = chrono::Utc::now().timestamp_millis() as f64 / 1_000.0;
+    assert!(gauges[3..].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -196,7 +204,7 @@ impl Publisher for Away {
         Ok(())
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+    async fn health(&self) -> Result<(), Unavailable> {
+        Unavailable::unless(self.0.load(Ordering::SeqCst), "it is not healthy")
     }
 }

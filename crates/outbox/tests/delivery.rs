@@ -4,6 +4,7 @@ mod bed;
 #[path = "bed/failing.rs"]
 mod failing;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bed::{FOREVER, Gate, Seen, numbered};
@@ -77,6 +78,79 @@ on_every_database! {
             assert_eq!((json.aggregate_type().as_str(), json.aggregate_id()), ("order", Some("42")));
             assert_eq!((bytes.payload_bytes(), bytes.content_type()), (&*blob, "application/x-all"));
             assert_eq!((empty.payload_bytes(), empty.content_type()), (&b""[..], "text/plain"));
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// The first attempt goes the hot way, without being read back; the second is read from the table.
+    async fn both_paths_tell_the_same_times_and_the_retry_its_last_error(|bed|) {
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+            let relay = relay.retry(Backoff::default().base(MS).max(MS)).on_type("e", move |cx: outbox::Cx| {
+                sender.send(cx.clone()).unwrap();
+                async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("no answer")) } else { Ok(()) } }
+            });
+            let relay = relay.start().await.unwrap();
+            let ids = bed.outbox.send_all([numbered("e", 1), numbered("e", 2).dedup_key("d")]).await.unwrap();
+            let mut all = Vec::new();
+            while all.len() < 4 {
+                all.push(received.recv().await.unwrap());
+            }
+            for id in &ids {
+                let of = |attempt: u32| all.iter().find(|cx| cx.id() == id && cx.attempt() == attempt).unwrap();
+                let (hot, cold) = (of(1), of(2));
+                assert!(hot.seq().is_none() && cold.seq().is_some(), "one attempt on each path");
+                let created_at = bed.find(id).await.created_at;
+                for cx in [hot, cold] {
+                    assert_eq!(cx.created_at(), Some(created_at));
+                    assert_eq!((cx.is_delayed(), cx.available_at()), (false, None));
+                }
+                assert_eq!((hot.last_error(), cold.last_error()), (None, Some("no answer")));
+            }
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            bed.run("DELETE FROM {t}").await.unwrap();
+        }
+    }
+
+    /// Neither `idle` nor `poll_once` is called, which would look by themselves.
+    async fn the_poller_looks_by_itself(|bed|) {
+        let writer = bed.another().await;
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+            let seen = Seen::default();
+            let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
+            for n in 0..3 {
+                writer.write("e", n..n + 1).await;
+                seen.reach(n as usize + 1).await;
+            }
+            relay.stop().await.unwrap();
+            seen.assert_each_once(0..3);
+        }
+    }
+
+    /// not for the row, not for the hot path, and not for a retry.
+    async fn a_payload_is_serialized_once(|bed|) {
+        struct Counted(AtomicUsize);
+        impl serde::Serialize for Counted {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_u64(self.0.fetch_add(1, Ordering::SeqCst) as u64)
+            }
+        }
+        for hot in [true, false] {
+            let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+            let relay = bed.outbox.single_node().retry(Backoff::default().base(MS).max(MS));
+            let relay = if hot { relay } else { relay.no_hot_path() };
+            let relay = relay.on_type("e", move |cx: outbox::Cx| {
+                sender.send(cx.payload::<u64>().unwrap()).unwrap();
+                async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("again")) } else { Ok(()) } }
+            });
+            let relay = relay.start().await.unwrap();
+            let payload = Counted(AtomicUsize::new(0));
+            bed.outbox.send(Event::new("e").json(&payload)).await.unwrap();
+            for _ in 0..2 {
+                assert_eq!(received.recv().await, Some(0), "hot: {hot}");
+            }
+            assert_eq!(payload.0.load(Ordering::SeqCst), 1, "hot: {hot}");
             relay.stop().await.unwrap();
         }
     }
@@ -237,8 +311,11 @@ on_every_database! {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: Default::default(),
             together: false,
+            max_bytes: usize::MAX,
         };
         let mut medians = Vec::new();
         for doublings in [0, 7] {
@@ -397,6 +474,28 @@ on_every_database! {
             assert_eq!(seen.numbers(), [0, 1]);
             relay.stop().await.unwrap();
         }
+    }
+
+    /// The database's clock passed the end of a lease before it was renewed, and no other relay was there to claim the event.
+    async fn a_relay_that_claims_its_own_event_again_goes_on_with_it(frozen |bed|) {
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let drafts = (0..3).map(|n| numbered("e", n).ordering_key("k"));
+        let ids = bed.outbox.send_all(drafts).await.unwrap();
+        let relay = bed.outbox.multi_node().presence(NEVER).poll_interval(5 * MS).on_type("e", seen.behind(&gate));
+        let relay = relay.start().await.unwrap();
+        seen.reach(1).await;
+        bed.advance(Duration::from_secs(60));
+        let now = bed.clock.as_ref().unwrap().now();
+        while bed.find(&ids[0]).await.lease.is_none_or(|(_, until)| until <= now) {
+            tokio::time::sleep(MS).await;
+        }
+        gate.open();
+        relay.idle().await.unwrap();
+        assert_eq!(seen.numbers(), [0, 1, 2], "each once, and in order");
+        for id in &ids {
+            assert_eq!(bed.status(id).await, Status::Done);
+        }
+        relay.stop().await.unwrap();
     }
 
     /// No poll comes by itself: the relay remembers when what it saw written is due.

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bed::{Gate, Seen, numbered};
 use outbox::{
     Admin, Backoff, Event, EventId, Explanation, Failure, Outgoing, PublishError, Publisher, Reason,
+    Unavailable,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -42,11 +43,15 @@ impl Publisher for Broker {
     }
 
     async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
-        if self.is_healthy().await { Ok(()) } else { Err(PublishError::unavailable("nobody there")) }
+        if self.health().await.is_ok() {
+            Ok(())
+        } else {
+            Err(PublishError::unavailable("connection refused"))
+        }
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.up.load(Ordering::SeqCst)
+    async fn health(&self) -> Result<(), Unavailable> {
+        Unavailable::unless(self.up.load(Ordering::SeqCst), "it is not healthy")
     }
 }
 

@@ -26,7 +26,7 @@ where
     store.migrate().await.unwrap();
     let (a, b) = (NodeId::from("a"), NodeId::from("b"));
     let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &a, LEASE).await.unwrap() else {
-        panic!("nobody else leads");
+        panic!("no other node leads");
     };
     let events = [1, 2].map(|n| Event::new("e").json(&n).build().unwrap());
     store.insert(&events).await.unwrap();
@@ -38,8 +38,11 @@ where
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        probe: None,
+        destinations: Default::default(),
         frontiers: std::collections::HashMap::new(),
         together: false,
+        max_bytes: usize::MAX,
     };
     let taken = store.take(&take).await.unwrap();
     let done = |d: &outbox::store::Delivery| Settlement {

@@ -166,6 +166,89 @@ async fn a_report_waits_for_a_relay_that_knows_the_home() {
     scene.fleet.close().await;
 }
 
+fn forged(home: &str, join: &str, step: &str, became: &str) -> outbox::EventBuilder {
+    let payload = serde_json::json!({ "home": home, "join": join, "step": step, "became": became });
+    Event::new("outbox.join.report").json(&payload)
+}
+
+/// The right to insert into one tenant's table gives no say in the joins of another's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forged_report_is_dead_and_settles_no_join() {
+    let folder = Folder::new();
+    let fleet = Fleet::builder()
+        .database("tenant-a", folder.url("a"))
+        .database("tenant-b", folder.url("b"))
+        .migrate(true)
+        .open()
+        .await
+        .unwrap();
+    let (a, b): (Outbox<Sqlite>, Outbox<Sqlite>) =
+        (fleet.outbox("tenant-a").unwrap(), fleet.outbox("tenant-b").unwrap());
+    let join = b.joins().start(NewJoin::of(2)).await.unwrap().id;
+    b.joins().wait(&join, JoinWait::new().then(Event::new("payout.approved").json(&1))).await.unwrap();
+    let other = b.joins().start(NewJoin::of(1)).await.unwrap().id;
+    // A step of tenant-a that is attached, and not due for a day.
+    let day = Duration::from_secs(86_400);
+    let pending = a.send(Event::new("step").json(&1).deliver_after(day)).await.unwrap().unwrap();
+    a.joins().attach(join.at("tenant-b"), &pending).await.unwrap();
+    let forgeries = [
+        forged("tenant-b", join.as_str(), "s1", "completed"),
+        forged("tenant-b", join.as_str(), "s2", "failed"),
+        forged("tenant-b", join.as_str(), pending.as_str(), "completed"),
+        forged("tenant-b", other.as_str(), pending.as_str(), "completed"),
+        forged("nowhere", join.as_str(), "s1", "completed"),
+        Event::new("outbox.join.report").json("no report at all"),
+    ];
+    let count = forgeries.len();
+    a.send_all(forgeries).await.unwrap();
+    let follows = Seen::default();
+    let relay = fleet.multi_node().on_type("payout.approved", follows.handler()).start().await.unwrap();
+    relay.idle().await.unwrap();
+    let dead = a.admin().dead(&Default::default(), 100).await.unwrap();
+    assert_eq!(dead.len(), count, "{dead:?}");
+    for event in &dead {
+        let reason = event.last_error.as_deref().unwrap_or_default();
+        assert!(reason.starts_with("forged join report: "), "{reason}");
+    }
+    for id in [&join, &other] {
+        let found = b.admin().join(id).await.unwrap().unwrap();
+        assert_eq!((found.attached, found.completed, found.status), (0, 0, JoinStatus::Pending));
+    }
+    assert_eq!((follows.count(), b.admin().stats().await.unwrap().new), (0, 0));
+    relay.stop().await.unwrap();
+    fleet.close().await;
+}
+
+/// Such a report is not tried for ever: a fleet that has the database may be a day late, not more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_to_an_unknown_database_dies_after_a_day() {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
+    let a: Outbox<Sqlite> = fleet.outbox("a").unwrap();
+    let join = JoinId::from("join-7");
+    let seen = Seen::default();
+    let step = a.send(numbered("step", 1)).await.unwrap().unwrap();
+    a.joins().attach(join.at("gone"), &step).await.unwrap();
+    let relay = fleet.multi_node().on_any(seen.handler()).start().await.unwrap();
+    seen.reach(1).await;
+    relay.idle().await.unwrap();
+    assert_eq!(a.admin().stats().await.unwrap().dead, 0, "the report waits");
+    relay.stop().await.unwrap();
+    let mut tx = a.begin().await.unwrap();
+    let older = "UPDATE outbox_event SET available_at = '2020-01-01 00:00:00.000000', \
+                 occurred_at = '2020-01-01 00:00:00.000000' WHERE event_type = 'outbox.join.report'";
+    let changed = sqlx::query(older).execute(&mut *tx).await.unwrap().rows_affected();
+    tx.commit().await.unwrap();
+    assert_eq!(changed, 1);
+    let relay = fleet.multi_node().on_any(seen.handler()).start().await.unwrap();
+    relay.idle().await.unwrap();
+    let dead = a.admin().dead(&Default::default(), 10).await.unwrap();
+    let reason = dead[0].last_error.as_deref().unwrap();
+    assert!(reason.contains("unknown to this relay for a day"), "{reason}");
+    relay.stop().await.unwrap();
+    fleet.close().await;
+}
+
 #[derive(Serialize, Deserialize)]
 struct Booked(i64);
 impl Message for Booked {

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{FOREVER, Seen, numbered};
+use bed::{FOREVER, Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
     Backoff, Destination, Error, Event, Failure, Fate, Interceptor, LatchPublisher, Outgoing, PublishError,
-    Publisher, Relay, Router, StatisticsPublisher,
+    Publisher, Relay, Router, StatisticsPublisher, Unavailable,
 };
 
 const SEC: Duration = Duration::from_secs(1);
@@ -55,8 +55,8 @@ impl Publisher for Moody {
         self.latch.publish_batch(events).await
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.well.load(Ordering::SeqCst)
+    async fn health(&self) -> Result<(), Unavailable> {
+        Unavailable::unless(self.well.load(Ordering::SeqCst), "it is not healthy")
     }
 }
 
@@ -103,14 +103,40 @@ impl Publisher for Down {
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         self.tries.fetch_add(1, Ordering::SeqCst);
         if !self.is_up.load(Ordering::SeqCst) {
-            return Err(PublishError::unavailable("nobody there"));
+            return Err(PublishError::unavailable("connection refused"));
         }
         self.arrived.lock().unwrap().extend(events.iter().map(|event| event.id().to_string()));
         Ok(())
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.is_up.load(Ordering::SeqCst) || self.tries.load(Ordering::SeqCst) == 0
+    async fn health(&self) -> Result<(), Unavailable> {
+        Unavailable::unless(
+            self.is_up.load(Ordering::SeqCst) || self.tries.load(Ordering::SeqCst) == 0,
+            "it is not healthy",
+        )
+    }
+}
+
+/// Holds up every batch until it is let go, and notes how large each is and how many there are at once.
+struct Slow {
+    gate: Gate,
+    begun: tokio::sync::mpsc::UnboundedSender<usize>,
+    running: AtomicU32,
+    most: AtomicU32,
+}
+
+#[async_trait]
+impl Publisher for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.most.fetch_max(self.running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        self.begun.send(events.len()).unwrap();
+        self.gate.pass().await;
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
     }
 }
 
@@ -121,6 +147,33 @@ async fn relay_until(relay: &Relay, so: impl Fn() -> bool) {
         assert!(tokio::time::Instant::now() < until, "it takes too long");
         relay.poll_once().await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// As `RelayBuilder::workers` says: what bounds events is the batch, and the publisher itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_bound_batches_of_250_events_and_not_events() {
+    for workers in [1, 3] {
+        let bed = bed::Bed::<sqlx::Sqlite>::new().await.unwrap();
+        bed.write("e", 0..900).await;
+        let (begun, mut batches) = tokio::sync::mpsc::unbounded_channel();
+        let slow = Slow { gate: Gate::closed(), begun, running: 0.into(), most: 0.into() };
+        let slow = Arc::new(slow);
+        let relay = bed.outbox.single_node().workers(workers).batch(900).forward(["e"], slow.clone());
+        let relay = relay.start().await.unwrap();
+        let mut sizes = Vec::new();
+        while sizes.iter().sum::<usize>() < 900 {
+            while sizes.len() < workers {
+                sizes.push(batches.recv().await.unwrap());
+            }
+            slow.gate.admit(1);
+            sizes.push(batches.recv().await.unwrap());
+        }
+        slow.gate.open();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(slow.most.load(Ordering::SeqCst), workers as u32, "batches at once");
+        assert_eq!(sizes.iter().max(), Some(&250), "{sizes:?}");
     }
 }
 
@@ -471,8 +524,8 @@ on_every_database! {
             }
 
             /// Not right after it broke, and then again.
-            async fn is_healthy(&self) -> bool {
-                !self.1.load(Ordering::SeqCst) || self.2.fetch_add(1, Ordering::SeqCst) > 0
+            async fn health(&self) -> Result<(), Unavailable> {
+                Unavailable::unless(!self.1.load(Ordering::SeqCst) || self.2.fetch_add(1, Ordering::SeqCst) > 0, "it is not healthy")
             }
         }
 
@@ -485,6 +538,256 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(bed.status(&id).await, Status::Done);
+    }
+
+    /// The destination takes a connection, says that it is well, and refuses whatever is sent. What that costs depends on how
+    /// often it is tried, not on how many events wait.
+    async fn a_half_open_outage_writes_a_few_rows_for_each_probe(|bed|) {
+        let tries = Arc::new(AtomicU32::new(0));
+        let counted = tries.clone();
+        let refuses = Says::new(move |_: &[Outgoing]| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Err(PublishError::unavailable("503 Service Unavailable"))
+        });
+        bed.write("e", 0..2_000).await;
+        let relay = bed.outbox.multi_node()
+            .workers(2)
+            .poll_interval(Duration::from_millis(20))
+            .forward_any(refuses)
+            .start().await.unwrap();
+        let tried = || tries.load(Ordering::SeqCst);
+        // Each claim of a row, and each time that one is given back, raises its counter.
+        let writes = async || {
+            let mut sum = 0;
+            for n in 0.. {
+                match bed.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {n}")).await {
+                    0 => break,
+                    rows => sum += rows,
+                }
+            }
+            sum
+        };
+        // The first batches were under way at once.
+        relay_until(&relay, || tried() >= 4).await;
+        relay.idle().await.unwrap();
+        let (tries_before, before) = (tried(), writes().await);
+        assert!(before < 4_000, "what was in hand is given back once, and no more is taken: {before} writes");
+        relay_until(&relay, || tried() >= tries_before + 2).await;
+        relay.idle().await.unwrap();
+        let (more, written) = (tried() - tries_before, writes().await - before);
+        assert!(written <= i64::from(more + 1) * 3, "{written} writes for {more} probes");
+        let outages = bed.outbox.store().nodes().await.unwrap().remove(0).state.outages;
+        relay.stop().await.unwrap();
+        assert_eq!(outages[0].reason, "503 Service Unavailable");
+        assert_eq!(bed.tally().await, (2_000, 0, 0, 0), "no attempt was counted");
+    }
+
+    /// One event makes the destination say that it is unavailable, whenever it is sent. The others arrive, and in the end that is
+    /// the event's failure.
+    async fn an_event_that_shuts_its_destination_starves_no_other(|bed|) {
+        let arrived = Arc::new(Mutex::new(HashSet::new()));
+        let theirs = arrived.clone();
+        let publisher = Says::new(move |events: &[Outgoing]| {
+            if events.iter().any(|event| event.payload::<u64>().unwrap() == 7) {
+                return Err(PublishError::unavailable("out of memory"));
+            }
+            theirs.lock().unwrap().extend(events.iter().map(|event| event.id().clone()));
+            Ok(())
+        });
+        let ids = bed.write("e", 0..40).await;
+        let relay = bed.outbox.multi_node()
+            .poll_interval(Duration::from_millis(20))
+            .retry(Backoff::never())
+            .forward_any(publisher)
+            .start().await.unwrap();
+        relay_until(&relay, || arrived.lock().unwrap().len() == 39).await;
+        // Others that come later show that the destination takes events.
+        let until = tokio::time::Instant::now() + FOREVER;
+        for n in 100.. {
+            if bed.status(&ids[7]).await == Status::Dead {
+                break;
+            }
+            assert!(tokio::time::Instant::now() < until, "it is tried without end");
+            bed.outbox.send(numbered("e", n)).await.unwrap();
+            relay.poll_once().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        relay.stop().await.unwrap();
+        let dead = bed.find(&ids[7]).await;
+        assert_eq!((dead.attempts, bed.tally().await.3), (1, 1), "and it alone");
+        assert!(dead.last_error.unwrap().starts_with("out of memory"));
+    }
+
+    /// The publisher knows which event it was, and asks for time for that one. It says so of the destination as well.
+    async fn a_failure_of_one_event_counts_though_the_publisher_is_unhealthy_afterwards(|bed|) {
+        struct SlowDown(LatchPublisher, AtomicU32);
+
+        #[async_trait]
+        impl Publisher for SlowDown {
+            fn name(&self) -> &'static str {
+                "slow down"
+            }
+
+            async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+                let late = |event: &Outgoing| event.payload::<u64>().unwrap() == 3;
+                let (some, rest): (Vec<_>, Vec<_>) = events.iter().cloned().partition(|event| !late(event));
+                self.0.publish_batch(&some).await?;
+                if rest.is_empty() {
+                    return Ok(());
+                }
+                self.1.store(2, Ordering::SeqCst);
+                let fate = |event: &Outgoing| match late(event) {
+                    true => Fate::Failed(Failure::retry_after(3_600 * SEC, "429 Too Many Requests")),
+                    false => Fate::Published,
+                };
+                Err(PublishError::each(events.iter().map(fate).collect()))
+            }
+
+            /// Not right after that, and then again.
+            async fn health(&self) -> Result<(), Unavailable> {
+                let busy = self.1.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+                Unavailable::unless(!busy, "it is not healthy")
+            }
+        }
+
+        let latch = LatchPublisher::expecting(9);
+        let ids = bed.write("e", 0..10).await;
+        let publisher = SlowDown(latch.clone(), AtomicU32::new(0));
+        let relay = bed.outbox.multi_node().forward(["e"], publisher).start().await.unwrap();
+        latch.wait(FOREVER).await.expect("the others arrive");
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        let late = bed.find(&ids[3]).await;
+        assert_eq!((late.status, late.attempts), (Status::Retry, 1));
+        assert!(late.available_at > late.created_at + chrono::Duration::minutes(50), "{}", late.available_at);
+    }
+
+    /// Not even those of the same keys. Once it is back its own events come in their order.
+    async fn an_outage_holds_up_no_other_destination_through_shared_keys(|bed|) {
+        for n in 0..60 {
+            let event_type = if n % 2 == 0 { "lost" } else { "fine" };
+            bed.outbox.send(numbered(event_type, n).ordering_key(["a", "b", "c"][n as usize % 3])).await.unwrap();
+        }
+        let lost = Arc::new(Down::default());
+        let (fine, arrived) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        let (notes, theirs, up) = (fine.clone(), arrived.clone(), lost.clone());
+        let note = |list: &Mutex<Vec<u64>>, events: &[Outgoing]| {
+            list.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
+        };
+        let healthy = Says::new(move |events: &[Outgoing]| {
+            note(&notes, events);
+            Ok(())
+        });
+        let broken = Says::new(move |events: &[Outgoing]| {
+            if !up.is_up.load(Ordering::SeqCst) {
+                return Err(PublishError::unavailable("connection refused"));
+            }
+            note(&theirs, events);
+            Ok(())
+        });
+        let relay = bed.outbox.ordered()
+            .poll_interval(Duration::from_millis(20))
+            .forward(["lost"], broken)
+            .forward(["fine"], healthy)
+            .start().await.unwrap();
+        relay_until(&relay, || fine.lock().unwrap().len() == 30).await;
+        assert!(arrived.lock().unwrap().is_empty());
+        lost.is_up.store(true, Ordering::SeqCst);
+        relay_until(&relay, || arrived.lock().unwrap().len() == 30).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 0, 60, 0));
+        for list in [fine, arrived] {
+            for key in 0..3 {
+                let of_key: Vec<u64> = list.lock().unwrap().iter().copied().filter(|n| n % 3 == key).collect();
+                assert!(of_key.is_sorted(), "{of_key:?}");
+            }
+        }
+    }
+
+    /// Neither a dead event nor one that is retried does. The relay learns the types from what it finds in the way.
+    async fn a_failing_event_holds_up_its_own_destination_only(|bed|) {
+        struct ByType(Destination, Destination);
+
+        impl Router for ByType {
+            fn route(&self, event: &Event) -> Option<Destination> {
+                self.of_type(event.event_type())
+            }
+
+            fn of_type(&self, event_type: &outbox::EventType) -> Option<Destination> {
+                Some(if *event_type == "bad" { self.0.clone() } else { self.1.clone() })
+            }
+        }
+
+        let refuses = || Says::new(|events: &[Outgoing]| {
+            let fate = |event: &Outgoing| Fate::Failed(match event.ordering_key() {
+                Some("dead") => Failure::dead("refused"),
+                _ => Failure::retry_after(3_600 * SEC, "not now"),
+            });
+            Err(PublishError::each(events.iter().map(fate).collect()))
+        });
+        for key in ["dead", "late"] {
+            bed.outbox.send(numbered("bad", 0).ordering_key(key)).await.unwrap();
+        }
+        let first = bed.outbox.ordered().forward_any(refuses()).start().await.unwrap();
+        first.idle().await.unwrap();
+        first.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (0, 1, 0, 1));
+        for (n, event_type) in (1..).zip(["bad", "good", "bad", "good"]) {
+            for key in ["dead", "late"] {
+                bed.outbox.send(numbered(event_type, n).ordering_key(key)).await.unwrap();
+            }
+        }
+        let good = LatchPublisher::expecting(4);
+        let router = ByType(refuses().into(), good.clone().into());
+        let relay = bed.outbox.single_node().forward_by(router).start().await.unwrap();
+        let arrived = good.wait(FOREVER).await.expect("they go elsewhere");
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        for key in ["dead", "late"] {
+            let of_key = arrived.iter().filter(|event| event.ordering_key() == Some(key));
+            assert_eq!(of_key.map(|event| event.payload().unwrap()).collect::<Vec<u64>>(), [2, 4], "{key}");
+        }
+        assert_eq!(bed.tally().await, (4, 1, 4, 1), "the rest waits behind its own");
+    }
+
+    /// A key with an event for a handler, which may do anything, is one run.
+    async fn a_key_with_handlers_and_two_destinations_stays_in_order(|bed|) {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let publisher = || {
+            let order = order.clone();
+            Says::new(move |events: &[Outgoing]| {
+                order.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
+                Ok(())
+            })
+        };
+        let handled = order.clone();
+        let relay = bed.outbox.ordered()
+            .workers(8)
+            .batch(7)
+            .on_type("handled", move |cx: outbox::Cx| {
+                handled.lock().unwrap().push(cx.payload::<u64>().unwrap());
+                std::future::ready(())
+            })
+            .forward(["a"], publisher())
+            .forward(["b"], publisher())
+            .start().await.unwrap();
+        for n in 0..120 {
+            let event_type = ["a", "b", "a", "handled", "b"][n as usize % 5];
+            bed.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
+        }
+        relay_until(&relay, || order.lock().unwrap().len() == 120).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        let order = order.lock().unwrap();
+        let place = |n: u64| order.iter().position(|one| *one == n).unwrap();
+        for n in 0..120 {
+            for later in n + 1..120 {
+                let (one, other) = (n % 5, later % 5);
+                let ordered = one == 3 || other == 3 || (one == 0 || one == 2) == (other == 0 || other == 2);
+                assert!(!ordered || place(n) < place(later), "{later} came before {n}: {order:?}");
+            }
+        }
     }
 
     /// As a handler's are.

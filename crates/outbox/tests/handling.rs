@@ -435,6 +435,91 @@ mod on_sqlite {
         assert_eq!(deliver(&bed, relay(), numbered("more", 1)).await.status, Status::Retry);
     }
 
+    #[derive(Serialize, Deserialize)]
+    struct Posted;
+
+    impl Message for Posted {
+        const TYPE: &'static str = "e";
+    }
+
+    /// Never ends, or fails at once.
+    async fn goes_wrong(hangs: bool) -> Handled {
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        Err(Failure::retry("always"))
+    }
+
+    async fn fails_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
+        goes_wrong(false).await
+    }
+
+    async fn hangs_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
+        goes_wrong(true).await
+    }
+
+    /// Each form in which a handler is registered, with one before and one after it that has the relay's own settings.
+    #[tokio::test]
+    async fn every_form_of_handler_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
+        type Form = fn(outbox::RelayBuilder, bool) -> outbox::RelayBuilder;
+        let forms: [(&str, Form); 5] = [
+            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| goes_wrong(hangs))),
+            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| goes_wrong(hangs))),
+            ("on_aggregate", |relay, hangs| {
+                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| goes_wrong(hangs))
+            }),
+            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| goes_wrong(hangs))),
+            ("on_tx", |relay, hangs| if hangs { relay.on_tx(hangs_in_tx) } else { relay.on_tx(fails_in_tx) }),
+        ];
+        let bed = fresh().await;
+        let relay = || bed.outbox.single_node().on_type("before", move |_: Cx| goes_wrong(false));
+        let posted = || Event::new("e").json(&Posted);
+        for (name, form) in forms {
+            let stored = deliver(&bed, form(relay(), false), posted()).await;
+            assert_eq!(stored.status, Status::Retry, "{name} by the relay's own policy");
+            let stored = deliver(&bed, form(relay(), false).with_retry(Backoff::never()), posted()).await;
+            assert_eq!(stored.status, Status::Dead, "{name}");
+
+            let limited = form(relay(), true).with_timeout(20 * MS).with_retry(Backoff::never());
+            let stored = deliver(&bed, limited, posted()).await;
+            assert_eq!(stored.status, Status::Dead, "{name}");
+            let error = stored.last_error.unwrap();
+            assert!(error.contains("did not finish within 20ms"), "{name}: {error}");
+
+            let others = || {
+                let relay = form(relay(), false).with_retry(Backoff::never());
+                relay.on_type("after", move |_: Cx| goes_wrong(false))
+            };
+            for other in ["before", "after"] {
+                let stored = deliver(&bed, others(), numbered(other, 1)).await;
+                assert_eq!(stored.status, Status::Retry, "{other} {name}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn options_of_a_handler_follow_a_handler() {
+        let bed = fresh().await;
+        let relay = || bed.outbox.single_node();
+        let publisher = || outbox::LogPublisher::new();
+        for (wrong, said) in [
+            (relay().with_retry(Backoff::never()), "with_retry follows a handler"),
+            (relay().with_timeout(SEC), "with_timeout follows a handler"),
+            (
+                relay().forward(["e"], publisher()).with_retry(Backoff::never()),
+                "with_retry follows a handler",
+            ),
+            (
+                relay().on_any(async |_: Cx| {}).forward(["e"], publisher()).with_timeout(SEC),
+                "with_timeout follows",
+            ),
+            (relay().on_any(async |_: Cx| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
+        ] {
+            let error = wrong.start().await.unwrap_err();
+            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(said), "{error}");
+        }
+    }
+
     #[derive(Debug)]
     struct Bomb;
 

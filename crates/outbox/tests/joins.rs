@@ -8,7 +8,7 @@ use bed::{Base, Bed, Seen, numbered};
 use outbox::store::JoinFilter;
 use outbox::{
     Error, Event, EventError, EventId, Failure, Join, JoinError, JoinId, JoinStatus, JoinWait, NewJoin,
-    Outcome, PurgeSettings, RelayBuilder, WriterHook,
+    NodeId, Outcome, PurgeSettings, RelayBuilder, WorkItem, WriterHook,
 };
 
 fn quick(builder: RelayBuilder) -> RelayBuilder {
@@ -34,6 +34,31 @@ impl WriterHook for Suppress {
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
         Ok(events.into_iter().filter(|event| *event.event_type() != "secret").collect())
     }
+}
+
+/// No poll comes meanwhile: time stands still for the relay.
+#[tokio::test]
+async fn a_step_that_is_acknowledged_wakes_the_relay_of_this_process() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let (queue, me) = (bed.outbox.queue(), NodeId::from("me"));
+    bed.outbox.fan_out([numbered("step", 1)]).then(then(2)).send().await.unwrap();
+    let items = queue.claim(&me, Duration::from_secs(3_600), 10).await.unwrap();
+    let follows = Seen::default();
+    let relay = bed.outbox.multi_node().on_type("then", follows.handler()).start().await.unwrap();
+    relay.idle().await.unwrap();
+    // A blocking task keeps the clock from going on by itself. After ten seconds it does, and polls.
+    let patience = Duration::from_secs(10);
+    let (awake, asleep) = std::sync::mpsc::channel::<()>();
+    let still = tokio::task::spawn_blocking(move || _ = asleep.recv_timeout(patience));
+    tokio::time::pause();
+    let began = std::time::Instant::now();
+    assert_eq!(queue.ack(&me, items.iter().map(WorkItem::id)).await.unwrap(), 1);
+    follows.reach(1).await;
+    assert!(began.elapsed() < patience, "found by a poll");
+    drop(awake);
+    still.await.unwrap();
+    tokio::time::resume();
+    relay.stop().await.unwrap();
 }
 
 on_every_database! {

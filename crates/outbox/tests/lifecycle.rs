@@ -315,6 +315,23 @@ async fn a_failed_start_leaves_nothing_behind() {
     relay.stop().await.unwrap();
 }
 
+/// The door is taken and the relay has announced itself when the database refuses to let it lead.
+#[tokio::test]
+async fn a_start_that_fails_half_way_leaves_nothing_behind() {
+    let bed = fresh().await;
+    bed.run("ALTER TABLE {t}_lease RENAME TO {t}_away").await.unwrap();
+    bed.outbox.single_node().node("first").start().await.unwrap_err();
+    bed.run("ALTER TABLE {t}_away RENAME TO {t}_lease").await.unwrap();
+    let nodes = bed.outbox.admin().nodes().await.unwrap();
+    assert!(nodes.is_empty(), "a relay that does not run is not announced: {nodes:?}");
+    let seen = Seen::default();
+    let relay = bed.outbox.single_node().node("second").on_type("e", seen.handler()).start().await.unwrap();
+    assert!(relay.is_active(), "the door is free, and nobody leads");
+    bed.write("e", 0..1).await;
+    seen.reach(1).await;
+    relay.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_relay_can_be_started_again_after_a_stop() {
     let bed = fresh().await;

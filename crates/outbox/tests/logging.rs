@@ -38,6 +38,22 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     outbox.send(Event::new("good").id("twice").json(CANARY)).await?;
     let refused = outbox.send(Event::new("good").id("twice").json(CANARY)).await.unwrap_err();
     relay.idle().await?;
+    let bad = outbox.send(Event::new("bad").json(CANARY)).await?.unwrap();
+    relay.idle().await?;
+    // A row that cannot be decoded, and a database that does not answer as it should.
+    sqlx::query(
+        "INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES ('unread', 'good', '1', '[1]')",
+    )
+    .execute(outbox.pool())
+    .await?;
+    relay.idle().await?;
+    sqlx::query("ALTER TABLE outbox_event RENAME TO away").execute(outbox.pool()).await?;
+    relay.wake();
+    while !lines.text().contains("could not take events") {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    sqlx::query("ALTER TABLE away RENAME TO outbox_event").execute(outbox.pool()).await?;
+    relay.idle().await?;
     let queue = outbox.queue();
     let me = outbox::NodeId::from("worker");
     outbox.send(Event::new("later").correlation("story-7").json(CANARY).deliver_after(DAY)).await?;
@@ -60,6 +76,16 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     }
     assert!(!format!("{items:?}").contains(CANARY));
 
+    #[cfg(feature = "postgres")]
+    if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
+        // To the rule it is a server elsewhere.
+        let url = url.replacen("@127.0.0.1:", &format!(":{CANARY}@127.1:"), 1);
+        OutboxBuilder::new().postgres(&format!("{url}?sslmode=disable")).await?;
+        let text = lines.text();
+        let told = |line: &&str| line.contains("WARN") && line.contains("is not verified: sslmode=disable");
+        assert_eq!(text.lines().filter(told).count(), usize::from(url.contains(CANARY)), "{text}");
+    }
+
     let text = lines.text();
     assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("event is dead")), "{text}");
     assert!(text.lines().any(|line| line.contains("ERROR") && line.contains("handler failed")), "{text}");
@@ -76,6 +102,13 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         assert!(lines > 0, "no line with {words:?} in {text}");
         lines
     };
+    // OBX-105: which event, and why.
+    let of_bad = format!("event={bad}");
+    line(&["ERROR", "handler failed", "no luck", "event_type=bad", &of_bad, "attempt=1", "store="]);
+    line(&["ERROR", "event is dead", "no luck", "event_type=bad", &of_bad, "attempt=2", "store="]);
+    // what the loops of the relay complain about.
+    line(&["ERROR", "an event cannot be decoded", "event=unread", "headers", "store="]);
+    line(&["ERROR", "could not take events", "retry_in=", "store="]);
     line(&["WARN", "no handler yet", "no handler for event type", "event_type=stranger", "store="]);
     line(&["INFO", "outbox::events", "handled", "event_type=good", "event=", "store="]);
     line(&[
@@ -97,7 +130,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     let leak = text.lines().find(|line| line.contains(CANARY));
     assert_eq!(leak, None, "a payload was logged");
     assert!(!refused.to_string().contains(CANARY) && !format!("{refused:?}").contains(CANARY));
-    assert_eq!(dead.len(), 6);
+    assert_eq!(dead.len(), 8);
     for event in &dead {
         assert!(!event.last_error.as_deref().unwrap_or_default().contains(CANARY));
         assert!(!format!("{event:?}").contains(CANARY));

@@ -222,6 +222,20 @@ on_every_database! {
     }
 
     /// OBX-035, 036, 037, 040, 041, 061, 062.
+    async fn an_item_says_when_it_was_stored_and_why_it_was_abandoned(frozen |bed|) {
+        let queue = bed.outbox.queue();
+        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let created_at = bed.find(&id).await.created_at;
+        let first = claim_one(&queue, "a").await;
+        assert_eq!((first.created_at(), first.last_error()), (Some(created_at), None));
+        assert_eq!((first.is_delayed(), first.available_at()), (false, None));
+        queue.abandon_after(&node("a"), [first.id()], SEC, "no answer").await.unwrap();
+        bed.advance(SEC);
+        let second = claim_one(&queue, "a").await;
+        assert_eq!((second.created_at(), second.last_error()), (Some(created_at), Some("no answer")));
+        assert_eq!((second.is_delayed(), second.available_at()), (false, None));
+    }
+
     async fn an_abandoned_item_comes_back_after_two_four_eight_seconds_up_to_a_minute(frozen |bed|) {
         let queue = bed.outbox.queue();
         let id = bed.write("e", 0..1).await.remove(0);

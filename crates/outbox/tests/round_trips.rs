@@ -1,16 +1,19 @@
-//! How many statements a call of the work queue is, or one about the pairs of a log, as sqlx logs them.
+//! How many statements a call of the work queue is, or one about the pairs of a log, as sqlx logs them; and how many round trips on
+//! the wire, as a proxy counts them.
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
 mod bed;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use bed::{Base, Bed, numbered};
-use outbox::store::Move;
-use outbox::{NodeId, PairId, PairStatus, Position, WorkItem, WorkItemId};
+use outbox::store::{Move, Status};
+use outbox::{NodeId, OutboxBuilder, PairId, PairStatus, Position, WorkItem, WorkItemId};
+use outbox_testbed::Proxy;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Every log line of the process, whole: a statement is written in several lines of text.
@@ -54,6 +57,94 @@ fn ids(items: &[WorkItem]) -> Vec<WorkItemId> {
 
 const LEASE: Duration = Duration::from_secs(30);
 
+/// The fewest round trips of a call in several rounds. A connection that is new to a statement prepares it first, and one that was
+/// idle for a while is asked whether it is alive.
+struct Trips<'a> {
+    proxy: &'a Proxy,
+    of: BTreeMap<&'static str, u64>,
+}
+
+impl Trips<'_> {
+    async fn count<T>(&mut self, name: &'static str, call: impl Future<Output = outbox::Result<T>>) -> T {
+        let before = self.proxy.round_trips();
+        let given = call.await.unwrap();
+        let trips = self.proxy.round_trips() - before;
+        let fewest = self.of.entry(name).or_insert(trips);
+        *fewest = trips.min(*fewest);
+        given
+    }
+}
+
+/// The round trips of each call, on a queue behind a proxy.
+async fn trips<DB: Base>(bed: &Bed<DB>) -> BTreeMap<&'static str, u64> {
+    let (before, port) = bed.url().rsplit_once(':').unwrap();
+    let (port, after) = port.split_once('/').unwrap();
+    let proxy = Proxy::to(port.parse().unwrap());
+    let url = format!("{before}:{}/{after}", proxy.port());
+    let outbox = DB::open(OutboxBuilder::new().table(&bed.table), &url).await.unwrap();
+    let (queue, me) = (outbox.queue(), NodeId::from("a"));
+    let mut trips = Trips { proxy: &proxy, of: BTreeMap::new() };
+    for round in 0..8 {
+        bed.write("e", 0..40).await;
+        let items = trips.count("claim", queue.claim(&me, LEASE, 40)).await;
+        assert_eq!(items.len(), 40);
+        trips.count("extend", queue.extend(&me, LEASE, ids(&items))).await;
+        assert_eq!(trips.count("ack", queue.ack(&me, ids(&items[..10]))).await, 10);
+        let later = queue.abandon_after(&me, ids(&items[10..20]), DAY, "no");
+        assert_eq!(trips.count("abandon", later).await, 10);
+        assert_eq!(trips.count("fail", queue.fail(&me, ids(&items[20..30]), "no")).await, 10);
+        assert_eq!(trips.count("release", queue.release(&me, ids(&items[30..]))).await, 10);
+        trips.count("reap", queue.reap_expired()).await;
+        let rest = queue.claim(&me, LEASE, 40).await.unwrap();
+        queue.ack(&me, ids(&rest)).await.unwrap();
+        let key = format!("k{round}");
+        bed.outbox.send_all((0..10).map(|n| numbered("e", n).ordering_key(&key))).await.unwrap();
+        let keyed = trips.count("claim with keys", queue.claim(&me, LEASE, 40)).await;
+        assert_eq!(keyed.len(), 10);
+        queue.ack(&me, ids(&keyed)).await.unwrap();
+        assert_eq!(trips.count("claim nothing", queue.claim(&me, LEASE, 40)).await.len(), 0);
+    }
+    outbox.close().await;
+    trips.of
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// OBX-112, 120. The numbers are those of the documentation of `WorkQueue`.
+#[tokio::test]
+async fn calls_take_as_many_round_trips_on_postgres_as_documented() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let expected = [
+        ("abandon", 1),
+        ("ack", 1),
+        ("claim", 5),
+        ("claim nothing", 4),
+        ("claim with keys", 6),
+        ("extend", 1),
+        ("fail", 1),
+        ("reap", 4),
+        ("release", 1),
+    ];
+    assert_eq!(trips(&bed).await, BTreeMap::from(expected));
+}
+
+#[tokio::test]
+async fn calls_take_as_many_round_trips_on_mariadb_as_documented() {
+    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
+    let expected = [
+        ("abandon", 4),
+        ("ack", 1),
+        ("claim", 4),
+        ("claim nothing", 3),
+        ("claim with keys", 5),
+        ("extend", 1),
+        ("fail", 4),
+        ("reap", 1),
+        ("release", 1),
+    ];
+    assert_eq!(trips(&bed).await, BTreeMap::from(expected));
+}
+
 on_every_database! {
     /// OBX-112, 120. It reads and then writes, with a look at what blocks keys in between. On PostgreSQL it first waits for those who
     /// take at this moment.
@@ -66,6 +157,16 @@ on_every_database! {
         bed.outbox.send_all((0..300).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
         let (items, statements) = counted(&bed, queue.claim(&me, LEASE, 300)).await;
         assert_eq!((items.len(), statements), (300, waits + 3));
+    }
+
+    /// One INSERT, and nothing looks at the table or changes it after the commit.
+    async fn without_a_relay_nothing_comes_after_a_commit(|bed|) {
+        let (id, statements) = counted(&bed, bed.outbox.send(numbered("e", 1))).await;
+        assert_eq!(statements, 1);
+        let before = counted(&bed, async { Ok(bed.find(&id.unwrap()).await) }).await;
+        assert_eq!((before.0.status, before.0.attempts, before.0.lease), (Status::New, 0, None));
+        let (_, later) = counted(&bed, async { Ok(bed.find(before.0.event.as_ref().unwrap().id()).await) }).await;
+        assert_eq!(later, before.1, "only what the test asks for itself");
     }
 
     /// OBX-112, 120. However many items it is about. What failed is written down as well: on PostgreSQL in the same statement,

@@ -23,7 +23,7 @@ async fn finished<DB: bed::Base>(bed: &Bed<DB>, done: u64) {
 }
 
 on_every_database! {
-    async fn a_purge_deletes_what_is_finished_and_old(frozen |bed|) {
+    async fn a_purge_deletes_what_is_done_and_old(frozen |bed|) {
         let admin = bed.outbox.admin();
         finished(&bed, 1_200).await;
         bed.advance(DAY * 6);
@@ -33,24 +33,26 @@ on_every_database! {
         bed.advance(DAY + SEC);
         // More than two batches of 500.
         assert_eq!(admin.purge_done(DAY * 7).await.unwrap(), 1_200);
-        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 1, "the dead one");
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "dead ones stay");
+        assert_eq!(admin.purge_dead(DAY * 7).await.unwrap(), 1, "unless they are asked for");
         assert_eq!(bed.tally().await, (2, 0, 3, 1));
         bed.advance(DAY * 100);
-        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 4);
-        assert_eq!(bed.tally().await, (2, 0, 0, 0), "what is pending stays, however old");
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 3);
+        assert_eq!(bed.tally().await, (2, 0, 0, 1), "what is pending or dead stays, however old");
     }
 
+    /// Dead events stay unless a retention for them is set.
     async fn a_relay_purges_by_itself(frozen |bed|) {
         finished(&bed, 30).await;
-        bed.advance(DAY * 8);
-        let relay = bed.outbox.single_node().purge(PurgeSettings::default().every(5 * MS).batch(7).keep_dead())
-            .start().await.unwrap();
+        bed.advance(DAY * 800);
+        let relay = bed.outbox.single_node().purge(PurgeSettings::default().every(5 * MS).batch(7)).start().await.unwrap();
         while bed.tally().await.2 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
         assert_eq!(bed.tally().await, (0, 0, 0, 1));
         relay.stop().await.unwrap();
-        let relay = bed.outbox.multi_node().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
+        let purge = PurgeSettings::default().every(5 * MS).dead_retention(7 * DAY);
+        let relay = bed.outbox.multi_node().purge(purge).start().await.unwrap();
         while bed.tally().await.3 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
@@ -79,7 +81,7 @@ on_every_database! {
         relay.stop().await.unwrap();
         assert_eq!(bed.tally().await, (3, 0, 0, 0), "nothing is handled, nothing is purged");
 
-        let purge = PurgeSettings::default().retention(DAY).every(5 * MS).batch(2);
+        let purge = PurgeSettings::default().retention(DAY).every(5 * MS).batch(2).delete_undelivered();
         let relay = bed.outbox.writer_only().purge(purge).start().await.unwrap();
         bed.advance(DAY / 2);
         bed.write("e", 3..5).await;
@@ -89,6 +91,26 @@ on_every_database! {
         }
         relay.stop().await.unwrap();
         assert_eq!(bed.tally().await, (2, 0, 0, 0), "the young ones stay");
+    }
+
+    /// The relay that delivers them may be down for longer than the retention.
+    async fn writer_only_purges_no_undelivered_event_unless_it_is_told_to(frozen |bed|) {
+        finished(&bed, 3).await;
+        bed.write("e", 0..2).await;
+        bed.advance(30 * DAY);
+        let purge = PurgeSettings::default().retention(DAY).dead_retention(DAY).every(5 * MS).batch(2);
+        let relay = bed.outbox.writer_only().purge(purge.clone()).start().await.unwrap();
+        // Dead ones are purged last.
+        while bed.tally().await.3 > 0 {
+            tokio::time::sleep(5 * MS).await;
+        }
+        relay.stop().await.unwrap();
+        assert_eq!(bed.tally().await, (2, 0, 0, 0));
+
+        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered(), bed.outbox.log_only()] {
+            let error = relay.purge(purge.clone().delete_undelivered()).start().await.unwrap_err();
+            assert!(error.to_string().contains("delete_undelivered is for writer_only"), "{error}");
+        }
     }
 
     async fn done_events_are_deleted_if_nobody_wants_them(|bed|) {

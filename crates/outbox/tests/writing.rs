@@ -8,8 +8,8 @@ use std::time::Duration;
 use bed::{Base as _, Bed, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    AggregateType, Cx, Error, Event, EventBuilder, EventError, EventId, EventType, Message, OutboxBuilder,
-    WriterHook,
+    AggregateType, Cx, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
+    OutboxBuilder, Outgoing, Publisher as _, StatisticsPublisher, WriterHook,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Connection as _;
@@ -179,6 +179,29 @@ on_every_database! {
         assert_eq!(bed.tally().await.0, 1);
     }
 
+    /// A compensation is needed most where the database fails.
+    async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|bed|) {
+        let (own, kill) = match bed.url().split_once(':') {
+            Some(("postgres", _)) => ("SELECT pg_backend_pid()::bigint", "SELECT pg_terminate_backend({}, 30000)"),
+            Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL HARD CONNECTION {}"),
+            // SQLite has no server that could end a connection.
+            _ => return,
+        };
+        let told = Told::default();
+        let spy = Spy { told: told.clone(), change: Ok, panics: false };
+        let outbox = bed.another_with(|builder| builder.hook(spy)).await.outbox;
+        let mut tx = outbox.begin().await.unwrap();
+        let callback = told.clone();
+        tx.after_rollback(move || callback.lock().unwrap().push("callback".to_owned()));
+        tx.after_commit(|| panic!("it was not committed"));
+        outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+        let connection = DB::number(&mut tx, own).await;
+        bed.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
+        tx.rollback().await.unwrap_err();
+        assert_eq!(told.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
+        assert_eq!(bed.tally().await.0, 0);
+    }
+
     async fn a_transaction_begun_elsewhere_is_adopted(|bed|) {
         let seen = Seen::default();
         let relay = bed.outbox.single_node().skip_recent(Duration::from_secs(3_600))
@@ -245,7 +268,7 @@ on_every_database! {
         let (bytes, text) = (vec![0xfe; 6 << 20], "ü".repeat(3 << 20));
         large.outbox.send(Event::new("e").bytes("a/b", bytes.clone())).await.unwrap();
         large.outbox.send(Event::new("e").json(&text)).await.unwrap();
-        let items = bed.outbox.queue().claim(&"a".into(), Duration::from_secs(30), 10).await.unwrap();
+        let items = large.outbox.queue().claim(&"a".into(), Duration::from_secs(30), 10).await.unwrap();
         assert_eq!(items.len(), 2);
         assert!(items[0].payload_bytes() == bytes, "the bytes changed");
         assert!(items[1].payload::<String>().unwrap() == text, "the text changed");
@@ -591,6 +614,25 @@ fn a_builder_says_what_is_wrong() {
     assert_eq!(good().ordering_key("x".repeat(255)).build().unwrap().ordering_key().unwrap().len(), 255);
 }
 
+/// Only a caller that says when the event happened can contradict itself.
+#[test]
+fn a_due_time_in_the_past_is_at_once_unless_occurred_at_was_set() {
+    let now = chrono::Utc::now();
+    let hour = chrono::Duration::hours(1);
+    let due = |at| Event::new("e").json(&1).available_at(at);
+    for at in [now, now - hour] {
+        let event = due(at).build().unwrap();
+        assert!(!event.is_delayed());
+        assert_eq!(event.available_at(), Some(at));
+    }
+    assert!(due(now - hour).expires_at(now + hour).build().is_ok());
+    let expired = due(now - hour).expires_at(now - hour / 2).build();
+    assert_eq!(expired.unwrap_err(), EventError::ExpiresTooEarly);
+    let both = due(now - hour).occurred_at(now).build();
+    assert_eq!(both.unwrap_err(), EventError::AvailableBeforeOccurred);
+    assert!(due(now - hour).occurred_at(now - hour).build().is_ok());
+}
+
 #[test]
 fn json_that_is_none_is_refused() {
     for text in ["", "{", "{'a': 1}", "[1,]", "\"a\0b\"", "\"\\ud800\"", "\"\\udc00\\ud800\"", "1 2", "nul"] {
@@ -657,6 +699,65 @@ async fn messages_and_enums_are_events_and_types() {
     const SHIPPED: EventType = EventType::from_static("order.shipped");
     let event = Event::new(&SHIPPED).aggregate(Kind::Order, "7").json(&()).build().unwrap();
     assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.shipped", "order"));
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Paid,
+}
+
+impl From<Step> for EventType {
+    fn from(_: Step) -> Self {
+        EventType::from_static("order.paid")
+    }
+}
+
+/// Filters, assertions and statistics take the types that events are written with.
+#[tokio::test]
+async fn enums_are_types_wherever_a_type_is_asked_for() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let relay = bed.outbox.single_node().on_type("other", async |_: Cx| {}).start().await.unwrap();
+    for _ in 0..2 {
+        bed.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
+    }
+    bed.outbox.send(Event::new("order.sent").aggregate(Kind::Order, "7").json(&())).await.unwrap();
+    relay.idle().await.unwrap();
+    relay.stop().await.unwrap();
+    let admin = bed.outbox.admin();
+    let count = async |filter: DeadFilter| admin.dead(&filter, 10).await.unwrap().len();
+    assert_eq!(count(DeadFilter::default().event_type(Step::Paid)).await, 2);
+    assert_eq!(count(DeadFilter::default().aggregate_type(Kind::Order)).await, 3);
+    assert_eq!(count(DeadFilter::default().event_type("order.sent").aggregate_type("order")).await, 1);
+    let written = outbox::testing::written(&bed.outbox).await;
+    written.count(Step::Paid, 2);
+    assert_eq!(written.of_type(Step::Paid).len(), 2);
+    let statistics = StatisticsPublisher::new();
+    let event = Event::new(Step::Paid).json(&()).build().unwrap();
+    statistics.publish_batch(&[Outgoing::new(event)]).await.unwrap();
+    assert_eq!(statistics.statistics().of(Step::Paid), 1);
+}
+
+/// Assertions on what was written say what was found instead.
+#[tokio::test]
+async fn an_assertion_that_fails_names_what_was_written() {
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    bed.outbox.send_all([numbered("paid", 1), numbered("paid", 2), numbered("sent", 3)]).await.unwrap();
+    let written = outbox::testing::written(&bed.outbox).await;
+    assert_eq!(written.one("sent").payload::<u64>().unwrap(), 3);
+    written.none("lost");
+    type Assertion = fn(&outbox::testing::Written);
+    let failing: [(Assertion, &str); 4] = [
+        (|written| _ = written.one("paid"), "expected 1 of \"paid\""),
+        (|written| _ = written.one("lost"), "expected 1 of \"lost\""),
+        (|written| written.none("sent"), "expected 0 of \"sent\""),
+        (|written| written.count("paid", 3), "expected 3 of \"paid\""),
+    ];
+    for (assertion, said) in failing {
+        let panic =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| assertion(&written))).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains(said) && text.contains(r#"["paid", "paid", "sent"]"#), "{text}");
+    }
 }
 
 #[tokio::test]

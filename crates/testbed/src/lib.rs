@@ -18,6 +18,7 @@
 mod kind;
 mod mosquitto;
 mod nats;
+mod pgbouncer;
 mod plan;
 mod port;
 mod process;

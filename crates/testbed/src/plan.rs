@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use crate::kind::{self, Kind};
 use crate::mosquitto::Mosquitto;
 use crate::nats::Nats;
+use crate::pgbouncer::Pgbouncer;
 use crate::rabbitmq::Rabbitmq;
 use crate::redis::Redis;
 use crate::server::Server;
@@ -18,6 +19,8 @@ pub struct Plan {
     pub(crate) user: Option<(String, String)>,
     pub(crate) tls: Option<Tls>,
     pub(crate) config: Vec<String>,
+    /// Which server a pooler stands in front of, in the pooler's own language.
+    pub(crate) upstream: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +39,7 @@ impl std::fmt::Debug for Plan {
 
 impl Plan {
     fn of(kind: &'static dyn Kind) -> Self {
-        Self { kind, user: None, tls: None, config: Vec::new() }
+        Self { kind, user: None, tls: None, config: Vec::new(), upstream: None }
     }
 
     /// NATS with JetStream, its storage in files.
@@ -57,6 +60,15 @@ impl Plan {
     /// RabbitMQ. It takes several seconds to start: share one between tests.
     pub fn rabbitmq() -> Self {
         Self::of(&Rabbitmq)
+    }
+
+    /// PgBouncer in transaction mode, in front of the PostgreSQL server of this URL: `postgres://user@host:port/…`.
+    pub fn pgbouncer(upstream: &str) -> Self {
+        let authority = upstream.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next());
+        let (user, address) = authority.and_then(|it| it.rsplit_once('@')).expect("a URL with a user");
+        let (host, port) = address.rsplit_once(':').expect("a URL with a port");
+        let upstream = format!("host={host} port={port} user={user}");
+        Self { upstream: Some(upstream), ..Self::of(&Pgbouncer) }
     }
 
     /// Only this user may come in, with this password; both in plain letters and digits.

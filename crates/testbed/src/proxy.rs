@@ -29,6 +29,7 @@ struct Shared {
     /// Whether what servers answer is held back.
     muted: AtomicBool,
     accepted: AtomicUsize,
+    round_trips: AtomicU64,
     ended: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -42,6 +43,7 @@ impl Proxy {
             credit: AtomicU64::new(u64::MAX),
             muted: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
+            round_trips: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             open: Mutex::default(),
         });
@@ -65,6 +67,12 @@ impl Proxy {
     /// How many connections there have been.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::SeqCst)
+    }
+
+    /// How often clients have begun to send after they were answered: the round trips of protocols in which one side speaks at a
+    /// time, whatever number of messages goes along in each.
+    pub fn round_trips(&self) -> u64 {
+        self.shared.round_trips.load(Ordering::SeqCst)
     }
 
     /// Only so many bytes more of what clients send get through; then it stops reading.
@@ -106,15 +114,19 @@ impl Shared {
         let mut open = self.open.lock().expect("nobody panics with it");
         open.extend([client.try_clone(), server.try_clone()].into_iter().flatten());
         drop(open);
-        let there = Arc::clone(self);
-        thread::spawn(move || there.copy(client, server, true));
+        let answered = Arc::new(AtomicBool::new(true));
+        let (there, asked) = (Arc::clone(self), Arc::clone(&answered));
+        thread::spawn(move || there.copy(client, server, true, &asked));
         let back = Arc::clone(self);
-        thread::spawn(move || back.copy(server_too, client_too, false));
+        thread::spawn(move || back.copy(server_too, client_too, false, &answered));
     }
 
-    fn copy(&self, mut from: TcpStream, mut to: TcpStream, limited: bool) {
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream, limited: bool, answered: &AtomicBool) {
         let mut buffer = [0; 4096];
         while let Ok(read @ 1..) = from.read(&mut buffer) {
+            if answered.swap(!limited, Ordering::SeqCst) && limited {
+                self.round_trips.fetch_add(1, Ordering::SeqCst);
+            }
             if limited && !self.spend(read as u64, &from) {
                 break;
             }

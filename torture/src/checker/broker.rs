@@ -6,6 +6,7 @@ use super::facts::Facts;
 use super::{Breach, Verdict};
 use crate::history::{Line, What};
 use crate::state::{Row, State};
+use crate::work::Kind;
 
 /// An arrival in the stream.
 struct Arrival<'a> {
@@ -18,7 +19,9 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     // The reader gets a message again if its acknowledgement was lost: the place in the stream counts.
     let mut stream: BTreeMap<u64, Arrival<'_>> = BTreeMap::new();
     for line in &facts.lines {
-        if let What::Arrived { id, seq, place } = &line.record.what {
+        if let What::Arrived { id, seq, place } = &line.record.what
+            && !facts.is_foreign(id)
+        {
             stream.entry(*place).or_insert(Arrival { id, seq: *seq, line });
         }
     }
@@ -56,7 +59,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
             verdict.add(Breach::Order, arrival.id, text, vec![before.line, arrival.line]);
         }
     }
-    for (spec, tx) in facts.written() {
+    for (spec, tx) in facts.written().filter(|(spec, _)| spec.kind != Kind::Hook) {
         let there = state.markers.contains(&spec.id);
         let row = state.rows.get(&spec.id);
         let proof = || {

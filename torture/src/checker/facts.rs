@@ -64,7 +64,7 @@ pub(super) struct Window<'a> {
 impl Window<'_> {
     /// Whether it keeps its process from renewing what it holds, for as long as it lasts. Connections that are cut are made anew.
     fn obstructs(&self) -> bool {
-        matches!(self.fault, "stop" | "mute" | "restart" | "full")
+        matches!(self.fault, "stop" | "mute" | "restart" | "full" | "pooler")
     }
 
     /// Whether it can keep a verdict from being written.
@@ -96,6 +96,12 @@ pub struct Facts<'a> {
     pub(super) deaths: HashMap<&'a str, (u64, &'a Line)>,
     gone: HashMap<&'a str, &'a Line>,
     pub(super) windows: Vec<Window<'a>>,
+    /// Rows that are not part of the work, and where they are said to be.
+    pub(super) foreign: BTreeMap<&'a str, &'a Line>,
+    /// The deliveries of such rows.
+    pub(super) foreign_deliveries: BTreeMap<&'a str, Vec<&'a Line>>,
+    /// Whether one process that is stopped may keep all others from writing.
+    one_writer: bool,
 }
 
 impl<'a> Facts<'a> {
@@ -111,13 +117,27 @@ impl<'a> Facts<'a> {
             deaths: HashMap::new(),
             gone: HashMap::new(),
             windows: Vec::new(),
+            foreign: BTreeMap::new(),
+            foreign_deliveries: BTreeMap::new(),
+            one_writer: false,
         };
         let over = lines.last().map_or(0, |line| line.record.t);
         let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
         for line in facts.lines.clone() {
             let (t, p) = (line.record.t, line.record.p.as_str());
             match &line.record.what {
-                What::Setup { lease } => facts.lease = arena.lease(Duration::from_millis(*lease)),
+                What::Setup { lease, one_writer } => {
+                    facts.lease = arena.lease(Duration::from_millis(*lease));
+                    facts.one_writer = *one_writer;
+                }
+                What::Foreign { id, .. } => {
+                    facts.foreign.insert(id, line);
+                }
+                What::Started { id, .. } | What::Arrived { id, .. } | What::Received { id, .. }
+                    if facts.is_foreign(id) =>
+                {
+                    facts.foreign_deliveries.entry(id).or_default().push(line);
+                }
                 What::Writing { tx, events } => {
                     for spec in events {
                         facts.specs.insert(&spec.id, (spec, tx));
@@ -156,11 +176,13 @@ impl<'a> Facts<'a> {
                     }
                 }
                 What::Hit { fault, process } => {
-                    let process = process.as_deref();
+                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
                     facts.windows.push(Window { fault, process, from: t, until: over });
                 }
                 What::Over { fault, process } => {
-                    let same = |w: &&mut Window<'_>| w.fault == fault && w.process == process.as_deref();
+                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
+                    let same =
+                        |w: &&mut Window<'_>| w.fault == fault && w.process == process && w.until == over;
                     if let Some(window) = facts.windows.iter_mut().rev().find(same) {
                         window.until = t;
                     }
@@ -174,6 +196,21 @@ impl<'a> Facts<'a> {
             run.end = ends.get(run.process).copied().unwrap_or(over);
         }
         facts
+    }
+
+    /// Which processes a fault of this process concerns: none here, or one, or (within) all.
+    fn whom(&self, fault: &str, process: Option<&'a str>) -> Option<Option<&'a str>> {
+        match process {
+            None => Some(None),
+            // It may have been stopped while it had the one right to write.
+            Some(_) if self.one_writer && fault == "stop" => Some(None),
+            Some(process) => (Arena::of(process) == Some(self.arena)).then_some(Some(process)),
+        }
+    }
+
+    /// Whether a row is not part of the work. Brokers and databases may change an odd id a little on its way.
+    pub(super) fn is_foreign(&self, id: &str) -> bool {
+        self.foreign.contains_key(id) || (!self.foreign.is_empty() && id.contains("poison"))
     }
 
     /// Whether a process can have lost what it had said of an event: it was killed, or kept from the database, at about this
@@ -226,9 +263,11 @@ impl<'a> Facts<'a> {
         deaths + windows.count()
     }
 
-    /// How often the broker was away before this moment.
+    /// How often the broker or the receiver was away before this moment.
     pub(super) fn outages(&self, before: u64) -> usize {
-        self.windows.iter().filter(|window| window.fault == "outage" && window.from <= before).count()
+        let away =
+            |window: &&Window<'_>| matches!(window.fault, "outage" | "receiver") && window.from <= before;
+        self.windows.iter().filter(away).count()
     }
 
     /// Processes that ended although nobody had done anything to them.
@@ -254,7 +293,11 @@ impl<'a> Facts<'a> {
 fn is_of(arena: Arena, line: &Line) -> bool {
     let of = |process: &str| Arena::of(process) == Some(arena);
     match &line.record.what {
-        What::Hit { process, .. } | What::Over { process, .. } => process.as_deref().is_none_or(of),
+        // Of other arenas as well: on a database with one writer a process that is stopped may keep everybody waiting.
+        What::Hit { process, fault } | What::Over { process, fault } => {
+            fault == "stop" || process.as_deref().is_none_or(of)
+        }
+        What::Foreign { arena: other, .. } => *other == arena,
         What::Born { process, .. } | What::Gone { process, .. } => of(process),
         What::Position { .. } => arena.has_log(),
         What::Setup { .. } => true,

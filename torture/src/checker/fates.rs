@@ -39,7 +39,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         let text = format!("{booked} bookings make a balance of {}", state.balance);
         verdict.add(Breach::Ledger, "account", text, Vec::new());
     }
-    for (id, row) in state.rows.iter().filter(|(_, row)| row.is_pending()) {
+    for (id, row) in state.rows.iter().filter(|(id, row)| row.is_pending() && !facts.is_foreign(id)) {
         let text =
             format!("it still waits, with status {}, {} attempts: {}", row.status, row.attempts, row.error);
         verdict.add(Breach::Stuck, id, text, lines_of(facts.runs_of(id)));

@@ -6,10 +6,12 @@ mod broker;
 mod duplicates;
 mod facts;
 mod fates;
+mod foreign;
 mod joins;
 mod log;
 mod order;
 mod overlaps;
+mod receiver;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +53,8 @@ pub enum Breach {
     Position,
     /// A process ended by itself, or would not end.
     Process,
+    /// A row that is not part of the work is delivered again and again.
+    Endless,
 }
 
 impl Breach {
@@ -70,6 +74,7 @@ impl Breach {
             Self::Ledger => "bookings",
             Self::Position => "positions",
             Self::Process => "processes",
+            Self::Endless => "endless",
         }
     }
 }
@@ -126,6 +131,14 @@ pub struct Counts {
     pub log: usize,
     /// Joins.
     pub joins: usize,
+    /// Rows that are not part of the work.
+    pub foreign: usize,
+    /// Of these, those that were delivered.
+    pub foreign_delivered: usize,
+    /// Of these, those that are dead.
+    pub foreign_dead: usize,
+    /// Events that the receiver of webhooks took.
+    pub received: usize,
 }
 
 /// What the checker says of one arena.
@@ -166,7 +179,9 @@ pub fn check(arena: Arena, lines: &[Line], state: &State) -> Verdict {
         joins::check(&facts, state, &mut verdict);
     } else {
         broker::check(&facts, state, &mut verdict);
+        receiver::check(&facts, state, &mut verdict);
     }
+    foreign::check(&facts, &mut verdict);
     if arena.has_log() {
         log::check(&facts, state, &mut verdict);
     }
@@ -191,6 +206,10 @@ fn count(facts: &Facts<'_>, state: &State, counts: &mut Counts) {
     counts.written = state.markers.len();
     counts.log = state.log.len();
     counts.joins = state.joins.len();
-    counts.dead = state.rows.values().filter(|row| row.is_dead()).count();
-    counts.buried = state.rows.values().filter(|row| row.is_buried()).count();
+    let (foreign, own): (Vec<_>, Vec<_>) = state.rows.iter().partition(|(id, _)| facts.is_foreign(id));
+    counts.dead = own.iter().filter(|(_, row)| row.is_dead()).count();
+    counts.buried = own.iter().filter(|(_, row)| row.is_buried()).count();
+    counts.foreign = facts.foreign.len();
+    counts.foreign_delivered = facts.foreign_deliveries.len();
+    counts.foreign_dead = foreign.iter().filter(|(_, row)| row.is_dead()).count();
 }

@@ -1,6 +1,7 @@
 //! The checker itself: a good history is accepted, and whatever is planted into it is caught.
 
 mod broker;
+mod foreign;
 
 use super::*;
 use crate::history::{Record, Said, What};

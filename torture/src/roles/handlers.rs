@@ -91,6 +91,18 @@ impl Handler for Hand {
     }
 }
 
+/// Handles rows that are not part of the work: whatever they hold, they are done.
+#[derive(Clone, Debug)]
+pub struct Foreign(pub Hand);
+
+#[async_trait]
+impl Handler for Foreign {
+    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+        self.0.start(&cx).says(Said::Done);
+        Ok(Outcome::Done)
+    }
+}
+
 /// Books an event in the transaction that settles it.
 #[derive(Debug)]
 pub struct Book {

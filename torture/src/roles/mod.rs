@@ -56,6 +56,9 @@ pub struct Told {
     /// Whether handlers end their process now and then.
     #[arg(long)]
     pub aborts: bool,
+    /// Whether some events go to a webhook.
+    #[arg(long)]
+    pub hooks: bool,
     /// The broker.
     #[arg(long, default_value = "")]
     pub broker: String,

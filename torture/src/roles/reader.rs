@@ -82,6 +82,10 @@ async fn read<DB: Base>(told: &Told, outbox: &Outbox<DB>, scribe: &Scribe) -> Re
         let id = headers.get("Nats-Msg-Id").context("a message without an id")?.to_string();
         let seq = headers.get("outbox-seq").and_then(|seq| seq.as_str().parse().ok());
         scribe.note(What::Arrived { id: id.clone(), seq, place });
+        if !told.arena.owns(&id) {
+            message.ack().await.map_err(|e| anyhow!("{e}"))?;
+            continue;
+        }
         match book(told, outbox, &id).await {
             Ok(()) => message.ack().await.map_err(|e| anyhow!("{e}"))?,
             Err(error) => {

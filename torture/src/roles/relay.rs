@@ -8,11 +8,12 @@ use outbox::{Backoff, Completion, OnDead, Outbox, Relay, RelayBuilder, Topic, Un
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Told;
-use super::handlers::{Book, Hand};
+use super::handlers::{Book, Foreign, Hand};
 use super::publisher::Recorder;
 use crate::arena::{Arena, PUBLISHERS, TOPIC, WORN_OUT_AFTER};
 use crate::base::Base;
 use crate::history::Scribe;
+use crate::poison;
 use crate::work::Kind;
 
 /// Relays until SIGTERM.
@@ -77,6 +78,7 @@ fn build<DB: Base>(outbox: &Outbox<DB>, told: &Told, scribe: &Arc<Scribe>) -> Re
         .on_dead(OnDead::Skip)
         .drain(Duration::from_secs(2))
         .no_purge()
+        .handler("__GLOBAL__", poison::EVENT_TYPE, Foreign(hand.clone()))
         .handler_with_retry("__GLOBAL__", Kind::Worn.event_type(), hand.clone(), worn)
         .tx_handler::<DB>("__GLOBAL__", Kind::Book.event_type(), book);
     for kind in [Kind::Plain, Kind::Doomed, Kind::Then, Kind::Sorry] {

@@ -69,6 +69,7 @@ impl<DB: Base> Writer<DB> {
             panics: self.told.panics,
             aborts: self.told.aborts,
             generation: self.told.generation,
+            hooks: self.told.hooks,
         };
         let pause = 1_000_000 * HANDS / u64::from(self.told.rate.max(1));
         let quiet = self.told.folder.join(QUIET);

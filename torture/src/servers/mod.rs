@@ -4,6 +4,7 @@
 
 mod disk;
 mod mariadb;
+mod pgbouncer;
 mod postgres;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use rustix::process::Signal;
 
 use crate::guard::{Guard, Process};
 pub use disk::Disk;
+pub use pgbouncer::Pooler;
 
 /// A kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

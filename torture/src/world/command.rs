@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::World;
 use super::slot::{Part, Slot};
 use crate::faults::Fault;
+use crate::receiver::Receiver;
 use crate::roles::reader::SUBJECT;
 
 impl World {
@@ -71,6 +72,9 @@ impl World {
         if settings.faults.contains(&Fault::Abort) {
             command.arg("--aborts");
         }
+        if self.receiver.is_some() {
+            command.arg("--hooks");
+        }
         command.env("RUST_BACKTRACE", "0");
         command
     }
@@ -93,6 +97,8 @@ interval = "300ms"
 [retry]
 base-delay = "50ms"
 max-delay = "1s"
+max-attempts = 100000
+{hook}
 [publishers.broker.nats]
 url = "{broker}"
 subject = "{SUBJECT}"
@@ -103,8 +109,25 @@ to = "broker"
             table = slot.arena.table(&self.prefix),
             lease = self.settings.lease.as_millis(),
             broker = self.broker_url,
+            hook = self.receiver.as_ref().map(hook).unwrap_or_default(),
         )
     }
+}
+
+/// The publisher and the route of events that go to a webhook.
+fn hook(receiver: &Receiver) -> String {
+    format!(
+        r#"
+[publishers.hook.webhook]
+url = "{url}"
+allow = ["127.0.0.1"]
+timeout = "2s"
+[[routes]]
+type = "hook"
+to = "hook"
+"#,
+        url = receiver.url()
+    )
 }
 
 /// The same in every run, unlike the standard one.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use rustix::process::Signal;
 
 use super::World;
@@ -15,15 +15,28 @@ use crate::state::left;
 /// how much has piled up behind handlers that are slow, one after another in each key.
 const PATIENCE: Duration = Duration::from_secs(240);
 
+/// How long all of it may take, however it becomes less.
+const LONGEST: Duration = Duration::from_secs(1_200);
+
+/// After so long without progress it is looked whether the database's own files are whole.
+const DOUBT: Duration = Duration::from_secs(30);
+
+/// How long the database may take to say what is left.
+const ANSWER: Duration = Duration::from_secs(20);
+
 impl World {
     /// Waits until nothing is left to do.
     pub(super) async fn drain(&self) -> Result<()> {
         std::fs::write(self.settings.folder.join(QUIET), "")?;
         let (mut deadline, mut least) = (Instant::now() + PATIENCE, u64::MAX);
+        let (end, mut doubt) = (Instant::now() + LONGEST, Instant::now() + DOUBT);
         let mut quiet = 0;
         loop {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            let left = self.left().await;
+            let left = match tokio::time::timeout(ANSWER, self.left()).await {
+                Ok(left) => left,
+                Err(_) => Err(anyhow!("no answer within {} s", ANSWER.as_secs())),
+            };
             match &left {
                 Ok(left) if left.iter().all(|(_, left)| *left == 0) => quiet += 1,
                 _ => quiet = 0,
@@ -31,13 +44,21 @@ impl World {
             let sum = left.as_ref().map_or(u64::MAX, |left| left.iter().map(|(_, left)| left).sum());
             if sum < least {
                 (deadline, least) = (Instant::now() + PATIENCE, sum);
+                doubt = Instant::now() + DOUBT;
+            }
+            if Instant::now() > doubt {
+                doubt = Instant::now() + PATIENCE;
+                let damage = self.damage().await;
+                if !damage.is_empty() {
+                    bail!("the database is damaged: {}", damage.join("; "));
+                }
             }
             // Writers may have been in the middle of something.
             if quiet >= 4 {
                 return Ok(());
             }
-            if Instant::now() > deadline {
-                bail!("for {} s this is left: {left:?}", PATIENCE.as_secs());
+            if Instant::now() > deadline.min(end) {
+                bail!("this is left, and does not become less: {left:?}");
             }
         }
     }

@@ -9,7 +9,7 @@ mod tail;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -22,8 +22,9 @@ use crate::faults::Fault;
 use crate::guard::Guard;
 use crate::history::{self, Scribe, What};
 use crate::plan::{Step, plan};
+use crate::receiver::{self, Receiver};
 use crate::roles::reader;
-use crate::servers::{Kind, Server};
+use crate::servers::{Kind, Pooler, Server};
 use crate::state::{self, State};
 use crate::{by_url, report};
 use slot::{Part, Slot};
@@ -71,12 +72,14 @@ pub struct Outcome {
     pub verdicts: BTreeMap<Arena, Verdict>,
     /// How often each fault was done.
     pub faults: BTreeMap<Fault, usize>,
+    /// What the database says of its own files: nothing, if they are whole. What the checker found may follow from it.
+    pub damage: Vec<String>,
 }
 
 impl Outcome {
     /// Whether nothing happened that must not.
     pub fn is_clean(&self) -> bool {
-        self.verdicts.values().all(|verdict| verdict.violations.is_empty())
+        self.damage.is_empty() && self.verdicts.values().all(|verdict| verdict.violations.is_empty())
     }
 }
 
@@ -89,6 +92,12 @@ pub(crate) struct World {
     prefix: String,
     broker: Mutex<Option<outbox_testbed::Server>>,
     broker_url: String,
+    /// In between, if there is one.
+    pooler: Mutex<Option<Pooler>>,
+    /// Where webhooks go, if there are any.
+    receiver: Option<Receiver>,
+    /// How many hostile rows there were.
+    foreign: AtomicU64,
     slots: Vec<Arc<Mutex<Slot>>>,
     /// What each of them is for: known while somebody else has the slot.
     parts: Vec<Part>,
@@ -117,11 +126,18 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     let drained = world.drain().await;
     watching.abort();
     world.stop().await;
+    let damage = world.damage().await;
     let mut states = BTreeMap::new();
     for arena in &world.settings.arenas {
-        let (url, prefix) = (&world.direct, &world.prefix);
-        let read = |url| async move { read_state(url, *arena, prefix).await };
-        let state: State = read(url).await?;
+        let state: State = match read_state(&world.direct, *arena, &world.prefix).await {
+            Ok(state) => state,
+            // There is nothing to check then.
+            Err(error) if !damage.is_empty() => {
+                world.say(&format!("the tables of {arena} cannot be read: {error:#}"));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let file = world.settings.folder.join(format!("{arena}.state.json"));
         std::fs::write(file, serde_json::to_vec_pretty(&state)?)?;
         states.insert(*arena, state);
@@ -131,7 +147,7 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     }
     let faults = world.struck.lock().expect("nobody panics with it").clone();
     let verdicts = check(&world.settings.folder, &states)?;
-    let outcome = Outcome { verdicts, faults };
+    let outcome = Outcome { verdicts, faults, damage };
     if world.settings.verbose {
         println!("{}", report::table(&outcome));
     }
@@ -186,12 +202,23 @@ impl World {
             reader::make_stream(&broker_url).await?;
             broker = Some(nats);
         }
+        let behind_pooler = settings.faults.contains(&Fault::Pooler) && server.kind == Kind::Postgres;
+        let pooler = match behind_pooler {
+            true => Some(Pooler::start(&guard, server.port).await?),
+            false => None,
+        };
+        let port = pooler.as_ref().map_or(server.port, |pooler| pooler.port);
+        let hooks = settings.faults.contains(&Fault::Receiver) && settings.arenas.contains(&Arena::Broker);
+        let receiver = match hooks {
+            true => Some(Receiver::start(Scribe::new(&settings.folder, receiver::PROCESS)?).await?),
+            false => None,
+        };
         let (mut slots, mut parts) = (Vec::new(), Vec::new());
         for arena in &settings.arenas {
             for (part, count) in Part::of(*arena) {
                 for n in 1..=*count {
                     parts.push(*part);
-                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server))));
+                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server, port))));
                 }
             }
         }
@@ -203,6 +230,9 @@ impl World {
             server: Mutex::new(server),
             broker: Mutex::new(broker),
             broker_url,
+            pooler: Mutex::new(pooler),
+            receiver,
+            foreign: AtomicU64::new(0),
             slots,
             parts,
             generation: AtomicU32::new(1),
@@ -213,11 +243,30 @@ impl World {
             settings,
         };
         let lease = u64::try_from(world.settings.lease.as_millis())?;
-        world.scribe.note(What::Setup { lease });
+        let one_writer = world.settings.database == Kind::Sqlite;
+        world.scribe.note(What::Setup { lease, one_writer });
         for slot in &world.slots {
             world.start(&mut *slot.lock().await)?;
         }
         Ok(world)
+    }
+
+    /// What the database says of its own files. One that cannot be asked says nothing of them.
+    async fn damage(&self) -> Vec<String> {
+        use crate::integrity::damage;
+        let (url, prefix) = (&self.direct, &self.prefix);
+        let mut all = Vec::new();
+        for arena in &self.settings.arenas {
+            match by_url!(url, damage::<DB>(url, *arena, prefix)) {
+                Ok(damage) => all.extend(damage),
+                Err(error) => {
+                    self.say(&format!("{arena}: it is not known whether its tables are whole: {error:#}"));
+                }
+            }
+        }
+        all.sort();
+        all.dedup();
+        all
     }
 
     fn say(&self, what: &str) {

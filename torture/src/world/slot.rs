@@ -67,8 +67,9 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(arena: Arena, part: Part, number: u32, server: &Server) -> Self {
-        let proxy = (server.kind != Kind::Sqlite).then(|| Proxy::to(server.port));
+    /// On the way to this port, if the database is a server.
+    pub(super) fn new(arena: Arena, part: Part, number: u32, server: &Server, port: u16) -> Self {
+        let proxy = (server.kind != Kind::Sqlite).then(|| Proxy::to(port));
         let name = format!("{arena}-{}-{number}", part.name());
         Self { arena, part, name, proxy, births: 0, process: None }
     }

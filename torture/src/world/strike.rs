@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
 use rustix::process::Signal;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::sleep;
@@ -12,11 +14,13 @@ use tokio::time::sleep;
 use super::World;
 use super::slot::{Part, Slot};
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::base::{self, Base};
 use crate::by_url;
 use crate::faults::Fault;
 use crate::history::What;
 use crate::plan::Step;
+use crate::poison;
+use crate::receiver::Manner;
 use crate::servers::Kind;
 use crate::state::leader;
 
@@ -70,6 +74,10 @@ impl World {
                 self.shift_clock(slot, dice).await
             }
             Fault::Upgrade => self.upgrade().await,
+            Fault::Poison => self.poison(fault, pick, dice).await,
+            Fault::Oversize => self.poison(fault, pick, dice).await,
+            Fault::Receiver => self.misbehave(dice).await,
+            Fault::Pooler => self.kill_pooler(dice).await,
             Fault::Panic | Fault::Abort => Ok(()),
         }
     }
@@ -203,6 +211,45 @@ impl World {
         filled.and(freed).and(up)
     }
 
+    /// Inserts hostile rows into the table of an arena.
+    async fn poison(&self, fault: Fault, pick: u64, dice: u64) -> Result<()> {
+        let arenas = &self.settings.arenas;
+        let arena = arenas[usize::try_from(pick % u64::try_from(arenas.len())?)?];
+        let count = if fault == Fault::Oversize { 1 + dice % 2 } else { 5 + dice % 15 };
+        self.struck(fault, &format!("{arena}: {count} hostile rows"));
+        let (url, first) = (&self.direct, self.foreign.fetch_add(count, Ordering::SeqCst));
+        let numbers = first..first + count;
+        let dice = SmallRng::seed_from_u64(dice);
+        by_url!(url, insert_hostile::<DB>(self, fault, arena, numbers, dice))
+    }
+
+    async fn misbehave(&self, dice: u64) -> Result<()> {
+        let Some(receiver) = &self.receiver else { return Ok(()) };
+        let (time, one_in) = (between(dice / 64, 1_000, 6_000), 1 + dice / 8 % 3);
+        let manner = Manner::bad(dice);
+        let text = format!("{manner:?} to one request in {one_in} for {:.1} s", time.as_secs_f64());
+        self.struck(Fault::Receiver, &text);
+        self.hit("receiver", None);
+        receiver.behave(manner, one_in);
+        sleep(time).await;
+        receiver.behave(Manner::Right, 1);
+        self.over("receiver", None);
+        Ok(())
+    }
+
+    async fn kill_pooler(&self, dice: u64) -> Result<()> {
+        let mut pooler = self.pooler.lock().await;
+        let Some(pooler) = pooler.as_mut() else { return Ok(()) };
+        let time = between(dice, 0, 2_000);
+        self.struck(Fault::Pooler, &format!("PgBouncer: down for {:.1} s", time.as_secs_f64()));
+        self.hit("pooler", None);
+        pooler.down().await;
+        sleep(time).await;
+        let up = pooler.up().await;
+        self.over("pooler", None);
+        up
+    }
+
     async fn outage(&self, dice: u64) -> Result<()> {
         let mut broker = self.broker.lock().await;
         let Some(mut nats) = broker.take() else { return Ok(()) };
@@ -266,6 +313,33 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Inserts hostile rows. What the database refuses is not there, and no harm.
+async fn insert_hostile<DB: Base>(
+    world: &World,
+    fault: Fault,
+    arena: Arena,
+    numbers: std::ops::Range<u64>,
+    mut dice: SmallRng,
+) -> Result<()> {
+    let table = arena.table(&world.prefix);
+    let mut conn = <DB::Connection as sqlx::Connection>::connect(&world.direct).await?;
+    let columns = base::columns::<DB>(&mut conn, &table).await?;
+    DB::execute_sql(&mut conn, DB::LENIENT).await?;
+    for number in numbers {
+        let row = match fault {
+            Fault::Oversize => poison::oversized::<DB>(&mut dice, number),
+            _ => poison::row::<DB>(&mut dice, &columns, number),
+        };
+        // Before it is there: a relay may be quicker.
+        world.scribe.note(What::Foreign { arena, id: row.id.clone(), text: row.text.clone() });
+        match DB::execute_sql(&mut conn, &row.insert(&table)).await {
+            Ok(_) | Err(sqlx::Error::Database(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Has the server end everybody's connections but this one.

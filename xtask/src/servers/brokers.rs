@@ -1,13 +1,14 @@
-//! Message brokers. Tests start their own, with `outbox-testbed`; here they are only installed.
+//! Message brokers and a pooler. Tests start their own, with `outbox-testbed`; here they are only installed.
 
 use crate::program;
 
 /// A program, and the Debian package that it comes with.
-const ALL: [(&str, &str); 5] = [
+const ALL: [(&str, &str); 6] = [
     ("nats-server", "nats-server"),
     ("redis-server", "redis-server"),
     ("mosquitto", "mosquitto"),
     ("rabbitmq-server", "rabbitmq-server"),
+    ("pgbouncer", "pgbouncer"),
     ("openssl", "openssl"),
 ];
 
@@ -17,7 +18,7 @@ pub(crate) fn missing_packages() -> impl Iterator<Item = &'static str> {
 
 /// The broker of the torture test, and what shifts the clocks of its processes.
 pub(crate) fn missing_for_torture() -> impl Iterator<Item = &'static str> {
-    [("nats-server", "nats-server"), ("faketime", "faketime")]
+    [("nats-server", "nats-server"), ("faketime", "faketime"), ("pgbouncer", "pgbouncer")]
         .into_iter()
         .filter(|(program, _)| program::find(program).is_none())
         .map(|(_, package)| package)

@@ -106,7 +106,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     })
 }
 
-/// Installs what the torture test starts by itself: databases, a broker, and a library that shifts clocks.
+/// Installs what the torture test starts by itself: databases, a pooler, a broker, and a library that shifts clocks.
 pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
     let recipes: [&dyn Recipe; 2] = [&postgres::Postgres, &mariadb::Mariadb];
     let mut missing: Vec<&str> =

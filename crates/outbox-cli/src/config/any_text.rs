@@ -196,6 +196,8 @@ fn slipped(text: &str, slip: &Slip) -> String {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn no_text_makes_reading_panic(text in any::<String>()) {
         told(&text);

@@ -8,6 +8,7 @@ use toml::Spanned;
 
 use super::Config;
 use super::groups::Mode;
+use super::http::probes_refusal;
 use super::mistake::{Mistake, no_such};
 use super::reader::Reader;
 use super::sources::Source;
@@ -29,6 +30,12 @@ impl Config {
             Source::One(database) => {
                 if let Some(url) = &database.url {
                     check_url(reader, url, database.table(), database.schema());
+                }
+                if let Some(direct) = &database.direct_url {
+                    check_url(reader, direct, None, None);
+                    if !direct.get_ref().expose().starts_with("postgres") {
+                        reader.wrong(&direct.span(), "`direct-url` is for PostgreSQL only");
+                    }
                 }
             }
             Source::Several(databases) => {
@@ -71,6 +78,11 @@ impl Config {
     fn check_http(&self, reader: &mut Reader<'_>) {
         if let Some(listen) = &self.http.listen
             && let Some(reason) = self.http.refusal(*listen.get_ref(), self.http.allow_remote == Some(true))
+        {
+            reader.wrong(&listen.span(), reason);
+        }
+        if let Some(listen) = &self.http.probes_listen
+            && let Some(reason) = probes_refusal(*listen.get_ref(), self.http.allow_remote == Some(true))
         {
             reader.wrong(&listen.span(), reason);
         }

@@ -7,7 +7,7 @@ use outbox::{Backoff, Completion, OnDead, PurgeSettings, RelayBuilder, Unrouted}
 use outbox_transports::Text;
 use serde::{Deserialize, Serialize};
 
-use super::count::Count;
+use super::count::{Bytes, Count};
 use super::time::Time;
 
 /// Who else may deliver from the same database.
@@ -79,6 +79,8 @@ pub(crate) struct Dispatcher {
     pub(crate) workers: Option<Count>,
     pub(crate) workers_per_database: Option<Count>,
     pub(crate) queue_capacity: Option<Count>,
+    pub(crate) queue_bytes: Option<Bytes>,
+    pub(crate) max_payload: Option<Bytes>,
     pub(crate) handler_timeout: Option<Time<1>>,
     pub(crate) drain_timeout: Option<Time>,
     pub(crate) settle_linger: Option<Time>,
@@ -99,6 +101,7 @@ pub(crate) struct Poller {
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct ClaimLocking {
     pub(crate) lease: Option<Time<1_000>>,
+    pub(crate) presence: Option<Time<1_000>>,
     pub(crate) owner_id: Option<Owner>,
 }
 
@@ -120,7 +123,7 @@ pub(crate) struct Purge {
     pub(crate) retention: Option<Time>,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) batch_size: Option<Count>,
-    pub(crate) keep_dead: Option<bool>,
+    pub(crate) dead_retention: Option<Time>,
     pub(crate) inbox_retention: Option<Time>,
 }
 
@@ -183,12 +186,16 @@ impl Groups {
             workers,
             workers_per_database: _,
             queue_capacity,
+            queue_bytes,
+            // Of the store: see `relay::source`.
+            max_payload: _,
             handler_timeout,
             drain_timeout,
             settle_linger,
         } = &self.dispatcher;
         relay = set(relay, *workers, |relay, count| relay.workers(count.get()));
         relay = set(relay, *queue_capacity, |relay, count| relay.cold_capacity(count.get()));
+        relay = set(relay, *queue_bytes, |relay, count| relay.queue_bytes(count.get()));
         relay = set(relay, *handler_timeout, |relay, time| relay.handler_timeout(time.0));
         relay = set(relay, *drain_timeout, |relay, time| relay.drain(time.0));
         relay = set(relay, *settle_linger, |relay, time| relay.settle_linger(time.0));
@@ -196,8 +203,9 @@ impl Groups {
         relay = set(relay, *interval, |relay, time| relay.poll_interval(time.0));
         relay = set(relay, *batch_size, |relay, count| relay.batch(count.get()));
         relay = set(relay, *skip_recent, |relay, time| relay.skip_recent(time.0));
-        let ClaimLocking { lease, owner_id } = &self.claim_locking;
+        let ClaimLocking { lease, presence, owner_id } = &self.claim_locking;
         relay = set(relay, *lease, |relay, time| relay.lease(time.0));
+        relay = set(relay, *presence, |relay, time| relay.presence(time.0));
         relay = set(relay, owner_id.as_ref(), |relay, owner| relay.node(owner.0.as_str()));
         let Log { lease, watch } = &self.log;
         relay = set(relay, *lease, |relay, time| relay.pair_lease(time.0));
@@ -222,7 +230,7 @@ impl Retry {
         let attempts = self.max_attempts.or(otherwise.max_attempts);
         let base = self.base_delay.or(otherwise.base_delay);
         let max = self.max_delay.or(otherwise.max_delay);
-        let mut policy = Backoff::default();
+        let mut policy = Backoff::publishing();
         policy = set(policy, attempts, |policy, count| policy.max_attempts(count.get_u32()));
         policy = set(policy, base, |policy, time| policy.base(time.0));
         policy = set(policy, max, |policy, time| policy.max(time.0));
@@ -232,7 +240,7 @@ impl Retry {
 
 impl Purge {
     fn apply<S>(&self, relay: RelayBuilder<S>) -> RelayBuilder<S> {
-        let Purge { enabled, retention, interval, batch_size, keep_dead, inbox_retention } = self;
+        let Purge { enabled, retention, interval, batch_size, dead_retention, inbox_retention } = self;
         if *enabled == Some(false) {
             return relay.no_purge();
         }
@@ -245,15 +253,16 @@ impl Purge {
         purge = set(purge, *interval, |purge, time| purge.every(time.0));
         purge = set(purge, *batch_size, |purge, count| purge.batch(count.get()));
         purge = set(purge, *inbox_retention, |purge, time| purge.inbox_retention(time.0));
-        relay.purge(if *keep_dead == Some(true) { purge.keep_dead() } else { purge })
+        purge = set(purge, *dead_retention, |purge, time| purge.dead_retention(time.0));
+        relay.purge(purge)
     }
 
     fn is_unset(&self) -> bool {
-        let Purge { enabled: _, retention, interval, batch_size, keep_dead, inbox_retention } = self;
+        let Purge { enabled: _, retention, interval, batch_size, dead_retention, inbox_retention } = self;
         retention.is_none()
             && interval.is_none()
             && batch_size.is_none()
-            && keep_dead.is_none()
+            && dead_retention.is_none()
             && inbox_retention.is_none()
     }
 }
@@ -306,7 +315,7 @@ impl From<Prefix> for String {
     }
 }
 
-impl Serialize for Count {
+impl<const MOST: u32> Serialize for Count<MOST> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u32(self.get_u32())
     }

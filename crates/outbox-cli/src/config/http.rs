@@ -7,11 +7,16 @@ use outbox_web::{BuildError, Role, Token};
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::count::Count;
+
 /// The `[http]` group.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct Http {
     pub(crate) listen: Option<Spanned<SocketAddr>>,
+    pub(crate) probes_listen: Option<Spanned<SocketAddr>>,
+    pub(crate) max_connections: Option<Count>,
+    pub(crate) secure_cookies: Option<bool>,
     pub(crate) allow_remote: Option<bool>,
     pub(crate) tls_cert: Option<Text>,
     pub(crate) tls_key: Option<Text>,
@@ -48,6 +53,16 @@ impl Http {
         self.tls_cert.is_some() && self.tls_key.is_some()
     }
 
+    /// Whether browsers reach it by TLS alone, by that of this process or of a proxy before it.
+    pub(crate) fn is_behind_tls(&self) -> bool {
+        self.has_tls() || self.secure_cookies == Some(true)
+    }
+
+    /// The names by which it is asked.
+    pub(crate) fn host_names(&self) -> impl Iterator<Item = &str> {
+        self.hosts.iter().map(Text::as_str)
+    }
+
     /// Whether the API may be served there: to this machine alone, or to those who have a token, by TLS.
     pub(crate) fn serves_api(&self, listen: SocketAddr) -> bool {
         listen.ip().is_loopback() || (self.has_tls() && !self.tokens.is_empty())
@@ -67,6 +82,17 @@ impl Http {
              alone, to whoever asks"
         ))
     }
+}
+
+/// What is wrong with this address for probes and metrics, if anything is: they are served there without a token.
+pub(crate) fn probes_refusal(listen: SocketAddr, allow_remote: bool) -> Option<String> {
+    if listen.ip().is_loopback() || allow_remote {
+        return None;
+    }
+    Some(format!(
+        "{listen} can be reached from other machines: say `allow-remote = true` (--allow-remote) to serve probes and metrics \
+         there without a token, or use an address of 127.0.0.1"
+    ))
 }
 
 #[cfg(test)]
@@ -99,6 +125,21 @@ mod tests {
         assert!(http("").refusal(here, false).is_none() && http("").serves_api(here));
         assert!(http("").refusal(there, true).is_none() && !http("").serves_api(there), "probes alone");
         assert!(http("tls-key = \"k\"").refusal(here, true).is_some());
+        assert!(probes_refusal(here, false).is_none() && probes_refusal(there, true).is_none());
+        assert!(probes_refusal(there, false).is_some());
+    }
+
+    #[test]
+    fn cookies_are_for_tls_where_this_process_or_a_proxy_has_it() {
+        for (text, behind_tls) in [
+            ("", false),
+            ("secure-cookies = false", false),
+            ("secure-cookies = true", true),
+            ("tls-cert = \"c\"\ntls-key = \"k\"", true),
+            ("tls-cert = \"c\"\ntls-key = \"k\"\nsecure-cookies = false", true),
+        ] {
+            assert_eq!(http(text).is_behind_tls(), behind_tls, "{text}");
+        }
     }
 
     #[test]

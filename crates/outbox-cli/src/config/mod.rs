@@ -32,10 +32,10 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 pub(crate) use self::count::Count;
 pub(crate) use self::groups::{Done, Groups, Mode, Retry};
-pub(crate) use self::http::Http;
+pub(crate) use self::http::{Http, probes_refusal};
 pub(crate) use self::mistake::{Mistake, Mistakes};
 pub(crate) use self::routes::Route;
-pub(crate) use self::sources::{Database, Fleet, Named, Source};
+pub(crate) use self::sources::{Choice, Database, Fleet, Kind, Named, Source};
 pub(crate) use self::time::Time;
 pub(crate) use self::topics::Topic;
 pub(crate) use self::transports::{Publisher, Transport};

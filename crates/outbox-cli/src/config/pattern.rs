@@ -149,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn a_compiled_pattern_says_what_a_naive_one_says(pattern in "[abé*]{0,6}", text in "[abé]{0,8}") {
             let letters = |text: &str| text.chars().collect::<Vec<_>>();

@@ -13,6 +13,7 @@ use super::time::Time;
 pub(crate) struct Database {
     pub(crate) name: Option<Text>,
     pub(crate) url: Option<Spanned<Secret>>,
+    pub(crate) direct_url: Option<Spanned<Secret>>,
     pub(crate) table: Option<Text>,
     pub(crate) schema: Option<Text>,
     pub(crate) connections: Option<Count>,
@@ -36,6 +37,24 @@ pub(crate) struct Discovery {
     pub(crate) query: Text,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) absences: Option<Count>,
+    /// Kinds of databases that rows may name. A file of SQLite only if it is listed.
+    #[serde(default = "servers")]
+    pub(crate) allow: Vec<Kind>,
+    /// Hosts that rows may name; any if not set.
+    pub(crate) hosts: Option<Vec<Text>>,
+}
+
+/// A kind of database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    Postgres,
+    MySql,
+    Sqlite,
+}
+
+fn servers() -> Vec<Kind> {
+    vec![Kind::Postgres, Kind::MySql]
 }
 
 /// What several databases share.
@@ -44,6 +63,17 @@ pub(crate) struct Discovery {
 pub(crate) struct Fleet {
     pub(crate) max_connections: Option<Count>,
     pub(crate) patience: Option<Time<10>>,
+    pub(crate) selection: Option<Choice>,
+}
+
+/// Which of several databases is polled next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Choice {
+    /// A batch from each in turn, many at the same time
+    RoundRobin,
+    /// One until it is empty, then the next
+    DrainFirst,
 }
 
 impl Database {

@@ -43,13 +43,21 @@ impl Config {
     }
 
     fn databases(&self) -> Vec<String> {
-        let shown = |url: &str| DatabaseUrl::parse(url).map(|url| url.to_string()).unwrap_or_default();
+        let shown = |url: &str| match DatabaseUrl::parse(url) {
+            Ok(url) => match url.unverified() {
+                Some(reason) => format!("{url} (server not verified: {reason})"),
+                None => url.to_string(),
+            },
+            Err(_) => String::new(),
+        };
         match &self.source {
             Source::One(database) => {
                 let url = database.url.as_ref().map(|url| shown(url.get_ref().expose())).unwrap_or_default();
                 let table = database.table().map(|table| format!(", table {table}")).unwrap_or_default();
                 let schema = database.schema().map(|schema| format!(", schema {schema}")).unwrap_or_default();
-                vec![format!("{url}{table}{schema}")]
+                let direct = database.direct_url.as_ref();
+                let direct = direct.map(|url| format!(", directly at {}", shown(url.get_ref().expose())));
+                vec![format!("{url}{table}{schema}{}", direct.unwrap_or_default())]
             }
             Source::Several(databases) => databases
                 .iter()

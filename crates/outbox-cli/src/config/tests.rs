@@ -45,6 +45,20 @@ fn what_a_good_file_says_is_understood() {
     assert!(config.warnings.is_empty());
 }
 
+#[test]
+fn the_selection_of_a_fleet_is_a_setting() {
+    let databases = "[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"\n";
+    let good = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", databases);
+    for (written, choice) in [("round-robin", Choice::RoundRobin), ("drain-first", Choice::DrainFirst)] {
+        let config = parse(&format!("{good}[fleet]\nselection = \"{written}\"\n")).unwrap();
+        assert_eq!(config.fleet.selection, Some(choice));
+    }
+    assert_eq!(parse(&good).unwrap().fleet.selection, None);
+    let mistake = mistakes(&format!("{good}[fleet]\nselection = \"random\"\n"));
+    let told = "there is no value `random`: use `round-robin` or `drain-first`";
+    assert!(mistake.len() == 1 && mistake[0].ends_with(told), "{mistake:?}");
+}
+
 /// mistakes are told with file, line and column.
 #[test]
 fn a_mistake_is_told_with_its_line_and_column() {

@@ -4,10 +4,8 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use outbox::DatabaseKind;
-use sqlx::mysql::MySqlConnectOptions;
-use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _};
 
 use crate::Usage;
 use crate::database::DatabaseUrl;
@@ -31,20 +29,22 @@ pub(super) async fn run(directory: &DatabaseUrl, query: &str) -> Result<Vec<(Str
 }
 
 async fn fetch(directory: &DatabaseUrl, query: &str) -> Result<Vec<(String, String)>, sqlx::Error> {
-    let url = directory.secret();
     let query = AssertSqlSafe(query);
     match directory.kind() {
         DatabaseKind::Postgres => {
-            let mut connection = PgConnectOptions::from_str(url)?.connect().await?;
-            sqlx::query_as(query).fetch_all(&mut connection).await
+            let mut connection = directory.postgres()?.connect().await?;
+            // In a transaction and without a name, as a pooler needs it.
+            let mut tx = connection.begin().await?;
+            let rows = sqlx::query_as(query).persistent(false).fetch_all(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(rows)
         }
         DatabaseKind::MySql => {
-            let url = url.replacen("mariadb:", "mysql:", 1);
-            let mut connection = MySqlConnectOptions::from_str(&url)?.connect().await?;
+            let mut connection = directory.mysql()?.connect().await?;
             sqlx::query_as(query).fetch_all(&mut connection).await
         }
         _ => {
-            let mut connection = SqliteConnectOptions::from_str(url)?.connect().await?;
+            let mut connection = SqliteConnectOptions::from_str(directory.secret())?.connect().await?;
             sqlx::query_as(query).fetch_all(&mut connection).await
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use outbox::{
     Cx, Event, EventId, Failure, Handled, Message, Outbox, Outcome, Outgoing, PublishError, Publisher,
-    RelayBuilder, Topic,
+    RelayBuilder, Topic, Unavailable,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -258,9 +258,10 @@ impl Publisher for Branch {
         Ok(())
     }
 
-    async fn is_healthy(&self) -> bool {
-        // Not before somebody has tried: then there is more to tell than that it is not.
-        !(self.is_away() && self.is_known.load(Ordering::Relaxed))
+    async fn health(&self) -> Result<(), Unavailable> {
+        // An outage starts with a failed publish, whose error carries the reason.
+        let away = self.is_away() && self.is_known.load(Ordering::Relaxed);
+        Unavailable::unless(!away, format!("{}: 503, back soon", self.name))
     }
 }
 
@@ -286,9 +287,9 @@ mod tests {
     #[tokio::test]
     async fn a_branch_that_goes_away_is_there_at_first() {
         let branch = Branch::new("b").away(10, 30);
-        assert!(branch.is_healthy().await);
+        assert!(branch.health().await.is_ok());
         let gone = Branch { began: Instant::now() - Duration::from_secs(25), ..branch };
         assert!(gone.publish_batch(&[]).await.unwrap_err().is_unavailable());
-        assert!(!gone.is_healthy().await);
+        assert!(gone.health().await.is_err());
     }
 }

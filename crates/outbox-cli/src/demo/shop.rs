@@ -27,7 +27,7 @@ const CREATE_ORDERS: &str = "\
 
 /// Everything that the demo leaves in any database, without what all names start with. The orders last: while they are there, a
 /// demo runs.
-const TABLES: [&str; 16] = [
+const TABLES: [&str; 18] = [
     "event",
     "event_lease",
     "event_key",
@@ -37,9 +37,11 @@ const TABLES: [&str; 16] = [
     "event_node",
     "event_attempt",
     "event_batch",
+    "event_claim_lock",
     "event_audit",
     "log_tag",
     "log_head",
+    "log_unreadable",
     "log",
     "topic_progress",
     "event_schema",
@@ -47,12 +49,13 @@ const TABLES: [&str; 16] = [
 ];
 
 /// What else there is in PostgreSQL.
-const IN_POSTGRES: [&str; 6] = [
+const IN_POSTGRES: [&str; 7] = [
     "DROP FUNCTION IF EXISTS outbox_demo_event_call",
     "DROP FUNCTION IF EXISTS outbox_demo_log_lock",
     "DROP FUNCTION IF EXISTS outbox_demo_log_settled",
     "DROP FUNCTION IF EXISTS outbox_demo_log_append",
     "DROP FUNCTION IF EXISTS outbox_demo_log_insert",
+    "DROP FUNCTION IF EXISTS outbox_demo_log_refuse",
     "DROP SEQUENCE IF EXISTS outbox_demo_log_seq",
 ];
 
@@ -134,12 +137,7 @@ pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u
         )
         .on_dead(OnDead::Skip)
         // So that a demo left running over night does not fill the disk.
-        .purge(
-            PurgeSettings::default()
-                .keep_dead()
-                .retention(Duration::from_secs(60))
-                .every(Duration::from_secs(10)),
-        )
+        .purge(PurgeSettings::default().retention(Duration::from_secs(60)).every(Duration::from_secs(10)))
 }
 
 fn sometimes_fail(percent: u8, reason: &str) -> Handled {
@@ -429,7 +427,7 @@ pub(crate) trait Shop: outbox::Database {
 }
 
 macro_rules! shop {
-    ($database:ty, $insert:literal, $else:expr) => {
+    ($database:ty, $else:expr) => {
         impl Shop for $database {
             const ELSE: &'static [&'static str] = $else;
 
@@ -437,27 +435,22 @@ macro_rules! shop {
                 sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.map(drop)
             }
 
+            // Neither is prepared, so that they also run behind a pooler.
             async fn place(connection: &mut Self::Connection, order: &Order) -> sqlx::Result<()> {
-                sqlx::query($insert)
-                    .bind(order.id.cast_signed())
-                    .bind(order.customer.cast_signed())
-                    .bind(order.cents)
-                    .execute(connection)
+                let Order { id, customer, cents, .. } = order;
+                let columns = "outbox_demo_orders (id, customer, cents)";
+                Self::execute(connection, format!("INSERT INTO {columns} VALUES ({id}, {customer}, {cents})"))
                     .await
-                    .map(drop)
             }
 
             async fn count(connection: &mut Self::Connection) -> sqlx::Result<i64> {
-                sqlx::query_scalar("SELECT count(*) FROM outbox_demo_orders").fetch_one(connection).await
+                let count = sqlx::raw_sql("SELECT count(*) FROM outbox_demo_orders");
+                sqlx::Row::try_get(&count.fetch_one(connection).await?, 0)
             }
         }
     };
 }
 
-shop!(sqlx::Sqlite, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)", &[]);
-shop!(sqlx::MySql, "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES (?, ?, ?)", &[]);
-shop!(
-    sqlx::Postgres,
-    "INSERT INTO outbox_demo_orders (id, customer, cents) VALUES ($1, $2, $3)",
-    &IN_POSTGRES
-);
+shop!(sqlx::Sqlite, &[]);
+shop!(sqlx::MySql, &[]);
+shop!(sqlx::Postgres, &IN_POSTGRES);

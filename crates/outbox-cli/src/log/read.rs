@@ -9,7 +9,7 @@ use super::{log_of, pairs};
 use crate::database::Tables;
 use crate::open::Place;
 use crate::show::{LogEventView, Output, Table, json};
-use crate::{Usage, nothing};
+use crate::{Usage, note, nothing};
 
 /// Read events of the log, by position
 ///
@@ -68,9 +68,7 @@ pub(super) async fn run(options: Read) -> Result<ExitCode> {
         Some(topic) => match standing(&place, topic, options.publisher.as_deref()).await? {
             Some(position) => position,
             None => {
-                eprintln!(
-                    "No such topic and publisher\nhint: `outbox log status` lists those that there are"
-                );
+                note("No such topic and publisher\nhint: `outbox log status` lists those that there are");
                 return Ok(nothing());
             }
         },
@@ -82,7 +80,7 @@ pub(super) async fn run(options: Read) -> Result<ExitCode> {
         error => place.explain(error),
     })?;
     let Some(last) = found.last() else {
-        eprintln!("No event of the log matches after position {after}.");
+        note(format_args!("No event of the log matches after position {after}."));
         return Ok(nothing());
     };
     if options.output.json {
@@ -98,7 +96,7 @@ pub(super) async fn run(options: Read) -> Result<ExitCode> {
     table.print();
     if found.len() == limit {
         let last = last.as_ref().map_or_else(|(position, _)| *position, outbox::LogEvent::position);
-        eprintln!("There may be more: add --after {last}");
+        note(format_args!("There may be more: add --after {last}"));
     }
     Ok(ExitCode::SUCCESS)
 }

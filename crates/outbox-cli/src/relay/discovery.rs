@@ -6,47 +6,121 @@ use anyhow::anyhow;
 use async_trait::async_trait;
 use outbox::DatabaseKind;
 use outbox::fleet::{Discovery, FleetDatabase};
+use outbox_transports::Text;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
+use crate::config::Kind;
 use crate::database::DatabaseUrl;
 
 /// A query whose rows are databases: a name and a URL each.
 pub(crate) struct Query {
     url: DatabaseUrl,
     query: String,
+    allowed: Allowed,
+}
+
+/// Databases that rows may name: the writers of the directory choose what the relay opens, within these.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowed {
+    kinds: Vec<Kind>,
+    hosts: Option<Vec<String>>,
+}
+
+impl Allowed {
+    pub(crate) fn new(kinds: &[Kind], hosts: Option<&[Text]>) -> Self {
+        let hosts = hosts.map(|hosts| hosts.iter().map(|host| host.as_str().to_owned()).collect());
+        Self { kinds: kinds.to_vec(), hosts }
+    }
+
+    /// Why a URL is not allowed, without repeating it: it may hold a password.
+    fn refusal(&self, url: &str) -> Option<&'static str> {
+        let Ok(parsed) = DatabaseUrl::parse(url) else { return Some("its URL cannot be read") };
+        // As the driver reads them: a parameter may name another host than the URL begins with.
+        let (kind, host) = match parsed.kind() {
+            DatabaseKind::Postgres => {
+                let Ok(options) = PgConnectOptions::from_str(url) else {
+                    return Some("its URL cannot be read");
+                };
+                let is_socket = options.get_socket().is_some();
+                (Kind::Postgres, (!is_socket).then(|| options.get_host().to_owned()))
+            }
+            DatabaseKind::MySql => {
+                let url = url.replacen("mariadb:", "mysql:", 1);
+                let Ok(options) = MySqlConnectOptions::from_str(&url) else {
+                    return Some("its URL cannot be read");
+                };
+                let is_socket = options.get_socket().is_some();
+                (Kind::MySql, (!is_socket).then(|| options.get_host().to_owned()))
+            }
+            _ => (Kind::Sqlite, None),
+        };
+        if !self.kinds.contains(&kind) {
+            return Some("`allow` of `[discovery]` does not name its kind of database");
+        }
+        let is_listed = |hosts: &Vec<String>| {
+            kind == Kind::Sqlite
+                || host.as_deref().is_some_and(|host| hosts.iter().any(|of| is_host(of, host)))
+        };
+        let listed = self.hosts.as_ref().is_none_or(is_listed);
+        (!listed).then_some("`hosts` of `[discovery]` does not name its host")
+    }
+}
+
+/// `*.db.internal` stands for every name under it.
+fn is_host(pattern: &str, host: &str) -> bool {
+    match pattern.strip_prefix('*') {
+        Some(end) if end.starts_with('.') => {
+            let (host, end) = (host.to_ascii_lowercase(), end.to_ascii_lowercase());
+            host.strip_suffix(&end).is_some_and(|name| !name.is_empty())
+        }
+        _ => pattern.eq_ignore_ascii_case(host),
+    }
 }
 
 type Rows = Vec<(String, String)>;
 
 impl Query {
-    pub(crate) fn new(url: DatabaseUrl, query: &str) -> Self {
-        Self { url, query: query.to_owned() }
+    pub(crate) fn new(url: DatabaseUrl, query: &str, allowed: Allowed) -> Self {
+        Self { url, query: query.to_owned(), allowed }
+    }
+
+    /// The databases that are allowed, and the names of the others with the reason.
+    pub(crate) async fn ask(&self) -> Result<(Rows, Vec<(String, &'static str)>), sqlx::Error> {
+        let (mut rows, mut refused) = (Rows::new(), Vec::new());
+        for (name, url) in self.fetch().await? {
+            match self.allowed.refusal(&url) {
+                None => rows.push((name, url)),
+                Some(reason) => refused.push((name, reason)),
+            }
+        }
+        Ok((rows, refused))
     }
 
     /// On a connection of its own: it is asked every few minutes.
-    pub(crate) async fn ask(&self) -> Result<Rows, sqlx::Error> {
+    async fn fetch(&self) -> Result<Rows, sqlx::Error> {
         // It is the operator's own statement.
         let query = AssertSqlSafe(self.query.clone());
-        let url = self.url.secret();
         match self.url.kind() {
             DatabaseKind::Postgres => {
-                let mut connection = PgConnectOptions::from_str(url)?.connect().await?;
-                let rows = sqlx::query_as(query).fetch_all(&mut connection).await?;
+                let mut connection = self.url.postgres()?.connect().await?;
+                // In a transaction and without a name, as a pooler needs it.
+                let mut tx = connection.begin().await?;
+                let rows = sqlx::query_as(query).persistent(false).fetch_all(&mut *tx).await?;
+                tx.commit().await?;
                 connection.close().await?;
                 Ok(rows)
             }
             DatabaseKind::MySql => {
-                let url = url.replacen("mariadb:", "mysql:", 1);
-                let mut connection = MySqlConnectOptions::from_str(&url)?.connect().await?;
+                let mut connection = self.url.mysql()?.connect().await?;
                 let rows = sqlx::query_as(query).fetch_all(&mut connection).await?;
                 connection.close().await?;
                 Ok(rows)
             }
             _ => {
-                let mut connection = SqliteConnectOptions::from_str(url)?.connect().await?;
+                let mut connection = SqliteConnectOptions::from_str(self.url.secret())?.connect().await?;
                 let rows = sqlx::query_as(query).fetch_all(&mut connection).await?;
                 connection.close().await?;
                 Ok(rows)
@@ -72,7 +146,43 @@ impl Query {
 #[async_trait]
 impl Discovery for Query {
     async fn discover(&self) -> Result<Vec<FleetDatabase>, Box<dyn std::error::Error + Send + Sync>> {
-        let rows = self.ask().await.map_err(|error| format!("{:#}", self.explain(&error)))?;
+        let (rows, refused) = self.ask().await.map_err(|error| format!("{:#}", self.explain(&error)))?;
+        for (name, reason) in refused {
+            tracing::warn!(name, reason, "a database of the directory is not served");
+        }
         Ok(rows.into_iter().map(|(name, url)| FleetDatabase::new(name, url)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_name_only_what_is_allowed() {
+        let servers = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: None };
+        assert_eq!(servers.refusal("postgres://shop:s3cret@db/acme"), None);
+        assert_eq!(servers.refusal("mariadb://shop@db/acme"), None);
+        for url in ["sqlite:/etc/passwd", "sqlite::memory:", "file:///x", "http://db/x", ""] {
+            assert!(servers.refusal(url).is_some(), "{url}");
+        }
+        let files = Allowed { kinds: vec![Kind::Sqlite], hosts: Some(Vec::new()) };
+        assert_eq!(files.refusal("sqlite:a.db"), None);
+        assert!(files.refusal("postgres://db/x").is_some());
+        let hosts = ["db1", "*.db.internal"].map(str::to_owned).to_vec();
+        let some = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: Some(hosts) };
+        for url in ["postgres://DB1:5433/x", "mysql://u:p@a.db.internal/x"] {
+            assert_eq!(some.refusal(url), None, "{url}");
+        }
+        for url in [
+            "postgres://db2/x",
+            "postgres://db.internal/x",
+            "postgres://xdb.internal/x",
+            "postgres://db1/x?host=evil.example",
+            "postgres://db1/x?host=/var/run/postgresql",
+            "mysql://evil.example/x",
+        ] {
+            assert!(some.refusal(url).is_some(), "{url}");
+        }
     }
 }

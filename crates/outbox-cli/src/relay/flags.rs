@@ -12,9 +12,9 @@ use crate::config::{Config, Count, Done, Mode, Time, Transport};
 /// What the flags say.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB)
+    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
     // The value may hold a password: never shown in the help.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = crate::database::argument)]
     pub(crate) database: Option<String>,
 
     /// The table of the events; the other tables' names are made from it. outbox_event if not set
@@ -53,7 +53,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     poll_interval: Option<Time<1>>,
 
-    /// How long an event is leased, such as 30s or 5m: how long a crash delays what this relay had in hand
+    /// How long an event is leased, such as 30s or 5m: how long a crash delays what this relay had in hand, at most
     #[arg(long, value_name = "TIME")]
     lease: Option<Time<1_000>>,
 

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use outbox::fleet::DatabaseState;
-use outbox::store::SharedStore;
+use outbox::store::{RelayHealth, SharedStore};
 use outbox::{Destination, Fleet};
 use outbox_web::{DatabaseInfo, Databases};
 use serde::Serialize;
@@ -25,6 +26,10 @@ pub(crate) struct Health {
     stage: Mutex<Stage>,
     outlets: Mutex<Outlets>,
     active: AtomicBool,
+    /// What the relay of one database says of itself.
+    relay: Mutex<RelayHealth>,
+    /// Why the relay has ended, if it has.
+    ended: Mutex<Option<String>>,
     /// What the database said last, and when.
     said: tokio::sync::Mutex<Option<(Instant, Result<(), String>)>>,
 }
@@ -45,6 +50,9 @@ pub(crate) struct Readiness {
     relay: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<String>,
+    /// When the database last completed a take and a settlement, where there is one database.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    last: Option<Last>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     databases: Vec<DatabaseHealth>,
     /// Those that cannot be reached at the moment: their events wait, the rest goes on.
@@ -58,6 +66,20 @@ struct DatabaseHealth {
     state: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    last: Option<Last>,
+}
+
+#[derive(Serialize)]
+struct Last {
+    last_take: Option<DateTime<Utc>>,
+    last_settlement: Option<DateTime<Utc>>,
+}
+
+impl From<&RelayHealth> for Last {
+    fn from(health: &RelayHealth) -> Self {
+        Self { last_take: health.last_take, last_settlement: health.last_settlement }
+    }
 }
 
 #[derive(Serialize)]
@@ -73,7 +95,7 @@ impl Health {
     }
 
     pub(crate) fn serves(&self, serving: &Serving) {
-        self.set_active(serving.is_active());
+        self.look(serving);
         *Self::lock(&self.stage) = match serving {
             Serving::One { store, .. } => Stage::One(store.clone()),
             Serving::Fleet { fleet, .. } => Stage::Fleet(fleet.clone()),
@@ -88,9 +110,31 @@ impl Health {
         *Self::lock(&self.outlets) = outlets.clone();
     }
 
-    /// Returns what it was.
-    pub(crate) fn set_active(&self, active: bool) -> bool {
-        self.active.swap(active, Ordering::Relaxed)
+    /// Notes how the relay is doing.
+    pub(crate) fn look(&self, serving: &Serving) {
+        self.active.store(serving.is_active(), Ordering::Relaxed);
+        let health = serving.health().unwrap_or_default();
+        if let Some(why) = &health.ended {
+            self.ends(why);
+        }
+        *Self::lock(&self.relay) = health;
+    }
+
+    /// The relay has ended by itself.
+    pub(crate) fn ends(&self, why: &str) {
+        Self::lock(&self.ended).get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Why the relay has ended, if it has: the one thing that `/healthz` fails for.
+    pub(crate) fn ended(&self) -> Option<String> {
+        Self::lock(&self.ended).clone()
+    }
+
+    /// What the relay of one database fails at.
+    fn problems(&self) -> Vec<String> {
+        let health = Self::lock(&self.relay);
+        let failing = health.problems().map(|problem| format!("the relay {problem}"));
+        Self::lock(&self.ended).clone().into_iter().chain(failing).collect()
     }
 
     /// Where events go.
@@ -101,9 +145,13 @@ impl Health {
     /// The databases that are served; one alone is called so.
     pub(crate) fn databases(&self, name: &str) -> Vec<DatabaseInfo> {
         let one = |state: &str| vec![DatabaseInfo::new(name, state)];
+        let problem = self.problems().into_iter().next();
         match Self::lock(&self.stage).clone() {
             Stage::Starting => one("starting"),
             Stage::Stopping => one("stopping"),
+            Stage::One(_) if problem.is_some() => {
+                vec![DatabaseInfo::new(name, "failing").reason(problem.unwrap_or_default())]
+            }
             Stage::One(_) if self.active.load(Ordering::Relaxed) => one("active"),
             Stage::One(_) => one("standing by"),
             Stage::Fleet(fleet) => fleet.list(),
@@ -121,6 +169,7 @@ impl Health {
 
     pub(crate) async fn readiness(&self) -> Readiness {
         let stage = Self::lock(&self.stage).clone();
+        let mut last = None;
         let (relay, reasons, databases) = match stage {
             Stage::Starting => {
                 ("starting", vec!["the database has not been reached yet".to_owned()], Vec::new())
@@ -128,7 +177,8 @@ impl Health {
             Stage::Stopping => ("stopping", vec!["the relay stops".to_owned()], Vec::new()),
             Stage::One(store) => {
                 let active = self.active.load(Ordering::Relaxed);
-                let reasons = self.ask(&store).await.err().into_iter().collect();
+                last = Some(Last::from(&*Self::lock(&self.relay)));
+                let reasons = self.problems().into_iter().chain(self.ask(&store).await.err()).collect();
                 (if active { "active" } else { "standing by" }, reasons, Vec::new())
             }
             Stage::Fleet(fleet) => {
@@ -155,7 +205,7 @@ impl Health {
                 })
             })
             .collect();
-        Readiness { ready: reasons.is_empty(), relay, reasons, databases, outages }
+        Readiness { ready: reasons.is_empty(), relay, reasons, last, databases, outages }
     }
 
     /// Whether the database answers.
@@ -182,7 +232,8 @@ impl From<outbox::fleet::DatabaseStatus> for DatabaseHealth {
             DatabaseState::Failing { reason } => Some(reason.clone()),
             _ => None,
         };
-        Self { state: database.state.to_string(), name: database.name, reason }
+        let last = database.health.as_ref().map(Last::from);
+        Self { state: database.state.to_string(), name: database.name, reason, last }
     }
 }
 

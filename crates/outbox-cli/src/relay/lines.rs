@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use outbox::{Outgoing, PublishError, Publisher};
+use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 use outbox_transports::{Lines, Sink, open_to_append};
 use tokio::sync::{Mutex, Notify};
 
@@ -65,14 +65,14 @@ impl Publisher for ToStdout {
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let published = self.lines.publish_batch(events).await;
         if self.gone.is_so() {
-            Err(PublishError::unavailable("nobody reads standard output"))
+            Err(PublishError::unavailable("standard output is closed"))
         } else {
             published
         }
     }
 
-    async fn is_healthy(&self) -> bool {
-        !self.gone.is_so()
+    async fn health(&self) -> Result<(), Unavailable> {
+        Unavailable::unless(!self.gone.is_so(), "standard output is closed")
     }
 }
 
@@ -136,8 +136,10 @@ impl Publisher for ToFile {
         }
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.open().await.is_ok()
+    async fn health(&self) -> Result<(), Unavailable> {
+        let opened = self.open().await;
+        opened.map_err(|error| Unavailable::new(format!("cannot open {}: {error}", self.path.display())))?;
+        Ok(())
     }
 }
 
@@ -160,10 +162,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/yet/there");
         let file = ToFile::new(&path);
-        assert!(!file.is_healthy().await);
+        assert!(file.health().await.is_err());
         assert!(file.publish_batch(&[event()]).await.unwrap_err().is_unavailable());
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        assert!(file.is_healthy().await);
+        assert!(file.health().await.is_ok());
         file.publish_batch(&[event()]).await.unwrap();
         assert_eq!(lines(&path), 1);
     }

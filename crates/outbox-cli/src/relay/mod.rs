@@ -9,7 +9,8 @@
 //! | `table` | which event goes to which of them |
 //! | `reach` | trying all of that, for `outbox check` |
 //! | `health`, `http` | probes and metrics |
-//! | `web`, `serve`, `tls` | the API and the dashboard; connections, and how they are encrypted |
+//! | `web`, `tls` | the API and the dashboard, and how connections are encrypted |
+//! | `serve`, `places` | connections, and which of them gives way to a new one |
 
 mod daemon;
 mod discovery;
@@ -18,6 +19,7 @@ mod health;
 mod http;
 mod lines;
 mod outlets;
+mod places;
 pub(crate) mod reach;
 mod reload;
 mod serve;
@@ -34,8 +36,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use self::daemon::Plan;
+pub(crate) use self::outlets::Asked;
 use crate::Usage;
-use crate::config::{Config, Time};
+use crate::config::{Config, Time, probes_refusal};
 
 /// Deliver events, as a settings file says or, without one, each as one JSON object on a line
 ///
@@ -55,7 +58,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 
-    /// Serve probes and metrics on an address that other machines can reach, to whoever asks
+    /// Serve /healthz, /readyz and /metrics there as well, without TLS and without a token, such as 127.0.0.1:9091
+    #[arg(long, value_name = "ADDRESS")]
+    probes_listen: Option<SocketAddr>,
+
+    /// Serve probes and metrics without a token on an address that other machines can reach
     #[arg(long)]
     allow_remote: bool,
 
@@ -67,9 +74,9 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   outbox relay --config outbox.toml
-  outbox relay --database postgres://ada:secret@db/shop --publish stdout | my-consumer
+  outbox relay --publish stdout | my-consumer          DATABASE_URL says where
   outbox relay --database sqlite:shop.db --migrate --publish file:events.jsonl --completion delete
-  outbox relay --database mysql://root@127.0.0.1/shop --publish stdout --mode log --topic audit
+  outbox relay --publish stdout --mode log --topic audit
 
 A line is out before its event counts as delivered, so after a crash some may come twice: tell them apart by `id`.";
 
@@ -94,13 +101,18 @@ pub(crate) async fn run(options: Options, to_people: bool) -> Result<ExitCode> {
     if let Some(refusal) = listen.and_then(|listen| config.http.refusal(listen, allow_remote)) {
         return Err(Usage(refusal).into());
     }
+    let of_file = || config.http.probes_listen.as_ref().map(|listen| *listen.get_ref());
+    let probes_listen = options.probes_listen.or_else(of_file);
+    if let Some(refusal) = probes_listen.and_then(|listen| probes_refusal(listen, allow_remote)) {
+        return Err(Usage(refusal).into());
+    }
     daemon::run(Plan {
         config,
         file: options.config,
         otherwise,
         setting,
         listen,
-        allow_remote,
+        probes_listen,
         to_people,
         wait: options.wait.0,
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use async_trait::async_trait;
-use outbox::{Destination, Outgoing, PublishError, Publisher};
+use outbox::{Destination, Outgoing, PublishError, Publisher, Unavailable};
 use tokio::task::JoinSet;
 
 use super::lines::{Gone, ToFile, ToStdout};
@@ -18,6 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// All publishers by name.
 #[derive(Clone, Default)]
 pub(crate) struct Outlets(BTreeMap<String, Outlet>);
+
+/// A publisher that was asked for its health.
+pub(crate) struct Asked {
+    pub(crate) name: String,
+    /// Its transport.
+    pub(crate) kind: &'static str,
+    pub(crate) health: Result<(), Unavailable>,
+}
 
 #[derive(Clone)]
 struct Outlet {
@@ -62,17 +70,18 @@ impl Outlets {
         self.0.iter().filter(move |(name, outlet)| !is_same(name, outlet)).map(|(name, _)| name.as_str())
     }
 
-    /// Asks each whether it is there, all at once. Returns what each is called, of which transport it is, and its answer.
-    pub(crate) async fn ask(&self) -> Vec<(String, &'static str, bool)> {
+    /// Asks each publisher for its health, all at once. Returns name, transport and health of each.
+    pub(crate) async fn ask(&self) -> Vec<Asked> {
         let mut asked = JoinSet::new();
         for (name, outlet) in self.0.clone() {
             asked.spawn(async move {
-                let healthy = tokio::time::timeout(PATIENCE, outlet.publisher.is_healthy()).await;
-                (name, outlet.kind, healthy.unwrap_or(false))
+                let late = |_| Err(Unavailable::new(format!("no answer within {PATIENCE:?}")));
+                let health = tokio::time::timeout(PATIENCE, outlet.publisher.health()).await;
+                Asked { name, kind: outlet.kind, health: health.unwrap_or_else(late) }
             });
         }
         let mut answers = asked.join_all().await;
-        answers.sort();
+        answers.sort_by(|one, other| one.name.cmp(&other.name));
         answers
     }
 
@@ -127,8 +136,8 @@ impl Publisher for Named {
         self.inner.publish_batch(events).await
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.inner.is_healthy().await
+    async fn health(&self) -> Result<(), Unavailable> {
+        self.inner.health().await
     }
 }
 

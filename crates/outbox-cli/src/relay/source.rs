@@ -1,15 +1,15 @@
 //! Opens what the settings name as the source of events, and starts a relay on it.
 
 use anyhow::Result;
-use outbox::fleet::{FleetBuilder, FleetDatabase, FleetRelay};
-use outbox::store::{EXCLUSIVE, SharedStore};
+use outbox::fleet::{DrainFirst, FleetBuilder, FleetDatabase, FleetRelay};
+use outbox::store::{EXCLUSIVE, RelayHealth, SharedStore};
 use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, open_store};
 
-use super::discovery::Query;
+use super::discovery::{Allowed, Query};
 use super::outlets::Outlets;
 use super::table::Switch;
 use crate::Usage;
-use crate::config::{Config, Count, Database, Mode, Named, Source};
+use crate::config::{Choice, Config, Count, Database, Mode, Named, Source};
 use crate::database::{DatabaseUrl, Tables};
 
 /// How many connections a relay of one database has, if nobody says otherwise.
@@ -45,7 +45,8 @@ impl Serving {
                 if let Some(absences) = discovery.absences {
                     fleet = fleet.absences(absences.get_u32());
                 }
-                let query = Query::new(url, discovery.query.as_str());
+                let allowed = Allowed::new(&discovery.allow, discovery.hosts.as_deref());
+                let query = Query::new(url, discovery.query.as_str(), allowed);
                 several(config, fleet.discovery(query), outlets, switch).await
             }
         }
@@ -64,6 +65,22 @@ impl Serving {
         match self {
             Serving::One { store, .. } => store.leader(EXCLUSIVE).await.ok().flatten(),
             Serving::Fleet { .. } => None,
+        }
+    }
+
+    /// Health of the relay of one database; those of a fleet are with their databases.
+    pub(crate) fn health(&self) -> Option<RelayHealth> {
+        match self {
+            Serving::One { relay, .. } => Some(relay.health()),
+            Serving::Fleet { .. } => None,
+        }
+    }
+
+    /// Waits until it has ended by itself, and says why.
+    pub(crate) async fn stopped(&self) -> outbox::Result<()> {
+        match self {
+            Serving::One { relay, .. } => relay.stopped().await,
+            Serving::Fleet { relay, .. } => relay.stopped().await,
         }
     }
 
@@ -101,6 +118,12 @@ async fn one(
     if let Some(name) = &database.name {
         options = options.name(name.as_str());
     }
+    if let Some(direct) = &database.direct_url {
+        options = options.direct_url(direct.get_ref().expose());
+    }
+    if let Some(limit) = config.groups.dispatcher.max_payload {
+        options = options.max_payload(limit.get());
+    }
     let url = DatabaseUrl::parse(url)?.called(setting);
     let explain = |error| url.explain_outbox(error);
     url.probe().await?;
@@ -126,6 +149,9 @@ async fn several(
     outlets: &Outlets,
     switch: &Switch,
 ) -> Result<Serving> {
+    if let Some(limit) = config.groups.dispatcher.max_payload {
+        fleet = fleet.max_payload(limit.get());
+    }
     if let Some(connections) = config.fleet.max_connections {
         fleet = fleet.max_connections(connections.get());
     }
@@ -147,6 +173,10 @@ async fn several(
     if let Some(workers) = config.groups.dispatcher.workers_per_database {
         builder = builder.workers_per_database(workers.get());
     }
+    builder = match config.fleet.selection {
+        None | Some(Choice::RoundRobin) => builder,
+        Some(Choice::DrainFirst) => builder.selection(DrainFirst),
+    };
     let started = tell(config, builder, outlets, switch).start().await;
     let relay = started.map_err(|error| told(error, anyhow::Error::from))?;
     Ok(Serving::Fleet { relay, fleet })

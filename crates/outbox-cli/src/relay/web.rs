@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use outbox::store::SharedStore;
-use outbox_transports::Text;
 use outbox_web::{DatabaseInfo, Databases, Role, Token, Web};
 
 use super::health::SharedHealth;
@@ -48,9 +47,9 @@ impl Api {
         let mut builder = Web::builder()
             .databases(served)
             .tokens(tokens)
-            .tls(http.has_tls())
+            .tls(http.is_behind_tls())
             .destinations(move || outlets.destinations());
-        for host in http.hosts.iter().map(Text::as_str) {
+        for host in http.host_names() {
             builder = builder.host(host);
         }
         let web = builder.build().map_err(|error| Usage(format!("`[http]`: {error}")))?;
@@ -63,7 +62,10 @@ impl Api {
             // After `#` stands what browsers never send; the page takes it out of its address.
             Some(secret) if to_people => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
             Some(_) => {
-                tracing::info!("dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`");
+                tracing::info!(
+                    "dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`, or start the relay at a \
+                     terminal, where a link with a token is printed"
+                );
             }
             None => tracing::info!("dashboard: {scheme}://{address}/"),
         }

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
 use comfy_table::Cell;
 use outbox::store::{Stored, StoredEvent};
-use outbox::{Event, NodeId, Payload, Status, Tag};
+use outbox::{Event, NodeId, Payload, Status, Tag, split_detail};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -204,7 +204,7 @@ impl EventView {
     }
 
     fn error(&self) -> String {
-        self.last_error.as_deref().map_or_else(dash, |error| short(error, 60))
+        self.last_error.as_deref().map_or_else(dash, |error| short(split_detail(error).0, 60))
     }
 
     /// Everything about it, one fact a line.
@@ -222,7 +222,9 @@ impl EventView {
         let settled = if self.status == Status::Dead { "died" } else { "done" };
         table.fact(settled, self.done_at.map(both));
         table.fact("by", self.done_by.as_ref());
-        table.fact("last error", self.last_error.as_ref());
+        let (error, detail) = self.last_error.as_deref().map(split_detail).unzip();
+        table.fact("last error", error);
+        table.fact("detail", detail.flatten());
         table.print();
     }
 }

@@ -2,7 +2,8 @@
 
 use chrono::{DateTime, Utc};
 use comfy_table::Cell;
-use outbox::store::{Node, NodeOutage};
+use outbox::escape::Escaped;
+use outbox::store::{Node, NodeOutage, RelayHealth};
 use serde::Serialize;
 
 use crate::show::{Output, Table, dash, short, span_of, status};
@@ -18,6 +19,7 @@ pub(super) struct RelayView {
     started_at: DateTime<Utc>,
     seen_ms: u64,
     outages: Vec<NodeOutage>,
+    health: RelayHealth,
 }
 
 impl From<Node> for RelayView {
@@ -31,13 +33,21 @@ impl From<Node> for RelayView {
             started_at: node.started_at,
             seen_ms: u64::try_from(node.seen.as_millis()).unwrap_or(u64::MAX),
             outages: node.state.outages,
+            health: node.state.health,
         }
     }
 }
 
 impl RelayView {
+    /// A sentence for each error that keeps events from being delivered.
+    fn problems(&self) -> impl Iterator<Item = String> {
+        let node = short(&self.node, 100);
+        self.health.problems().map(move |problem| format!("Relay {node} {}.", Escaped(problem)))
+    }
+
     fn state(&self) -> Cell {
         match (self.running, self.active) {
+            (true, _) if self.health.problems().next().is_some() => status("failing"),
             (true, true) => status("ACTIVE"),
             (true, false) => Cell::new("stands by"),
             // It would have said so, had it been stopped.
@@ -51,7 +61,8 @@ pub(super) fn lines(relays: &[RelayView], output: Output) -> String {
     if relays.is_empty() {
         return "Relays   none says that it runs".to_owned();
     }
-    let mut table = Table::new(["RELAY", "STATE", "MODE", "STARTED", "SEEN", "DESTINATIONS NOT AVAILABLE"]);
+    let mut table =
+        Table::new(["RELAY", "STATE", "MODE", "STARTED", "SEEN", "LAST TAKE", "DESTINATIONS NOT AVAILABLE"]);
     for relay in relays {
         let away: Vec<String> = relay
             .outages
@@ -64,8 +75,10 @@ pub(super) fn lines(relays: &[RelayView], output: Output) -> String {
             Cell::new(short(&relay.mode, 20)),
             Cell::new(output.time(relay.started_at)),
             Cell::new(format!("{} ago", span_of(std::time::Duration::from_millis(relay.seen_ms)))),
+            Cell::new(relay.health.last_take.map_or_else(dash, |at| output.time(at))),
             Cell::new(if away.is_empty() { dash() } else { away.join("; ") }),
         ]);
     }
-    table.lines()
+    let problems = relays.iter().filter(|relay| relay.running).flat_map(RelayView::problems);
+    problems.fold(table.lines(), |lines, problem| format!("{lines}\n\n{problem}"))
 }

@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::{Now, now, rest};
 use crate::open::Place;
 use crate::progress::Interrupt;
-use crate::say;
 use crate::show::{Output, exact, json, number, span_of, styled};
+use crate::{note, say};
 
 /// One look. Rates are since the one before.
 #[derive(Serialize)]
@@ -50,7 +50,7 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
             Ok(look) => look,
             // What was there a moment ago may come back: that is what one watches for.
             Err(error) if before.is_some() => {
-                eprintln!("{} {error:#}", exact(Utc::now().trunc_subsecs(0)));
+                note(format_args!("{} {error:#}", exact(Utc::now().trunc_subsecs(0))));
                 drawn = 0;
                 if interrupt.within(every).await {
                     return Ok(ExitCode::SUCCESS);

@@ -57,12 +57,41 @@ impl Place {
 
     /// Starts a relay with this settings file.
     pub fn relay(&self, name: &str, config: &Path, arguments: &[&str]) -> Daemon {
+        self.started(name, Command::new(env!("CARGO_BIN_EXE_outbox")), config, arguments)
+    }
+
+    /// The same in a process that may open so many files.
+    pub fn relay_with_files(&self, name: &str, config: &Path, arguments: &[&str], files: usize) -> Daemon {
+        let mut command = Command::new("sh");
+        let limited = format!("ulimit -Sn {files} && exec \"$0\" \"$@\"");
+        command.args(["-c", &limited, env!("CARGO_BIN_EXE_outbox")]);
+        self.started(name, command, config, arguments)
+    }
+
+    fn started(&self, name: &str, mut command: Command, config: &Path, arguments: &[&str]) -> Daemon {
         let log = self.path(&format!("{name}.log"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
         command.arg("relay").arg("--config").arg(config).args(arguments);
         command.env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
         Daemon { child: command.spawn().unwrap(), log }
+    }
+
+    /// The same with a terminal as its standard error, which `script` makes.
+    pub fn relay_at_a_terminal(&self, name: &str, config: &Path, arguments: &[&str]) -> Daemon {
+        let log = self.path(&format!("{name}.log"));
+        let relay = format!(
+            "stty cols 500; NO_COLOR=1 exec '{}' relay --config '{}' {}",
+            env!("CARGO_BIN_EXE_outbox"),
+            config.display(),
+            arguments.join(" ")
+        );
+        std::fs::File::create(&log).unwrap();
+        let mut command = Command::new("script");
+        command.args(["-qefc", &relay]).arg(&log);
+        command.env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
+        // Kept open: `script` passes on what is written to it.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Daemon { child: command.spawn().expect("util-linux has `script`"), log }
     }
 }
 
@@ -122,6 +151,14 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // At a terminal the relay is a child of `script`, and Ctrl-C ends both.
+        if let Some(mut terminal) = self.child.stdin.take() {
+            let _ = terminal.write_all(b"\x03");
+            let end = Instant::now() + PATIENCE;
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -121,6 +121,11 @@ impl Place {
         finish(self.command(arguments))
     }
 
+    /// Runs a statement as the owner of the tables, on SQLite.
+    pub async fn sql(&self, statement: &str) {
+        execute(&self.url, statement).await;
+    }
+
     pub async fn write(&self, events: impl IntoIterator<Item = EventBuilder>) -> Vec<EventId> {
         let events: Vec<Event> = events.into_iter().map(|event| event.build().unwrap()).collect();
         self.store.insert(&events).await.unwrap()
@@ -136,8 +141,11 @@ impl Place {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: Default::default(),
             together: false,
+            max_bytes: usize::MAX,
         };
         self.store.take(&take).await.unwrap().deliveries
     }
@@ -161,14 +169,22 @@ pub fn dead(reason: &str) -> Verdict {
     Verdict::Dead { counted: true, reason: reason.to_owned() }
 }
 
-async fn execute(url: &str, statement: &str) {
+pub async fn execute(url: &str, statement: &str) {
+    try_execute(url, statement).await.unwrap();
+}
+
+pub async fn try_execute(url: &str, statement: &str) -> Result<(), sqlx::Error> {
     let statement = AssertSqlSafe(statement.to_owned());
-    if url.starts_with("postgres") {
+    if url.starts_with("sqlite") {
+        let options: sqlx::sqlite::SqliteConnectOptions = url.parse()?;
+        options.connect().await?.execute(statement).await?;
+    } else if url.starts_with("postgres") {
         let options: sqlx::postgres::PgConnectOptions = url.parse().unwrap();
-        options.connect().await.unwrap().execute(statement).await.unwrap();
+        options.connect().await?.execute(statement).await?;
     } else {
         let options: sqlx::mysql::MySqlConnectOptions =
             url.replacen("mariadb:", "mysql:", 1).parse().unwrap();
-        options.connect().await.unwrap().execute(statement).await.unwrap();
+        options.connect().await?.execute(statement).await?;
     }
+    Ok(())
 }

@@ -13,6 +13,8 @@ fn settings(url: &str) -> AmqpSettings {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn user_password_and_virtual_host_are_read_as_they_are(user in "\\PC{1,8}", password in "\\PC{1,8}", vhost in "[^.\\pC]{1,8}") {
         let url = format!("amqp://{}:{}@rabbit/{}", encoded(&user), encoded(&password), encoded(&vhost));

@@ -5,10 +5,12 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use lapin::message::BasicReturnMessage;
-use lapin::options::BasicPublishOptions;
+use lapin::options::{
+    BasicPublishOptions, ExchangeDeclareOptions, ExchangeUnbindOptions, QueueDeclareOptions,
+};
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
-use lapin::types::ShortString;
-use lapin::{Channel, Confirmation, ErrorKind};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Confirmation, ErrorKind, ExchangeKind};
 use outbox::Failure;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -25,6 +27,8 @@ const GOODBYE: Duration = Duration::from_secs(1);
 pub(super) struct Address {
     pub(super) exchange: ShortString,
     pub(super) mandatory: bool,
+    /// The routing key, if it is the same for every event.
+    pub(super) routing_key: Option<ShortString>,
     /// How long nothing may be confirmed.
     pub(super) patience: Duration,
 }
@@ -42,8 +46,8 @@ pub(super) struct Landing {
 pub(super) enum Trouble {
     /// There is no connection, or the broker takes nothing at the moment.
     Outage(String),
-    /// The broker takes nothing for this exchange, whatever it is; somebody may change that.
-    Exchange(Failure),
+    /// The broker takes no message of this publisher: exchange, queue or permission is missing.
+    Missing(String),
     /// The broker closed the channel over one of the messages that have no answer.
     Refused(Refusal),
 }
@@ -74,7 +78,7 @@ pub(super) async fn send(line: &Line, address: &Address, parcels: &[&Parcel]) ->
     let channel = match line.channel().await {
         Ok(channel) => channel,
         Err(error) => {
-            landing.trouble = Some(trouble(&error));
+            landing.trouble = Some(trouble(address, &error));
             return landing;
         }
     };
@@ -123,10 +127,10 @@ pub(super) async fn send(line: &Line, address: &Address, parcels: &[&Parcel]) ->
         }
     };
     drop(flights);
-    hand_back(&mut landing, parcels, &returned);
+    let unroutable = hand_back(&mut landing, address, parcels, &returned);
     let cause = errors.iter().find(|error| error.is_amqp_error()).or(errors.first());
     landing.trouble = match (cause, line.blocked()) {
-        (Some(error), _) => Some(trouble(error)),
+        (Some(error), _) => Some(trouble(address, error)),
         (None, Some(reason)) if out_of_patience => Some(blocked(&reason)),
         (None, _) if out_of_patience => {
             close(line, &channel).await;
@@ -134,7 +138,7 @@ pub(super) async fn send(line: &Line, address: &Address, parcels: &[&Parcel]) ->
         }
         (None, _) => {
             line.keep(channel);
-            None
+            unroutable.map(Trouble::Missing)
         }
     };
     landing
@@ -151,17 +155,33 @@ async fn publish(channel: &Channel, address: &Address, parcel: &Parcel) -> lapin
 
 /// Messages that no queue was bound for come back. lapin hands each to whichever confirm comes next, and one confirm of the
 /// broker may be for many messages: so it is their ids that tell which they are.
-fn hand_back(landing: &mut Landing, parcels: &[&Parcel], returned: &[BasicReturnMessage]) {
+///
+/// Returns the reason if no message of this publisher can be routed: the one queue that all of them go to
+/// does not exist. Bindings of an exchange may depend on headers, so there it is the event's failure.
+fn hand_back(
+    landing: &mut Landing,
+    address: &Address,
+    parcels: &[&Parcel],
+    returned: &[BasicReturnMessage],
+) -> Option<String> {
+    let is_one_queue = address.exchange.as_str().is_empty() && address.routing_key.is_some();
+    let mut unroutable = None;
     for message in returned {
+        let text = format!(
+            "no queue is bound to the exchange `{}` for the routing key `{}` ({})",
+            message.exchange, message.routing_key, message.reply_text
+        );
         for (place, parcel) in parcels.iter().enumerate() {
             if message.properties.message_id().as_ref() == Some(&parcel.id) {
-                landing.answers[place] = Some(Err(Failure::retry(format!(
-                    "no queue is bound to the exchange `{}` for the routing key `{}` ({})",
-                    message.exchange, message.routing_key, message.reply_text
-                ))));
+                landing.answers[place] = (!is_one_queue).then(|| Err(Failure::retry(&text)));
             }
         }
+        if is_one_queue {
+            unroutable =
+                Some(format!("there is no queue `{}` ({})", message.routing_key, message.reply_text));
+        }
     }
+    unroutable
 }
 
 /// Once the broker has answered it has seen all that was sent before: nothing comes late, behind what is sent next.
@@ -175,16 +195,18 @@ fn blocked(reason: &str) -> Trouble {
     Trouble::Outage(format!("the broker is blocked: {reason}"))
 }
 
-fn trouble(error: &lapin::Error) -> Trouble {
+fn trouble(address: &Address, error: &lapin::Error) -> Trouble {
     let text = said(error);
     let ErrorKind::ProtocolError(cause) = error.kind() else {
         return Trouble::Outage(format!("the connection to the broker was lost: {text}"));
     };
     match cause.kind() {
         // The exchange is the same for all events.
-        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Trouble::Exchange(Failure::retry(text)),
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if text.contains("access to exchange") => {
-            Trouble::Exchange(Failure::retry(text))
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Trouble::Missing(text),
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
+            if text.contains("access to exchange") || address.routing_key.is_some() =>
+        {
+            Trouble::Missing(text)
         }
         // A permission for this routing key may be given later.
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
@@ -193,4 +215,52 @@ fn trouble(error: &lapin::Error) -> Trouble {
         AMQPErrorKind::Soft(_) => Trouble::Refused(Refusal { text, forever: true }),
         AMQPErrorKind::Hard(_) => Trouble::Outage(format!("the broker closed the connection: {text}")),
     }
+}
+
+/// Checks that the exchange, or the one queue that all messages go to, exists and may be written to.
+/// Changes nothing.
+pub(super) async fn verify(line: &Line, address: &Address) -> Result<(), String> {
+    let checked = if address.exchange.as_str().is_empty() {
+        let Some(queue) = address.routing_key.clone() else { return Ok(()) };
+        let channel = line.channel().await.map_err(|error| said(&error))?;
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let declared = channel.queue_declare(queue, options, FieldTable::default()).await.map(drop);
+        declared.map(|()| channel)
+    } else {
+        check_exchange(line, &address.exchange).await
+    };
+    match checked {
+        Ok(channel) => {
+            line.keep(channel);
+            Ok(())
+        }
+        // What may not be looked at, or is in exclusive use, is there; publishing will tell.
+        Err(error) => match trouble(address, &error) {
+            Trouble::Missing(text) if !text.contains(UNBOUND) => Err(text),
+            Trouble::Outage(reason) => Err(reason),
+            Trouble::Missing(_) | Trouble::Refused(_) => Ok(()),
+        },
+    }
+}
+
+/// An exchange that every broker has, to take a binding from that is not there.
+const UNBOUND: &str = "amq.fanout";
+
+async fn check_exchange(line: &Line, exchange: &ShortString) -> lapin::Result<Channel> {
+    let channel = line.channel().await?;
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    channel.exchange_declare(exchange.clone(), ExchangeKind::Topic, options, FieldTable::default()).await?;
+    // Removing a binding that does not exist changes nothing, and needs the permission to write to the
+    // exchange, as publishing does.
+    let key = ShortString::from("outbox.permission-check");
+    channel
+        .exchange_unbind(
+            exchange.clone(),
+            UNBOUND.into(),
+            key,
+            ExchangeUnbindOptions::default(),
+            FieldTable::default(),
+        )
+        .await?;
+    Ok(channel)
 }

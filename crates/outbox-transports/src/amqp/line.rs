@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub(super) struct Line {
     connection: Connection,
     plug: Plug,
     idle: Mutex<Vec<Channel>>,
+    /// Whether exchange and permission are known to be there.
+    verified: AtomicBool,
     /// Why the broker takes no messages at the moment: it is low on memory, or on disk.
     pub(super) alarm: watch::Receiver<Option<String>>,
     watcher: JoinHandle<()>,
@@ -106,7 +109,22 @@ impl Line {
                 };
             }
         });
-        Ok(Self { connection, plug, idle: Mutex::default(), alarm, watcher, timeout: limit })
+        let (idle, verified) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { connection, plug, idle, verified, alarm, watcher, timeout: limit })
+    }
+
+    pub(super) fn is_verified(&self) -> bool {
+        self.verified.load(Ordering::Relaxed)
+    }
+
+    /// The exchange takes messages.
+    pub(super) fn is_well(&self) {
+        self.verified.store(true, Ordering::Relaxed);
+    }
+
+    /// The exchange took none: the next look at its health asks for it.
+    pub(super) fn doubt(&self) {
+        self.verified.store(false, Ordering::Relaxed);
     }
 
     /// Why the broker takes no messages at the moment, if it does not.

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
-use outbox::{Outgoing, PublishError, Publisher};
+use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 
-use self::flight::{Address, Refusal, Trouble, send};
+use self::flight::{Address, Refusal, Trouble, send, verify};
 use self::line::{Dialer, Line};
 use self::parcel::Parcel;
 pub use self::settings::AmqpSettings;
@@ -68,7 +68,13 @@ impl Amqp {
             timeout: settings.connect_timeout,
             name: format!("outbox {name}"),
         };
-        let address = Address { exchange, mandatory: settings.mandatory, patience: settings.ack_timeout };
+        let routing_key = settings.routing_key.fixed().map(ShortString::try_new).transpose();
+        let address = Address {
+            exchange,
+            mandatory: settings.mandatory,
+            routing_key: routing_key.map_err(|_| "routing_key: it has at most 255 bytes".to_owned())?,
+            patience: settings.ack_timeout,
+        };
         let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("cloudEvents:");
         Ok(Self { name, settings, encoder, address, link: Link::new(dialer) })
     }
@@ -110,11 +116,9 @@ impl Amqp {
             None => Ok(None),
             Some(Trouble::Refused(refusal)) => Ok(Some((refusal, suspects))),
             Some(Trouble::Outage(reason)) => Err(reason),
-            Some(Trouble::Exchange(failure)) => {
-                for (place, _) in suspects {
-                    waves.failed(*place, failure.clone());
-                }
-                Ok(None)
+            Some(Trouble::Missing(reason)) => {
+                line.doubt();
+                Err(reason)
             }
         }
     }
@@ -151,8 +155,19 @@ impl Publisher for Amqp {
         waves.end()
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.link.within(LOOK).await.is_some_and(|line| line.blocked().is_none())
+    async fn health(&self) -> Result<(), Unavailable> {
+        let line = self.link.within(LOOK).await.map_err(Unavailable::new)?;
+        if let Some(reason) = line.blocked() {
+            return Err(Unavailable::new(format!("the broker is blocked: {reason}")));
+        }
+        if line.is_verified() {
+            return Ok(());
+        }
+        let verified = tokio::time::timeout(LOOK, verify(&line, &self.address)).await;
+        let late = |_| Err(format!("the broker did not answer within {LOOK:?}"));
+        verified.unwrap_or_else(late).map_err(Unavailable::new)?;
+        line.is_well();
+        Ok(())
     }
 }
 

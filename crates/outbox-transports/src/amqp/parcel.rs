@@ -30,7 +30,9 @@ impl Parcel {
         encoder: &Encoder,
         event: &Outgoing,
     ) -> Result<Self, Failure> {
-        let routing_key = short("routing key", settings.routing_key.render(event)?)?;
+        // For the default exchange it is the name of a queue, and has no parts.
+        let separators: &[char] = if settings.exchange.as_str().is_empty() { &[] } else { &['.', '*', '#'] };
+        let routing_key = short("routing key", settings.routing_key.render_parts(event, separators)?)?;
         let message = encoder.encode(event)?;
         if let Some(limit) = settings.max_bytes {
             message.fits(limit, "this publisher")?;
@@ -107,6 +109,23 @@ mod tests {
         let headers = properties.headers().as_ref().unwrap().inner();
         assert_eq!(headers.get("a"), Some(&AMQPValue::LongString("b".into())));
         assert_eq!(headers.get("outbox-id"), Some(&AMQPValue::LongString("e-1".into())));
+    }
+
+    #[test]
+    fn a_value_has_no_parts_of_a_routing_key_but_the_type() {
+        let pack = |exchange: &str, tenant: &str| {
+            let template = "{type}.{tenant_id}".parse().unwrap();
+            let settings = AmqpSettings::new("amqp://localhost", exchange, template);
+            let event = Event::new("order.placed").tenant(tenant).json(&1).build().unwrap();
+            Parcel::pack(&settings, &Encoder::new(Format::Plain, "shop"), &Outgoing::new(event))
+                .map(|parcel| parcel.routing_key.to_string())
+        };
+        assert_eq!(pack("events", "acme").unwrap(), "order.placed.acme");
+        assert_eq!(pack("", "a.b").unwrap(), "order.placed.a.b");
+        for tenant in ["a.b", "#", "*"] {
+            let failure = pack("events", tenant).unwrap_err();
+            assert_eq!(failure, Failure::dead(&failure), "{tenant}");
+        }
     }
 
     #[test]

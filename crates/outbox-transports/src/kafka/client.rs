@@ -9,8 +9,11 @@ use rdkafka::ClientConfig;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{FutureProducer, Producer as _, PurgeConfig};
 use tokio::sync::oneshot;
+
+use super::verdict;
 
 /// The last thing that went wrong with the brokers.
 type Trouble = Arc<Mutex<Option<String>>>;
@@ -41,9 +44,16 @@ impl Producer {
         self.get().client().fatal_error().is_some()
     }
 
-    /// Whether a broker answers. Blocks for as long as `patience`.
-    pub(super) fn has_brokers(&self, topic: Option<&str>, patience: Duration) -> bool {
-        self.get().client().fetch_metadata(topic, patience).is_ok()
+    /// Asks a broker for a topic, or for none in particular. Blocks for as long as `patience`. The error
+    /// says what is wrong; `None` if no broker answers.
+    pub(super) fn ask(&self, topic: Option<&str>, patience: Duration) -> Result<(), Option<String>> {
+        let metadata = self.get().client().fetch_metadata(topic, patience).map_err(|_| None)?;
+        let Some(topic) = topic else { return Ok(()) };
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        match found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from) {
+            None => Ok(()),
+            Some(code) => verdict::of_topic(code, topic).map_or(Ok(()), |reason| Err(Some(reason))),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use outbox::{Failure, Outgoing, PublishError, Publisher};
+use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::FutureRecord;
 
@@ -28,6 +28,8 @@ const LONGEST_BATCH: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(5);
 /// How long a look at whether brokers are there may take.
 const LOOK: Duration = Duration::from_secs(2);
+/// The pause before a topic that is missing is asked for again.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Publishes events to a topic of Kafka. An event is published when all replicas that are in sync have it.
 ///
@@ -175,11 +177,22 @@ impl Kafka {
     }
 }
 
-/// Whether a broker answers, when asked about a topic or about all.
-async fn has_brokers(producer: &Arc<Producer>, topic: Option<String>) -> bool {
-    let producer = producer.clone();
-    let look = tokio::task::spawn_blocking(move || producer.has_brokers(topic.as_deref(), LOOK));
-    look.await.unwrap_or(false)
+/// Asks a broker for a topic, or for none in particular, until there is a good answer or [`LOOK`] is over:
+/// a topic that brokers create by themselves is missing at first.
+async fn ask(producer: &Arc<Producer>, topic: Option<String>) -> Result<(), String> {
+    let asked = producer.clone();
+    let look = tokio::task::spawn_blocking(move || {
+        let deadline = Instant::now() + LOOK;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match asked.ask(topic.as_deref(), left.max(AGAIN)) {
+                Err(Some(_)) if left > AGAIN => std::thread::sleep(AGAIN),
+                answer => return answer,
+            }
+        }
+    });
+    let silent = || producer.trouble().unwrap_or_else(|| "no broker answers".to_owned());
+    look.await.unwrap_or(Err(None)).map_err(|reason| reason.unwrap_or_else(silent))
 }
 
 fn no_topic(topic: &str) -> String {
@@ -224,9 +237,13 @@ impl Publisher for Kafka {
                 match verdict {
                     Verdict::Published => waves.published(index),
                     Verdict::Failed(failure) => waves.failed(index, failure),
-                    Verdict::NoTopic(topic, failure) => {
-                        waves.failed(index, failure);
+                    Verdict::NoTopic(topic, reason) => {
                         look_at.insert(topic);
+                        // Of several topics one may be missing; the only one is an outage.
+                        match self.topic.fixed() {
+                            Some(_) => away = Some(reason),
+                            None => waves.failed(index, Failure::retry(reason)),
+                        }
                     }
                     Verdict::Late if some_went => waves.failed(index, self.late()),
                     Verdict::Late => away = Some(self.outage(&producer)),
@@ -238,11 +255,12 @@ impl Publisher for Kafka {
                 producer.is_well();
             }
             if let Some(reason) = away {
-                self.standing.was_away();
+                self.standing.was_away(&reason);
                 return waves.cut_off(reason);
             }
             for topic in look_at {
-                has_brokers(&producer, Some(topic)).await;
+                // For librdkafka to look again: what it finds shows when the next event is sent.
+                let _ = ask(&producer, Some(topic)).await;
             }
             if late {
                 // The producer is gone, and the time is as well.
@@ -252,23 +270,20 @@ impl Publisher for Kafka {
         waves.end()
     }
 
-    async fn is_healthy(&self) -> bool {
-        if self.standing.is_paused() {
-            return false;
+    async fn health(&self) -> Result<(), Unavailable> {
+        if let Some(reason) = self.standing.paused() {
+            return Err(Unavailable::new(reason));
         }
         if self.standing.is_fresh() {
-            return true;
+            return Ok(());
         }
-        let reason = match self.client.producer().await {
-            Ok(producer) => {
-                if has_brokers(&producer, self.topic.fixed().map(str::to_owned)).await {
-                    return true;
-                }
-                producer.trouble().unwrap_or_else(|| "no broker answers".to_owned())
-            }
-            Err(reason) => reason,
+        let asked = match self.client.producer().await {
+            Ok(producer) => ask(&producer, self.topic.fixed().map(str::to_owned)).await,
+            Err(reason) => Err(reason),
         };
-        self.standing.is_missing(&self.name, &reason);
-        false
+        asked.map_err(|reason| {
+            self.standing.is_missing(&self.name, &reason);
+            Unavailable::new(reason)
+        })
     }
 }

@@ -49,7 +49,7 @@ pub struct KafkaSettings {
     /// Goes by TLS if it is there, even empty. Needs the feature `kafka-tls`. A `ca_file` is trusted instead of those whom
     /// the system trusts: librdkafka cannot do both.
     pub tls: Option<Tls>,
-    /// More settings, by librdkafka's own names. What would weaken a promise is refused.
+    /// More settings, by librdkafka's own names. What would weaken a promise or TLS, load code or run a program is refused.
     #[serde(default, deserialize_with = "options")]
     pub options: BTreeMap<String, Secret>,
 }
@@ -221,7 +221,7 @@ impl KafkaSettings {
 }
 
 /// What has a setting of its own.
-const ELSEWHERE: [(&str, &str); 8] = [
+const ELSEWHERE: [(&str, &str); 21] = [
     ("bootstrap.servers", "brokers"),
     ("metadata.broker.list", "brokers"),
     ("message.timeout.ms", "timeout"),
@@ -230,6 +230,34 @@ const ELSEWHERE: [(&str, &str); 8] = [
     ("compression.codec", "compression"),
     ("compression.type", "compression"),
     ("topic.metadata.propagation.max.ms", "timeout"),
+    ("security.protocol", "tls and sasl"),
+    ("sasl.mechanism", "sasl"),
+    ("sasl.mechanisms", "sasl"),
+    ("sasl.username", "sasl"),
+    ("sasl.password", "sasl"),
+    ("ssl.ca.location", "tls"),
+    ("ssl.ca.pem", "tls"),
+    ("ssl.certificate.location", "tls"),
+    ("ssl.certificate.pem", "tls"),
+    ("ssl.key.location", "tls"),
+    ("ssl.key.pem", "tls"),
+    ("ssl.keystore.location", "tls"),
+    ("ssl.ca.certificate.stores", "tls"),
+];
+
+/// What would weaken TLS, load code, or run a program.
+const UNSAFE: [&str; 11] = [
+    "enable.ssl.certificate.verification",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.cipher.suites",
+    "ssl.curves.list",
+    "ssl.sigalgs.list",
+    "ssl.providers",
+    "ssl.engine.location",
+    "ssl.engine.id",
+    "plugin.library.paths",
+    "enable.sasl.oauthbearer.unsecure.jwt",
+    "sasl.kerberos.kinit.cmd",
 ];
 
 /// What a promise rests on.
@@ -255,6 +283,11 @@ fn check_option(name: &str, value: &Secret) -> Result<(), String> {
     // One of a cluster in memory would take every event, and keep none.
     if FIXED.contains(&name) || name.starts_with("test.") {
         return Err(format!("options: {name:?} cannot be changed: what is promised rests on it"));
+    }
+    if UNSAFE.contains(&name) {
+        return Err(format!(
+            "options: {name:?} is not allowed: it can weaken TLS, load code, or run a program; leave it out"
+        ));
     }
     if name == "partitioner" && value.expose() == "random" {
         return Err("options: a random \"partitioner\" keeps no order".to_owned());

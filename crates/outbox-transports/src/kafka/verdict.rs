@@ -11,7 +11,7 @@ pub(super) enum Verdict {
     /// It was refused, or nobody knows.
     Failed(Failure),
     /// Its topic is not there, or not for us. librdkafka remembers that for minutes, unless it is made to look again.
-    NoTopic(String, Failure),
+    NoTopic(String, String),
     /// Time is up: the event's failure if others went through meanwhile, else an outage.
     Late,
     /// It is not the event: the brokers, or this producer.
@@ -24,15 +24,11 @@ pub(super) fn read(error: &KafkaError, topic: &str) -> Verdict {
         return Verdict::Failed(Failure::retry(format!("Kafka: {error}")));
     };
     let retry = |text: String| Verdict::Failed(Failure::retry(text));
-    let no_topic = |text: String| Verdict::NoTopic(topic.to_owned(), Failure::retry(text));
+    if let Some(reason) = of_topic(code, topic) {
+        return Verdict::NoTopic(topic.to_owned(), reason);
+    }
     match code {
         Code::MessageTimedOut | Code::TimedOutQueue => Verdict::Late,
-        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownTopicOrPartition => {
-            no_topic(format!("there is no topic {topic:?}: create it, or let the brokers create topics"))
-        }
-        Code::TopicAuthorizationFailed => {
-            no_topic(format!("the brokers do not let us write to the topic {topic:?}"))
-        }
         Code::InvalidTopic => {
             Verdict::Failed(Failure::dead(format!("the brokers say that {topic:?} is no name of a topic")))
         }
@@ -56,6 +52,19 @@ pub(super) fn read(error: &KafkaError, topic: &str) -> Verdict {
         | Code::OutOfOrderSequenceNumber
         | Code::InvalidProducerEpoch => Verdict::Unavailable(format!("Kafka: {code}")),
         _ => retry(format!("the topic {topic:?}: {code}")),
+    }
+}
+
+/// Why nothing can be written to a topic, if this code means that the topic or a permission is missing.
+pub(super) fn of_topic(code: Code, topic: &str) -> Option<String> {
+    match code {
+        Code::UnknownTopic | Code::UnknownPartition | Code::UnknownTopicOrPartition => {
+            Some(format!("there is no topic {topic:?}: create it, or let the brokers create topics"))
+        }
+        Code::TopicAuthorizationFailed => {
+            Some(format!("the brokers do not let us write to the topic {topic:?}"))
+        }
+        _ => None,
     }
 }
 
@@ -86,7 +95,7 @@ mod tests {
             read(Code::UnknownTopicOrPartition),
             Verdict::NoTopic(
                 "orders".to_owned(),
-                Failure::retry("there is no topic \"orders\": create it, or let the brokers create topics")
+                "there is no topic \"orders\": create it, or let the brokers create topics".to_owned()
             )
         );
         assert_eq!(

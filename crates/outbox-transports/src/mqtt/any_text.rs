@@ -16,6 +16,8 @@ fn settings(url: &str) -> MqttSettings {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn user_and_password_are_read_as_they_are(user in "\\PC{1,8}", password in any::<String>()) {
         let url = format!("mqtt://{}:{}@broker", encoded(&user), encoded(&password));

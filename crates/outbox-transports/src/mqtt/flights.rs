@@ -27,15 +27,21 @@ pub(super) struct Refusal {
     text: String,
     /// Whether it never will.
     forever: bool,
+    /// Whether the server says that this client may not publish to the topic.
+    pub(super) is_denied: bool,
 }
 
 impl Refusal {
     fn for_now(text: impl Into<String>) -> Self {
-        Self { text: text.into(), forever: false }
+        Self { text: text.into(), forever: false, is_denied: false }
     }
 
     fn forever(text: impl Into<String>) -> Self {
-        Self { text: text.into(), forever: true }
+        Self { text: text.into(), forever: true, is_denied: false }
+    }
+
+    fn denied(text: impl Into<String>) -> Self {
+        Self { is_denied: true, ..Self::for_now(text) }
     }
 
     /// The failure of a message to this topic.
@@ -144,7 +150,8 @@ fn answer(ack: &PubAck) -> Answer {
         PubAckReason::PayloadFormatInvalid => ("payload format invalid (0x99)", false),
     };
     let more = ack.properties.as_ref().and_then(|properties| properties.reason_string.as_deref());
-    Answer::Refused(Refusal { text: with(text, more), forever: !again })
+    let is_denied = ack.reason == PubAckReason::NotAuthorized;
+    Answer::Refused(Refusal { text: with(text, more), forever: !again, is_denied })
 }
 
 fn with(text: &str, more: Option<&str>) -> String {
@@ -202,9 +209,8 @@ fn disconnected(code: DisconnectReasonCode, more: Option<&str>) -> Loss {
         | Code::TopicNameInvalid
         | Code::PacketTooLarge
         | Code::PayloadFormatInvalid => Loss::Over(Refusal::forever(text)),
-        Code::NotAuthorized | Code::ImplementationSpecificError | Code::QuotaExceeded => {
-            Loss::Over(Refusal::for_now(text))
-        }
+        Code::NotAuthorized => Loss::Over(Refusal::denied(text)),
+        Code::ImplementationSpecificError | Code::QuotaExceeded => Loss::Over(Refusal::for_now(text)),
         _ => Loss::outage(text),
     }
 }

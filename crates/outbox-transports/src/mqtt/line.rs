@@ -119,7 +119,11 @@ impl Line {
         let welcome = connected
             .await
             .map_err(|_| format!("no answer within {:?}", dialer.timeout))?
-            .map_err(|error: ConnectionError| Loss::from(error).reason().to_owned())?;
+            .map_err(|error: ConnectionError| match error {
+                // Before anything was sent no message can be the reason.
+                ConnectionError::Io(error) => error.to_string(),
+                error => Loss::from(error).reason().to_owned(),
+            })?;
         let terms = Terms::of(&welcome, dialer.retain)?;
         let shared = Arc::new(Shared {
             window: Semaphore::new(usize::from(terms.window)),

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::{Outgoing, PublishError, Publisher};
+use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 use tokio::sync::RwLock;
 
 use self::flight::send;
@@ -116,8 +116,8 @@ impl Mqtt {
             if group.len() == 1 && suspects.len() == 1 {
                 // Once more, on a connection that nobody had before it.
                 let line = self.link.get().await?;
-                for ((place, parcel), refusal) in self.attempt(&line, &group, waves).await? {
-                    waves.failed(*place, refusal.at(&parcel.topic));
+                for (numbered, refusal) in self.attempt(&line, &group, waves).await? {
+                    self.refuse(numbered, &refusal, waves)?;
                 }
             } else if !suspects.is_empty() {
                 let mut first = without_reasons(suspects);
@@ -140,20 +140,39 @@ impl Mqtt {
         let mut suspects = Vec::new();
         let mut outage = None;
         for (numbered, answer) in group.iter().zip(answers) {
-            let (place, parcel) = numbered;
+            let (place, _) = numbered;
             match answer {
                 Answer::Published => waves.published(*place),
-                Answer::Refused(refusal) => waves.failed(*place, refusal.at(&parcel.topic)),
+                Answer::Refused(refusal) => {
+                    if let Err(reason) = self.refuse(numbered, &refusal, waves) {
+                        outage.get_or_insert(reason);
+                    }
+                }
                 Answer::Lost(Loss::Over(refusal)) => suspects.push((*numbered, refusal)),
                 Answer::Lost(Loss::Outage(reason)) => {
-                    outage.get_or_insert(reason);
+                    outage.get_or_insert_with(|| {
+                        format!("the connection to the MQTT server was lost: {reason}")
+                    });
                 }
             }
         }
-        match outage {
-            Some(reason) => Err(format!("the connection to the MQTT server was lost: {reason}")),
-            None => Ok(suspects),
+        outage.map_or(Ok(suspects), Err)
+    }
+
+    /// The event's failure; or an error, if this client may not publish to the one topic that all events
+    /// go to.
+    fn refuse(
+        &self,
+        (place, parcel): &Numbered,
+        refusal: &Refusal,
+        waves: &mut Waves<'_>,
+    ) -> Result<(), String> {
+        let failure = refusal.at(&parcel.topic);
+        if refusal.is_denied && self.settings.topic.fixed().is_some() {
+            return Err(failure.to_string());
         }
+        waves.failed(*place, failure);
+        Ok(())
     }
 }
 
@@ -192,8 +211,8 @@ impl Publisher for Mqtt {
         waves.end()
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.link.within(LOOK).await.is_some()
+    async fn health(&self) -> Result<(), Unavailable> {
+        self.link.within(LOOK).await.map(drop).map_err(Unavailable::new)
     }
 }
 

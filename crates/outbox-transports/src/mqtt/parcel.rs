@@ -25,8 +25,13 @@ impl Parcel {
         encoder: &Encoder,
         event: &Outgoing,
     ) -> Result<Self, Failure> {
-        let topic = settings.topic.render(event)?;
+        let topic = settings.topic.render_parts(event, &['/', '+', '#'])?;
         check_topic(&topic).map_err(Failure::dead)?;
+        if topic.starts_with('$') && !settings.topic.prefix().starts_with('$') {
+            return Err(Failure::dead(format!(
+                "its topic `{topic}` is the server's own: no event may choose it, only the setting `topic`"
+            )));
+        }
         let message = encoder.encode(event)?;
         if let Some(limit) = settings.max_bytes {
             message.fits(limit, "this publisher")?;
@@ -117,6 +122,17 @@ mod tests {
             said(Event::new("e").header("h", "v".repeat(70_000)).json(&1)),
             "its header `h` has 70000 bytes, and MQTT takes 65535"
         );
+        let settings = MqttSettings::new("mqtt://localhost", "{type}/{tenant_id}".parse().unwrap());
+        let encoder = Encoder::new(Format::Plain, "shop");
+        let of = |kind: &str, tenant: &str| {
+            let event = Event::new(kind).tenant(tenant).json(&1).build().unwrap();
+            Parcel::pack(&settings, &encoder, &Outgoing::new(event)).map(|parcel| parcel.topic)
+        };
+        assert_eq!(of("a/b", "acme").unwrap(), "a/b/acme");
+        for (kind, tenant) in [("a", "x/y"), ("a", "#"), ("$SYS/x", "acme")] {
+            let failure = of(kind, tenant).unwrap_err();
+            assert!(failure == Failure::dead(&failure), "{kind} {tenant}: {failure}");
+        }
         assert_eq!(check_topic("").unwrap_err(), "its topic is empty");
         assert!(check_topic("a\0").unwrap_err().contains("NUL"));
 

@@ -9,6 +9,8 @@ use crate::any_text::{SECRET, broken, encoded, event};
 use crate::{Encoder, Format};
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn whoever_stands_in_an_address_is_read_as_it_is_and_taken_out(name in "\\PC{1,8}", password in prop::option::of(any::<String>())) {
         let login = match &password {

@@ -1,5 +1,6 @@
 //! A connection to NATS.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,10 +14,11 @@ use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use async_trait::async_trait;
 use outbox::Failure;
+use tokio::sync::Notify;
 
 use super::NatsSettings;
 use super::credentials::{Credentials, Known, servers};
-use super::wire::Prepared;
+use super::wire::{self, Prepared};
 use crate::link::Dial;
 use crate::tls::Pems;
 use crate::{Tls, crypto};
@@ -26,6 +28,9 @@ pub(super) enum Sent {
     /// A stream has it, perhaps since an earlier attempt.
     Stored,
     Refused(Failure),
+    /// No event can be published for this reason: there is no stream, or no permission. The connection
+    /// is good.
+    Unavailable(String),
     /// Nobody knows, since the connection is no good any more.
     Lost(String),
 }
@@ -40,12 +45,60 @@ pub(super) struct Line {
     client: Client,
     jetstream: jetstream::Context,
     given_up: AtomicBool,
-    complaints: Complaints,
+    /// Whether a stream is known to take the subjects of this publisher.
+    verified: AtomicBool,
+    complaints: Arc<Complaints>,
     ack_timeout: Duration,
+    subjects: Subjects,
 }
 
-/// What the server said without being asked: that it may not be published to a subject, for instance.
-type Complaints = Arc<Mutex<Vec<String>>>;
+/// The subjects that a publisher sends to.
+#[derive(Clone)]
+pub(super) struct Subjects {
+    /// A subject, or a wildcard for all that events can render.
+    pub(super) pattern: String,
+    /// Whether it is the same subject for every event.
+    pub(super) is_fixed: bool,
+}
+
+/// Errors that the server reports outside of any answer, such as a permissions violation for a subject.
+#[derive(Default)]
+struct Complaints {
+    last: Mutex<VecDeque<String>>,
+    changed: Notify,
+}
+
+/// How many complaints are kept: of one batch, at most.
+const COMPLAINTS: usize = 1_000;
+
+impl Complaints {
+    fn add(&self, complaint: String) {
+        let mut last = self.last.lock().expect("nothing panics while it is held");
+        if last.len() == COMPLAINTS {
+            last.pop_front();
+        }
+        last.push_back(complaint);
+        drop(last);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits for a complaint about this subject. The server sends one for each message.
+    async fn about(&self, subject: &str) -> String {
+        let quoted = format!("\"{subject}\"");
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut last = self.last.lock().expect("nothing panics while it is held");
+                let index = last.iter().position(|complaint| complaint.contains(&quoted));
+                if let Some(complaint) = index.and_then(|index| last.remove(index)) {
+                    return complaint;
+                }
+            }
+            changed.await;
+        }
+    }
+}
 
 impl Line {
     /// It is not used again.
@@ -67,8 +120,19 @@ impl Line {
         }
         let Prepared { subject, message, .. } = prepared;
         let confirmed = async { self.jetstream.send_publish(subject.clone(), message).await?.await };
-        match confirmed.await {
-            Ok(_) => Sent::Stored,
+        let confirmed = tokio::select! {
+            biased;
+            confirmed = confirmed => confirmed,
+            // The server does not answer a message that it refuses to route.
+            complaint = self.complaints.about(&subject) => {
+                return self.deny(format!("NATS refuses to publish to `{subject}`: {complaint}"));
+            }
+        };
+        match confirmed {
+            Ok(_) => {
+                self.verified.store(true, Ordering::Relaxed);
+                Sent::Stored
+            }
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                 self.without_stream(&subject).await
             }
@@ -76,41 +140,86 @@ impl Line {
         }
     }
 
-    /// Nobody listens to the subject. That may be because there is no such stream, or because the server is about to stop: its streams
-    /// go before its connections.
-    async fn without_stream(&self, subject: &str) -> Sent {
-        match self.jetstream.stream_by_subject(subject).await {
-            Err(error) if error.kind() == GetStreamByNameErrorKind::NotFound || is_unanswered(&error) => {}
-            _ => return Sent::Lost("NATS is there, and JetStream is not".to_owned()),
+    /// A subject that cannot be published to: the destination's outage if it is the only subject, else a
+    /// failure of the event, since other events go elsewhere.
+    fn deny(&self, reason: String) -> Sent {
+        if self.subjects.is_fixed {
+            self.verified.store(false, Ordering::Relaxed);
+            return Sent::Unavailable(reason);
         }
-        Sent::Refused(Failure::retry(format!(
-            "no stream takes the subject `{subject}`: create one, or let an existing one take it"
-        )))
+        Sent::Refused(Failure::retry(reason))
+    }
+
+    /// The subject has no subscriber: no stream takes it, or the server is about to stop, since its
+    /// streams go before its connections.
+    async fn without_stream(&self, subject: &str) -> Sent {
+        match self.stream_of(subject).await {
+            Lookup::Found => return Sent::Lost("NATS is there, and JetStream is not".to_owned()),
+            Lookup::Failed(reason) => return Sent::Lost(reason),
+            Lookup::Missing | Lookup::Denied => {}
+        }
+        // One event's subject may be wrong; that no subject of this publisher has a stream is an outage.
+        if !self.subjects.is_fixed && matches!(self.stream_of(&self.subjects.pattern).await, Lookup::Missing)
+        {
+            self.verified.store(false, Ordering::Relaxed);
+            return Sent::Unavailable(no_stream(&self.subjects.pattern));
+        }
+        self.deny(no_stream(subject))
+    }
+
+    /// Checks that a stream takes the subjects of this publisher, unless that is known. A user who may not
+    /// ask is let through: publishing will tell.
+    pub(super) async fn verify(&self) -> Result<(), String> {
+        if self.verified.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.stream_of(&self.subjects.pattern).await {
+            Lookup::Found | Lookup::Denied => {
+                self.verified.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Lookup::Missing => Err(no_stream(&self.subjects.pattern)),
+            Lookup::Failed(reason) => Err(reason),
+        }
+    }
+
+    async fn stream_of(&self, subject: &str) -> Lookup {
+        let found = tokio::select! {
+            biased;
+            found = self.jetstream.stream_by_subject(subject) => found,
+            _ = self.complaints.about("$JS.API.STREAM.NAMES") => return Lookup::Denied,
+        };
+        match found {
+            Ok(_) => Lookup::Found,
+            Err(error) if error.kind() == GetStreamByNameErrorKind::NotFound => Lookup::Missing,
+            Err(error) if is_unanswered(&error) => Lookup::Denied,
+            Err(error) => Lookup::Failed(format!("NATS is there, and JetStream is not ({error})")),
+        }
     }
 
     fn judge(&self, subject: &str, error: &PublishError) -> Sent {
-        let refused = |text: String| Sent::Refused(Failure::retry(text));
-        match error.kind() {
-            PublishErrorKind::TimedOut => match self.complaint_about(subject) {
-                Some(complaint) => refused(complaint),
-                None => Sent::Lost(format!("NATS confirmed nothing within {:?}", self.ack_timeout)),
-            },
-            _ => match std::error::Error::source(error)
-                .and_then(|source| source.downcast_ref::<jetstream::Error>())
-            {
-                Some(answer) => of_stream(subject, answer),
-                None => Sent::Lost(format!("the connection to NATS was lost ({error})")),
-            },
+        if error.kind() == PublishErrorKind::TimedOut {
+            return Sent::Lost(format!("NATS confirmed nothing within {:?}", self.ack_timeout));
+        }
+        let source = std::error::Error::source(error);
+        match source.and_then(|source| source.downcast_ref::<jetstream::Error>()) {
+            Some(answer) => of_stream(subject, answer),
+            None => Sent::Lost(format!("the connection to NATS was lost ({error})")),
         }
     }
+}
 
-    fn complaint_about(&self, subject: &str) -> Option<String> {
-        let mut complaints = self.complaints.lock().expect("nothing panics while it is held");
-        let quoted = format!("\"{subject}\"");
-        // There is one for each message.
-        let index = complaints.iter().position(|complaint| complaint.contains(&quoted))?;
-        Some(complaints.swap_remove(index))
-    }
+/// What the server answers when it is asked for the stream of a subject.
+enum Lookup {
+    Found,
+    Missing,
+    /// The user may not ask.
+    Denied,
+    Failed(String),
+}
+
+fn no_stream(subject: &str) -> String {
+    format!("no stream takes the subject `{subject}`: create one, or let an existing one take it")
 }
 
 /// Whether a question got no answer in time, as those of users who may not ask.
@@ -146,6 +255,7 @@ pub(super) struct Dialer {
     tls: Tls,
     connect_timeout: Duration,
     ack_timeout: Duration,
+    subjects: Subjects,
 }
 
 impl Dialer {
@@ -162,6 +272,10 @@ impl Dialer {
             tls: settings.tls.clone(),
             connect_timeout: settings.connect_timeout,
             ack_timeout: settings.ack_timeout,
+            subjects: Subjects {
+                pattern: wire::pattern(&settings.subject),
+                is_fixed: settings.subject.fixed().is_some(),
+            },
         })
     }
 
@@ -169,7 +283,7 @@ impl Dialer {
         &self,
         credentials: Known,
         connected: Arc<AtomicBool>,
-        complaints: Complaints,
+        complaints: Arc<Complaints>,
     ) -> Result<ConnectOptions, String> {
         // Asked at every attempt to connect. There is no switch against reconnecting; but when this fails, and attempts are
         // used up, async-nats ends, and with it all that waits.
@@ -186,10 +300,7 @@ impl Dialer {
         .connection_timeout(self.connect_timeout)
         .event_callback(move |event| {
             if let Event::ServerError(error) = event {
-                let mut complaints = complaints.lock().expect("nothing panics while it is held");
-                if complaints.len() < 100 {
-                    complaints.push(error.to_string());
-                }
+                complaints.add(error.to_string());
             }
             std::future::ready(())
         })
@@ -230,7 +341,7 @@ impl Dial for Dialer {
         let credentials = self.credentials.read().await?;
         crypto::choose_provider();
         let connected = Arc::new(AtomicBool::new(false));
-        let complaints = Complaints::default();
+        let complaints = Arc::new(Complaints::default());
         let options = self.options(credentials, Arc::clone(&connected), Arc::clone(&complaints))?;
         let connecting = options.connect(self.servers.as_slice());
         // Each server has its time; this bounds looking for their addresses too.
@@ -243,8 +354,15 @@ impl Dial for Dialer {
         connected.store(true, Ordering::Relaxed);
         let jetstream =
             jetstream::context::ContextBuilder::new().timeout(self.ack_timeout).build(client.clone());
-        let given_up = AtomicBool::new(false);
-        Ok(Line { client, jetstream, given_up, complaints, ack_timeout: self.ack_timeout })
+        Ok(Line {
+            client,
+            jetstream,
+            given_up: AtomicBool::new(false),
+            verified: AtomicBool::new(false),
+            complaints,
+            ack_timeout: self.ack_timeout,
+            subjects: self.subjects.clone(),
+        })
     }
 
     fn is_up(line: &Line) -> bool {

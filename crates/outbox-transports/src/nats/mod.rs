@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
-use outbox::{Failure, Outgoing, PublishError, Publisher};
+use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use serde::Deserialize;
 
 use self::line::{Dialer, Sent};
@@ -134,8 +134,9 @@ impl Nats {
     }
 
     fn prepare(&self, event: &Outgoing) -> Result<Prepared, Failure> {
-        let subject = self.settings.subject.render(event)?;
+        let subject = self.settings.subject.render_parts(event, &wire::SEPARATORS)?;
         wire::check_subject(&subject).map_err(Failure::dead)?;
+        wire::check_owner(&subject, self.settings.subject.prefix()).map_err(Failure::dead)?;
         let prepared = wire::prepare(subject, event, self.encoder.encode(event)?, self.settings.format)?;
         match self.settings.max_bytes {
             Some(limit) => prepared.fits(limit, "this publisher").map(|()| prepared),
@@ -168,16 +169,20 @@ impl Publisher for Nats {
                 }
             };
             let mut under_way = stream::iter(wave).map(sending).buffer_unordered(UNDER_WAY);
-            let mut lost = None;
+            let (mut lost, mut away) = (None, None);
             while let Some((index, sent)) = under_way.next().await {
                 match sent {
                     Sent::Stored => waves.published(index),
                     Sent::Refused(failure) => waves.failed(index, failure),
+                    Sent::Unavailable(reason) => away = Some(reason),
                     Sent::Lost(reason) => {
                         lost = Some(reason);
                         break;
                     }
                 }
+            }
+            if let (None, Some(reason)) = (&lost, away) {
+                return waves.cut_off(reason);
             }
             let Some(reason) = lost else { continue };
             // Nothing more is sent; what is known by now counts.
@@ -192,8 +197,11 @@ impl Publisher for Nats {
         waves.end()
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.link.within(QUICK).await.is_some()
+    async fn health(&self) -> Result<(), Unavailable> {
+        let line = self.link.within(QUICK).await.map_err(Unavailable::new)?;
+        let verified = tokio::time::timeout(QUICK, line.verify()).await;
+        let late = |_| Err(format!("NATS did not answer within {QUICK:?}"));
+        verified.unwrap_or_else(late).map_err(Unavailable::new)
     }
 }
 

@@ -5,7 +5,7 @@ use async_nats::header::{HeaderName, HeaderValue, NATS_MESSAGE_ID};
 use async_nats::jetstream::message::PublishMessage;
 use outbox::{Failure, Outgoing};
 
-use crate::{Format, Message};
+use crate::{Format, Message, Template};
 
 /// A message, ready to go.
 pub(super) struct Prepared {
@@ -42,6 +42,34 @@ pub(super) fn check_subject(subject: &str) -> Result<(), String> {
         return wrong("it is the server's own");
     }
     Ok(())
+}
+
+/// What has a meaning in a subject.
+pub(super) const SEPARATORS: [char; 3] = ['.', '*', '>'];
+
+/// Whether the settings chose whose subject it is: those that start with `$` are the server's (key-value
+/// buckets, objects, MQTT), and `_INBOX` is for answers. `prefix` is the settings' part of the subject.
+pub(super) fn check_owner(subject: &str, prefix: &str) -> Result<(), String> {
+    let is_special = |text: &str| text.starts_with('$') || text.starts_with("_INBOX.");
+    if is_special(subject) && !is_special(prefix) {
+        return Err(format!(
+            "`{subject}` is a subject of the server's own: no event may choose it, only the setting `subject`"
+        ));
+    }
+    Ok(())
+}
+
+/// The subject that every event goes to, or a wildcard for all subjects that the template can render.
+pub(super) fn pattern(subject: &Template) -> String {
+    if let Some(fixed) = subject.fixed() {
+        return fixed.to_owned();
+    }
+    // Whole parts before the first placeholder. What fills one may have dots in it.
+    let prefix = subject.prefix();
+    match prefix.rsplit_once('.') {
+        Some((parts, _)) => format!("{parts}.>"),
+        None => ">".to_owned(),
+    }
 }
 
 pub(super) fn prepare(
@@ -121,6 +149,30 @@ mod tests {
         ] {
             let said = check_subject(bad).unwrap_err();
             assert!(said.contains(&format!("`{bad}`")), "{said}");
+        }
+    }
+
+    #[test]
+    fn no_event_chooses_a_subject_of_the_server() {
+        for (subject, prefix) in [("orders.$KV", "orders."), ("$KV.bucket.key", "$KV.bucket."), ("a", "")] {
+            assert_eq!(check_owner(subject, prefix), Ok(()), "{subject}");
+        }
+        for subject in ["$KV.bucket.key", "$O.x", "$MQTT.sub", "_INBOX.abc"] {
+            let said = check_owner(subject, "").unwrap_err();
+            assert!(said.contains(&format!("`{subject}`")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_covers_all_subjects_that_a_template_renders() {
+        for (template, expected) in [
+            ("orders.new", "orders.new"),
+            ("orders.{type}", "orders.>"),
+            ("shop.{tenant_id}.{type}", "shop.>"),
+            ("a.b-{tenant_id}.c", "a.>"),
+            ("{type}", ">"),
+        ] {
+            assert_eq!(pattern(&template.parse().unwrap()), expected, "{template}");
         }
     }
 

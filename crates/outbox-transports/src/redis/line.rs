@@ -25,13 +25,15 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    pub(super) fn of(stream: &str, answer: RedisResult<Value>) -> Self {
+    /// Reads the answer to an entry for this stream. `is_only`: all events of the publisher go to this
+    /// stream, so that a stream that nothing can be added to is an outage.
+    pub(super) fn of(stream: &str, is_only: bool, answer: RedisResult<Value>) -> Self {
+        let for_all = |text: String| {
+            if is_only { Self::Outage(text) } else { Self::Refused(Failure::retry(text)) }
+        };
         let error = match answer {
             // With NOMKSTREAM.
-            Ok(Value::Nil) => {
-                let text = format!("there is no stream `{stream}`: create it, or set `create = true`");
-                return Self::Refused(Failure::retry(text));
-            }
+            Ok(Value::Nil) => return for_all(no_stream(stream)),
             Ok(_) => return Self::Added,
             Err(error) => error,
         };
@@ -40,16 +42,30 @@ impl Answer {
                 "OOM" | "READONLY" | "LOADING" | "MISCONF" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"
                 | "NOREPLICAS" | "BUSY" | "NOAUTH",
             ) => Self::Outage(format!("Redis takes nothing at the moment: {error}")),
-            Some("MOVED" | "ASK") => {
-                let text = format!(
-                    "the stream `{stream}` is on another node of a Redis Cluster, which is not supported"
-                );
-                Self::Refused(Failure::retry(text))
-            }
-            Some("WRONGTYPE") => Self::Refused(Failure::retry(format!("`{stream}` is no stream: {error}"))),
+            Some("NOPERM") => for_all(no_permission(stream, &error)),
+            Some("MOVED" | "ASK") => for_all(format!(
+                "the stream `{stream}` is on another node of a Redis Cluster, which is not supported"
+            )),
+            Some("WRONGTYPE") => for_all(format!("`{stream}` is no stream: {error}")),
             _ => Self::Refused(Failure::retry(format!("the stream `{stream}` refuses it: {error}"))),
         }
     }
+}
+
+fn no_stream(stream: &str) -> String {
+    format!("there is no stream `{stream}`: create it, or set `create = true`")
+}
+
+fn no_permission(stream: &str, error: &RedisError) -> String {
+    format!("Redis does not permit this user to add to the stream `{stream}`: {error}")
+}
+
+/// Which key a probe looks at.
+pub(super) struct Probed<'a> {
+    /// The stream of all events, if it is the same for each.
+    pub(super) stream: Option<&'a str>,
+    /// Whether a missing stream is created.
+    pub(super) create: bool,
 }
 
 /// A connection, which is used until it breaks and then never again. Nothing is sent behind our back: when the last use of it ends, the
@@ -81,16 +97,35 @@ impl Line {
         Ok(answers)
     }
 
-    /// Whether the server takes what is written; `None` if it does not answer.
+    /// Checks that the server takes writes: to the stream, if it is the same for all events. `Err(None)`:
+    /// the server does not answer.
     ///
-    /// `PING` is answered by a replica too, and by a server without memory. This write is refused by them, and changes nothing: without
-    /// NOMKSTREAM it would make a stream.
-    pub(super) async fn takes_writes(&self) -> Option<bool> {
-        let mut probe = redis::cmd("XADD");
-        probe.arg("outbox:no-such-stream").arg("NOMKSTREAM").arg("*").arg("f").arg("v");
-        match probe.query_async::<Value>(&mut self.connection.clone()).await {
-            Err(error) if error.code().is_none() => None,
-            answer => Some(!matches!(Answer::of("", answer), Answer::Outage(_))),
+    /// `PING` is answered by a replica too, and by a server without memory. The id `0-0` is never valid:
+    /// this write passes the checks for permission, memory and role, and is then refused.
+    pub(super) async fn takes_writes(&self, probed: &Probed<'_>) -> Result<(), Option<String>> {
+        let key = probed.stream.unwrap_or("outbox:no-such-stream");
+        let mut commands = Pipeline::new();
+        commands.cmd("XADD").arg(key).arg("NOMKSTREAM").arg("0-0").arg("f").arg("v");
+        commands.cmd("TYPE").arg(key);
+        let answers = commands.ignore_errors().query_async(&mut self.connection.clone()).await;
+        let answers: Vec<RedisResult<Value>> = answers.map_err(|_: RedisError| None)?;
+        let mut answers = answers.into_iter();
+        let (Some(added), Some(kind)) = (answers.next(), answers.next()) else { return Err(None) };
+        match added {
+            Err(error) if error.code().is_none() => return Err(None),
+            added => {
+                let is_only = probed.stream.is_some();
+                if let Answer::Outage(reason) = Answer::of(key, is_only, added) {
+                    return Err(Some(reason));
+                }
+            }
+        }
+        // A user who may not ask for the type is let through: publishing will tell.
+        let (Some(stream), Ok(Value::SimpleString(kind))) = (probed.stream, kind) else { return Ok(()) };
+        match kind.as_str() {
+            "none" if !probed.create => Err(Some(no_stream(stream))),
+            "none" | "stream" => Ok(()),
+            other => Err(Some(format!("the key `{stream}` is no stream: it holds a {other}"))),
         }
     }
 }
@@ -184,7 +219,12 @@ impl Dial for Dialer {
             .set_response_timeout(Some(self.timeout));
         let client = self.client()?;
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connecting.await.map_err(|error| explain(&self.place, &error))?;
+        let mut connection = connecting.await.map_err(|error| {
+            let reason = explain(&self.place, &error);
+            // A server without TLS on this port waits for more of the handshake.
+            let is_tls = matches!(self.info.addr(), ConnectionAddr::TcpTls { .. });
+            if is_tls && error.is_timeout() { format!("{reason}: is TLS on at this port?") } else { reason }
+        })?;
         if self.require_persistence {
             self.check_persistence(&mut connection).await?;
         }
@@ -240,6 +280,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn user_and_password_are_read_as_they_are(user in "\\PC{1,8}", password in "\\PC{1,8}") {
             let dialer = Dialer::new(&settings(&format!("redis://{}:{}@host", encoded(&user), encoded(&password)))).unwrap();
@@ -259,18 +301,22 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_judged() {
-        let judge = |code: &str| {
+        let judge = |code: &str, is_only| {
             let error = redis::make_extension_error(code.to_owned(), Some("said so".to_owned()));
-            Answer::of("orders", Err(error))
+            Answer::of("orders", is_only, Err(error))
         };
         for code in ["OOM", "READONLY", "LOADING", "MISCONF"] {
-            assert!(matches!(judge(code), Answer::Outage(_)), "{code}");
+            assert!(matches!(judge(code, false), Answer::Outage(_)), "{code}");
         }
-        for code in ["WRONGTYPE", "MOVED", "ERR"] {
-            let Answer::Refused(failure) = judge(code) else { panic!("{code}") };
+        for code in ["WRONGTYPE", "MOVED", "NOPERM"] {
+            let Answer::Refused(failure) = judge(code, false) else { panic!("{code}") };
             assert!(failure.to_string().contains("`orders`"), "{failure}");
+            let Answer::Outage(reason) = judge(code, true) else { panic!("{code}") };
+            assert!(reason.contains("`orders`"), "{reason}");
         }
-        assert!(matches!(Answer::of("orders", Ok(Value::Nil)), Answer::Refused(_)));
-        assert!(matches!(Answer::of("orders", Ok(Value::Int(1))), Answer::Added));
+        assert!(matches!(judge("ERR", true), Answer::Refused(_)));
+        assert!(matches!(Answer::of("orders", false, Ok(Value::Nil)), Answer::Refused(_)));
+        assert!(matches!(Answer::of("orders", true, Ok(Value::Nil)), Answer::Outage(_)));
+        assert!(matches!(Answer::of("orders", true, Ok(Value::Int(1))), Answer::Added));
     }
 }

@@ -7,10 +7,10 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::{Failure, Outgoing, PublishError, Publisher};
+use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use serde::Deserialize;
 
-use self::line::{Answer, Dialer, Line};
+use self::line::{Answer, Dialer, Line, Probed};
 use self::wire::Entry;
 use crate::link::Link;
 use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, message, time};
@@ -152,7 +152,7 @@ impl Redis {
         let answers = line.send(part.commands).await?;
         let mut outage = None;
         for ((index, stream), answer) in part.of.into_iter().zip(answers) {
-            match Answer::of(&stream, answer) {
+            match Answer::of(&stream, self.settings.stream.fixed().is_some(), answer) {
                 Answer::Added => waves.published(index),
                 Answer::Refused(failure) => waves.failed(index, failure),
                 Answer::Outage(reason) => outage = outage.or(Some(reason)),
@@ -227,19 +227,22 @@ impl Publisher for Redis {
         waves.end()
     }
 
-    async fn is_healthy(&self) -> bool {
+    async fn health(&self) -> Result<(), Unavailable> {
+        let probed = Probed { stream: self.settings.stream.fixed(), create: self.settings.create };
+        let late = || Unavailable::new(format!("Redis did not answer within {QUICK:?}"));
         let look = async {
             // A connection that broke unnoticed is one that does not answer: then a new one says how things are.
             for _ in 0..2 {
-                let Some(line) = self.link.within(QUICK).await else { return false };
-                match tokio::time::timeout(QUICK / 2, line.takes_writes()).await {
-                    Ok(Some(takes)) => return takes,
-                    Ok(None) | Err(_) => line.give_up(),
+                let line = self.link.within(QUICK).await.map_err(Unavailable::new)?;
+                match tokio::time::timeout(QUICK / 2, line.takes_writes(&probed)).await {
+                    Ok(Ok(())) => return Ok(()),
+                    Ok(Err(Some(reason))) => return Err(Unavailable::new(reason)),
+                    Ok(Err(None)) | Err(_) => line.give_up(),
                 }
             }
-            false
+            Err(late())
         };
-        tokio::time::timeout(QUICK, look).await.unwrap_or(false)
+        tokio::time::timeout(2 * QUICK, look).await.unwrap_or_else(|_| Err(late()))
     }
 }
 

@@ -17,8 +17,9 @@ pub(super) enum Verdict {
     Published,
     /// It was refused, or nobody knows.
     Failed(Failure),
-    /// The same, and nothing should be sent for as long.
-    SlowDown(Duration, Failure),
+    /// The receiver takes nothing at the moment, or nothing from us; or it refuses only this event. What
+    /// else is published tells which it is.
+    Refused(Failure),
     /// The receiver is not there.
     Unavailable(String),
     /// It was not sent.
@@ -46,18 +47,15 @@ pub(super) fn read(
         })),
         // The receiver is gone for good, or cannot take this event whatever happens.
         (410 | 413 | 415 | 422, _) => Verdict::Failed(Failure::dead(said)),
-        (429 | 502 | 503 | 504, Some(wait)) => Verdict::SlowDown(
-            wait,
-            Failure::retry_after(wait, format!("{said}, and asks to wait {}", text(wait))),
-        ),
-        // 401: it takes nothing from us, whatever the event.
-        (401, _) | (502..=504, None) => Verdict::Unavailable(said),
+        (429, Some(wait)) => Verdict::Failed(asks_to_wait(wait, &said)),
+        (502..=504, Some(wait)) => Verdict::Refused(asks_to_wait(wait, &said)),
+        (401 | 403 | 502..=504, _) => Verdict::Refused(Failure::retry(said)),
         _ => Verdict::Failed(Failure::retry(said)),
     }
 }
 
-fn text(wait: Duration) -> String {
-    format!("{} s", wait.as_secs())
+fn asks_to_wait(wait: Duration, said: &str) -> Failure {
+    Failure::retry_after(wait, format!("{said}, and asks to wait {} s", wait.as_secs()))
 }
 
 /// Where a redirect leads: only the host, the rest may hold a token.
@@ -98,7 +96,7 @@ mod tests {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(answer(status, None), Verdict::Published, "{status}");
         }
-        for status in [400, 403, 404, 405, 408, 409, 425, 429, 500, 501, 505, 599] {
+        for status in [400, 404, 405, 408, 409, 425, 429, 500, 501, 505, 599] {
             let Verdict::Failed(failure) = answer(status, None) else { panic!("{status}") };
             assert_eq!(failure, Failure::retry(&failure), "{status}");
             assert!(failure.to_string().starts_with(&format!("{ORIGIN} answers {status}")), "{failure}");
@@ -107,8 +105,9 @@ mod tests {
             let Verdict::Failed(failure) = answer(status, None) else { panic!("{status}") };
             assert_eq!(failure, Failure::dead(&failure), "{status}");
         }
-        for status in [401, 502, 503, 504] {
-            assert!(matches!(answer(status, None), Verdict::Unavailable(_)), "{status}");
+        for status in [401, 403, 502, 503, 504] {
+            let Verdict::Refused(failure) = answer(status, None) else { panic!("{status}") };
+            assert_eq!(failure, Failure::retry(&failure), "{status}");
         }
     }
 
@@ -121,13 +120,15 @@ mod tests {
             (503, "Wed, 21 Oct 2015 07:28:00 GMT", 0),
             (502, "99999999", 3_600),
         ] {
-            let Verdict::SlowDown(wait, failure) = answer(status, Some(("retry-after", after))) else {
-                panic!("{status} {after}")
+            let failure = match answer(status, Some(("retry-after", after))) {
+                Verdict::Failed(failure) if status == 429 => failure,
+                Verdict::Refused(failure) if status != 429 => failure,
+                verdict => panic!("{status} {after}: {verdict:?}"),
             };
-            assert_eq!(wait, Duration::from_secs(seconds), "{after}");
-            assert_eq!(failure, Failure::retry_after(wait, &failure));
+            let wait = Duration::from_secs(seconds);
+            assert_eq!(failure, Failure::retry_after(wait, &failure), "{after}");
         }
-        assert!(matches!(answer(503, Some(("retry-after", "soon"))), Verdict::Unavailable(_)));
+        assert!(matches!(answer(503, Some(("retry-after", "soon"))), Verdict::Refused(_)));
         assert!(matches!(answer(500, Some(("retry-after", "7"))), Verdict::Failed(_)));
     }
 

@@ -39,15 +39,35 @@ pub(super) fn client(settings: &WebhookSettings, gate: Arc<Gate>) -> Result<Clie
     builder.build().map_err(|error| format!("tls: {}", cause(&error)))
 }
 
-/// Reads on, so that the connection can be used again. A long answer is not worth it.
-pub(super) async fn drain(mut response: Response) {
+/// How much of an answer is kept for operators.
+const EXCERPT: usize = 512;
+
+/// Reads the answer, so that the connection can be used again; a long answer is not worth it. Adds what was
+/// read to the start of the answer in `excerpt`, which keeps [`EXCERPT`] bytes at most.
+pub(super) async fn drain(mut response: Response, excerpt: &mut Vec<u8>) {
     let mut left = MOST_OF_AN_ANSWER;
     while let Ok(Some(chunk)) = response.chunk().await {
+        excerpt.extend(chunk.iter().take(EXCERPT - excerpt.len()));
         match left.checked_sub(chunk.len()) {
             Some(rest) => left = rest,
             None => return,
         }
     }
+}
+
+/// The start of an answer as one line of printable text; `None` if the answer was empty.
+pub(super) fn printable(excerpt: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    for c in String::from_utf8_lossy(excerpt).chars() {
+        // Control characters, and those that change the direction or the width of what follows.
+        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        if c.is_control() || hidden {
+            text.extend(c.escape_default());
+        } else {
+            text.push(c);
+        }
+    }
+    (!text.is_empty()).then_some(text)
 }
 
 /// Where an error began. What is around it may name the URL.
@@ -60,4 +80,17 @@ pub(super) fn cause(error: &reqwest::Error) -> String {
         return "the request failed".to_owned();
     }
     innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excerpt_is_one_line_of_printable_text() {
+        assert_eq!(printable(b""), None);
+        let answer = "no\r\nstock \u{1b}[31m ü \u{202e}";
+        assert_eq!(printable(answer.as_bytes()).unwrap(), r"no\r\nstock \u{1b}[31m ü \u{202e}");
+        assert_eq!(printable(&[b'a', 0xff]).unwrap(), "a\u{fffd}");
+    }
 }

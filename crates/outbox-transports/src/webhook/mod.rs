@@ -5,6 +5,7 @@ mod answer;
 #[cfg(test)]
 mod any_text;
 mod client;
+mod health;
 mod request;
 mod settings;
 mod signature;
@@ -18,12 +19,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::Utc;
 use futures_util::stream::{self, StreamExt as _};
-use outbox::{Failure, Outgoing, PublishError, Publisher};
+use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use reqwest::{Client, Request};
 
 use self::address::Gate;
 use self::answer::Verdict;
-use self::client::{cause, client, drain};
+use self::client::{cause, client, drain, printable};
+use self::health::Health;
 use self::request::Writer;
 pub use self::settings::WebhookSettings;
 pub use self::signature::{Unverified, verify_webhook};
@@ -58,19 +60,25 @@ const LOOK: Duration = Duration::from_secs(2);
 /// | --- | --- |
 /// | 2xx | published |
 /// | 410, 413, 415, 422 | dead: the receiver is gone for good, or can never take this event |
-/// | 429, 502, 503, 504 with `Retry-After` | tried again after that, an hour at most; until then nothing is sent |
-/// | 401, 502, 503, 504 | the receiver is unavailable, or does not know us: no event is to blame |
+/// | 429 with `Retry-After` | tried again after that, an hour at most |
+/// | 401, 403, 502, 503, 504 | the event is tried again by the retry policy, or after `Retry-After`, if the receiver takes other events, or if the URL depends on the event; else the receiver is unavailable, or does not know us, and no event is to blame |
 /// | 3xx | tried again by the retry policy; redirects are not followed |
 /// | any other | tried again by the retry policy: 404 too, a deployment may be under way |
 /// | none in time, or the connection breaks, and another can be made | tried again by the retry policy: it may have been taken |
 /// | no connection: DNS, refused, TLS, or not in time | the receiver is unavailable |
 ///
 /// It goes by https, to public addresses: every other host must be [allowed](WebhookSettings::allow). The address that was checked is
-/// the one that is connected to, proxies of the environment are not used, and nothing of an answer's body is kept.
+/// the one that is connected to, and proxies of the environment are not used. The first 512 bytes of an answer that is no
+/// success are kept as the [detail](Failure::with_detail) of the failure, for those who may see payloads.
 ///
-/// HTTP has uses of its own for some headers (`host`, `content-length`, `connection`, …): an event's own ones of these names are
-/// left out, and so are `authorization` and `cookie`, which are for the settings to say. One that no HTTP header can hold makes
-/// the event dead.
+/// HTTP has uses of its own for some headers (`host`, `content-length`, `connection`, …): an event's own headers of these names
+/// are left out. So are those by which a receiver, or a proxy before it, tells who is asking and how to read the request:
+/// `authorization`, `cookie`, `user-agent`, `content-encoding`, `forwarded`, `via`, `x-forwarded-*`, `x-real-ip` and
+/// `x-http-method-override`; the settings may set them. A header that HTTP cannot hold makes the event dead.
+///
+/// The signature covers id, timestamp and body, as Standard Webhooks has it. No other header is signed: a receiver that
+/// acts upon `outbox-type` or `outbox-tenant-id` trusts TLS for them, or reads the same from a signed body
+/// ([`Format::CloudeventsStructured`](crate::Format)).
 pub struct Webhook {
     name: String,
     client: Client,
@@ -82,6 +90,7 @@ pub struct Webhook {
     concurrency: usize,
     longest_batch: Duration,
     standing: Standing,
+    health: Health,
 }
 
 impl fmt::Debug for Webhook {
@@ -123,6 +132,7 @@ impl Webhook {
             concurrency: settings.concurrency,
             longest_batch: LONGEST_BATCH,
             standing: Standing::default(),
+            health: Health::default(),
         })
     }
 
@@ -137,15 +147,46 @@ impl Webhook {
             Err(failure) => Verdict::Failed(failure),
         };
         match &verdict {
-            Verdict::Published => self.standing.took_one(),
-            Verdict::SlowDown(pause, _) => self.standing.asked_for(*pause),
-            Verdict::Unavailable(_) => self.standing.was_away(),
-            Verdict::Failed(_) | Verdict::Untried => {}
-        }
-        if matches!(verdict, Verdict::SlowDown(..) | Verdict::Unavailable(_)) {
-            cut.store(true, Ordering::Relaxed);
+            Verdict::Published => {
+                self.standing.took_one();
+                self.health.took_one();
+            }
+            Verdict::Unavailable(reason) => {
+                self.standing.was_away(reason);
+                cut.store(true, Ordering::Relaxed);
+            }
+            Verdict::Failed(_) | Verdict::Refused(_) | Verdict::Untried => {}
         }
         verdict
+    }
+
+    /// Decides what the refusals of a batch mean, now that the whole of it was tried: events' failures if the
+    /// receiver takes others, else an outage, whose reason is returned.
+    fn judge(
+        &self,
+        events: &[Outgoing],
+        refused: Vec<(usize, Failure)>,
+        start: Instant,
+        waves: &mut Waves<'_>,
+    ) -> Option<String> {
+        let (first, reason) = refused.first().map(|(index, failure)| (*index, failure.to_string()))?;
+        // Of several URLs one that takes nothing must not stand in the way of the others.
+        if self.target.has_many || self.health.took_since(start) {
+            for (index, failure) in refused {
+                waves.failed(index, failure);
+            }
+            return None;
+        }
+        if self.health.is_to_blame(events[first].id().as_str()) {
+            let (index, failure) = refused.into_iter().next()?;
+            waves.failed(index, failure);
+            // Nothing else was tried: another event may fare better.
+            if events.len() == 1 {
+                return None;
+            }
+        }
+        self.standing.was_away(&reason);
+        Some(reason)
     }
 
     /// The event's failure, unless the receiver is gone.
@@ -175,9 +216,18 @@ impl Webhook {
         match tokio::time::timeout(self.patience, self.client.execute(request)).await {
             Ok(Ok(response)) => {
                 let verdict = answer::read(response.status(), response.headers(), &url, origin, Utc::now());
+                let mut excerpt = Vec::new();
                 // However it ends: what the answer means is known already.
-                let _ = tokio::time::timeout(DRAINING, drain(response)).await;
-                verdict
+                let _ = tokio::time::timeout(DRAINING, drain(response, &mut excerpt)).await;
+                let detailed = |failure: Failure| match printable(&excerpt) {
+                    Some(text) => failure.with_detail(format!("the answer begins with: {text}")),
+                    None => failure,
+                };
+                match verdict {
+                    Verdict::Failed(failure) => Verdict::Failed(detailed(failure)),
+                    Verdict::Refused(failure) => Verdict::Refused(detailed(failure)),
+                    verdict => verdict,
+                }
             }
             Ok(Err(error)) if error.is_connect() => {
                 Verdict::Unavailable(format!("no connection to {origin}: {}", cause(&error)))
@@ -199,6 +249,7 @@ impl Publisher for Webhook {
         let cut = AtomicBool::new(false);
         let mut waves = Waves::new(events);
         let (mut away, mut slow, mut left) = (None, false, false);
+        let mut refused = Vec::new();
         while let Some(wave) = waves.next() {
             let cut = &cut;
             let sent = stream::iter(wave)
@@ -209,7 +260,8 @@ impl Publisher for Webhook {
             while let Some((index, verdict)) = sent.next().await {
                 match verdict {
                     Verdict::Published => waves.published(index),
-                    Verdict::Failed(failure) | Verdict::SlowDown(_, failure) => waves.failed(index, failure),
+                    Verdict::Failed(failure) => waves.failed(index, failure),
+                    Verdict::Refused(failure) => refused.push((index, failure)),
                     Verdict::Unavailable(reason) => away = Some(reason),
                     Verdict::Untried => left = true,
                 }
@@ -218,7 +270,10 @@ impl Publisher for Webhook {
                 }
             }
         }
-        match away {
+        // In the order of the batch.
+        refused.sort_by_key(|(index, _)| *index);
+        let refused = self.judge(events, refused, start, &mut waves);
+        match away.or(refused) {
             Some(reason) => waves.cut_off(reason),
             None if slow && left => {
                 waves.cut_off(format!("{} is slow: the rest of the batch waits", self.target.origin))
@@ -227,20 +282,17 @@ impl Publisher for Webhook {
         }
     }
 
-    async fn is_healthy(&self) -> bool {
-        if self.standing.is_paused() {
-            return false;
+    async fn health(&self) -> Result<(), Unavailable> {
+        if let Some(reason) = self.standing.paused() {
+            return Err(Unavailable::new(reason));
         }
         if self.standing.is_fresh() {
-            return true;
+            return Ok(());
         }
-        match self.look().await {
-            Ok(()) => true,
-            Err(reason) => {
-                self.standing.is_missing(&self.name, &reason);
-                false
-            }
-        }
+        self.look().await.map_err(|reason| {
+            self.standing.is_missing(&self.name, &reason);
+            Unavailable::new(reason)
+        })
     }
 }
 

@@ -50,7 +50,7 @@ impl Writer {
             let name = HeaderName::from_bytes(name.as_bytes());
             let name =
                 name.map_err(|_| Failure::dead("one of its headers has a name that HTTP cannot hold"))?;
-            if !is_taken(&name) && !is_credential(&name) {
+            if !is_taken(&name) && !is_for_settings(&name) {
                 let value = self.header_value(&name, value)?;
                 headers.insert(name, value);
             }
@@ -120,6 +120,7 @@ fn is_taken(name: &HeaderName) -> bool {
             | "trailer"
             | "upgrade"
             | "expect"
+            | "proxy-authenticate"
             | "proxy-authorization"
             | "proxy-connection"
             | ID
@@ -128,9 +129,25 @@ fn is_taken(name: &HeaderName) -> bool {
     )
 }
 
-/// Whether it says who we are, which no event may.
-fn is_credential(name: &HeaderName) -> bool {
-    matches!(name.as_str(), "authorization" | "cookie")
+/// Whether receivers, or proxies before them, act upon it: only the settings may set it, and no event.
+fn is_for_settings(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("x-forwarded-")
+        || matches!(
+            name,
+            "authorization"
+                | "cookie"
+                | "user-agent"
+                | "content-encoding"
+                | "forwarded"
+                | "via"
+                | "x-real-ip"
+                | "x-http-method"
+                | "x-http-method-override"
+                | "x-method-override"
+                | "x-original-url"
+                | "x-rewrite-url"
+        )
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub(super) struct Target {
     pub(super) origin: String,
     pub(super) host: String,
     pub(super) port: u16,
+    /// Whether the URL depends on the event.
+    pub(super) has_many: bool,
 }
 
 impl Target {
@@ -47,7 +49,8 @@ impl Target {
             return Err(format!("url: {}", refused(&host)));
         }
         let port = url.port_or_known_default().unwrap_or(443);
-        Ok(Self { template, origin: url.origin().ascii_serialization(), host, port })
+        let has_many = template.fixed().is_none();
+        Ok(Self { template, origin: url.origin().ascii_serialization(), host, port, has_many })
     }
 
     /// Where this event goes.
@@ -133,7 +136,8 @@ mod tests {
             ("{header:url}", "only what follows the host can have places"),
             ("ftp://example.com/", "it starts with https://"),
             ("hooks?token=hunter2", "it is no URL"),
-            ("https://example.com/{tenant}", "there is no {tenant}"),
+            ("https://example.com/{tenant}", "unknown placeholder at character 21"),
+            ("https://example.com/{hunter2}", "unknown placeholder at character 21"),
         ] {
             let error = target(url, &[]).map(drop).unwrap_err();
             assert!(error.starts_with("url: ") && error.contains(said), "{url}: {error}");

@@ -158,6 +158,29 @@ impl Bed for RabbitBed {
         Some("nowhere-at-all".to_owned())
     }
 
+    async fn create_missing(&self) {
+        let (_connection, channel) = self.channel().await;
+        let (options, none) = (ExchangeDeclareOptions::default(), FieldTable::default());
+        let missing = "nowhere-at-all";
+        channel.exchange_declare(missing.into(), ExchangeKind::Fanout, options, none.clone()).await.unwrap();
+        let queue = self.name.as_str().into();
+        channel
+            .queue_bind(queue, missing.into(), "".into(), QueueBindOptions::default(), none)
+            .await
+            .unwrap();
+    }
+
+    fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.server().port())
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&Wish::impatient());
+        let scheme = if tls { "amqps" } else { "amqp" };
+        settings.url = format!("{scheme}://{USER}:{PASSWORD}@{place}").as_str().into();
+        Some(Arc::new(Amqp::new("rabbit", settings).unwrap()))
+    }
+
     fn too_big(&self) -> usize {
         500_001
     }

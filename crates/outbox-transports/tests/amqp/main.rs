@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bed::RabbitBed;
+use conformance::outages::wait_until_healthy;
 use conformance::{Bed, PASSWORD, Share, Wish, assert_no_secret, fates, is_dead, numbered, of_size};
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
@@ -95,8 +96,10 @@ async fn an_exchange_that_is_created_later_is_used_then() {
     let events = [numbered(0, Some("k")), numbered(1, Some("k")), numbered(2, None)];
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.to_string().contains(&format!("no exchange '{exchange}'")), "{error}");
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert_eq!(error.fate(1), Some(Fate::Untried), "it waits behind the first of its key");
-    assert!(publisher.is_healthy().await, "the broker is there");
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains(&format!("no exchange '{exchange}'")), "{reason}");
 
     let (_connection, channel) = bed.channel().await;
     let (options, none) = (ExchangeDeclareOptions::default(), FieldTable::default());
@@ -111,6 +114,27 @@ async fn an_exchange_that_is_created_later_is_used_then() {
 }
 
 /// RabbitMQ wants a list where a header is called `CC`, and closes the channel over any other, without saying whose it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_one_queue_of_all_events_is_an_outage_until_it_exists() {
+    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
+    let queue = format!("{}-queue", bed.name);
+    let publisher = bed.with(|settings| {
+        settings.exchange = "".into();
+        settings.routing_key = queue.parse().unwrap();
+    });
+    let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains(&queue), "{error}");
+    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains(&queue), "{reason}");
+
+    let (_connection, channel) = bed.channel().await;
+    let (options, none) = (QueueDeclareOptions::default(), FieldTable::default());
+    channel.queue_declare(queue.as_str().into(), options, none).await.unwrap();
+    wait_until_healthy(&publisher).await;
+    publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_the_broker_does_not_stand_is_found_among_others() {
     let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
@@ -167,11 +191,19 @@ async fn a_user_who_may_not_write_is_told_so() {
     let url = bed.server().url_as("bob", PASSWORD);
     let publisher = bed.with(|settings| settings.url = url.as_str().into());
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, None)]).await.unwrap_err();
-    assert!(!error.is_unavailable());
-    for (_, failure) in failures(&error, 2) {
-        assert!(failure.to_string().contains("ACCESS_REFUSED - access to exchange"), "{failure}");
-        assert!(!is_dead(&failure), "somebody may allow it");
-    }
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
+    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    let denied = "ACCESS_REFUSED - access to exchange";
+    assert!(error.to_string().contains(denied), "{error}");
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains(denied), "{reason}");
+    // Before anything was sent as well.
+    let fresh = bed.with(|settings| settings.url = url.as_str().into());
+    assert!(fresh.health().await.unwrap_err().to_string().contains(denied));
+    tokio::task::block_in_place(|| bed.control(&["set_permissions", "bob", "", ".*", ""]));
+    wait_until_healthy(&publisher).await;
+    publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
+    assert!(bed.received(1).await.len() == 1, "looking at the exchange leaves nothing behind");
 
     let url = url.replace("/%2f", "/no-such-host");
     let publisher = bed.with(|settings| settings.url = url.as_str().into());
@@ -195,13 +227,13 @@ async fn a_broker_that_is_blocked_is_unavailable_until_it_is_not() {
         error.is_unavailable() && error.to_string().contains("the broker is blocked: low on disk"),
         "{error}"
     );
-    assert!(!publisher.is_healthy().await);
+    assert!(publisher.health().await.is_err());
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.published() == 0, "{error}");
 
     tokio::task::block_in_place(|| bed.control(&["set_disk_free_limit", "1000000"]));
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !publisher.is_healthy().await {
+    while publisher.health().await.is_err() {
         assert!(Instant::now() < deadline, "it stays blocked");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -221,7 +253,7 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
         settings.url = bed.server().url().replace(&port, &between).as_str().into();
         settings.ack_timeout = Duration::from_secs(2);
     });
-    assert!(publisher.is_healthy().await);
+    assert!(publisher.health().await.is_ok());
     // Far more than gets through, and than the kernel takes: most of it waits inside the client when confirms stay away.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.let_through(900_000);

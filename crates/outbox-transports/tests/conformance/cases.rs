@@ -9,6 +9,7 @@ use outbox_transports::{Format, Order, Repeats};
 use serde_json::Value;
 
 use super::log;
+use super::outages::wait_until_healthy;
 use super::{
     Bed, Destination, Received, SOURCE, Share, WRONG_PASSWORD, Wish, assert_no_secret, fates, ids, is_dead,
     numbered, of_size,
@@ -45,7 +46,7 @@ pub async fn every_payload_arrives_to_the_byte_with_its_id_headers_and_trace<B: 
     let payloads = payloads();
     let events: Vec<Outgoing> = payloads.iter().map(|(_, event)| event.clone()).collect();
     let publisher = bed.publisher(&Wish::default());
-    assert!(publisher.is_healthy().await);
+    assert!(publisher.health().await.is_ok());
     publisher.publish_batch(&events).await.unwrap();
 
     let received = by_id(bed.received(events.len()).await);
@@ -215,16 +216,73 @@ pub async fn a_destination_that_does_not_exist_is_named<B: Bed>() {
     let error = bed.publisher(&wish).publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await;
     let error = error.unwrap_err();
     assert!(error.to_string().contains(&missing), "`{error}` does not name {missing}");
-    assert!(!error.is_unavailable(), "the server is there: {error}");
+    assert_eq!(error.is_unavailable(), B::MISSING_IS_AN_OUTAGE, "{error}");
     for fate in fates(&error, 2) {
-        assert!(!matches!(fate, Some(Fate::Published)));
-        if let Some(Fate::Failed(failure)) = fate {
-            assert!(!is_dead(&failure), "somebody may create it: {failure}");
+        match fate {
+            Some(Fate::Failed(failure)) if !B::MISSING_IS_AN_OUTAGE => {
+                assert!(!is_dead(&failure), "it may be created later: {failure}");
+            }
+            None | Some(Fate::Untried) => {}
+            fate => panic!("no event is to blame: {fate:?}"),
         }
     }
     // The others go on.
     bed.publisher(&Wish::default()).publish_batch(&[numbered(2, None)]).await.unwrap();
     assert_eq!(bed.received(1).await.len(), 1);
+}
+
+pub async fn a_destination_that_is_created_later_is_used_then<B: Bed>() {
+    if !B::MISSING_IS_AN_OUTAGE {
+        return;
+    }
+    let Some(bed) = B::open(Share::Own).await else { return };
+    let Some(missing) = bed.missing() else { return };
+    let wish = Wish { destination: Destination::Missing, timeout: Duration::from_secs(5), ..Wish::default() };
+    let publisher = bed.publisher(&wish);
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains(&missing), "`{reason}` does not name {missing}");
+    assert!(publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err().is_unavailable());
+    let reason = publisher.health().await.unwrap_err().to_string();
+    assert!(reason.contains(&missing), "`{reason}` does not name {missing}");
+
+    bed.create_missing().await;
+    wait_until_healthy(&*publisher).await;
+    publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap();
+}
+
+/// A host that no resolver knows.
+const NO_HOST: &str = "nosuchhost.invalid";
+
+pub async fn why_a_server_cannot_be_used_is_told<B: Bed>() {
+    let Some(bed) = B::open(Share::Shared).await else { return };
+    let refused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let unknown = format!("{NO_HOST}:4567");
+    let at = bed.place();
+    let dns = &["lookup", "resolve", "name or service", "dns"][..];
+    let tls = &["tls", "handshake", "certificate", "invalidcontenttype", "corrupt"][..];
+    for (place, encrypted, named, words) in [
+        (refused.as_str(), false, refused.as_str(), &["refused"][..]),
+        (unknown.as_str(), false, NO_HOST, dns),
+        (at.as_str(), true, at.as_str(), tls),
+    ] {
+        let Some(publisher) = bed.publisher_at(place, encrypted) else { continue };
+        let error = publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err();
+        assert!(error.is_unavailable(), "{place}: {error}");
+        let reason = publisher.health().await.unwrap_err().to_string();
+        for text in [error.to_string(), reason] {
+            assert!(text.contains(named), "`{text}` does not name {named}");
+            let told = words.iter().any(|word| text.to_lowercase().contains(word));
+            assert!(told, "`{text}` says none of {words:?}");
+            assert_no_secret(&text);
+        }
+    }
+    if B::PASSWORDS {
+        let stranger = bed.publisher(&Wish { password: WRONG_PASSWORD, ..Wish::default() });
+        let reason = stranger.health().await.unwrap_err().to_string().to_lowercase();
+        let told = ["password", "authori", "authenti", "credentials", "access_refused", "login"];
+        assert!(told.iter().any(|word| reason.contains(word)), "what is wrong is not said: {reason}");
+        assert_no_secret(&reason);
+    }
 }
 
 pub async fn a_wrong_password_is_told_without_showing_it<B: Bed>() {
@@ -233,7 +291,7 @@ pub async fn a_wrong_password_is_told_without_showing_it<B: Bed>() {
     }
     let Some(bed) = B::open(Share::Shared).await else { return };
     let publisher = bed.publisher(&Wish { password: WRONG_PASSWORD, ..Wish::default() });
-    assert!(!publisher.is_healthy().await);
+    assert!(publisher.health().await.is_err());
     let error = publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     let text = error.to_string();

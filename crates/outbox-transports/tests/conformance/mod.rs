@@ -61,6 +61,19 @@ pub trait Bed: Send + Sync + Sized + 'static {
     /// How [`Destination::Missing`] is called; `None` if there is no destination that could be missing.
     fn missing(&self) -> Option<String>;
 
+    /// Whether [`Destination::Missing`] is an outage of the destination. Where it is an answer like others,
+    /// it is the event's failure.
+    const MISSING_IS_AN_OUTAGE: bool = true;
+
+    /// Creates [`Destination::Missing`].
+    async fn create_missing(&self) {}
+
+    /// The host and port of the server.
+    fn place(&self) -> String;
+
+    /// A publisher to another host and port, by TLS or not; `None` if the transport has no TLS here.
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>>;
+
     /// So many bytes of payload are too many.
     fn too_big(&self) -> usize;
 
@@ -202,6 +215,8 @@ macro_rules! conformance_tests {
             a_cloud_event_in_structured_mode_is_one_object,
             what_is_too_big_fails_for_good_and_holds_back_its_key_only,
             a_destination_that_does_not_exist_is_named,
+            a_destination_that_is_created_later_is_used_then,
+            why_a_server_cannot_be_used_is_told,
             a_wrong_password_is_told_without_showing_it,
             nothing_that_is_shown_holds_a_password,
             nothing_that_is_logged_holds_a_password_or_a_payload

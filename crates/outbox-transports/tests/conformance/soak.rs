@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::store::SharedStore;
-use outbox::{Admin, Event, Outgoing, PublishError, Publisher, RelayBuilder};
+use outbox::{Admin, Event, Outgoing, PublishError, Publisher, RelayBuilder, Unavailable};
 use outbox_transports::Order;
 use tokio::sync::watch;
 
@@ -65,8 +65,8 @@ impl Publisher for Noted {
         result
     }
 
-    async fn is_healthy(&self) -> bool {
-        self.inner.is_healthy().await
+    async fn health(&self) -> Result<(), Unavailable> {
+        self.inner.health().await
     }
 }
 

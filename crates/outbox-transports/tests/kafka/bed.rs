@@ -94,6 +94,20 @@ impl Bed for KafkaBed {
         Some("nowhere".to_owned())
     }
 
+    async fn create_missing(&self) {
+        let none = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR;
+        self.cluster.with(move |mock| mock.topic_error("nowhere", none).unwrap());
+    }
+
+    fn place(&self) -> String {
+        self.cluster.servers.split(',').next().unwrap().to_owned()
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let settings = KafkaSettings { brokers: place.into(), ..self.settings(&Wish::impatient()) };
+        (!tls).then(|| Arc::new(Kafka::new("kafka", settings).unwrap()) as Arc<dyn Publisher>)
+    }
+
     fn too_big(&self) -> usize {
         1_000_000
     }

@@ -29,11 +29,7 @@ async fn a_refusal_holds_back_its_key_and_says_what_to_do() {
     let cluster = Cluster::start(1);
     let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
     let dead = Failure::dead("the message is larger than the topic \"orders\" takes");
-    let refused = Failure::retry("the brokers do not let us write to the topic \"orders\"");
-    for (error, failure) in [
-        (&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED][..], refused),
-        (&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE], dead),
-    ] {
+    for (error, failure) in [(&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE], dead)] {
         refuse(&cluster, error);
         let batch = of_a_key(0..3);
         let error = kafka.publish_batch(&batch).await.unwrap_err();
@@ -55,11 +51,29 @@ async fn a_topic_that_is_made_later_is_used() {
     let kafka = Kafka::new("kafka", settings).unwrap();
     let error = kafka.publish_batch(&of_a_key(0..2)).await.unwrap_err();
     let missing = "there is no topic \"later\": create it, or let the brokers create topics";
-    let missing = Some(Fate::Failed(Failure::retry(missing)));
-    assert_eq!(fates(&error, 2), [missing, Some(Fate::Untried)]);
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
+    assert_eq!(error.to_string(), missing);
+    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(kafka.health().await.unwrap_err().to_string(), missing);
     set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR);
     let sending = async { while kafka.publish_batch(&of_a_key(0..2)).await.is_err() {} };
     tokio::time::timeout(Duration::from_secs(20), sending).await.expect("it is seen");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denied_topic_is_an_outage_if_it_is_the_only_one() {
+    let cluster = Cluster::start(1);
+    let denied = "the brokers do not let us write to the topic \"orders\"";
+    for (topic, is_outage) in [("orders", true), ("{header:topic}", false)] {
+        let settings = KafkaSettings { topic: topic.parse().unwrap(), ..cluster.settings() };
+        let kafka = Kafka::new("kafka", settings).unwrap();
+        refuse(&cluster, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED]);
+        let event = outbox::Event::new("e").header("topic", "orders").json(&1).build().unwrap();
+        let error = kafka.publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
+        assert_eq!((error.is_unavailable(), error.to_string().as_str()), (is_outage, denied));
+        let failed = Fate::Failed(Failure::retry(denied));
+        assert_eq!(error.fate(0), Some(if is_outage { Fate::Untried } else { failed }));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,9 +139,9 @@ async fn what_timed_out_is_not_sent_later() {
     let error = kafka.publish_batch(&of_a_key(1..3)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
-    assert!(!kafka.is_healthy().await);
+    assert!(kafka.health().await.is_err());
     cluster.up();
-    while !kafka.is_healthy().await {
+    while kafka.health().await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     kafka.publish_batch(&of_a_key(3..4)).await.unwrap();

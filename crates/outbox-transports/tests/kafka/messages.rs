@@ -76,7 +76,7 @@ async fn an_event_whose_topic_is_none_is_dead_and_the_rest_goes_on() {
 async fn settings_are_only_checked_when_it_is_made() {
     let settings = KafkaSettings::new("127.0.0.1:1", "orders".parse().unwrap());
     let kafka = Kafka::new("kafka", KafkaSettings { timeout: Duration::from_secs(1), ..settings }).unwrap();
-    assert!(!kafka.is_healthy().await);
+    assert!(kafka.health().await.is_err());
     let error = kafka.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert!(
@@ -94,6 +94,24 @@ fn mistakes_in_the_settings_are_named() {
         option("enable.idempotence", "false", "options: \"enable.idempotence\" cannot be changed"),
         option("test.mock.num.brokers", "3", "options: \"test.mock.num.brokers\" cannot be changed"),
         option("delivery.report.only.error", "true", "options: \"delivery.report.only.error\" cannot"),
+        option(
+            "security.protocol",
+            "plaintext",
+            "options: use tls and sasl instead of \"security.protocol\"",
+        ),
+        option("ssl.ca.location", "/tmp/ca.pem", "options: use tls instead of \"ssl.ca.location\""),
+        option(
+            "enable.ssl.certificate.verification",
+            "false",
+            "options: \"enable.ssl.certificate.verification\" is not allowed: it can weaken TLS",
+        ),
+        option(
+            "ssl.endpoint.identification.algorithm",
+            "none",
+            "options: \"ssl.endpoint.identification.algorithm\" is not allowed",
+        ),
+        option("plugin.library.paths", "/tmp/x.so", "options: \"plugin.library.paths\" is not allowed"),
+        option("sasl.kerberos.kinit.cmd", "id", "options: \"sasl.kerberos.kinit.cmd\" is not allowed"),
         option("partitioner", "random", "options: a random \"partitioner\" keeps no order"),
         option("bootstrap.servers", "x", "options: use brokers instead of \"bootstrap.servers\""),
         option("no.such.option", "hunter2", "options: librdkafka does not know \"no.such.option\""),

@@ -106,6 +106,16 @@ impl Bed for MosquittoBed {
         self.seen.lock().unwrap().clone()
     }
 
+    fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.server.port())
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&Wish::impatient());
+        settings.url = format!("{}://{place}", if tls { "mqtts" } else { "mqtt" }).as_str().into();
+        Some(Arc::new(Mqtt::new("mosquitto", settings).unwrap()))
+    }
+
     fn missing(&self) -> Option<String> {
         None
     }

@@ -62,6 +62,21 @@ async fn a_topic_that_we_may_not_write_to_fails_and_no_other() {
 
 /// Mosquitto refuses by a code that the client does not know, which ends the connection.
 #[tokio::test(flavor = "multi_thread")]
+async fn the_one_topic_of_all_events_that_we_may_not_write_to_is_an_outage() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("acl");
+    std::fs::write(&file, format!("user {USER}\ntopic read #\ntopic write orders/allowed\n")).unwrap();
+    let plan = plan().config(&format!("acl_file {}", file.display()));
+    let Some(bed) = MosquittoBed::by(plan).await else { return };
+    let publisher = bed.with(|settings| settings.topic = "orders/secret".parse().unwrap());
+    let error = publisher.publish_batch(&[event("a"), event("b")]).await.unwrap_err();
+    let said = "the server refused the message to `orders/secret`: not authorized (0x87)";
+    assert!(error.is_unavailable(), "no event is to blame: {error}");
+    assert_eq!(error.to_string(), said);
+    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_the_server_does_not_stand_is_found_among_others() {
     let Some(bed) = MosquittoBed::by(plan().config("message_size_limit 1000")).await else { return };
     let publisher = bed.publisher(&Wish::default());
@@ -180,7 +195,7 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
         settings.url = format!("mqtt://127.0.0.1:{}", proxy.port()).as_str().into();
         settings.ack_timeout = Duration::from_secs(2);
     });
-    assert!(publisher.is_healthy().await);
+    assert!(publisher.health().await.is_ok());
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.let_through(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();

@@ -112,6 +112,20 @@ impl Bed for WebhookBed {
         Some(format!("http://{} answers 404 Not Found", self.address))
     }
 
+    /// A 404 is an answer like others.
+    const MISSING_IS_AN_OUTAGE: bool = false;
+
+    fn place(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&Wish::impatient());
+        settings.url = format!("{}://{place}/in", if tls { "https" } else { "http" }).as_str().into();
+        settings.allow = vec!["127.0.0.1".into(), "nosuchhost.invalid".into()];
+        Some(Arc::new(Webhook::new("hooks", settings).unwrap()))
+    }
+
     fn too_big(&self) -> usize {
         1024 * 1024
     }

@@ -6,7 +6,7 @@ use outbox::{Failure, Fate, Outgoing, PublishError, Publisher as _};
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 
-use crate::receiver::{Receiver, Reply};
+use crate::receiver::{Receiver, Reply, Seen};
 use crate::{event, fates, keyed};
 
 /// What becomes of one event.
@@ -43,29 +43,147 @@ async fn every_answer_is_told_apart() {
         let failure = Failure::dead(format!("http://{} answers {status} {said}", receiver.address));
         assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
     }
-    for status in [401, 502, 503, 504] {
+    for status in [401, 403, 502, 503, 504] {
         let (error, _receiver) = outcome(Reply::status(status)).await;
         assert!(error.is_unavailable(), "{status}");
         assert_eq!(error.fate(0), Some(Fate::Untried), "{status}");
     }
 }
 
+/// Publishes as a relay does, until nothing is left that may be tried now: what failed is put off, what was
+/// not tried comes again, and an outage is over when the publisher says that it is healthy. Returns what
+/// each event that failed was put off for.
+async fn relay(webhook: &Webhook, mut due: Vec<Outgoing>) -> Vec<(Outgoing, Failure)> {
+    let mut failed = Vec::new();
+    for _ in 0..1_000 {
+        if due.is_empty() {
+            return failed;
+        }
+        if webhook.health().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        }
+        let count = due.len().min(50);
+        let error = match webhook.publish_batch(&due[..count]).await {
+            Ok(()) => {
+                due.drain(..count);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let mut left = Vec::new();
+        for (index, event) in due.drain(..count).enumerate() {
+            match error.fate(index) {
+                Some(Fate::Published) => {}
+                Some(Fate::Failed(failure)) => failed.push((event, failure)),
+                None | Some(Fate::Untried) => left.push(event),
+            }
+        }
+        left.append(&mut due);
+        due = left;
+    }
+    panic!("{} events are never tried", due.len());
+}
+
+fn is_bad(seen: &Seen) -> bool {
+    seen.header("outbox-type") == Some("bad")
+}
+
+fn typed(event_type: &str, number: usize) -> Outgoing {
+    Outgoing::new(outbox::Event::new(event_type).tenant("t").json(&number).build().unwrap())
+}
+
 #[tokio::test]
-async fn who_asks_for_a_pause_gets_one() {
-    for status in [429, 503] {
-        let receiver = Receiver::start(move |_, _| Reply::with(status, "retry-after", "3")).await;
+async fn an_event_that_is_told_to_wait_waits_alone() {
+    for url in ["/in", "/in/{tenant_id}"] {
+        let receiver = Receiver::start(|_, seen| match is_bad(seen) {
+            true => Reply::with(429, "retry-after", "999999"),
+            false => Reply::status(200),
+        })
+        .await;
         let mut settings = receiver.settings();
-        settings.concurrency = 2;
+        settings.url = format!("http://{}{url}", receiver.address).as_str().into();
         let webhook = Webhook::new("hooks", settings).unwrap();
-        assert!(webhook.is_healthy().await);
-        let batch: Vec<Outgoing> = (0..10).map(event).collect();
-        let error = webhook.publish_batch(&batch).await.unwrap_err();
+        let error = webhook.publish_batch(&[typed("bad", 0)]).await.unwrap_err();
+        assert!(!error.is_unavailable(), "it is the event that waits: {error}");
         let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{error}") };
-        assert_eq!(failure, Failure::retry_after(Duration::from_secs(3), &failure));
-        assert!(failure.to_string().ends_with("and asks to wait 3 s"), "{failure}");
-        assert_eq!(error.fate(9), Some(Fate::Untried));
-        assert!(receiver.seen().len() <= 3, "what was not under way is not sent");
-        assert!(!webhook.is_healthy().await, "until then nothing is sent");
+        assert_eq!(failure, Failure::retry_after(Duration::from_secs(3_600), &failure), "an hour at most");
+        assert!(failure.to_string().ends_with("and asks to wait 3600 s"), "{failure}");
+        assert!(webhook.health().await.is_ok(), "the others go on");
+
+        let due: Vec<Outgoing> = (0..51).map(|n| typed(if n == 0 { "bad" } else { "good" }, n)).collect();
+        let failed = relay(&webhook, due).await;
+        assert_eq!((failed.len(), receiver.seen().len()), (1, 52));
+    }
+}
+
+#[tokio::test]
+async fn refused_events_use_up_their_attempts_and_all_others_arrive() {
+    for status in [401, 403, 502, 503, 504] {
+        let receiver =
+            Receiver::start(move |_, seen| Reply::status(if is_bad(seen) { status } else { 200 })).await;
+        let webhook = receiver.webhook();
+        let due: Vec<Outgoing> = (0..440).map(|n| typed(if n < 40 { "bad" } else { "good" }, n)).collect();
+        let failed = relay(&webhook, due).await;
+        assert_eq!(failed.len(), 40, "{status}: each counts");
+        let good = receiver.seen().iter().filter(|seen| !is_bad(seen)).count();
+        assert_eq!(good, 400, "{status}");
+        let bad = receiver.seen().len() - good;
+        assert!(bad < 80, "{status}: {bad} requests for 40 events");
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_is_always_refused_does_not_shut_its_receiver_for_good() {
+    // More than a batch of them, and nothing was taken before.
+    let receiver = Receiver::start(|_, seen| Reply::status(if is_bad(seen) { 503 } else { 200 })).await;
+    let webhook = receiver.webhook();
+    let mut times = 0;
+    let bad = typed("bad", 0);
+    while !matches!(
+        webhook.publish_batch(std::slice::from_ref(&bad)).await.unwrap_err().fate(0),
+        Some(Fate::Failed(_))
+    ) {
+        times += 1;
+        assert!(times < 5, "no other event is ever tried");
+    }
+    assert!(times > 0, "the first refusal is an outage, as far as can be told");
+}
+
+#[tokio::test]
+async fn a_url_that_refuses_does_not_stand_in_the_way_of_others() {
+    let receiver =
+        Receiver::start(|_, seen| Reply::status(if seen.path == "/in/bad" { 503 } else { 200 })).await;
+    let mut settings = receiver.settings();
+    settings.url = format!("http://{}/in/{{header:to}}", receiver.address).as_str().into();
+    let webhook = Webhook::new("hooks", settings).unwrap();
+    let to = |to: &str| Outgoing::new(outbox::Event::new("e").header("to", to).json(&1).build().unwrap());
+    // Alone, with nothing that was ever taken.
+    for _ in 0..3 {
+        let error = webhook.publish_batch(&[to("bad")]).await.unwrap_err();
+        assert!(!error.is_unavailable(), "{error}");
+        assert!(matches!(error.fate(0), Some(Fate::Failed(_))), "{error}");
+        assert!(webhook.health().await.is_ok());
+    }
+    webhook.publish_batch(&[to("good")]).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_is_kept_as_a_detail_and_not_in_the_reason() {
+    let answer = format!("no\nstock for ada{}", "x".repeat(2_000));
+    for status in [500, 503, 422, 429] {
+        let body = answer.clone();
+        let receiver = Receiver::start(move |_, seen| match is_bad(seen) {
+            true => Reply { body: body.clone().into(), ..Reply::status(status) },
+            false => Reply::status(200),
+        })
+        .await;
+        let error = receiver.webhook().publish_batch(&[typed("bad", 0), typed("good", 1)]).await.unwrap_err();
+        let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{status}: {error}") };
+        assert!(!failure.to_string().contains("stock"), "{failure}");
+        let excerpt = format!("the answer begins with: no\\nstock for ada{}", "x".repeat(512 - 16));
+        let expected = if status == 422 { Failure::dead(&failure) } else { Failure::retry(&failure) };
+        assert_eq!(failure, expected.with_detail(excerpt), "{status}");
     }
 }
 
@@ -133,7 +251,7 @@ async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
     let mut settings = WebhookSettings::new(format!("http://{address}/in").as_str());
     settings.allow = vec!["127.0.0.1".into()];
     let webhook = Webhook::new("hooks", settings).unwrap();
-    assert!(!webhook.is_healthy().await);
+    assert!(webhook.health().await.is_err());
     let error = webhook.publish_batch(&[event(1), event(2)]).await.unwrap_err();
     assert!(error.is_unavailable());
     assert!(error.to_string().starts_with(&format!("no connection to http://{address}: ")), "{error}");
@@ -142,7 +260,7 @@ async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
     let listener = TcpListener::bind(address).await.unwrap();
     let receiver = Receiver::listen(listener, |_, _| Reply::status(200));
     tokio::time::timeout(Duration::from_secs(10), async {
-        while !webhook.is_healthy().await {
+        while webhook.health().await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
@@ -156,18 +274,20 @@ async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
 async fn an_outage_behind_a_gateway_costs_no_attempts() {
     let receiver = Receiver::answering(503).await;
     let webhook = receiver.webhook();
-    assert!(webhook.is_healthy().await, "a connection is all that can be seen");
+    assert!(webhook.health().await.is_ok(), "a connection is all that can be seen");
     assert!(webhook.publish_batch(&[event(1)]).await.unwrap_err().is_unavailable());
-    assert!(!webhook.is_healthy().await, "but now it is known better");
+    let reason = webhook.health().await.unwrap_err().to_string();
+    assert!(reason.contains("answers 503 Service Unavailable"), "now it is known better: {reason}");
 }
 
 #[tokio::test]
-async fn an_outage_in_the_middle_of_a_batch_keeps_what_was_published() {
+async fn a_refusal_after_others_were_taken_is_the_events_failure() {
     let batch = [keyed("a", 1), keyed("a", 2), keyed("a", 3)];
     let receiver = Receiver::start(|count, _| Reply::status(if count == 1 { 200 } else { 503 })).await;
     let error = receiver.webhook().publish_batch(&batch).await.unwrap_err();
-    assert!(error.is_unavailable());
-    assert_eq!(fates(&error, 3), [Fate::Published, Fate::Untried, Fate::Untried]);
+    assert!(!error.is_unavailable());
+    let refused = Failure::retry(format!("http://{} answers 503 Service Unavailable", receiver.address));
+    assert_eq!(fates(&error, 3), [Fate::Published, Fate::Failed(refused), Fate::Untried]);
     assert_eq!(receiver.seen().len(), 2);
 }
 
@@ -179,7 +299,7 @@ async fn a_name_of_this_machine_is_refused_unless_it_is_allowed() {
         let mut settings = WebhookSettings::new(format!("{scheme}://localhost:{port}/in").as_str());
         settings.allow = allow.iter().map(|entry| (*entry).into()).collect();
         let webhook = Webhook::new("hooks", settings).unwrap();
-        (webhook.is_healthy().await, webhook.publish_batch(&[event(1)]).await)
+        (webhook.health().await.is_ok(), webhook.publish_batch(&[event(1)]).await)
     };
     let (healthy, result) = publish("https", &[]).await;
     let error = result.unwrap_err();
@@ -201,7 +321,7 @@ async fn a_name_of_this_machine_is_refused_unless_it_is_allowed() {
 async fn a_name_that_does_not_resolve_is_unavailable() {
     let webhook = Webhook::new("hooks", WebhookSettings::new("https://no-such-host.invalid/x")).unwrap();
     let error = webhook.publish_batch(&[event(1)]).await.unwrap_err();
-    assert!(error.is_unavailable() && !webhook.is_healthy().await);
+    assert!(error.is_unavailable() && webhook.health().await.is_err());
     assert!(error.to_string().contains("no-such-host.invalid cannot be resolved"), "{error}");
 }
 

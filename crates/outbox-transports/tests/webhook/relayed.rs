@@ -32,14 +32,35 @@ async fn a_receiver_that_is_away_is_waited_for_and_costs_no_attempt() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_asks_for_a_pause_gets_it_and_costs_no_attempt() {
-    let receiver = Receiver::start(|count, _| match count {
-        1 => Reply::with(429, "retry-after", "1"),
+async fn events_that_are_refused_starve_no_others_and_use_up_their_attempts() {
+    let receiver = Receiver::start(|_, seen| match seen.header("outbox-type") {
+        Some("hook.slow") => Reply::with(429, "retry-after", "999999"),
+        Some("hook.poison") => Reply::status(503),
         _ => Reply::status(200),
     })
     .await;
-    let began = std::time::Instant::now();
-    let seen = relayed(&receiver, 2).await;
-    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
-    assert_eq!(seen[1].header("outbox-attempt"), Some("1"));
+    let outbox = Outbox::sqlite(":memory:").await.unwrap();
+    outbox.migrate().await.unwrap();
+    let event = |event_type: &str| Event::new(event_type).tenant("t").json(&1);
+    outbox.send(event("hook.slow")).await.unwrap();
+    outbox.send_all((0..40).map(|_| event("hook.poison"))).await.unwrap();
+    outbox.send_all((0..400).map(|_| event("hook.good"))).await.unwrap();
+    let types = ["hook.slow", "hook.poison", "hook.good"];
+    let relay = outbox.single_node().retry(Backoff::default().max_attempts(3));
+    let relay = relay.forward(types, receiver.webhook()).start().await.unwrap();
+    let settled = async {
+        loop {
+            let stats = outbox.admin().stats().await.unwrap();
+            if stats.done >= 400 && stats.dead == 40 {
+                break;
+            }
+            // The receiver goes on to take others: alone, the refused ones would be an outage.
+            outbox.send(event("hook.good")).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), settled).await.expect("all others arrive, and those die");
+    relay.stop().await.unwrap();
+    let slow = receiver.seen().iter().filter(|seen| seen.header("outbox-type") == Some("hook.slow")).count();
+    assert_eq!(slow, 1, "it waits for an hour, alone");
 }

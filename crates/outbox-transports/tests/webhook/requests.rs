@@ -58,6 +58,35 @@ async fn an_event_is_a_signed_request_that_old_and_new_secrets_verify() {
 }
 
 #[tokio::test]
+async fn an_event_sets_no_header_that_receivers_or_proxies_act_upon() {
+    let receiver = Receiver::answering(200).await;
+    let names = [
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "forwarded",
+        "via",
+        "x-real-ip",
+        "x-http-method-override",
+        "content-encoding",
+        "outbox-tenant-id",
+        "outbox-epoch",
+        "ce-type",
+    ];
+    let mut event = Event::new("order.placed").header("user-agent", "forged").header("region", "eu");
+    for name in names {
+        event = event.header(name, "forged");
+    }
+    let event = Outgoing::new(event.json(&1).build().unwrap());
+    receiver.webhook().publish_batch(&[event]).await.unwrap();
+    let seen = receiver.seen().remove(0);
+    for name in names {
+        assert_eq!(seen.header(name), None, "{name}");
+    }
+    assert!(seen.header("user-agent").unwrap().starts_with("outbox/"));
+    assert_eq!(seen.header("region"), Some("eu"));
+}
+
+#[tokio::test]
 async fn without_a_secret_there_is_no_signature() {
     let receiver = Receiver::answering(204).await;
     receiver.webhook().publish_batch(&[event(1)]).await.unwrap();

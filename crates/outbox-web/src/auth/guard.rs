@@ -72,7 +72,7 @@ async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request>
         web.hosts.check_origin(&parts.headers, &parts.uri)?;
     }
     if by_name {
-        let caller = web.porter.recognise(&parts.headers, peer(&parts.extensions))?;
+        let caller = web.porter.recognise(&parts.headers, &parts.uri, peer(&parts.extensions))?;
         if changes && let Some(session) = &caller.session {
             let said = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
             if !session.has_csrf(said) {

@@ -2,25 +2,56 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
 
+use super::guard::finish;
 use crate::problem::{Answer, Kind, Problem};
 use crate::text::shown;
 
 /// The names that this server answers to, beside `localhost` and addresses in numbers: those cannot be pointed elsewhere.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hosts(pub(crate) Vec<String>);
+pub struct Hosts(pub(crate) Vec<String>);
 
 impl Hosts {
-    /// Refuses a request for a name that is not ours: a site may have pointed its own name to this machine.
+    /// These names, beside `localhost` and addresses in numbers.
+    pub fn new(names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self(names.into_iter().map(Into::into).collect())
+    }
+
+    /// Puts the check of the requested host before routes that are not of a [`Web`](crate::Web): a request for another
+    /// name is answered with 421, one with two `Host` headers with 400.
+    pub fn protect<S: Clone + Send + Sync + 'static>(self, routes: Router<S>) -> Router<S> {
+        routes.layer(from_fn_with_state(self, check))
+    }
+
+    /// Refuses a request for a name that is not ours: a site may have pointed its own name to this machine. The `Host` header and
+    /// the authority of a request target in absolute form are both checked.
     pub(crate) fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> Answer<()> {
-        let authority = authority(headers, uri).unwrap_or_default();
-        let name = host(authority);
-        if name.eq_ignore_ascii_case("localhost") || is_address(name) || self.is_ours(name) {
-            return Ok(());
+        if headers.get_all(header::HOST).iter().nth(1).is_some() {
+            return Err(Problem::bad("the request has more than one Host header")
+                .advice("Send one Host header: a proxy and this server could each believe another one."));
         }
-        Err(Problem::new(Kind::BadHost, format!("`{}` is not a name of this server", shown(name)))
-            .advice("Ask for it by localhost or its address, or add the name to `hosts`."))
+        let of_header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+        let of_uri = uri.authority().map(Authority::as_str);
+        if of_header.is_none() && of_uri.is_none() {
+            return Err(self.refusal(""));
+        }
+        for name in [of_header, of_uri].into_iter().flatten().map(host) {
+            if !(name.eq_ignore_ascii_case("localhost") || is_address(name) || self.is_ours(name)) {
+                return Err(self.refusal(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, name: &str) -> Problem {
+        Problem::new(Kind::BadHost, format!("`{}` is not a name of this server", shown(name)))
+            .advice("Ask for it by localhost or its address, or add the name to `hosts`.")
     }
 
     /// Refuses a request that a browser sends for another site. Programs send neither header.
@@ -47,9 +78,23 @@ impl Hosts {
     }
 }
 
+async fn check(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
+    match hosts.check_host(request.headers(), request.uri()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => finish(problem.into_response()),
+    }
+}
+
 fn authority<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
-    let of_uri = || uri.authority().map(axum::http::uri::Authority::as_str);
+    let of_uri = || uri.authority().map(Authority::as_str);
     headers.get(header::HOST).and_then(|host| host.to_str().ok()).or_else(of_uri)
+}
+
+/// The port that a browser asks for, where it is not the usual one.
+pub(crate) fn port<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
+    let authority = authority(headers, uri)?;
+    let port = authority.strip_prefix(host(authority))?.strip_prefix(':')?;
+    Some(port).filter(|port| !port.is_empty())
 }
 
 /// Without the port; IPv6 addresses keep their brackets. Nothing, if something else stands there.
@@ -109,6 +154,44 @@ mod tests {
             assert!(hosts.check_host(&with(&[("host", bad)]), &uri).is_err(), "{bad}");
         }
         assert!(hosts.check_host(&HeaderMap::new(), &uri).is_err());
+    }
+
+    /// One that a proxy looks at and another that this server looks at would be two answers to one question.
+    #[test]
+    fn two_hosts_and_a_foreign_request_target_are_refused() {
+        let hosts = Hosts::default();
+        let uri = Uri::from_static("/");
+        let mut twice = with(&[("host", "localhost")]);
+        twice.append("host", "localhost".parse().unwrap());
+        assert!(hosts.check_host(&twice, &uri).is_err());
+        twice.append("host", "evil.example".parse().unwrap());
+        assert!(hosts.check_host(&twice, &uri).is_err());
+        let localhost = with(&[("host", "localhost")]);
+        for (target, is_ours) in [
+            ("http://localhost/metrics", true),
+            ("http://127.0.0.1:80/", true),
+            ("http://evil.example/", false),
+            ("http://localhost@evil.example/", false),
+        ] {
+            let uri: Uri = target.parse().unwrap();
+            assert_eq!(hosts.check_host(&localhost, &uri).is_ok(), is_ours, "{target}");
+            assert_eq!(hosts.check_host(&HeaderMap::new(), &uri).is_ok(), is_ours, "{target} alone");
+            assert!(hosts.check_host(&with(&[("host", "evil.example")]), &uri).is_err(), "{target}");
+        }
+    }
+
+    #[test]
+    fn the_port_is_what_stands_behind_the_host() {
+        for (host, found) in [
+            ("localhost:8080", Some("8080")),
+            ("[::1]:99", Some("99")),
+            ("localhost", None),
+            ("localhost:", None),
+            ("[::1]", None),
+            ("localhost:x", None),
+        ] {
+            assert_eq!(port(&with(&[("host", host)]), &Uri::from_static("/")), found, "{host}");
+        }
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Slows down those who guess tokens.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How many addresses are remembered; the one that was quiet longest goes first.
 const MOST: usize = 10_000;
 
-/// Failed attempts by address: a bucket each, which fills up again over a minute.
+/// Failed attempts by address, of IPv6 by network: a bucket each, which fills up again over a minute.
 pub(crate) struct Throttle {
     /// How many attempts may fail in a minute.
     per_minute: u32,
@@ -29,15 +29,17 @@ impl Throttle {
         self.failed.lock().expect("no one panics while holding the failed attempts")
     }
 
-    /// How long this address has to wait before its next attempt is looked at. Those whose address is not known share one.
+    /// How long this address has to wait before another wrong token is answered as such. Those whose address is not known
+    /// share one.
     pub(crate) fn wait(&self, of: Option<IpAddr>, now: Instant) -> Option<Duration> {
         let failed = self.lock();
-        let left = self.left(failed.get(&of)?, now);
+        let left = self.left(failed.get(&of.map(network))?, now);
         (left < 1.0).then(|| Duration::from_secs_f64((1.0 - left) * 60.0 / f64::from(self.per_minute)))
     }
 
     /// An attempt failed.
     pub(crate) fn count(&self, of: Option<IpAddr>, now: Instant) {
+        let of = of.map(network);
         let mut failed = self.lock();
         if failed.len() >= MOST
             && !failed.contains_key(&of)
@@ -53,6 +55,14 @@ impl Throttle {
     fn left(&self, bucket: &Bucket, now: Instant) -> f64 {
         let refilled = now.duration_since(bucket.at).as_secs_f64() * f64::from(self.per_minute) / 60.0;
         (bucket.left + refilled).min(f64::from(self.per_minute))
+    }
+}
+
+/// An IPv6 address without its lower half: a network of that size is what one host is given.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
     }
 }
 
@@ -75,6 +85,23 @@ mod tests {
         throttle.count(bad, now + Duration::from_secs(6));
         assert!(throttle.wait(bad, now + Duration::from_secs(6)).is_some());
         assert_eq!(throttle.wait(bad, now + Duration::from_secs(66)), None);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_count_as_one() {
+        let throttle = Throttle::new(3);
+        let now = Instant::now();
+        let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        for one in ["2001:db8:0:7::1", "2001:db8:0:7::2", "2001:db8:0:7:ffff:ffff:ffff:ffff"] {
+            throttle.count(address(one), now);
+        }
+        assert!(throttle.wait(address("2001:db8:0:7::42"), now).is_some());
+        assert!(throttle.wait(address("2001:db8:0:8::42"), now).is_none());
+        for _ in 0..3 {
+            throttle.count(address("::ffff:10.0.0.1"), now);
+        }
+        assert!(throttle.wait(address("10.0.0.1"), now).is_some(), "the same address in another spelling");
+        assert!(throttle.wait(address("::ffff:10.0.0.2"), now).is_none());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
 use outbox::EventId;
 use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
@@ -27,9 +28,21 @@ const RUNNING: usize = 4;
 /// How many are remembered, those that run among them.
 const KEPT: usize = 100;
 
-/// All jobs, the oldest first.
-#[derive(Default)]
-pub(crate) struct Jobs(Mutex<VecDeque<Arc<Job>>>);
+/// All jobs, the oldest first, and how many more may start.
+pub(crate) struct Jobs {
+    kept: Mutex<VecDeque<Arc<Job>>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self { kept: Mutex::default(), permits: Arc::new(Semaphore::new(RUNNING)) }
+    }
+}
+
+/// One of the few jobs that may run at once: taken before anything is counted or written down, so that requests that come
+/// together cannot all find a free one.
+pub(crate) struct JobPermit(OwnedSemaphorePermit);
 
 /// One piece of work.
 pub(crate) struct Job {
@@ -109,22 +122,20 @@ pub(crate) struct NewJob {
 
 impl Jobs {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<Job>>> {
-        self.0.lock().expect("no one panics while holding the jobs")
+        self.kept.lock().expect("no one panics while holding the jobs")
     }
 
-    /// Whether another one may start.
-    pub(crate) fn check(&self) -> Answer<()> {
-        let running = self.lock().iter().filter(|job| job.runs()).count();
-        if running < RUNNING {
-            return Ok(());
-        }
-        Err(Problem::new(Kind::TooMany, format!("{running} jobs run already"))
-            .advice("Wait for one to end, or stop one: POST /api/outbox/jobs/{id}/stop.")
-            .retry_after(std::time::Duration::from_secs(5)))
+    /// Permission to start another one.
+    pub(crate) fn permit(&self) -> Answer<JobPermit> {
+        self.permits.clone().try_acquire_owned().map(JobPermit).map_err(|_| {
+            Problem::new(Kind::TooMany, format!("{RUNNING} jobs run already, or are about to start"))
+                .advice("Wait for one to end, or stop one: POST /api/outbox/jobs/{id}/stop.")
+                .retry_after(std::time::Duration::from_secs(5))
+        })
     }
 
     /// Starts a job whose beginning was written down; its end will be.
-    pub(crate) fn start<W, F>(&self, new: NewJob, noted: Noted, work: W) -> Arc<Job>
+    pub(crate) fn start<W, F>(&self, permit: JobPermit, new: NewJob, noted: Noted, work: W) -> Arc<Job>
     where
         W: FnOnce(Arc<Job>) -> F,
         F: Future<Output = Answer<()>> + Send + 'static,
@@ -158,6 +169,7 @@ impl Jobs {
             };
             noted.end(&outcome, Some(running.done())).await;
             running.ends(End { at: Utc::now(), state, error });
+            drop(permit.0);
         });
         job
     }

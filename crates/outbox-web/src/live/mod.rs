@@ -37,15 +37,21 @@ const STALE: Duration = Duration::from_secs(10);
 /// How many may listen at once.
 const LISTENERS: usize = 64;
 
+/// How many of them may be of one token, its sessions included: one token must not take the places of all others.
+const LISTENERS_OF_ONE: usize = 16;
+
 /// Everything that is listened to, by database.
 pub(crate) struct Live {
     channels: Mutex<HashMap<String, Arc<Channel>>>,
     places: Arc<Semaphore>,
+    /// The places of each token that has open streams.
+    by_caller: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        Self { channels: Mutex::default(), places: Arc::new(Semaphore::new(LISTENERS)) }
+        let places = Arc::new(Semaphore::new(LISTENERS));
+        Self { channels: Mutex::default(), places, by_caller: Mutex::default() }
     }
 }
 
@@ -65,7 +71,13 @@ struct State {
 pub(crate) struct Listening {
     pub(crate) history: Vec<Arc<Tick>>,
     pub(crate) ticks: broadcast::Receiver<Arc<Tick>>,
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) place: Place,
+}
+
+/// A place among all listeners, and among those of one token. Given back when dropped.
+pub(crate) struct Place {
+    _of_all: OwnedSemaphorePermit,
+    _of_caller: OwnedSemaphorePermit,
 }
 
 impl Live {
@@ -75,13 +87,29 @@ impl Live {
         channels.entry(database.to_owned()).or_insert_with(new).clone()
     }
 
-    /// Listens from now on. The first who listens has the database asked.
-    pub(crate) fn listen(&self, databases: &All, database: &str) -> Answer<Listening> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| {
-            Problem::new(Kind::TooMany, format!("{LISTENERS} listen already"))
-                .advice("Close a dashboard that nobody looks at.")
+    /// A place for a listener with the token of this name.
+    fn place(&self, caller: &str) -> Answer<Place> {
+        let too_many = |detail: String| {
+            Problem::new(Kind::TooMany, detail)
+                .advice("Close a dashboard that is not looked at.")
                 .retry_after(Duration::from_secs(10))
+        };
+        let of_caller = {
+            let mut callers = self.by_caller.lock().expect("no one panics while holding the places");
+            let new = || Arc::new(Semaphore::new(LISTENERS_OF_ONE));
+            callers.entry(caller.to_owned()).or_insert_with(new).clone()
+        };
+        let of_caller = of_caller.try_acquire_owned().map_err(|_| {
+            too_many(format!("{LISTENERS_OF_ONE} streams with the token `{caller}` are open already"))
         })?;
+        let of_all = self.places.clone().try_acquire_owned();
+        let of_all = of_all.map_err(|_| too_many(format!("{LISTENERS} streams are open already")))?;
+        Ok(Place { _of_all: of_all, _of_caller: of_caller })
+    }
+
+    /// Listens from now on. The first who listens has the database asked.
+    pub(crate) fn listen(&self, databases: &All, database: &str, caller: &str) -> Answer<Listening> {
+        let place = self.place(caller)?;
         let channel = self.channel(database);
         let mut state = channel.lock();
         let (history, ticks) = (state.kept.iter().cloned().collect(), channel.sender.subscribe());

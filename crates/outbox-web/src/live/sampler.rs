@@ -8,6 +8,7 @@ use outbox::store::SharedStore;
 
 use super::rates::{Flow, Rates, Written};
 use super::tick::{Behind, Point, Tick, TypeRate, milliseconds};
+use crate::routes::nodes::failing;
 use crate::routes::publishers::outages_of;
 
 /// How far counts go. A dashboard need not know more.
@@ -78,6 +79,7 @@ impl Sampler {
             point,
             overview: Some(overview.into()),
             outages: outages_of(&nodes),
+            failing: failing(&nodes),
             types: types(&flow),
             relays: nodes.iter().filter(|node| node.is_running()).count(),
             error: None,
@@ -123,6 +125,7 @@ fn nothing(error: &str) -> Tick {
         point,
         overview: None,
         outages: Vec::new(),
+        failing: Vec::new(),
         types: Vec::new(),
         relays: 0,
         error: Some(error.to_owned()),

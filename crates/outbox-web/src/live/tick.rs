@@ -8,6 +8,7 @@ use outbox::store::Overview;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::routes::nodes::TaskErrorView;
 use crate::routes::publishers::OutageView;
 use crate::views::Count;
 
@@ -65,6 +66,8 @@ pub(crate) struct Tick {
     pub(crate) overview: Option<OverviewView>,
     /// What cannot be reached.
     pub(crate) outages: Vec<OutageView>,
+    /// Errors that keep relays from delivering.
+    pub(crate) failing: Vec<TaskErrorView>,
     /// By event type, those with the most first; at most a hundred.
     pub(crate) types: Vec<TypeRate>,
     /// How many relays run.

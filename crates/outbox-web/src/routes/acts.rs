@@ -6,13 +6,13 @@ use outbox::{Admin, EventId, NodeId};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::event::{Which, event_id, unknown};
+use super::event::{Which, find};
 use crate::auth::Caller;
-use crate::databases::Chosen;
 use crate::deeds::{Deeds, Happened, nothing};
 use crate::extract::{Params, Place};
 use crate::problem::Answer;
 use crate::state::Shared;
+use crate::text;
 
 /// What was done to an event.
 #[derive(Serialize, ToSchema)]
@@ -35,9 +35,11 @@ pub(crate) async fn replay(
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
+    let database = place.choose(&web)?;
+    let id = find(&database, id).await?.row.id;
     let admin = Admin::new(database.store.clone());
-    change(&database, &caller, "event.replay", &id, "replayed", "dead", admin.replay(&id)).await
+    let deed = Deeds::new(&database, &caller, "event.replay", id.to_string());
+    change(deed, &id, "replayed", "dead", admin.replay(&id)).await
 }
 
 /// Skip a dead event
@@ -51,9 +53,11 @@ pub(crate) async fn skip(
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
+    let database = place.choose(&web)?;
+    let id = find(&database, id).await?.row.id;
     let by = hand_of(&caller);
-    change(&database, &caller, "event.skip", &id, "skipped", "dead", database.store.skip(&id, &by)).await
+    let deed = Deeds::new(&database, &caller, "event.skip", id.to_string());
+    change(deed, &id, "skipped", "dead", database.store.skip(&id, &by)).await
 }
 
 /// Cancel a pending event
@@ -68,33 +72,30 @@ pub(crate) async fn cancel(
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
+    let database = place.choose(&web)?;
+    let id = find(&database, id).await?.row.id;
     let state = "pending, or is being handled right now";
-    change(&database, &caller, "event.cancel", &id, "cancelled", state, database.store.cancel(&id)).await
+    let deed = Deeds::new(&database, &caller, "event.cancel", id.to_string());
+    change(deed, &id, "cancelled", state, database.store.cancel(&id)).await
 }
 
-/// Changes one event, if it is in the state for that.
+/// Changes one event that was found, if it is in the state for that.
 pub(crate) async fn change(
-    database: &Chosen,
-    caller: &Caller,
-    action: &'static str,
+    deed: Deeds<'_>,
     id: &EventId,
     done: &'static str,
     state: &'static str,
     work: impl Future<Output = outbox::Result<bool>>,
 ) -> Answer<Json<DoneTo>> {
-    if database.store.find(id).await?.is_none() {
-        return Err(unknown(id));
-    }
     let outcome = DoneTo { id: id.to_string(), done };
     let work = async {
         match work.await? {
             true => Ok(Happened { count: 1, outcome }),
-            false => Err(nothing(format!("the event `{id}` is not {state}"))
-                .advice(format!("GET /api/outbox/events/{id} tells where it stands."))),
+            false => Err(nothing(format!("the event `{}` is not {state}", text::shown(id.as_str())))
+                .advice("GET /api/outbox/events/ID tells where it stands.")),
         }
     };
-    Deeds::new(database, caller, action, id.to_string()).carry_out(work).await.map(Json)
+    deed.carry_out(work).await.map(Json)
 }
 
 /// As the table says who did it.

@@ -106,13 +106,13 @@ pub(crate) async fn replay(
                 "Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` tells how many there are.",
             ));
     }
-    web.jobs.check()?;
+    let permit = web.jobs.permit()?;
     let total = count(&database.store, Shelf::Dead, &filter).await?;
     let details = serde_json::json!({"filter": replay.filter.told(), "rate": rate});
     let noted = Deeds::new(&database, &caller, "dead.replay", "dead events").details(&details).note().await?;
     let new = NewJob { kind: "dead.replay", actor: caller.name.clone(), rate, total: Some(total) };
     let store = database.store.clone();
-    let job = web.jobs.start(new, noted, |job| replay_all(job, store, filter, rate));
+    let job = web.jobs.start(permit, new, noted, |job| replay_all(job, store, filter, rate));
     Ok(accepted(&uri, &job))
 }
 

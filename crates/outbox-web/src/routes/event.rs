@@ -3,10 +3,13 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::{Admin, Event, EventId};
+use outbox::store::EventMetadata;
+use outbox::{Admin, EventId};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::auth::Caller;
+use crate::auth::token::Role;
 use crate::databases::Chosen;
 use crate::extract::{Params, Place};
 use crate::problem::{Answer, Problem};
@@ -42,6 +45,8 @@ pub(crate) struct EventFacts {
     expires_at: Option<DateTime<Utc>>,
     /// What its payload is.
     content_type: Option<String>,
+    /// How large its headers are, as JSON.
+    headers_bytes: u64,
     /// Why it cannot be read, if it cannot.
     unreadable: Option<String>,
 }
@@ -59,6 +64,9 @@ pub(crate) struct AttemptView {
     fatal: bool,
     /// Why.
     error: String,
+    /// The start of what the receiver answered, if it answered. It may hold data: only for roles that see
+    /// payloads.
+    detail: Option<String>,
 }
 
 /// Why an event has not been delivered yet, or what became of it.
@@ -87,8 +95,8 @@ pub(crate) struct ExplanationView {
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "tells the document of the path")]
 pub(crate) struct Which {
-    /// The id of the event.
-    #[param(min_length = 1, max_length = 36, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
+    /// The id of the event, percent-encoded; or `seq:` and its place in the table.
+    #[param(min_length = 1, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
     id: String,
 }
 
@@ -99,59 +107,53 @@ pub(crate) struct Which {
     responses((status = 200, description = "The event", body = OneEvent)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
+    caller: Caller,
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<OneEvent>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
-    let stored = database.store.find(&id).await?.ok_or_else(|| unknown(&id))?;
-    let attempts = database.store.attempts(&id, ATTEMPTS).await?;
-    let explanation = explained(&database, &id).await?;
-    let event = stored.event.as_ref().ok();
-    let text = |of: fn(&Event) -> Option<&str>| event.and_then(of).map(str::to_owned);
-    let (locked_by, locked_until) = stored.lease.map(|(node, until)| (node.to_string(), until)).unzip();
-    let row = EventView {
-        id: id.to_string(),
-        seq: stored.seq,
-        event_type: event.map_or_else(String::new, |event| event.event_type().to_string()),
-        aggregate_type: event.map_or_else(String::new, |event| event.aggregate_type().to_string()),
-        aggregate_id: text(Event::aggregate_id),
-        tenant_id: text(Event::tenant_id),
-        ordering_key: text(Event::ordering_key),
-        correlation_id: text(Event::correlation_id),
-        status: stored.status.to_string(),
-        attempts: stored.attempts,
-        created_at: stored.created_at,
-        available_at: stored.available_at,
-        done_at: stored.done_at,
-        done_by: stored.done_by.map(|node| node.to_string()),
-        last_error: stored.last_error,
-        locked_by,
-        locked_until,
-        payload_bytes: event.map_or(0, |event| event.payload_bytes().len() as u64),
-    };
-    let event = EventFacts {
+    let database = place.choose(&web)?;
+    let EventMetadata {
         row,
-        dedup_key: text(Event::dedup_key),
-        occurred_at: event.map(Event::occurred_at),
-        expires_at: event.and_then(Event::expires_at),
-        content_type: event.map(|event| event.content_type().to_owned()),
-        unreadable: stored.event.as_ref().err().map(|error| error.reason.clone()),
+        dedup_key,
+        content_type,
+        occurred_at,
+        expires_at,
+        headers_bytes,
+        unreadable,
+        ..
+    } = find(&database, id).await?;
+    let attempts = database.store.attempts(&row.id, ATTEMPTS).await?;
+    let explanation = explained(&database, &row.id).await?;
+    let event = EventFacts {
+        dedup_key,
+        occurred_at,
+        expires_at,
+        content_type: Some(content_type),
+        headers_bytes,
+        unreadable,
+        row: row.into(),
     };
-    let attempts = attempts.into_iter().map(AttemptView::from).collect();
+    let attempts = attempts.iter().map(|attempt| AttemptView::new(attempt, caller.role)).collect();
     Ok(Json(OneEvent { event, attempts, explanation }))
 }
 
-impl From<outbox::store::Attempt> for AttemptView {
-    fn from(attempt: outbox::store::Attempt) -> Self {
+impl AttemptView {
+    /// An attempt as this role may see it.
+    fn new(attempt: &outbox::store::Attempt, role: Role) -> Self {
+        let (error, detail) = outbox::split_detail(&attempt.error);
         Self {
             at: attempt.at,
             number: attempt.number,
             node: attempt.node.to_string(),
             fatal: attempt.fatal,
-            error: attempt.error,
+            error: error.to_owned(),
+            detail: detail.filter(|_| role >= SEES_PAYLOADS).map(str::to_owned),
         }
     }
 }
+
+/// The least role that sees payloads.
+const SEES_PAYLOADS: Role = Role::Operate;
 
 /// Why has it not been delivered yet?
 #[utoipa::path(get, path = "/outbox/events/{id}/explain", tag = "events", params(Place, Which),
@@ -161,7 +163,8 @@ pub(crate) async fn explain(
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<ExplanationView>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
+    let database = place.choose(&web)?;
+    let id = find(&database, id).await?.row.id;
     let explanation = explained(&database, &id).await?;
     if explanation.reason == "unknown" {
         return Err(unknown(&id).advice(explanation.advice.unwrap_or_default()));
@@ -183,19 +186,22 @@ async fn explained(database: &Chosen, id: &EventId) -> Answer<ExplanationView> {
     })
 }
 
-/// What cannot be the id of an event is the id of none.
-pub(crate) fn event_id(id: String) -> Answer<EventId> {
-    match text::check("id", &id, 36) {
-        Ok(()) => Ok(EventId::from(id)),
-        Err(_) => Err(unknown_text(&id)),
+/// The event that a path names, without its payload. An id may have any characters, percent-encoded; where no event has the id
+/// `seq:4711`, that is the event with this place in the table, so that an event whose id cannot stand in a path can be named.
+pub(crate) async fn find(database: &Chosen, named: String) -> Answer<EventMetadata> {
+    let id = EventId::from(named);
+    if let Some(found) = database.store.metadata(&id).await? {
+        return Ok(found);
     }
+    let seq = id.as_str().strip_prefix("seq:").and_then(|seq| seq.parse().ok());
+    let found = match seq {
+        Some(seq) => database.store.metadata_at(seq).await?,
+        None => None,
+    };
+    found.ok_or_else(|| unknown(&id))
 }
 
 pub(crate) fn unknown(id: &EventId) -> Problem {
-    unknown_text(id.as_str())
-}
-
-fn unknown_text(id: &str) -> Problem {
-    Problem::not_found(format!("there is no event `{}`", text::shown(id)))
+    Problem::not_found(format!("there is no event `{}`", text::shown(id.as_str())))
         .advice("It may have been purged or cancelled, or be in another database.")
 }

@@ -2,13 +2,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use outbox::store::{Filter, SharedStore, Status};
+use outbox::store::{Filter, PageAsk, SharedStore, Shelf};
 use outbox::{Admin, EventId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::acts::{DoneTo, change, hand_of};
 use crate::auth::Caller;
+use crate::deeds::Deeds;
 use crate::extract::{Params, Place, choose, page_size};
 use crate::problem::{Answer, Problem};
 use crate::state::Shared;
@@ -17,6 +18,9 @@ use crate::views::{Count, EventView};
 
 /// How many dead events are looked at: each costs a look at its key, and a dashboard asks every few seconds.
 const LOOK_AT: usize = 2_000;
+
+/// How many events of a key are looked at to find the first dead one: pending ones may stand before it.
+const LOOK_AT_IN_KEY: usize = 100_000;
 
 /// How many keys to show.
 #[derive(Deserialize, IntoParams)]
@@ -63,7 +67,7 @@ pub(crate) struct Which {
 
 /// Blocked keys
 ///
-/// Relays that skip dead events go on without them; those that hold them wait until the head is replayed, skipped or purged.
+/// Relays that skip dead events go on without them; those that hold them wait until the head is replayed or skipped.
 #[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(Listing),
     responses((status = 200, description = "Those among the first two thousand dead events", body = Keys)))]
 pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Keys>> {
@@ -91,7 +95,8 @@ pub(crate) async fn replay(
     let database = place.choose(&web)?;
     let id = head(&database.store, &key).await?;
     let admin = Admin::new(database.store.clone());
-    change(&database, &caller, "key.replay", &id, "replayed", "dead", admin.replay(&id)).await
+    let deed = Deeds::new(&database, &caller, "key.replay", id.to_string());
+    change(deed, &id, "replayed", "dead", admin.replay(&id)).await
 }
 
 /// Skip the head of a key
@@ -108,7 +113,8 @@ pub(crate) async fn skip(
     let database = place.choose(&web)?;
     let id = head(&database.store, &key).await?;
     let by = hand_of(&caller);
-    change(&database, &caller, "key.skip", &id, "skipped", "dead", database.store.skip(&id, &by)).await
+    let deed = Deeds::new(&database, &caller, "key.skip", id.to_string());
+    change(deed, &id, "skipped", "dead", database.store.skip(&id, &by)).await
 }
 
 /// The first dead event of a key.
@@ -117,12 +123,12 @@ async fn head(store: &SharedStore, key: &str) -> Answer<EventId> {
         Problem::not_found(format!("the key `{}` has no dead event", text::shown(key)))
             .advice("GET /api/outbox/keys lists the keys that are blocked.")
     };
-    text::check("key", key, 255).map_err(|_| nothing())?;
-    let filter =
-        Filter { status: Some(Status::Dead), ordering_key: Some(key.to_owned()), ..Filter::default() };
-    let stored = store.list(&filter, 1).await?.pop().ok_or_else(nothing)?;
-    Ok(match stored.event {
-        Ok(event) => event.id().clone(),
-        Err(error) => error.id,
-    })
+    // What no database holds, and PostgreSQL fails at.
+    if key.contains('\0') {
+        return Err(nothing());
+    }
+    let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
+    // Of a key, in the order of the table: the first one is its head.
+    let ask = PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: LOOK_AT_IN_KEY, ..PageAsk::default() };
+    store.page(&ask).await?.rows.pop().map(|row| row.id).ok_or_else(nothing)
 }

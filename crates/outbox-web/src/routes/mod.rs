@@ -9,9 +9,9 @@ mod events;
 mod jobs;
 mod joins;
 mod keys;
-mod nodes;
+pub(crate) mod nodes;
 mod overview;
-mod payload;
+pub(crate) mod payload;
 pub(crate) mod publishers;
 mod purge;
 mod session;
@@ -90,6 +90,7 @@ fn operate() -> OpenApiRouter<Shared> {
         .routes(routes!(steer::pause_in))
         .routes(routes!(steer::resume_in))
         .routes(routes!(joins::cancel))
+        .routes(routes!(nodes::release))
 }
 
 fn admin() -> OpenApiRouter<Shared> {

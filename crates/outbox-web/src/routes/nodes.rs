@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::{EXCLUSIVE, Node, OnDead, PageAsk, SharedStore};
-use serde::Serialize;
+use outbox::store::{EXCLUSIVE, Node, NodeId, OnDead, PageAsk, SharedStore, TaskError};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::publishers::{OutageView, outages_of};
-use crate::extract::{Params, Place};
+use crate::auth::Caller;
+use crate::deeds::{Deeds, Happened};
+use crate::extract::{Input, Params, Place};
 use crate::live::milliseconds;
-use crate::problem::Answer;
+use crate::problem::{Answer, Problem};
 use crate::state::Shared;
+use crate::text;
 
 /// How many pending events are looked at to tell who holds them.
 const LOOK_AT: usize = 1_000;
@@ -30,15 +33,19 @@ pub(crate) struct Nodes {
 /// A relay that runs, or has run.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
-    "node": "shop-1-4711-a1b2", "running": true, "active": true, "mode": "ordered", "version": "0.1.0", "on_dead": "hold",
+    "node": "shop-1-4711-a1b2", "running": true, "released": false, "active": true, "mode": "ordered", "version": "0.1.0", "on_dead": "hold",
     "started_at": "2026-01-31T12:00:00Z", "seen_ms": 900, "delivered_per_second": 118.5,
     "counts": {"delivered": 100_000, "failed": 12, "dead": 1, "deferred": 0}, "outages": [],
+    "last_take": "2026-01-31T12:00:00Z", "last_settlement": "2026-01-31T12:00:00Z", "errors": [],
+    "published": {"orders": "2026-01-31T12:00:00Z"},
 }))]
 pub(crate) struct NodeView {
     /// Its name.
     node: String,
-    /// Whether it has been seen lately.
+    /// Whether it has been seen lately. One that has not, and did not say that it stops, has vanished.
     running: bool,
+    /// Whether it vanished and another relay has released its leases.
+    released: bool,
     /// Whether it delivers; false for one that stands by.
     active: bool,
     /// `single_node`, `multi_node` or `ordered`.
@@ -57,6 +64,57 @@ pub(crate) struct NodeView {
     counts: CountsView,
     /// What it cannot reach.
     outages: Vec<OutageView>,
+    /// When the database last completed a take of this relay, as of when it was seen.
+    last_take: Option<DateTime<Utc>>,
+    /// When the database last completed a settlement of this relay.
+    last_settlement: Option<DateTime<Utc>>,
+    /// Errors that its tasks meet at the moment, one for each task.
+    errors: Vec<TaskErrorView>,
+    /// When each destination last took something from this relay.
+    published: BTreeMap<String, DateTime<Utc>>,
+}
+
+/// An error that a task of a relay meets at the moment.
+#[derive(Clone, Serialize, ToSchema)]
+#[schema(example = json!({
+    "node": "shop-1-4711-a1b2", "task": "take", "since": "2026-01-31T12:00:00Z", "failures": 17, "problem": true,
+    "error": "database error 42703: column \"due\" does not exist",
+}))]
+pub(crate) struct TaskErrorView {
+    /// The relay.
+    node: String,
+    /// Its task: `take`, `settle`, `renew`, `dispatch`, `log_relay`, `watch`, `log_watch`, `announce`,
+    /// `takeover`, `purge`.
+    task: &'static str,
+    /// The first failure since the last success.
+    since: DateTime<Utc>,
+    /// The latest error.
+    error: String,
+    /// How many failures there were since the last success.
+    failures: u64,
+    /// Whether it keeps events from being delivered, and has lasted for some time.
+    problem: bool,
+}
+
+impl TaskErrorView {
+    fn new(node: &Node, error: &TaskError) -> Self {
+        Self {
+            node: node.node.to_string(),
+            task: error.task.as_str(),
+            since: error.since,
+            error: error.error.clone(),
+            failures: error.failures,
+            problem: error.task.is_essential() && error.is_lasting(),
+        }
+    }
+}
+
+/// What keeps relays that run from delivering.
+pub(crate) fn failing(nodes: &[Node]) -> Vec<TaskErrorView> {
+    let running = nodes.iter().filter(|node| node.is_running());
+    running
+        .flat_map(|node| node.state.health.problems().map(move |error| TaskErrorView::new(node, error)))
+        .collect()
 }
 
 /// What a relay has settled since it started.
@@ -99,11 +157,88 @@ pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>
     Ok(Json(Nodes { nodes, leases }))
 }
 
+/// What to release.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"running": false}))]
+pub(crate) struct ReleaseAsk {
+    /// Release it even though it runs.
+    #[serde(default)]
+    running: bool,
+}
+
+/// What was released.
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"events": 12, "leadership": false}))]
+pub(crate) struct ReleasedView {
+    /// How many events it held.
+    events: u64,
+    /// Whether it led the whole table.
+    leadership: bool,
+}
+
+/// Which relay.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "only described")]
+pub(crate) struct Which {
+    /// Its name.
+    #[param(min_length = 1, max_length = 128, example = "shop-1-4711-a1b2")]
+    node: String,
+}
+
+/// Release what a relay holds
+///
+/// Its leases on events, and the leadership of the table. Other relays deliver those events at once. A relay that still runs can
+/// settle none of them any more, but goes on handling the events in its memory until its next renewal: they may be delivered
+/// twice, and out of the order of their keys. So it is refused unless `running` is true.
+#[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(Place, Which), request_body = ReleaseAsk,
+    responses((status = 200, description = "Released", body = ReleasedView),
+              (status = 404, description = "No relay of this name was seen, and it holds nothing"),
+              (status = 409, description = "It runs, and `running` is not true")))]
+pub(crate) async fn release(
+    State(web): State<Shared>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Params(place): Params<Place>,
+    Input(ask): Input<ReleaseAsk>,
+) -> Answer<Json<ReleasedView>> {
+    let database = place.choose(&web)?;
+    let unknown = || {
+        Problem::not_found(format!("relay {} not found", text::shown(&name)))
+            .advice("GET /api/outbox/nodes lists relays and holders.")
+    };
+    // A text that cannot be a name is the name of no relay.
+    text::check("node", &name, 128).map_err(|_| unknown())?;
+    let node = NodeId::from(name.as_str());
+    let nodes = database.store.nodes().await?;
+    let known = nodes.iter().find(|seen| seen.node == node);
+    let running = known.is_some_and(Node::is_running);
+    if running && !ask.running {
+        return Err(Problem::conflict("the relay runs: it was seen a moment ago").advice(
+            "Stop it, or say `{\"running\": true}`: its events may be delivered twice, and out of order.",
+        ));
+    }
+    let deed = Deeds::new(&database, &caller, "node.release", name.as_str());
+    let released = deed
+        .details(&serde_json::json!({"running": running}))
+        .carry_out(async {
+            let released = database.store.release_node(&node).await?;
+            if released.is_nothing() && known.is_none() {
+                return Err(unknown());
+            }
+            Ok(Happened { count: released.events + u64::from(released.leadership), outcome: released })
+        })
+        .await?;
+    Ok(Json(ReleasedView { events: released.events, leadership: released.leadership }))
+}
+
 fn view(node: &Node, delivered_per_second: Option<f64>) -> NodeView {
     let (state, counts) = (&node.state, &node.state.counts);
     NodeView {
         node: node.node.to_string(),
         running: node.is_running(),
+        released: state.released,
         active: state.active,
         mode: state.mode.clone(),
         version: state.version.clone(),
@@ -121,6 +256,10 @@ fn view(node: &Node, delivered_per_second: Option<f64>) -> NodeView {
             deferred: counts.deferred,
         },
         outages: outages_of(std::slice::from_ref(node)),
+        last_take: state.health.last_take,
+        last_settlement: state.health.last_settlement,
+        errors: state.health.errors.iter().map(|error| TaskErrorView::new(node, error)).collect(),
+        published: state.health.published.clone(),
     }
 }
 

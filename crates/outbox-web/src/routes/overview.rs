@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::{IntoParams, ToSchema};
 
+use super::nodes::{TaskErrorView, failing};
+use crate::auth::Caller;
 use crate::extract::{Params, Place, choose};
 use crate::live::{Listening, MOST, OverviewView, Point, Tick};
 use crate::problem::Answer;
@@ -44,6 +46,8 @@ pub(crate) struct Glance {
     overview: OverviewView,
     /// By event type, as far as the first two thousand pending and dead events tell.
     types: Vec<TypeGlance>,
+    /// Errors that keep relays from delivering.
+    failing: Vec<TaskErrorView>,
     /// The last quarter of an hour, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<Vec<Point>>,
@@ -80,7 +84,8 @@ pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>
     let history = ask.history.unwrap_or(false).then(|| web.live.history(&database.name));
     let pending = (pending.types, pending.more);
     let types = glance(pending, (dead.types, dead.more), latest.as_deref());
-    Ok(Json(Glance { overview: overview.into(), types, history }))
+    let failing = failing(&database.store.nodes().await?);
+    Ok(Json(Glance { overview: overview.into(), types, failing, history }))
 }
 
 /// Puts together what is known of each type, those that wait most first.
@@ -122,15 +127,18 @@ fn glance(
 
 /// Live
 ///
-/// Server-sent events: first `history`, the last quarter of an hour as an array of points, then `tick` every second.
+/// Server-sent events: first `history`, the last quarter of an hour as an array of points, then `tick` every second. A stream of a
+/// session ends with it.
 #[utoipa::path(get, path = "/outbox/live", tag = "overview", params(Place),
     responses((status = 200, description = "A stream without end", content_type = "text/event-stream", body = Tick)))]
 pub(crate) async fn live(
     State(web): State<Shared>,
+    caller: Caller,
     Params(place): Params<Place>,
 ) -> Answer<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
     let database = place.choose(&web)?;
-    let Listening { history, ticks, place } = web.live.listen(&web.databases, &database.name)?;
+    let Listening { history, ticks, place } =
+        web.live.listen(&web.databases, &database.name, &caller.name)?;
     let points: Vec<Point> = history.iter().map(|tick| tick.point.clone()).collect();
     let first = stream::iter([Ok(told("history", &points))]);
     // The place is given back when nobody reads any more.
@@ -144,7 +152,14 @@ pub(crate) async fn live(
             }
         }
     });
-    let all = stream::StreamExt::chain(first, rest);
+    // A token lasts as long as the process.
+    let over = async move {
+        match caller.session {
+            Some(session) => session.over().await,
+            None => std::future::pending().await,
+        }
+    };
+    let all = stream::StreamExt::take_until(stream::StreamExt::chain(first, rest), Box::pin(over));
     Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(5))))
 }
 

@@ -7,16 +7,24 @@ use axum::extract::{Path, State};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use outbox::store::Edit;
+use outbox::{Event, Payload};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
 use super::acts::{DoneTo, change};
-use super::event::{Which, event_id, unknown};
+use super::event::{Which, find, unknown};
 use crate::auth::Caller;
 use crate::deeds::{Deeds, Happened};
 use crate::extract::{Input, Params, Place};
 use crate::problem::{Answer, Problem};
 use crate::state::Shared;
+
+/// How many bytes of payload and headers are shown. Larger ones are read in the database.
+const LARGEST: u64 = 4 * 1024 * 1024;
+
+/// How many payloads are read at once: together with [`LARGEST`], how much memory showing them takes.
+pub(crate) const AT_ONCE: usize = 4;
 
 /// The payload of an event.
 #[derive(Serialize, ToSchema)]
@@ -52,17 +60,27 @@ pub(crate) struct NewPayload {
 
 /// The payload of an event
 ///
-/// Payloads may hold what not everybody should see: it takes the role `operate`, and the audit says who looked.
+/// Payloads may hold what not everybody should see: it takes the role `operate`, and the audit says who looked. One that has more
+/// than 4 MiB, with its headers, is not shown.
 #[utoipa::path(get, path = "/outbox/events/{id}/payload", tag = "events", params(Place, Which),
     responses((status = 200, description = "The payload", body = PayloadView),
-              (status = 409, description = "The event cannot be read")))]
+              (status = 409, description = "The event cannot be read, or is too large to be shown")))]
 pub(crate) async fn show(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
     Params(place): Params<Place>,
 ) -> Answer<Json<PayloadView>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
+    let database = place.choose(&web)?;
+    let found = find(&database, id).await?;
+    let (id, size) = (found.row.id, found.row.payload_bytes.saturating_add(found.headers_bytes));
+    if size > LARGEST {
+        return Err(Problem::conflict(format!(
+            "payload and headers have {size} bytes, and no more than {LARGEST} are shown"
+        ))
+        .advice(format!("Read it in the database: its place in the table is {}.", found.row.seq)));
+    }
+    let _reading = web.payloads.acquire().await.map_err(|_| Problem::internal())?;
     let stored = database.store.find(&id).await?.ok_or_else(|| unknown(&id))?;
     let event = stored
         .event
@@ -82,7 +100,7 @@ pub(crate) async fn show(
 
 /// Give a dead event another payload
 ///
-/// It stays dead until it is replayed. The audit says who did it, not what was in it.
+/// It stays dead until it is replayed. The audit says who did it, with digests of the payload before and after, not what was in it.
 #[utoipa::path(put, path = "/outbox/events/{id}/payload", tag = "events", params(Place, Which), request_body = NewPayload,
     responses((status = 200, description = "Changed", body = DoneTo), (status = 409, description = "It is not dead"),
               (status = 422, description = "It cannot be the payload of an event")))]
@@ -93,11 +111,29 @@ pub(crate) async fn edit(
     Params(place): Params<Place>,
     Input(new): Input<NewPayload>,
 ) -> Answer<Json<DoneTo>> {
-    let (database, id) = (place.choose(&web)?, event_id(id)?);
-    let stored = database.store.find(&id).await?.ok_or_else(|| unknown(&id))?;
-    let before = stored.event.as_ref().map_or(outbox::JSON, |event| event.content_type());
-    let edit = new.edit(before)?;
-    change(&database, &caller, "payload.edit", &id, "edited", "dead", database.store.edit(&id, &edit)).await
+    let database = place.choose(&web)?;
+    let found = find(&database, id).await?;
+    let id = found.row.id;
+    let edit = new.edit(&found.content_type)?;
+    let after = match edit.payload() {
+        Payload::Json(text) => digest(text.as_bytes()),
+        Payload::Bytes { data, .. } => digest(data),
+    };
+    // One that is too large to be read has no digest.
+    let stored = database.store.find(&id).await?.and_then(|stored| stored.event.ok());
+    let details = serde_json::json!({
+        "before": stored.as_ref().map(Event::payload_bytes).map(digest),
+        "after": after,
+        "headers": if edit.new_headers().is_some() { "replaced" } else { "kept" },
+    });
+    let deed = Deeds::new(&database, &caller, "payload.edit", id.to_string()).details(&details);
+    change(deed, &id, "edited", "dead", database.store.edit(&id, &edit)).await
+}
+
+/// Tells one payload from another without showing either.
+fn digest(payload: &[u8]) -> String {
+    let digest = Sha256::digest(payload);
+    digest.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 impl NewPayload {

@@ -102,7 +102,26 @@ pub(crate) struct Publishers {
     publishers: Vec<PairView>,
     /// Publishers of log and queue that cannot be reached, by name.
     outages: Vec<OutageView>,
+    /// Events of the log that publishers passed over, because they cannot be read: at most 100, the greatest
+    /// positions first.
+    unreadable: Vec<UnreadableView>,
 }
+
+/// An event of the log that publishers passed over.
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"position": 1203, "reason": "its headers are not an object of strings",
+                          "noted_at": "2026-01-31T12:00:00Z"}))]
+pub(crate) struct UnreadableView {
+    /// Its position.
+    position: i64,
+    /// Why it cannot be read.
+    reason: String,
+    /// When a publisher first came to it.
+    noted_at: DateTime<Utc>,
+}
+
+/// How many unreadable events are listed.
+const UNREADABLE: usize = 100;
 
 /// How far behind all publishers are.
 #[derive(Serialize, ToSchema)]
@@ -113,7 +132,8 @@ pub(crate) struct Lags {
 
 /// List publishers
 ///
-/// Those of the log, with where they stand in each topic; and those of log and queue that cannot be reached.
+/// Those of the log, with where they stand in each topic; those of log and queue that cannot be reached; and the events of the
+/// log that could not be read.
 #[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(Place),
     responses((status = 200, description = "All publishers", body = Publishers)))]
 pub(crate) async fn list(
@@ -121,7 +141,11 @@ pub(crate) async fn list(
     Params(place): Params<Place>,
 ) -> Answer<Json<Publishers>> {
     let database = place.choose(&web)?;
-    Ok(Json(Publishers { publishers: pairs(&database).await?, outages: outages(&web, &database).await? }))
+    Ok(Json(Publishers {
+        publishers: pairs(&database).await?,
+        outages: outages(&web, &database).await?,
+        unreadable: unreadable(&database).await?,
+    }))
 }
 
 /// One publisher
@@ -175,6 +199,17 @@ async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let (pairs, head) = (log.pairs().await?, log.head().await?);
     Ok(pairs.iter().map(|pair| view(pair, head)).collect())
+}
+
+/// The events of the log that publishers passed over.
+async fn unreadable(database: &Chosen) -> Answer<Vec<UnreadableView>> {
+    let Some(log) = database.store.log() else { return Ok(Vec::new()) };
+    let view = |outbox::store::Unreadable { position, reason, noted_at }| UnreadableView {
+        position: position.get(),
+        reason,
+        noted_at,
+    };
+    Ok(log.unreadable(UNREADABLE).await?.into_iter().map(view).collect())
 }
 
 /// What cannot be reached, as relays say, and as the relay of this process knows before it says so.

@@ -45,7 +45,9 @@ pub(crate) struct PurgeAsk {
 pub(crate) enum What {
     /// Events that are done.
     Done,
-    /// Events that are done or dead.
+    /// Events that are dead, apart from those that hold back later events of their key.
+    Dead,
+    /// Both: first those that are done.
     Finished,
     /// Joins that are closed, with their steps.
     Joins,
@@ -58,7 +60,8 @@ pub(crate) enum What {
 /// Purge old rows
 ///
 /// With `dry_run` they are only counted, up to ten thousand. Otherwise a job starts: see `Location`. Pending events are never
-/// purged, and neither are steps of joins that are open.
+/// purged, and neither are steps of joins that are open, nor dead events that hold back later events of their key: those
+/// are counted all the same.
 #[utoipa::path(post, path = "/outbox/purge", tag = "purge", params(Place), request_body = PurgeAsk,
     responses((status = 200, description = "With `dry_run`: how many there are; `more` with 0 if they are not counted", body = Count),
               (status = 202, description = "The job has started", body = JobView,
@@ -74,18 +77,19 @@ pub(crate) async fn purge(
     let database = place.choose(&web)?;
     let rate = rate(ask.rate)?;
     let older_than = ask.older_than.0;
-    let total = total(&database.store, ask.what, older_than).await?;
     if ask.dry_run {
+        let total = total(&database.store, ask.what, older_than).await?;
         return Ok(Json(total.unwrap_or(Count { count: 0, more: true })).into_response());
     }
-    web.jobs.check()?;
+    let permit = web.jobs.permit()?;
+    let total = total(&database.store, ask.what, older_than).await?;
     let details =
         serde_json::json!({"what": ask.what, "older_than": format!("{older_than:?}"), "rate": rate});
     let noted = Deeds::new(&database, &caller, "purge", format!("{:?}", ask.what).to_lowercase());
     let noted = noted.details(&details).note().await?;
     let new = NewJob { kind: "purge", actor: caller.name.clone(), rate, total };
     let store = database.store.clone();
-    let job = web.jobs.start(new, noted, |job| purge_all(job, store, ask.what, older_than, rate));
+    let job = web.jobs.start(permit, new, noted, |job| purge_all(job, store, ask.what, older_than, rate));
     Ok(accepted(&uri, &job))
 }
 
@@ -94,6 +98,7 @@ async fn total(store: &SharedStore, what: What, older_than: Duration) -> Answer<
     let filter = Filter { settled_before: Some(older_than), ..Filter::default() };
     Ok(match what {
         What::Done => Some(count(store, Shelf::Done, &filter).await?),
+        What::Dead => Some(count(store, Shelf::Dead, &filter).await?),
         What::Finished => {
             let (done, dead) =
                 (count(store, Shelf::Done, &filter).await?, count(store, Shelf::Dead, &filter).await?);
@@ -116,6 +121,7 @@ async fn purge_all(
     loop {
         let purged = match what {
             What::Done => store.purge(rows(Purgeable::Done)).await?,
+            What::Dead => store.purge(rows(Purgeable::Dead)).await?,
             What::Finished => store.purge(rows(Purgeable::Finished)).await?,
             What::Joins => store.purge_joins(older_than, limit).await?,
             What::Inbox => store.purge_inbox(older_than, limit).await?,

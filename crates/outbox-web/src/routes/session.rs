@@ -2,12 +2,13 @@
 
 use axum::Json;
 use axum::extract::{FromRequest as _, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::auth::sessions::{COOKIE, LASTS, cookie_of};
+use crate::auth::hosts::port;
+use crate::auth::sessions::{LASTS, cookie_name};
 use crate::auth::token::Role;
 use crate::auth::{Caller, peer};
 use crate::extract::Input;
@@ -57,12 +58,13 @@ impl WhoAmI {
                headers(("set-cookie" = String, description = "The session")))))]
 pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
     let peer = peer(request.extensions());
+    let name = cookie_name(web.porter.tls, port(request.headers(), request.uri()));
     let Input(SignIn { token }) = Input::from_request(request, &()).await?;
     let token = web.porter.token(&token, peer)?;
     let (cookie, csrf) = web.porter.sessions.begin(&token.name, token.role);
     tracing::info!(who = token.name, role = %token.role, "signed in");
     let who = WhoAmI::new(&web, token.name.clone(), token.role, Some(csrf));
-    Ok(([(header::SET_COOKIE, set_cookie(&web, &cookie, LASTS.as_secs()))], Json(who)).into_response())
+    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, LASTS.as_secs()))], Json(who)).into_response())
 }
 
 /// Sign out
@@ -71,13 +73,10 @@ pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answ
 #[utoipa::path(delete, path = "/outbox/session", tag = "session",
     responses((status = 204, description = "Signed out",
                headers(("set-cookie" = String, description = "Without a session")))))]
-pub(crate) async fn sign_out(State(web): State<Shared>, headers: HeaderMap) -> Response {
-    for cookies in headers.get_all(header::COOKIE) {
-        if let Some(cookie) = cookies.to_str().ok().and_then(cookie_of) {
-            web.porter.sessions.end(cookie);
-        }
-    }
-    (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, "", 0))]).into_response()
+pub(crate) async fn sign_out(State(web): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
+    web.porter.cookies(&headers, &uri).for_each(|cookie| web.porter.sessions.end(cookie));
+    let name = cookie_name(web.porter.tls, port(&headers, &uri));
+    (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, &name, "", 0))]).into_response()
 }
 
 /// Who am I?
@@ -88,8 +87,8 @@ pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<
     Json(WhoAmI::new(&web, caller.name, caller.role, csrf))
 }
 
-fn set_cookie(web: &Shared, value: &str, seconds: u64) -> HeaderValue {
-    let secure = if web.tls { "; Secure" } else { "" };
-    let text = format!("{COOKIE}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={seconds}{secure}");
+fn set_cookie(web: &Shared, name: &str, value: &str, seconds: u64) -> HeaderValue {
+    let secure = if web.porter.tls { "; Secure" } else { "" };
+    let text = format!("{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={seconds}{secure}");
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }

@@ -37,6 +37,17 @@ test("laying out JSON keeps every digit, escape and empty thing", async () => {
   assert.equal(await call("json.js", "compact", pretty), text);
 });
 
+test("what cannot be seen, or turns the text around it, is shown as an escape", async () => {
+  assert.equal(await call("dom.js", "visible", "a\u202eb\u2066c\u200fd\u009b2J\u001b[0m\u2028\u0000"),
+    "a\\u{202e}b\\u{2066}c\\u{200f}d\\u{9b}2J\\u{1b}[0m\\u{2028}\\u{0}");
+  assert.equal(await call("dom.js", "visible", "two\n\tlines, Zürich, 東京"), "two\n\tlines, Zürich, 東京");
+  const shown = await page.evaluate(async from => {
+    const { h } = await import(from);
+    return h("a", { title: "\u202ex" }, "\u202ey").outerHTML;
+  }, new URL("dom.js", BASE).href);
+  assert.equal(shown, '<a title="\\u{202e}x">\\u{202e}y</a>');
+});
+
 test("what is no JSON stays as it is", async () => {
   for (const text of ["", "plain words", "{\"a\":", "<b>1</b>"]) {
     assert.equal(await call("json.js", "pretty", text), text);

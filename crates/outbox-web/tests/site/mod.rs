@@ -138,6 +138,12 @@ impl Site {
         self.folder.as_ref().expect("it is on SQLite").path()
     }
 
+    /// Its database, for what only SQL can do.
+    pub async fn pool(&self) -> sqlx::SqlitePool {
+        let file = self.folder().join("outbox.db");
+        sqlx::SqlitePool::connect(&format!("sqlite:{}", file.display())).await.unwrap()
+    }
+
     /// A request without anything that says who sends it.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         self.client.request(Method::from_bytes(method.as_bytes()).unwrap(), format!("{}{path}", self.url))
@@ -213,8 +219,11 @@ impl Site {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: Default::default(),
             together: false,
+            max_bytes: usize::MAX,
         };
         self.store.take(&take).await.unwrap()
     }

@@ -7,7 +7,7 @@ import { counted, number, when } from "../format.js";
 import { PAGE, pager } from "../pager.js";
 import { head, refreshButton } from "../parts.js";
 import { act } from "../role.js";
-import { href } from "../route.js";
+import { href, named } from "../route.js";
 import { empty, load } from "../state.js";
 import { table } from "../table.js";
 import { bulkReplay } from "./bulk.js";
@@ -35,7 +35,7 @@ export function dead({ main, query, signal }) {
     return load(types, () => get("dead/types", {}, signal), found => showTypes(types, found, filter));
   }
   function loadList() {
-    const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", event.id]) });
+    const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", named(event)]) });
     const fetch = cursor => get("events", { status: "dead", ...filter, order: "newest", limit: PAGE, cursor }, signal);
     const nothing = () => empty("No dead letters.", "No event was given up, or none matches. This is how it should be.");
     return pager({ place: list, list: rows, fetch, nothing, changed: found => showReasons(reasons, found) });
@@ -77,7 +77,7 @@ function showReasons(place, events) {
   }
   if (!groups.size) return fill(place, empty("None."));
   const rows = table({
-    caption: "Dead events by error", key: group => group.name, href: group => href(["events", group.example.id]),
+    caption: "Dead events by error", key: group => group.name, href: group => href(["events", named(group.example)]),
     columns: [
       { name: "Error", wide: true, cell: group => h("span.error-line", { title: group.example.last_error }, group.name) },
       { name: "Types", num: true, cell: group => h("span", { title: [...group.types].join(", ") }, number(group.types.size)) },

@@ -5,7 +5,7 @@ import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
 import { aggregate, bytes, number, short, when } from "../format.js";
 import { head, refreshButton, status } from "../parts.js";
-import { href } from "../route.js";
+import { href, named } from "../route.js";
 import { PAGE, pager } from "../pager.js";
 import { empty } from "../state.js";
 import { table } from "../table.js";
@@ -51,7 +51,7 @@ export function events({ main, query, signal }) {
       h("a.order", { href: href("events", { ...query, order: newest ? "oldest" : "newest" }) }, newest ? "newest first ↓" : "oldest first ↑")),
     filterBar("events", query), place);
 
-  const list = table({ caption: `${shelf} events`, columns: columns(shelf), key: event => event.id, href: event => href(["events", event.id]) });
+  const list = table({ caption: `${shelf} events`, columns: columns(shelf), key: event => event.id, href: event => href(["events", named(event)]) });
   const fetch = cursor => get("events", { status: shelf, ...filter, order: newest ? "newest" : "oldest", limit: PAGE, cursor }, signal);
   pager({ place, list, fetch, nothing: () => nothing(shelf, filter) });
 }

@@ -7,7 +7,7 @@ import { fill, h, keyed, patch } from "../dom.js";
 import { counted, number, things, when } from "../format.js";
 import { eventLink, head } from "../parts.js";
 import { act } from "../role.js";
-import { href } from "../route.js";
+import { href, named } from "../route.js";
 import { empty, every, load } from "../state.js";
 import { attempt } from "../toast.js";
 
@@ -55,7 +55,7 @@ function card(blocked, refresh) {
 
   const el = h("li", null, h("article.card.key", { "aria-label": `Key ${key}` },
     h("div.key-head", null, h("h2.mono.break", null, h("a", { href: href("events", { ordering_key: key }) }, key)), behind),
-    h("p", null, "Held by ", h("strong", null, name), " ", eventLink(first.id), ", dead since ", when(first.done_at),
+    h("p", null, "Held by ", h("strong", null, name), " ", eventLink(named(first), first.id), ", dead since ", when(first.done_at),
       first.attempts > 0 && ` after ${things(first.attempts, "failed attempt")}`, "."),
     h("pre.error-text", null, first.last_error ?? "No error was noted."),
     h("div.tools", null,

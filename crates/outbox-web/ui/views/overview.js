@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { chart, spark } from "../chart.js";
 import { fill, h, say } from "../dom.js";
-import { counted, number, rate, sentence, span, things, when } from "../format.js";
+import { counted, number, rate, sentence, span, task, things, when } from "../format.js";
 import { onLive } from "../live.js";
 import { card, head } from "../parts.js";
 import { href } from "../route.js";
@@ -108,16 +108,20 @@ function headline() {
 }
 
 /** What stands still, loudly. Made anew only when it changes, so that it is read out once. */
-function warnings(place, { error, relays, outages, overview }) {
+function warnings(place, { error, relays, outages, failing = [], overview }) {
   const found = [];
   const first = new Map(outages.map(one => [one.destination, one]).reverse());
   if (error) found.push(["Nothing is known right now", sentence(error), "The numbers below are those of the last answer."]);
   else if (relays === 0 && overview.held.count === 0) found.push(["No relay runs", "Events are written and wait.", "Start one: outbox relay, or .start() in your program."]);
+  for (const one of failing) {
+    found.push([`${one.node} fails to ${task(one.task)}`, [" since ", when(one.since), ". ", sentence(one.error)],
+      "The relay tries again by itself. Until it succeeds, its events wait."]);
+  }
   for (const one of first.values()) {
     found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", sentence(one.reason)],
       one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
   }
-  const said = JSON.stringify([error, relays, [...first.values()]]);
+  const said = JSON.stringify([error, relays, failing.map(one => [one.node, one.task, one.since, one.error]), [...first.values()]]);
   if (place.dataset.said === said) return;
   place.dataset.said = said;
   fill(place, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },

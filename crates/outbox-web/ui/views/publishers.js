@@ -13,14 +13,23 @@ import { attempt } from "../toast.js";
 
 export function publishers({ main, query, signal }) {
   const place = h("div");
+  const passedOver = h("div");
   fill(main, head("Publishers", "Each publisher has a position in each topic of the log; what is behind it was published.",
-    query.publisher && h("a.button", { href: href("publishers") }, "Show all")), place);
+    query.publisher && h("a.button", { href: href("publishers") }, "Show all")), place, passedOver);
   const list = table({
     caption: "Publishers and topics", key: pair => `${pair.topic}/${pair.publisher}`, columns: columns(() => refresh()),
     rowClass: pair => (pair.status === "FAILED" ? "row-bad" : ""),
   });
+  const unreadable = table({
+    caption: "Events that could not be read", key: event => event.position, columns: unreadableColumns,
+    rowClass: () => "row-bad",
+  });
   const fetch = () => get("publishers", {}, signal);
   const render = found => {
+    unreadable.update(found.unreadable);
+    if (!found.unreadable.length) fill(passedOver);
+    else if (!unreadable.el.isConnected) fill(passedOver, h("h2", null, "Passed over"),
+      h("p.sub", null, "Publishers could not read these events of the log and went on. To publish one after all, repair its row and reset the publishers to the position before it."), unreadable.el);
     const pairs = rows(found).filter(pair => !query.publisher || pair.publisher === query.publisher);
     if (!pairs.length) return fill(place, empty("No publisher has started yet.", "They appear once a relay runs topics with publishers. Events of the queue need none."));
     list.update(pairs);
@@ -39,6 +48,12 @@ function rows({ publishers: pairs, outages }) {
   return pairs.map(pair => ({ ...pair, outages: of(pair.publisher) }))
     .concat([...names].map(name => ({ publisher: name, topic: null, status: "FAILED", outages: of(name) })));
 }
+
+const unreadableColumns = [
+  { name: "Position", num: true, tight: true, cell: event => number(event.position) },
+  { name: "Noted", tight: true, cell: event => when(event.noted_at) },
+  { name: "Reason", wide: true, cell: event => h("span.error-line", { title: event.reason }, short(event.reason, 200)) },
+];
 
 function columns(refresh) {
   return [

@@ -8,6 +8,7 @@ import { attempt, toast } from "../toast.js";
 
 const WHAT = [
   ["done", "Events that are done"],
+  ["dead", "Dead events, apart from those that hold back their key"],
   ["finished", "Events that are done or dead"],
   ["attempts", "Failed attempts of events"],
   ["joins", "Closed joins, with their steps"],

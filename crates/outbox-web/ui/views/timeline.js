@@ -26,7 +26,8 @@ function tried(attempt, before) {
   const counted = attempt.number > (before && !anew ? before.number : 0);
   const title = counted ? [`Attempt ${attempt.number} failed`, attempt.fatal && " for good"] : "Failed for good: trying again would not help";
   const failed = item(attempt.fatal ? "bad" : "warn", title, attempt.at,
-    h("p.muted", null, "on ", h("span.mono.break", null, attempt.node)), errorDiff(anew ? null : before?.error, attempt.error));
+    h("p.muted", null, "on ", h("span.mono.break", null, attempt.node)), errorDiff(anew ? null : before?.error, attempt.error),
+    attempt.detail && h("p.muted.break", null, attempt.detail));
   return anew ? [item("wait", "Made new again"), failed] : [failed];
 }
 

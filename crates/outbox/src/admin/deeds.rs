@@ -76,8 +76,67 @@ impl Admin {
         self.store.audited(id, outcome, count).await
     }
 
+    /// Writes an audit entry before a change is made: a change that cannot be noted is not made. The entry is completed by
+    /// [`OpenAudit::carry_out`] or [`OpenAudit::finish`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::store::Deed;
+    ///
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let admin = outbox.admin();
+    /// let deed = Deed { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..Deed::default() };
+    /// let replay = async { admin.replay_all(&Default::default(), 100).await.map(|count| (count, ())) };
+    /// let (replayed, ()) = admin.begin_audit(deed).await?.carry_out(replay, outbox::Error::to_string).await?;
+    ///
+    /// let last = admin.audits(None, 1).await?.remove(0);
+    /// assert_eq!((last.outcome.as_deref(), last.count), (Some("done"), Some(replayed)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn begin_audit(&self, deed: Deed) -> Result<OpenAudit> {
+        let id = self.store.audit(&deed).await?;
+        Ok(OpenAudit { admin: self.clone(), id, deed })
+    }
+
     /// What was written down before this place, the last first.
     pub async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.store.audits(before, limit).await
+    }
+}
+
+/// An audit entry of a change that has begun. Dropped without a word, the entry stays without an outcome, which says that the
+/// process ended half way.
+#[derive(Debug)]
+#[must_use = "the entry has no outcome yet"]
+pub struct OpenAudit {
+    admin: Admin,
+    id: i64,
+    deed: Deed,
+}
+
+impl OpenAudit {
+    /// Makes the change and completes the entry: with the number of changed rows, or with `refused: ` and the reason.
+    pub async fn carry_out<T, E>(
+        self,
+        change: impl Future<Output = Result<(u64, T), E>>,
+        reason: impl FnOnce(&E) -> String,
+    ) -> Result<(u64, T), E> {
+        let changed = change.await;
+        match &changed {
+            Ok((count, _)) => self.finish("done", Some(*count)).await,
+            Err(error) => self.finish(&format!("refused: {}", reason(error)), None).await,
+        }
+        changed
+    }
+
+    /// Completes the entry. If that fails, the log has the outcome.
+    pub async fn finish(&self, outcome: &str, count: Option<u64>) {
+        let Deed { actor, via, action, target, .. } = &self.deed;
+        let (store, target) = (self.admin.store.name(), target.as_deref().unwrap_or_default());
+        tracing::info!(who = actor, via, action, target, store, outcome, count, "changed by hand");
+        if let Err(error) = self.admin.audited(self.id, outcome, count).await {
+            tracing::error!(store, %error, id = self.id, "could not write the outcome of a change to the audit");
+        }
     }
 }

@@ -7,7 +7,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Admin, purge_attempts};
 use crate::error::Result;
 use crate::event::EventId;
-use crate::store::{Attempt, BlockedKeys, Breakdown, Node, Overview, Page, PageAsk, Shelf};
+use crate::store::{
+    Attempt, BlockedKeys, Breakdown, EventMetadata, Node, NodeId, Overview, Page, PageAsk, Released, Shelf,
+};
 
 impl Admin {
     /// Events page by page, without their payloads, in a time that does not depend on the size of the table.
@@ -35,6 +37,23 @@ impl Admin {
     /// ```
     pub async fn page(&self, ask: &PageAsk) -> Result<Page> {
         self.store.page(ask).await
+    }
+
+    /// One event without the contents of its payload and headers: for everything that only looks at it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::Event;
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let id = outbox.send(Event::new("e").json_text("[1, 2, 3]")).await?.expect("it has no deduplication key");
+    ///
+    /// let event = outbox.admin().metadata(&id).await?.expect("it is there");
+    /// assert_eq!((event.row.payload_bytes, event.content_type.as_str()), (9, "application/json"));
+    /// # Ok(()) }
+    /// ```
+    pub async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>> {
+        self.store.metadata(id).await
     }
 
     /// What stands in the table, at a glance: counts stop at `most`.
@@ -143,5 +162,14 @@ impl Admin {
     /// ```
     pub async fn nodes(&self) -> Result<Vec<Node>> {
         self.store.nodes().await
+    }
+
+    /// Frees everything that a node holds: its leases on events, and the leadership of the whole table. Other relays deliver
+    /// those events at once.
+    ///
+    /// Relays do this by themselves for one that has vanished. One that still runs handles what it has in memory until its next
+    /// renewal: meanwhile events may be handled twice, and out of the order of their keys.
+    pub async fn release_node(&self, node: &NodeId) -> Result<Released> {
+        self.store.release_node(node).await
     }
 }

@@ -19,6 +19,8 @@ use crate::log::{MAX_TAGS, Tag};
 pub struct EventBuilder {
     parts: Parts,
     payload: Given,
+    /// Whether the caller said when it happened.
+    is_dated: bool,
     at: Option<DateTime<Utc>>,
     after: Option<Duration>,
     limit: usize,
@@ -52,6 +54,7 @@ impl EventBuilder {
                 tags: Vec::new(),
             },
             payload: Given::Nothing,
+            is_dated: false,
             tag_mistake: None,
             at: None,
             after: None,
@@ -166,10 +169,25 @@ impl EventBuilder {
     /// When it happened; now if not given.
     pub fn occurred_at(mut self, at: DateTime<Utc>) -> Self {
         self.parts.occurred_at = at;
+        self.is_dated = true;
         self
     }
 
-    /// Do not deliver before this time.
+    /// Do not deliver before this time. An event whose time is past is due at once.
+    ///
+    /// A time before an [`occurred_at`](EventBuilder::occurred_at) that was set is a mistake:
+    ///
+    /// ```
+    /// use chrono::{TimeDelta, Utc};
+    /// use outbox::{Event, EventError};
+    ///
+    /// let yesterday = Utc::now() - TimeDelta::days(1);
+    /// let event = Event::new("reminder").json(&1).available_at(yesterday);
+    /// assert!(!event.clone().build()?.is_delayed());
+    /// let mistake = event.occurred_at(Utc::now()).build().unwrap_err();
+    /// assert_eq!(mistake, EventError::AvailableBeforeOccurred);
+    /// # Ok::<(), EventError>(())
+    /// ```
     pub fn available_at(mut self, at: DateTime<Utc>) -> Self {
         self.at = Some(at);
         self
@@ -237,7 +255,9 @@ impl EventBuilder {
             (Some(_), Some(_)) => return Err(EventError::TwoDelays),
             (None, Some(Duration::ZERO)) => return Err(EventError::ZeroDelay),
             (None, Some(delay)) => Due::After(delay),
-            (Some(at), None) if at < parts.occurred_at => return Err(EventError::AvailableBeforeOccurred),
+            (Some(at), None) if self.is_dated && at < parts.occurred_at => {
+                return Err(EventError::AvailableBeforeOccurred);
+            }
             (Some(at), None) => Due::At(at),
         };
         let event = Event::from_parts(parts);
@@ -249,7 +269,8 @@ impl EventBuilder {
             _ => check_time("available_at", event.available_at())?,
         }
         check_time("expires_at", event.expires_at())?;
-        if event.expires_at().is_some_and(|end| end <= event.available_at().unwrap_or(event.occurred_at())) {
+        let first = event.available_at().map_or(event.occurred_at(), |at| at.max(event.occurred_at()));
+        if event.expires_at().is_some_and(|end| end <= first) {
             return Err(EventError::ExpiresTooEarly);
         }
         Ok(event)

@@ -117,6 +117,14 @@ text_type! {
 impl AggregateType {
     /// The type of events that belong to no aggregate.
     pub const GLOBAL: AggregateType = AggregateType::from_static(GLOBAL);
+
+    /// The type that a column names; NULL is the global aggregate.
+    pub(crate) fn of_column(text: Option<&str>) -> Self {
+        match text {
+            None | Some(GLOBAL) => Self::GLOBAL,
+            Some(named) => Self::from(named),
+        }
+    }
 }
 
 /// The id of an event: unique, stable through every retry and on every path, the key for deduplication.

@@ -3,7 +3,7 @@ use chrono::Duration;
 use super::*;
 use crate::error::DecodeError;
 use crate::event::{Event, EventBuilder};
-use crate::store::{NodeOutage, NodeState};
+use crate::store::{NodeOutage, NodeState, RelayHealth, RelayTask, TaskError};
 
 fn now() -> DateTime<Utc> {
     DateTime::from_timestamp(1_800_000_000, 0).expect("a time")
@@ -92,6 +92,33 @@ fn a_held_event_says_who_holds_it_and_until_when() {
     let explained = explain(&of(StoredEvent { lease: Some(("node-1".into(), until)), ..plain() }));
     assert_eq!(explained.reasons, [Reason::Held { by: "node-1".into(), until }]);
     says(&explained, &["node-1 holds it for another 20 s"]);
+}
+
+#[test]
+fn a_holder_that_vanished_is_named() {
+    let until = now() + chrono::Duration::seconds(290);
+    let event = StoredEvent { lease: Some(("a".into(), until)), ..plain() };
+    let announced = |mut node: Node| {
+        node.state.presence_ms = Some(20_000);
+        node
+    };
+    let with = |nodes| explain(&Circumstances { nodes, ..of(event.clone()) });
+    let explained = with(vec![announced(node("a", 12, true))]);
+    assert_eq!(*explained.reason(), Reason::Held { by: "a".into(), until });
+    // No relay is left to release it: its lease has to run out.
+    let explained = with(vec![announced(node("a", 31, true)), announced(node("b", 40, true))]);
+    says(
+        &explained,
+        &["held by relay a, which vanished 31 s ago", "released in at most 5 min", "outbox nodes release a"],
+    );
+    let explained = with(vec![announced(node("a", 31, true)), announced(node("b", 1, true))]);
+    says(
+        &explained,
+        &["held by relay a, which vanished 31 s ago", "its leases are released in at most 5 s."],
+    );
+    // A relay of an older version does not give up what it holds.
+    let explained = with(vec![node("a", 70, true), announced(node("b", 1, true))]);
+    says(&explained, &["which vanished 70 s ago", "released in at most 5 min"]);
 }
 
 #[test]
@@ -294,6 +321,79 @@ fn a_destination_that_is_not_available_is_told_with_who_says_so() {
             "Bring nats back",
         ],
     );
+}
+
+/// A relay that reports that one of its tasks fails.
+fn failing(task: RelayTask, failures: u64, node: Node) -> Node {
+    let error = TaskError::new(task, now() - Duration::minutes(5), "index is corrupt", failures);
+    let health = RelayHealth { errors: vec![error], ..RelayHealth::default() };
+    Node { state: NodeState { health, ..node.state.clone() }, ..node }
+}
+
+fn failing_relays(explanation: &Explanation) -> Vec<&str> {
+    let failing = explanation.reasons.iter().filter_map(|reason| match reason {
+        Reason::RelayFails { relay, .. } => Some(relay.as_str()),
+        _ => None,
+    });
+    failing.collect()
+}
+
+#[test]
+fn an_event_that_no_relay_can_take_is_told_with_each_relay_and_its_error() {
+    let take = |name| failing(RelayTask::Take, 3, node(name, 1, true));
+    let nodes = vec![take("a"), take("b"), failing(RelayTask::Take, 9, node("gone", 600, true))];
+    for leader in [None, Some(NodeId::from("a:life"))] {
+        let explained = explain(&Circumstances { nodes: nodes.clone(), leader, ..of(plain()) });
+        assert_eq!(explained.reasons.len(), 2, "{explained}");
+        assert_eq!(failing_relays(&explained), ["a", "b"]);
+        says(
+            &explained,
+            &[
+                "waits to be taken: relay a has failed to take events for 5 min (since 2027-01-15T07:55:00Z)",
+                "relay b has failed to take events",
+                "index is corrupt",
+                "Mend the cause",
+            ],
+        );
+        assert!(!explained.to_string().contains("At work"), "{explained}");
+    }
+}
+
+#[test]
+fn a_relay_that_fails_does_not_count_as_one_at_work() {
+    let nodes = vec![failing(RelayTask::Take, 3, node("bad", 1, true)), node("good", 1, true)];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
+    assert_eq!(*relays, [NodeId::from("good")]);
+    assert_eq!(failing_relays(&explained), ["bad"]);
+    says(&explained, &["At work: good.", "It also waits to be taken: relay bad has failed"]);
+}
+
+#[test]
+fn an_error_that_may_pass_and_one_of_another_task_are_not_to_blame() {
+    let nodes = vec![
+        failing(RelayTask::Take, 2, node("once", 1, true)),
+        failing(RelayTask::Purge, 9, node("purges", 1, true)),
+    ];
+    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    assert!(failing_relays(&explained).is_empty(), "{explained}");
+    says(&explained, &["At work: once, purges."]);
+}
+
+#[test]
+fn a_holder_that_fails_to_settle_is_told() {
+    let held = StoredEvent { lease: Some(("a".into(), now() + Duration::minutes(1))), ..plain() };
+    let settle = |name| failing(RelayTask::Settle, 3, node(name, 1, true));
+    let explained = explain(&Circumstances { nodes: vec![settle("a"), settle("b")], ..of(held) });
+    assert!(matches!(explained.reason(), Reason::Held { .. }), "{explained}");
+    assert_eq!(failing_relays(&explained), ["a"]);
+    says(&explained, &["It also waits to be settled: relay a has failed to settle events for 5 min"]);
+
+    let left = StoredEvent { lease: Some(("gone".into(), now() - Duration::minutes(1))), ..plain() };
+    let nodes = vec![failing(RelayTask::Take, 3, node("a", 1, true))];
+    let explained = explain(&Circumstances { nodes, ..of(left) });
+    assert!(matches!(explained.reason(), Reason::LeaseRanOut { .. }), "{explained}");
+    assert_eq!(failing_relays(&explained), ["a"]);
 }
 
 #[test]

@@ -5,13 +5,15 @@ use std::fmt;
 use chrono::{DateTime, SecondsFormat, Utc};
 
 use super::{Explanation, MOST_COUNTED, Reason};
+use crate::escape::{Escaped, shell_word};
+use crate::event::EventId;
 
 /// A sentence or two for each reason, each on a line of its own, then what to do.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event {}", self.event_id)?;
+        write!(f, "Event {}", Escaped(&self.event_id))?;
         if let Some(event_type) = self.event.as_ref().and_then(|event| event.event_type.as_ref()) {
-            write!(f, " ({event_type})")?;
+            write!(f, " ({})", Escaped(event_type))?;
         }
         for (n, reason) in self.reasons.iter().enumerate() {
             f.write_str(if n == 0 { " " } else { "\nIt also " })?;
@@ -34,7 +36,6 @@ impl Explanation {
 impl Reason {
     /// What to do about this one, if there is anything.
     fn advice(&self, of: &Explanation) -> Option<String> {
-        let id = &of.event_id;
         Some(match self {
             Reason::Schema { .. } => "Migrate the tables: `outbox migrate`.".to_owned(),
             Reason::Unknown => {
@@ -43,25 +44,39 @@ impl Reason {
                     .to_owned()
             }
             Reason::Dead { .. } => {
-                format!("When the cause is mended, replay it: `outbox dead replay {id}`.")
+                format!("When the cause is mended, replay it: `{}`.", replay(&of.event_id))
             }
             Reason::Behind { event } => match event.reason() {
                 Reason::Dead { .. } => format!(
-                    "Replay that one when its cause is mended (`outbox dead replay {}`), or purge it. \
+                    "Replay that one when its cause is mended (`{}`), or skip it in the dashboard. \
                      Relays with `on_dead` = skip pass it by.",
-                    event.event_id
+                    replay(&event.event_id)
                 ),
                 reason => return reason.advice(event),
             },
             Reason::Outage { destination, .. } => format!(
-                "Bring {destination} back; the relay asks for it every few seconds and goes on by itself."
+                "Bring {} back; the relay asks for it every few seconds and goes on by itself.",
+                Escaped(destination)
             ),
+            Reason::RelayFails { relay, .. } => format!(
+                "Mend the cause: {relay} tries again by itself. `outbox status` shows the health of all relays."
+            ),
+            Reason::HeldByVanished { by, .. } => {
+                let node = shell_word(by.as_str());
+                format!("If it is known to be gone, release its leases now: `outbox nodes release {node}`.")
+            }
             Reason::Waiting { at_work: false, .. } => {
                 "Start a relay, or see why it does not run: `outbox relay`.".to_owned()
             }
             _ => return None,
         })
     }
+}
+
+/// The command that replays an event. Writers choose ids, so an id is quoted as a shell wants it.
+fn replay(id: &EventId) -> String {
+    let end_of_flags = if id.as_str().starts_with('-') { "-- " } else { "" };
+    format!("outbox dead replay {end_of_flags}{}", shell_word(id.as_str()))
 }
 
 /// A reason as the rest of a sentence that began with the event.
@@ -75,32 +90,41 @@ impl fmt::Display for Said<'_> {
         let ago = |at: DateTime<Utc>| format!("{} ago ({})", span(self.now - at), exact(at));
         let since = |at: DateTime<Utc>| format!("for {} (since {})", span(self.now - at), exact(at));
         match self.reason {
-            Reason::Schema { problem } => write!(f, "cannot be looked up: {problem}."),
+            Reason::Schema { problem } => write!(f, "cannot be looked up: {}.", Escaped(problem)),
             Reason::Unknown => {
                 f.write_str("is not in the table: it never was, or it was cancelled, deleted or purged.")
             }
             Reason::Done { at, by } => {
                 f.write_str("is DONE: it was delivered")?;
                 at.map_or(Ok(()), |at| write!(f, " {}", ago(at)))?;
-                by.as_ref().map_or(Ok(()), |by| write!(f, ", by {by}"))?;
+                by.as_ref().map_or(Ok(()), |by| write!(f, ", by {}", Escaped(by)))?;
                 f.write_str(".")
             }
             Reason::Dead { since: at, by, error, attempts } => {
                 write!(f, "is DEAD")?;
                 at.map_or(Ok(()), |at| write!(f, ", and has been {}", since(at)))?;
-                by.as_ref().map_or(Ok(()), |by| write!(f, ", given up by {by}"))?;
+                by.as_ref().map_or(Ok(()), |by| write!(f, ", given up by {}", Escaped(by)))?;
                 write!(f, ", after {}: {}.", counted(*attempts, "failed attempt"), told(error.as_deref()))
             }
             Reason::Held { by, until } => write!(
                 f,
-                "is being handled, or about to be: {by} holds it for another {} (until {}), and longer if it says so.",
+                "is being handled, or about to be: {} holds it for another {} (until {}), and longer if it says so.",
+                Escaped(by),
                 span(*until - self.now),
                 exact(*until)
             ),
+            Reason::HeldByVanished { by, seen_at, free_at } => write!(
+                f,
+                "is held by relay {}, which vanished {}; its leases are released in at most {}.",
+                Escaped(by),
+                ago(*seen_at),
+                span(*free_at - self.now)
+            ),
             Reason::LeaseRanOut { by, since: at } => write!(
                 f,
-                "was held by {by}, whose lease ran out {}: it crashed, hangs, or lost the database. \
+                "was held by {}, whose lease ran out {}: it crashed, hangs, or lost the database. \
                  The next relay that looks takes the event over, with care: it may be what crashed it.",
+                Escaped(by),
                 ago(*at)
             ),
             Reason::NotDue { at, attempts: 0, error: None } => {
@@ -129,12 +153,12 @@ impl fmt::Display for Said<'_> {
                 write!(f, "expired {}: the relay that takes it buries it without handling it.", ago(*at))
             }
             Reason::Undecodable { problem } => {
-                write!(f, "cannot be read: {problem}. The relay that takes it buries it.")
+                write!(f, "cannot be read: {}. The relay that takes it buries it.", Escaped(problem))
             }
             Reason::Behind { event } => {
-                write!(f, "waits behind an earlier event of its ordering key: {}", event.event_id)?;
+                write!(f, "waits behind an earlier event of its ordering key: {}", Escaped(&event.event_id))?;
                 if let Some(event_type) = event.event.as_ref().and_then(|event| event.event_type.as_ref()) {
-                    write!(f, " ({event_type})")?;
+                    write!(f, " ({})", Escaped(event_type))?;
                 }
                 f.write_str(", which ")?;
                 Said { reason: event.reason(), now: self.now }.fmt(f)
@@ -142,8 +166,9 @@ impl fmt::Display for Said<'_> {
             Reason::WithLeader { leader, due_since, due_before } => {
                 write!(
                     f,
-                    "has been due {}, and {leader} leads this table alone (single_node): ",
-                    since(*due_since)
+                    "has been due {}, and {} leads this table alone (single_node): ",
+                    since(*due_since),
+                    Escaped(leader)
                 )?;
                 f.write_str("it has the event in hand, or reads it at its next poll")?;
                 before(f, *due_before)
@@ -152,9 +177,23 @@ impl fmt::Display for Said<'_> {
                 let nodes: Vec<&str> = nodes.iter().map(crate::store::NodeId::as_str).collect();
                 write!(
                     f,
-                    "goes to {destination}, which has not been available {}, says {}: {}.",
+                    "goes to {}, which has not been available {}, says {}: {}.",
+                    Escaped(destination),
                     since(*at),
-                    nodes.join(", "),
+                    Escaped(nodes.join(", ")),
+                    told(Some(error))
+                )
+            }
+            Reason::RelayFails { relay, task, since: at, error } => {
+                let (waits, fails) = match task {
+                    crate::store::RelayTask::Settle => ("waits to be settled", "settle events"),
+                    _ => ("waits to be taken", "take events"),
+                };
+                write!(
+                    f,
+                    "{waits}: relay {} has failed to {fails} {}: {}.",
+                    Escaped(relay),
+                    since(*at),
                     told(Some(error))
                 )
             }
@@ -171,7 +210,7 @@ impl fmt::Display for Said<'_> {
                         let named: Vec<&str> =
                             relays.iter().map(crate::store::NodeId::as_str).take(3).collect();
                         let more = if relays.len() > 3 { " and others" } else { "" };
-                        write!(f, " At work: {}{more}.", named.join(", "))
+                        write!(f, " At work: {}{more}.", Escaped(named.join(", ")))
                     }
                     (false, Some(at)) => write!(
                         f,
@@ -202,12 +241,12 @@ fn counted(n: u32, what: &str) -> String {
 }
 
 /// An error as part of a sentence: its first line, without the full stop that follows it anyway.
-fn told(error: Option<&str>) -> &str {
+fn told(error: Option<&str>) -> Escaped<&str> {
     let first = error.and_then(|error| error.lines().next()).unwrap_or_default();
-    match first.trim_end_matches('.') {
+    Escaped(match first.trim_end_matches('.') {
         "" => "no reason was given",
         error => error,
-    }
+    })
 }
 
 fn exact(at: DateTime<Utc>) -> String {

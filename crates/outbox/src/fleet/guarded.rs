@@ -13,9 +13,9 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, Leadership,
-    LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats, Store,
-    StoredEvent, Take, Taken,
+    Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, JoinMember,
+    Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats,
+    Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -163,6 +163,10 @@ impl Store for Guarded {
         self.slow(self.inner.steps(join, after, limit)).await
     }
 
+    async fn member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>> {
+        self.slow(self.inner.member(join, step)).await
+    }
+
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
         self.slow(self.inner.purge_joins(older_than, limit)).await
     }
@@ -221,6 +225,10 @@ impl Store for Guarded {
 
     async fn nodes(&self) -> Result<Vec<Node>> {
         self.slow(self.inner.nodes()).await
+    }
+
+    async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>> {
+        self.slow(self.inner.release_vanished()).await
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {

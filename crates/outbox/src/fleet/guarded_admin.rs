@@ -8,13 +8,22 @@ use super::guarded::Guarded;
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
-    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, NodeId, Overview, Page, PageAsk, Shelf,
+    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
+    PageAsk, Released, Shelf,
 };
 
 #[async_trait]
 impl AdminStore for Guarded {
     async fn page(&self, ask: &PageAsk) -> Result<Page> {
         self.slow(self.inner.page(ask)).await
+    }
+
+    async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>> {
+        self.slow(self.inner.metadata(id)).await
+    }
+
+    async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>> {
+        self.slow(self.inner.metadata_at(seq)).await
     }
 
     async fn overview(&self, most: u64) -> Result<Overview> {
@@ -43,6 +52,10 @@ impl AdminStore for Guarded {
 
     async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
         self.slow(self.inner.edit(id, edit)).await
+    }
+
+    async fn release_node(&self, node: &NodeId) -> Result<Released> {
+        self.slow(self.inner.release_node(node)).await
     }
 
     async fn audit(&self, deed: &Deed) -> Result<i64> {

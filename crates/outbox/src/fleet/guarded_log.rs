@@ -9,8 +9,8 @@ use super::guarded::Guarded;
 use crate::error::Result;
 use crate::event::Event;
 use crate::log::{
-    Appended, Condition, Frontier, LogStore, Move, PairId, PairState, PairStatus, PairStore, Position, Query,
-    Roll, Stored, log_of,
+    Appended, BoundedRead, Condition, Frontier, LogStore, Move, PairId, PairState, PairStatus, PairStore,
+    Position, Query, Roll, Stored, Unreadable, log_of,
 };
 use crate::store::NodeId;
 
@@ -35,6 +35,24 @@ impl LogStore for Guarded {
         limit: usize,
     ) -> Result<Vec<Stored>> {
         self.quick(self.inner_log()?.read(query, after, upto, limit)).await
+    }
+
+    async fn read_bounded(
+        &self,
+        after: Position,
+        upto: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<BoundedRead> {
+        self.quick(self.inner_log()?.read_bounded(after, upto, limit, max_bytes)).await
+    }
+
+    async fn note_unreadable(&self, position: Position, reason: &str) -> Result<bool> {
+        self.quick(self.inner_log()?.note_unreadable(position, reason)).await
+    }
+
+    async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
+        self.quick(self.inner_log()?.unreadable(limit)).await
     }
 
     async fn settled(&self, query: &Query) -> Result<Position> {

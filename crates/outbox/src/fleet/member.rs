@@ -10,15 +10,16 @@ use tokio_util::sync::CancellationToken;
 use super::Common;
 use super::database::FleetDatabase;
 use super::guarded::Guarded;
+use crate::connect::Pooler;
 use crate::error::{Error, Result, without_credentials};
 use crate::outbox::Outbox;
 use crate::relay::Handle;
 use crate::relay::hot::HotDoor;
 use crate::relay::in_tx::AnyOutbox;
-use crate::sql::Database;
 use crate::sql::budget::{Budget, Seat};
 use crate::sql::line::Line;
-use crate::store::SharedStore;
+use crate::sql::{Database, warn_if_unverified};
+use crate::store::{RelayHealth, SharedStore};
 
 /// A database, its outbox, and how it is served.
 pub(crate) struct Member {
@@ -67,7 +68,7 @@ pub enum DatabaseState {
     Active,
     /// Another `single_node` relay holds it.
     StandingBy,
-    /// It does not answer or cannot be used, and is tried again and again.
+    /// It does not answer or cannot be used, or its relay fails to take or settle events; it is tried again and again.
     Failing {
         /// Why. Holds no credentials.
         reason: String,
@@ -119,8 +120,10 @@ impl Member {
     ) -> Result<Arc<Self>> {
         let budget: Arc<Budget> = common.budget.clone();
         let options = DB::options(&database.url, common.patience)?;
+        let sessions = DB::sessions(&database.url, Pooler::Detect)?;
+        warn_if_unverified(&database.name, &database.url);
         let seat = Arc::new(Seat::new(&database.name, budget, common.patience, DB::AT_ONCE));
-        let line: Arc<Line<DB>> = Line::new(seat.clone(), options);
+        let line: Arc<Line<DB>> = Line::new(seat.clone(), options, sessions);
         let settings = common.outbox.clone().options(database.options().clock(common.clock.clone()));
         let guard = |store| Guarded::new(store, seat.clone(), common.migrate);
         let outbox = settings.on_line(line.clone(), common.by_aggregate.clone(), guard)?;
@@ -175,6 +178,11 @@ impl Member {
         }
     }
 
+    /// Health of the relay, while it runs.
+    pub(crate) fn health(&self) -> Option<RelayHealth> {
+        self.handle().map(|handle| handle.health())
+    }
+
     pub(crate) fn state(&self) -> DatabaseState {
         if self.retired.is_cancelled() {
             return DatabaseState::Removing;
@@ -184,10 +192,10 @@ impl Member {
             Service::Unserved => trouble.unwrap_or(DatabaseState::Unserved),
             Service::Starting(Some(reason)) => DatabaseState::Failing { reason: reason.clone() },
             Service::Starting(None) => trouble.unwrap_or(DatabaseState::Starting),
-            Service::Running(handle) => trouble.unwrap_or(if handle.is_active() {
-                DatabaseState::Active
-            } else {
-                DatabaseState::StandingBy
+            Service::Running(handle) => trouble.unwrap_or_else(|| match handle.health().problems().next() {
+                Some(problem) => DatabaseState::Failing { reason: format!("the relay {problem}") },
+                None if handle.is_active() => DatabaseState::Active,
+                None => DatabaseState::StandingBy,
             }),
         }
     }

@@ -44,7 +44,7 @@ use crate::outbox::{Outbox, OutboxBuilder};
 use crate::relay::{Mode, RelayBuilder};
 use crate::sql::budget::Budget;
 use crate::sql::{Clock, Database};
-use crate::store::SharedStore;
+use crate::store::{RelayHealth, SharedStore};
 
 /// How long a discovery may take.
 const DISCOVERING: Duration = Duration::from_secs(60);
@@ -129,6 +129,8 @@ pub struct DatabaseStatus {
     pub name: String,
     /// How it is doing.
     pub state: DatabaseState,
+    /// Health of the relay on it; `None` while none runs in this process.
+    pub health: Option<RelayHealth>,
 }
 
 impl fmt::Debug for Fleet {
@@ -164,7 +166,12 @@ impl Fleet {
     pub fn databases(&self) -> Vec<DatabaseStatus> {
         let registry = self.0.registry();
         let members = registry.members.values().chain(&registry.retiring);
-        members.map(|m| DatabaseStatus { name: m.name().to_owned(), state: m.state() }).collect()
+        let status = |member: &Arc<Member>| DatabaseStatus {
+            name: member.name().to_owned(),
+            state: member.state(),
+            health: member.health(),
+        };
+        members.map(status).collect()
     }
 
     /// How many connections are open at this moment, over all databases.

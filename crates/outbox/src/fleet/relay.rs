@@ -1,11 +1,14 @@
 //! The relay of a fleet: one relay for each database, started, watched and stopped together.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -15,8 +18,9 @@ use super::share::{Place, Share};
 use super::{DatabaseState, DatabaseStatus, Fleet, Inner, Neighbours, WholeFleet};
 use crate::error::{Error, Result};
 use crate::join::Homes;
+use crate::relay::supervise::message;
 use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, Routes, Settings};
-use crate::store::NodeId;
+use crate::store::{NodeId, RelayTask};
 
 /// The first pause before a database is tried again that could not be served, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -32,8 +36,9 @@ impl RelayBuilder<WholeFleet> {
         self
     }
 
-    /// Which database is polled next, when there are more than can be polled at once; [`RoundRobin`](super::RoundRobin)
-    /// if not set.
+    /// Which database is polled next; [`RoundRobin`](super::RoundRobin) if not set, which polls half as many databases at the same
+    /// time as there are connections. [`DrainFirst`](super::DrainFirst) and, unless it [says otherwise](Selection::at_once), a
+    /// selection of your own have one polled at a time, so that they choose each poll.
     pub fn selection(mut self, selection: impl Selection) -> Self {
         self.source.selection = Box::new(selection);
         self
@@ -57,7 +62,8 @@ impl RelayBuilder<WholeFleet> {
         let handlers = settings.workers;
         settings.workers = workers_each.min(handlers);
         // Half of the connections for polling, so that verdicts and writers have the other half.
-        let turns = (fleet.0.common.budget.limit() / 2).max(1);
+        let most = (fleet.0.common.budget.limit() / 2).max(1);
+        let turns = selection.at_once(most).clamp(1, most);
         let node = settings.node.clone();
         let plan = Arc::new(Plan {
             settings,
@@ -66,9 +72,10 @@ impl RelayBuilder<WholeFleet> {
             homes: Arc::new(Neighbours(Arc::downgrade(&fleet.0))),
         });
         let stop = CancellationToken::new();
-        let supervisor = tokio::spawn(supervise(fleet.0.clone(), plan, stop.clone()));
+        let (over, ended) = watch::channel(None);
+        let supervisor = tokio::spawn(live(fleet.0.clone(), plan, stop.clone(), over));
         tracing::info!(%node, databases = fleet.0.members().len(), "fleet relay started");
-        Ok(FleetRelay { fleet, node, stop, supervisor: Some(supervisor) })
+        Ok(FleetRelay { fleet, node, stop, supervisor: Some(supervisor), ended })
     }
 }
 
@@ -87,6 +94,8 @@ pub struct FleetRelay {
     node: NodeId,
     stop: CancellationToken,
     supervisor: Option<JoinHandle<Result<()>>>,
+    /// Set when the supervisor has ended: with its panic, if that is why.
+    ended: watch::Receiver<Option<Result<(), String>>>,
 }
 
 impl fmt::Debug for FleetRelay {
@@ -135,6 +144,18 @@ impl FleetRelay {
         self.fleet.0.members().iter().filter_map(|member| member.handle()).collect()
     }
 
+    /// Waits until the relay of the whole fleet has ended by itself, and returns why. Never returns while it runs.
+    ///
+    /// A task that fails for good on one database ends the relay of that database alone: it is started again after a
+    /// pause, the database is [failing](DatabaseState::Failing) meanwhile, and the others go on.
+    pub async fn stopped(&self) -> Result<()> {
+        let mut ended = self.ended.clone();
+        match ended.wait_for(Option::is_some).await.map(|ended| ended.clone()) {
+            Ok(Some(Err(cause))) => Err(Error::TaskFailed { task: RelayTask::Fleet, cause }),
+            _ => Ok(()),
+        }
+    }
+
     /// Stops all at once: taking first, then handling, which gets the drain time to finish what is queued. What was not
     /// finished is given back, and delivered later. The fleet stays open for writing.
     pub async fn stop(mut self) -> Result<()> {
@@ -156,12 +177,47 @@ fn is_unavailable<T>(result: &Result<T>) -> bool {
     result.as_ref().is_err_and(Error::is_transient)
 }
 
+/// Supervises the supervisor: if that panics, the relay of the fleet has ended, and says so.
+async fn live(
+    fleet: Arc<Inner>,
+    plan: Arc<Plan>,
+    stop: CancellationToken,
+    ended: watch::Sender<Option<Result<(), String>>>,
+) -> Result<()> {
+    let supervised = AssertUnwindSafe(supervise(fleet.clone(), plan, stop.clone())).catch_unwind().await;
+    let (result, told) = match supervised {
+        Ok(result) => (result, Ok(())),
+        Err(panic) => {
+            let cause = format!("it panicked: {}", message(&*panic));
+            tracing::error!(cause, "the relay of the fleet ends");
+            // What it served is stopped with it.
+            stop.cancel();
+            fleet.served.store(false, Ordering::Release);
+            (Err(Error::TaskFailed { task: RelayTask::Fleet, cause: cause.clone() }), Err(cause))
+        }
+    };
+    ended.send_replace(Some(told));
+    result
+}
+
 /// Serves every database for as long as it is part of the fleet.
 async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) -> Result<()> {
     let mut changed = fleet.changed.subscribe();
     let mut tasks: Vec<(Arc<Member>, JoinHandle<Result<()>>)> = Vec::new();
     while !stop.is_cancelled() {
-        tasks.retain(|(_, task)| !task.is_finished());
+        for n in (0..tasks.len()).rev().filter(|n| tasks[*n].1.is_finished()).collect::<Vec<_>>() {
+            let (member, task) = tasks.swap_remove(n);
+            if let Err(ended) = task.await
+                && let Ok(panic) = ended.try_into_panic()
+            {
+                let cause = message(&*panic);
+                tracing::error!(
+                    store = member.name(),
+                    cause,
+                    "serving the database panicked: starting again"
+                );
+            }
+        }
         for member in fleet.members() {
             if !tasks.iter().any(|(served, _)| Arc::ptr_eq(served, &member)) {
                 let task = tokio::spawn(serve(member.clone(), plan.clone(), stop.clone()));
@@ -202,18 +258,31 @@ async fn serve(member: Arc<Member>, plan: Arc<Plan>, stop: CancellationToken) ->
         }
     }
     member.say(Service::Starting(None));
-    let started = tokio::select! {
-        biased;
-        () = over() => None,
-        relay = start(&member, &plan) => Some(relay),
-    };
-    let result = match started {
-        Some(relay) => {
-            member.say(Service::Running(relay.handle()));
-            over().await;
-            relay.stop().await
+    let mut pause = PAUSE.0;
+    let result = loop {
+        let started = tokio::select! {
+            biased;
+            () = over() => None,
+            relay = start(&member, &plan) => Some(relay),
+        };
+        let Some(relay) = started else { break Ok(()) };
+        member.say(Service::Running(relay.handle()));
+        let began = Instant::now();
+        tokio::select! {
+            biased;
+            () = over() => break relay.stop().await,
+            _ = relay.stopped() => {}
         }
-        None => Ok(()),
+        // One that ran for long before it failed is not what failed again and again.
+        pause = if began.elapsed() > PAUSE.1 { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+        if let Err(error) = relay.stop().await {
+            tracing::error!(store = member.name(), %error, restart_in = ?pause, "the relay of the database has ended");
+            member.say(Service::Starting(Some(error.to_string())));
+        }
+        tokio::select! {
+            () = over() => break Ok(()),
+            () = tokio::time::sleep(pause) => {}
+        }
     };
     member.say(Service::Unserved);
     result

@@ -23,6 +23,21 @@ pub trait Selection: Send + 'static {
     /// The place in `waiting` of the one to go next. `waiting` is never empty, and in the order of asking; a place that
     /// is not in it counts as the first. `last` is the poll that ended last.
     fn next(&mut self, waiting: &[&str], last: Option<Polled<'_>>) -> usize;
+
+    /// How many databases are polled at the same time, of `most` that the connections allow: one, unless this says otherwise.
+    /// Then each poll is chosen, with the result of the one before known, however few databases there are. With more at the
+    /// same time it is asked only when more databases want to be polled than that. Asked once, when the relay starts.
+    ///
+    /// ```
+    /// use outbox::fleet::{DrainFirst, RoundRobin, Selection};
+    ///
+    /// assert_eq!(DrainFirst.at_once(25), 1);
+    /// assert_eq!(RoundRobin.at_once(25), 25);
+    /// ```
+    fn at_once(&self, most: usize) -> usize {
+        let _ = most;
+        1
+    }
 }
 
 /// A poll that has ended.
@@ -40,7 +55,8 @@ impl fmt::Debug for dyn Selection {
     }
 }
 
-/// One batch from each, in the order of their names, round and round.
+/// One batch from each, in the order of their names, round and round. As many databases as the connections allow are polled at the
+/// same time: with no more than that each has its turn at once.
 ///
 /// ```
 /// use outbox::fleet::{Polled, RoundRobin, Selection};
@@ -55,9 +71,14 @@ impl Selection for RoundRobin {
     fn next(&mut self, waiting: &[&str], last: Option<Polled<'_>>) -> usize {
         after(waiting, last.map_or("", |last| last.name))
     }
+
+    fn at_once(&self, most: usize) -> usize {
+        most
+    }
 }
 
-/// All that one database has, then the next one.
+/// All that one database has, then the next one: one database is polled at a time. One that hangs holds up the others until
+/// the fleet's [patience](super::FleetBuilder::patience) is over.
 ///
 /// ```
 /// use outbox::fleet::{DrainFirst, Polled, Selection};

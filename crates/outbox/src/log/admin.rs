@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::pair::{PairId, PairState, PairStatus};
 use super::query::Position;
-use super::store::log_of;
+use super::store::{Unreadable, log_of};
 use crate::error::{Error, Result};
 use crate::store::SharedStore;
 
@@ -70,6 +70,13 @@ impl LogAdmin {
         let found = self.pairs().await?.into_iter();
         let mut found = found.filter(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher);
         found.next().ok_or_else(|| unknown(publisher, Some(topic)))
+    }
+
+    /// Events that publishers have passed over because they cannot be read, the greatest positions first.
+    ///
+    /// An entry is a record: it stays when the row of the log is repaired.
+    pub async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
+        log_of(&*self.store)?.unreadable(limit).await
     }
 
     /// Keeps a publisher from being given events, in all topics. What it is being given right now is the last. Returns how

@@ -7,6 +7,7 @@ use super::store::{Stored, log_of};
 use super::{Appended, LogEvent};
 use crate::EVENTS;
 use crate::error::{Error, EventError, Result};
+use crate::escape::Escaped;
 use crate::event::{Due, Event, IntoEvent};
 use crate::outbox::Outbox;
 use crate::sql::Database;
@@ -124,7 +125,7 @@ impl<DB: Database> Outbox<DB> {
 fn for_the_log(event: Event) -> Result<Event, EventError> {
     let field = match event.due() {
         Due::After(_) => "deliver_after",
-        Due::At(_) => "available_at",
+        Due::At(_) | Due::Later(_) => "available_at",
         Due::Now if event.dedup_key().is_some() => "dedup_key",
         Due::Now if event.expires_at().is_some() => "expires_at",
         Due::Now => return Ok(event),
@@ -266,7 +267,7 @@ fn tell(store: &str, events: &[Event], appended: &Appended) {
     for (event, position) in events.iter().zip(appended.positions()) {
         // Not INFO: it would be a line for every business transaction.
         let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
-        tracing::info!(target: EVENTS, store, event = %id, %event_type, %position, correlation_id, "event appended");
+        tracing::info!(target: EVENTS, store, event = %Escaped(id), event_type = %Escaped(event_type), %position, correlation_id, "event appended");
     }
 }
 
@@ -315,7 +316,7 @@ impl<DB: Database> Tx<'_, DB> {
             Ok(_) | Err(Error::Conflict { .. } | Error::BeyondHead { .. } | Error::Isolation { .. }) => {
                 self.answered();
             }
-            Err(_) => self.write_failed(),
+            Err(error) => self.write_failed(error),
         }
         if let Ok(appended) = &appended
             && !appended.positions().is_empty()
@@ -341,12 +342,12 @@ impl<DB: Database> Tx<'_, DB> {
         let outbox = self.outbox().clone();
         let store = outbox.sql_store();
         let settled = store.settled_on(self.connection(), &query).await;
-        let position = settled.inspect_err(|_| self.write_failed())?;
+        let position = settled.inspect_err(|error| self.write_failed(error))?;
         let (mut state, mut after) = (initial, Position::START);
         while after < position {
             let range = Range { after, upto: Some(position), limit: PAGE };
             let read = store.read_on(self.connection(), &query, range, true).await;
-            let events = readable(read.inspect_err(|_| self.write_failed())?)?;
+            let events = readable(read.inspect_err(|error| self.write_failed(error))?)?;
             state = events.iter().fold(state, &mut fold);
             after = next(&events, position);
         }
@@ -358,6 +359,6 @@ impl<DB: Database> Tx<'_, DB> {
         let outbox = self.outbox().clone();
         let range = Range { after, upto: None, limit };
         let read = outbox.sql_store().read_on(self.connection(), query, range, false).await;
-        readable(read.inspect_err(|_| self.write_failed())?)
+        readable(read.inspect_err(|error| self.write_failed(error))?)
     }
 }

@@ -33,12 +33,12 @@ pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pair::Pace;
 pub use pair::{Pair, PairId, PairState, PairStatus};
-pub use publisher::{Fate, Outgoing, PublishError, Publisher};
+pub use publisher::{Fate, Outgoing, PublishError, Publisher, Unavailable};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::log_of;
-pub use store::{LogStore, Move, PairStore, Roll, Stored};
+pub use store::{BoundedRead, LogStore, Move, PairStore, Roll, Stored, Unreadable};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 

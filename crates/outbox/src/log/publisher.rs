@@ -49,10 +49,42 @@ pub trait Publisher: Send + Sync + 'static {
     /// behind it are [`Untried`](Fate::Untried). Several batches may be under way at once, but never two with the same key.
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError>;
 
-    /// Whether it makes sense to try now: a quick look, at a connection say. While it is false nothing is published, and no
-    /// error is counted. After an outage it is what tells that there is a destination again, so it connects if need be.
-    async fn is_healthy(&self) -> bool {
-        true
+    /// Checks quickly whether publishing makes sense now, for example by looking at a connection. While it
+    /// returns an error nothing is published and no attempt is counted; the error's reason is shown to
+    /// operators. After an outage the relay calls it until it returns `Ok`, so it connects if need be.
+    async fn health(&self) -> Result<(), Unavailable> {
+        Ok(())
+    }
+}
+
+/// Why a destination cannot be used at the moment, as its client reports it: connection refused, unknown
+/// host, failed TLS handshake, wrong password, missing stream. Must not contain credentials.
+///
+/// ```
+/// use outbox::Unavailable;
+///
+/// let connected = false;
+/// let health = Unavailable::unless(connected, "connection refused by 127.0.0.1:4222");
+/// assert_eq!(health.unwrap_err().reason(), "connection refused by 127.0.0.1:4222");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(String);
+
+impl Unavailable {
+    /// A destination that is unavailable for this reason.
+    pub fn new(reason: impl fmt::Display) -> Self {
+        Self(reason.to_string())
+    }
+
+    /// `Ok` if the destination is available, and this reason otherwise.
+    pub fn unless(available: bool, reason: impl fmt::Display) -> Result<(), Self> {
+        if available { Ok(()) } else { Err(Self::new(reason)) }
+    }
+
+    /// The reason, for operators.
+    pub fn reason(&self) -> &str {
+        &self.0
     }
 }
 
@@ -67,8 +99,8 @@ impl<P: Publisher + ?Sized> Publisher for Arc<P> {
         (**self).publish_batch(events).await
     }
 
-    async fn is_healthy(&self) -> bool {
-        (**self).is_healthy().await
+    async fn health(&self) -> Result<(), Unavailable> {
+        (**self).health().await
     }
 }
 
@@ -214,7 +246,7 @@ impl PublishError {
     }
 
     /// The destination cannot be reached, or takes nothing at the moment: no event is to blame. Nothing is sent to it until it
-    /// is [healthy](Publisher::is_healthy) again.
+    /// is [healthy](Publisher::health) again.
     pub fn unavailable(reason: impl fmt::Display) -> Self {
         Self::new(Known::Nothing, Failure::retry(reason), true)
     }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::publisher::{Outgoing, PublishError, Publisher};
+use super::publisher::{Outgoing, PublishError, Publisher, Unavailable};
 use super::query::Position;
+use crate::escape::Escaped;
+use crate::event::EventType;
 
 /// Writes a log line for every event, at INFO: its id, type and position, and how many tags it has. Never its payload.
 ///
@@ -53,7 +55,7 @@ impl Publisher for LogPublisher {
         for event in events {
             let (id, event_type, position) = (event.id(), event.event_type(), event.position());
             let (position, tags) = (position.map(Position::get), event.tags().len());
-            tracing::info!(publisher = &*self.name, event = %id, %event_type, position, tags, "event published");
+            tracing::info!(publisher = &*self.name, event = %Escaped(id), event_type = %Escaped(event_type), position, tags, "event published");
         }
         Ok(())
     }
@@ -93,8 +95,8 @@ pub struct Statistics {
 
 impl Statistics {
     /// How many events of a type were published.
-    pub fn of(&self, event_type: &str) -> u64 {
-        self.by_type.get(event_type).copied().unwrap_or_default()
+    pub fn of(&self, event_type: impl Into<EventType>) -> u64 {
+        self.by_type.get(event_type.into().as_str()).copied().unwrap_or_default()
     }
 
     fn count(&mut self, events: &[Outgoing]) {
@@ -175,10 +177,10 @@ impl Publisher for StatisticsPublisher {
         published
     }
 
-    async fn is_healthy(&self) -> bool {
+    async fn health(&self) -> Result<(), Unavailable> {
         match &self.inner {
-            Some(inner) => inner.is_healthy().await,
-            None => true,
+            Some(inner) => inner.health().await,
+            None => Ok(()),
         }
     }
 }
@@ -290,8 +292,8 @@ mod tests {
             Err(PublishError::after(self.0, Failure::retry("no more")))
         }
 
-        async fn is_healthy(&self) -> bool {
-            false
+        async fn health(&self) -> Result<(), Unavailable> {
+            Err(Unavailable::new("it is not healthy"))
         }
     }
 
@@ -304,7 +306,7 @@ mod tests {
         let seen = handle.statistics();
         assert_eq!((seen.total, seen.of("a"), seen.of("b"), seen.of("c")), (3, 2, 1, 0));
         assert_eq!((seen.last_position, seen.failures), (Some(Position::new(5)), 0));
-        assert!(publisher.is_healthy().await);
+        assert!(publisher.health().await.is_ok());
         assert_eq!(publisher.name(), "statistics");
     }
 
@@ -318,7 +320,7 @@ mod tests {
         assert_eq!((seen.total, seen.of("a"), seen.failures), (1, 1, 1));
         assert_eq!(seen.last_position, Some(Position::new(1)));
         assert_eq!(counted.name(), "takes");
-        assert!(!counted.is_healthy().await);
+        assert!(counted.health().await.is_err());
         // One that claims to have taken more than there was.
         let boaster = StatisticsPublisher::of(Takes(7));
         boaster.publish_batch(&batch).await.unwrap_err();

@@ -33,6 +33,23 @@ pub trait LogStore: PairStore {
         limit: usize,
     ) -> Result<Vec<Stored>>;
 
+    /// All events after one position and not beyond another, for publishing: as many as fit into so many bytes, and
+    /// at least one.
+    async fn read_bounded(
+        &self,
+        after: Position,
+        upto: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<BoundedRead>;
+
+    /// Notes an event that cannot be read, before publishers pass it over. Returns whether it was noted now, and not
+    /// before.
+    async fn note_unreadable(&self, position: Position, reason: &str) -> Result<bool>;
+
+    /// Events that publishers have passed over because they cannot be read, the last ones first.
+    async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>>;
+
     /// A position up to which the answer to a query is decided: whoever might still commit an event that matches has been
     /// waited for, and what is appended from now on stands behind it.
     async fn settled(&self, query: &Query) -> Result<Position>;
@@ -89,6 +106,26 @@ pub trait PairStore: Send + Sync {
     /// Sets a pair to a position, forwards or back, whoever leads it: nobody does any more. Forgets errors; a failed pair is
     /// active again, a paused one stays paused. Returns whether there is such a pair.
     async fn reset(&self, pair: &PairId, position: Position) -> Result<bool>;
+}
+
+/// The answer to [`read_bounded`](LogStore::read_bounded).
+#[derive(Debug, Default)]
+pub struct BoundedRead {
+    /// By position.
+    pub rows: Vec<Stored>,
+    /// Whether there are more, which the bytes did not allow.
+    pub cut: bool,
+}
+
+/// An event of the log that cannot be read, and that publishers have passed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Where it is.
+    pub position: Position,
+    /// Why it cannot be read.
+    pub reason: String,
+    /// When a publisher first came to it.
+    pub noted_at: DateTime<Utc>,
 }
 
 /// A row of the log: an event, or its position and why it is not one.

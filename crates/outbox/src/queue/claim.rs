@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::{WorkItem, WorkQueue};
 use crate::error::Result;
+use crate::escape::Escaped;
 use crate::event::{Event, EventId};
 use crate::store::{Claim, EXCLUSIVE, Holder, NodeId, OnDead, Origin, Settlement, Take, Taken, Verdict};
 use crate::suspect::{self, Start};
 
 /// Behind rows that cannot be had, windows grow up to this, so that a small batch finds what is far behind.
 const WIDEST: usize = 500;
+
+/// How many bytes one window may bring.
+const MOST_BYTES: usize = 64 << 20;
 
 /// How many windows with suspects that have to wait a claim goes past: each of their rows is leased and given back.
 const SUSPECT_WINDOWS: u32 = 4;
@@ -149,9 +153,12 @@ impl Claiming<'_> {
             skip_recent: Duration::ZERO,
             on_dead: self.queue.on_dead,
             skip_types: Vec::new(),
+            probe: None,
+            destinations: Default::default(),
             frontiers: HashMap::new(),
             // Whoever has the owner's name may settle what was claimed.
             together: false,
+            max_bytes: MOST_BYTES,
         }
     }
 
@@ -161,7 +168,7 @@ impl Claiming<'_> {
         let mut aside = Aside::default();
         let undecodable = !taken.undecodable.is_empty();
         for (id, claim, reason) in taken.undecodable {
-            tracing::error!(store = store.name(), event = %id, reason, "an event cannot be decoded");
+            tracing::error!(store = store.name(), event = %Escaped(&id), reason, "an event cannot be decoded");
             let reason = format!("cannot be decoded: {reason}");
             aside.settle(&id, claim, Verdict::Dead { counted: false, reason });
         }
@@ -182,7 +189,7 @@ impl Claiming<'_> {
                 continue;
             }
             if delivery.expires_in.is_some_and(|left| left <= chrono::Duration::zero()) {
-                tracing::error!(store = store.name(), event = %event.id(), event_type = %event.event_type(), "event is dead: expired");
+                tracing::error!(store = store.name(), event = %Escaped(event.id()), event_type = %Escaped(event.event_type()), "event is dead: expired");
                 aside.bury(event, claim, "expired".to_owned(), on_dead);
                 continue;
             }
@@ -208,10 +215,14 @@ impl Claiming<'_> {
     /// Writes what was put aside. What cannot be written is free again when its lease runs out.
     async fn write_back(&self, aside: Aside) {
         let store = &*self.queue.store;
-        if !aside.settlements.is_empty()
-            && let Err(error) = store.settle(&self.by, self.queue.completion, &aside.settlements).await
-        {
-            tracing::warn!(store = store.name(), %error, "could not give back what was claimed: it waits for its lease");
+        if !aside.settlements.is_empty() {
+            match store.settle(&self.by, self.queue.completion, &aside.settlements).await {
+                // A step that is dead may end its join.
+                Ok(settled) => self.queue.wake_if(settled.wrote),
+                Err(error) => {
+                    tracing::warn!(store = store.name(), %error, "could not give back what was claimed: it waits for its lease");
+                }
+            }
         }
         // A lease of no time is one that has run out: free, and still suspect, which a release would forget.
         if !aside.suspects.is_empty()

@@ -12,13 +12,17 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+
 pub use id::{WorkItemId, WorkItemIdError};
 
 use crate::error::{Error, Result};
+use crate::escape::Escaped;
 use crate::event::Event;
 use crate::handler::{Failure, Outcome};
+use crate::relay::hot::HotDoor;
 use crate::retry::{Backoff, RetryPolicy, decide};
-use crate::store::{Completion, Delivery, Holder, NodeId, OnDead, Settlement, SharedStore, Verdict};
+use crate::store::{Completion, Delivery, Holder, NodeId, OnDead, Settled, Settlement, SharedStore, Verdict};
 
 /// How many ids go to the database in one call; a longer list takes several.
 const CHUNK: usize = 1_000;
@@ -62,12 +66,25 @@ const CHUNK: usize = 1_000;
 ///   [`ordering_key`](crate::EventBuilder::ordering_key) is out, waits for its retry, or is dead (see
 ///   [`on_dead`](WorkQueue::on_dead)). One claim may hold several of a key, in their order: work on those one after
 ///   another, and [`release`](WorkQueue::release) the rest of a key when one was not done.
-/// - **A killer is buried.** An item whose owner vanished may be the reason, so a claim holds at most one such item and
-///   counts it; after three of these without an end the item is dead.
+/// - **An item that kills its workers is dead in the end.** An item whose owner vanished may be the reason, so it is counted
+///   when it is claimed; after three such claims without an end it is dead. The items of a lost batch may come together once;
+///   after that a claim holds at most one such item.
 ///
-/// Each call is one transaction and, for up to 1,000 ids, one round trip; a claim on MySQL and MariaDB, and settling what is
-/// a step of a [join](crate::Joins), are a short transaction of a few. A call that failed may be made again: what took
-/// effect does not do so twice. While a `single_node` relay runs on the table it holds all of it, and nothing can be
+/// Each call is one transaction for up to 1,000 ids, and takes this many round trips to the server, however many ids there
+/// are:
+///
+/// | call | PostgreSQL | MySQL, MariaDB |
+/// | --- | --- | --- |
+/// | `ack`, `release`, `extend` | 1 | 1 |
+/// | `abandon`, `fail` | 1 | 4 |
+/// | `claim` | 5; 4 if nothing is due | 4; 3 if nothing is due |
+/// | `claim` of items with ordering keys | 6 | 5 |
+/// | `reap_expired` | 4 | 1 |
+///
+/// That is on a connection that was in use within the last second; one that was idle for longer is asked first whether it is
+/// alive. A claim that goes past blocked or suspect items takes as many again for each window, and settling steps of a
+/// [join](crate::Joins) is a short transaction of up to ten statements. A call that failed may be made again: what took effect does
+/// not do so twice. While a `single_node` relay runs on the table it holds all of it, and nothing can be
 /// claimed; that is logged once.
 #[derive(Clone)]
 pub struct WorkQueue {
@@ -76,6 +93,8 @@ pub struct WorkQueue {
     completion: Completion,
     on_dead: OnDead,
     lookout: Arc<claim::Lookout>,
+    /// The relay of this process, if there is one: it delivers what settling an item writes.
+    door: HotDoor,
 }
 
 impl fmt::Debug for WorkQueue {
@@ -95,12 +114,15 @@ pub struct WorkItem {
     id: WorkItemId,
     event: Event,
     seq: Option<i64>,
+    created_at: Option<DateTime<Utc>>,
+    last_error: Option<String>,
 }
 
 impl WorkItem {
     fn new(delivery: Delivery) -> Self {
         let id = WorkItemId::new(delivery.event.id().clone(), delivery.claim, delivery.attempts);
-        Self { id, event: delivery.event, seq: delivery.seq }
+        let Delivery { event, seq, created_at, last_error, .. } = delivery;
+        Self { id, event, seq, created_at, last_error }
     }
 
     /// This claim of the message, to settle it with. The message's own id is [`message`](WorkItemId::message).
@@ -121,6 +143,33 @@ impl WorkItem {
     /// Its place in the table.
     pub fn seq(&self) -> Option<i64> {
         self.seq
+    }
+
+    /// When the database stored it, by the database's clock.
+    pub fn created_at(&self) -> Option<DateTime<Utc>> {
+        self.created_at
+    }
+
+    /// Why it was [abandoned](WorkQueue::abandon) last; `None` if it was not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use std::time::Duration;
+    /// # use outbox::{Backoff, Event, NodeId, Outbox};
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// # let me = NodeId::generate();
+    /// # let minute = Duration::from_secs(60);
+    /// outbox.send(Event::new("email.send").json(&"ada@example.org")).await?;
+    /// let queue = outbox.queue();
+    /// let item = queue.claim(&me, minute, 1).await?.remove(0);
+    /// assert_eq!(item.last_error(), None);
+    /// queue.abandon_after(&me, [item.id()], Duration::ZERO, "no answer").await?;
+    /// assert_eq!(queue.claim(&me, minute, 1).await?[0].last_error(), Some("no answer"));
+    /// # Ok(()) }
+    /// ```
+    pub fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
     }
 }
 
@@ -147,6 +196,20 @@ impl WorkQueue {
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
             lookout: Arc::default(),
+            door: HotDoor::default(),
+        }
+    }
+
+    /// Wakes the relay behind this door when events are written.
+    pub(crate) fn waking(mut self, door: HotDoor) -> Self {
+        self.door = door;
+        self
+    }
+
+    /// Has the relay of this process look, if events were written by a settlement: what follows a join.
+    fn wake_if(&self, wrote: bool) {
+        if let Some(engine) = self.door.engine().filter(|_| wrote) {
+            engine.wake.notify_one();
         }
     }
 
@@ -294,9 +357,10 @@ impl WorkQueue {
                 .iter()
                 .map(|id| Settlement { id: id.message().clone(), claim: id.claim(), verdict: verdict(id) })
                 .collect();
-            let settled = self.store.settle(&by, self.completion, &settlements).await?.moved;
-            self.report(owner, &settlements, settled);
-            total += settled;
+            let Settled { moved, wrote } = self.store.settle(&by, self.completion, &settlements).await?;
+            self.wake_if(wrote);
+            self.report(owner, &settlements, moved);
+            total += moved;
         }
         Ok(total)
     }
@@ -322,12 +386,12 @@ impl WorkQueue {
         for Settlement { id, verdict, .. } in settlements {
             match verdict {
                 Verdict::Dead { reason, .. } => {
-                    tracing::error!(store, %owner, event = %id, reason, "event is dead");
+                    tracing::error!(store, %owner, event = %Escaped(id), reason, "event is dead");
                 }
                 Verdict::Again { after, error, .. } => {
-                    tracing::warn!(store, %owner, event = %id, retry_in = ?after, error, "work item was abandoned");
+                    tracing::warn!(store, %owner, event = %Escaped(id), retry_in = ?after, error, "work item was abandoned");
                 }
-                Verdict::Done | Verdict::Released => {}
+                Verdict::Done | Verdict::Released | Verdict::ReleasedSuspect => {}
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Relay;
+use super::bytes::{ByteBudget, QUEUE_BYTES};
 use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
 use super::in_tx::{AnyOutbox, Transactional};
@@ -17,10 +18,10 @@ use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
 use crate::log::Pair;
-use crate::retry::{Backoff, RetryPolicy};
+use crate::retry::RetryPolicy;
 use crate::sql::Database;
 use crate::sql::begin::Finished;
-use crate::store::{Completion, NodeId, OnDead, Purge, Purgeable, SharedStore};
+use crate::store::{Completion, Node, NodeId, OnDead, Purge, Purgeable, SharedStore};
 
 /// Which of the modes a relay runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,16 +63,19 @@ pub(crate) struct Settings {
     pub(crate) hot: bool,
     pub(crate) hot_capacity: usize,
     pub(crate) cold_capacity: usize,
+    pub(crate) bytes: Arc<ByteBudget>,
     pub(crate) batch: usize,
     pub(crate) poll_interval: Duration,
     pub(crate) skip_recent: Duration,
     pub(crate) lease: Duration,
+    pub(crate) presence: Duration,
     pub(crate) drain: Duration,
     pub(crate) handler_timeout: Duration,
     pub(crate) linger: Duration,
     pub(crate) completion: Completion,
     pub(crate) on_dead: OnDead,
-    pub(crate) retry: Arc<dyn RetryPolicy>,
+    /// `None`: the default of handlers, or of publishing.
+    pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
     pub(crate) pairs: Vec<Pair>,
@@ -88,16 +92,18 @@ impl Settings {
             hot: mode != Mode::Ordered,
             hot_capacity: 1_000,
             cold_capacity: 1_000,
+            bytes: ByteBudget::new(QUEUE_BYTES),
             batch: 50,
             poll_interval: Duration::from_secs(5),
             skip_recent: Duration::ZERO,
-            lease: Duration::from_secs(300),
+            lease: Duration::from_secs(30),
+            presence: Node::PRESENCE,
             drain: Duration::from_secs(5),
             handler_timeout: Duration::from_secs(300),
             linger: Duration::from_millis(20),
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
-            retry: Arc::new(Backoff::default()),
+            retry: None,
             purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
             pairs: Vec::new(),
@@ -138,12 +144,23 @@ impl Settings {
         if self.lease < shortest {
             return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
         }
+        at_most("presence", self.presence <= year, "a year")?;
+        if self.presence < shortest {
+            return Err(Error::Setting(format!("presence is {:?}: use at least 100 ms", self.presence)));
+        }
         if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 100 {
             return Err(Error::Setting("node must have 1 to 100 characters".to_owned()));
         }
         if let Some(purge) = &self.purge {
             positive("purge batch", purge.what.limit > 0)?;
             positive("purge interval", !purge.every.is_zero())?;
+            if purge.what.what == Purgeable::Everything && self.mode != Mode::WriterOnly {
+                let mode = self.mode.name();
+                let mistake = format!(
+                    "delete_undelivered is for writer_only: {mode} would delete events before it delivers them"
+                );
+                return Err(Error::Setting(mistake));
+            }
         }
         Ok(())
     }
@@ -154,20 +171,22 @@ impl Settings {
 pub struct PurgeSettings {
     pub(crate) every: Duration,
     pub(crate) what: Purge,
+    /// `None`: dead events stay.
+    pub(crate) dead: Option<Duration>,
     pub(crate) inbox: Duration,
 }
 
 impl Default for PurgeSettings {
-    /// DONE and DEAD rows seven days after they became so and inbox entries after thirty, 500 at a time, every hour.
+    /// DONE rows seven days after they became so and inbox entries after thirty, 500 at a time, every hour. Dead events are
+    /// kept until a person decides.
     fn default() -> Self {
-        let what =
-            Purge { what: Purgeable::Finished, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
-        Self { every: Duration::from_secs(3_600), what, inbox: Duration::from_secs(30 * 86_400) }
+        let what = Purge { what: Purgeable::Done, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
+        Self { every: Duration::from_secs(3_600), what, dead: None, inbox: Duration::from_secs(30 * 86_400) }
     }
 }
 
 impl PurgeSettings {
-    /// How long rows are kept after they became DONE or DEAD.
+    /// How long rows are kept after they became DONE.
     pub fn retention(mut self, keep: Duration) -> Self {
         self.what.older_than = keep;
         self
@@ -185,20 +204,44 @@ impl PurgeSettings {
         self
     }
 
-    /// How often to purge.
+    /// How often to purge. The first purge comes within a minute of the start, at a random time.
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval;
         self
     }
 
-    /// Leave dead events for people to look at, however old.
-    pub fn keep_dead(mut self) -> Self {
-        self.what.what = Purgeable::Done;
+    /// How long dead events are kept; for ever if not set. One that holds back its key, because a later event with its ordering
+    /// key is pending, is not deleted even then.
+    pub fn dead_retention(mut self, keep: Duration) -> Self {
+        self.dead = Some(keep);
         self
     }
 
-    /// Delete every row by the time it was created, delivered or not: only for tables that nothing but CDC reads.
-    fn by_age(mut self) -> Self {
+    /// Keeps dead events until a person decides, however old: the default.
+    pub fn keep_dead(mut self) -> Self {
+        self.dead = None;
+        self
+    }
+
+    /// Deletes every row by the time it was created, **also events that were never delivered**: only for tables that CDC
+    /// reads, where no relay ever marks a row DONE. Only with [`writer_only`](crate::Outbox::writer_only); a relay that delivers
+    /// does not start with it.
+    ///
+    /// Not for a relay in another process: when that is down for longer than the retention, its events are gone.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Outbox, PurgeSettings};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let by_age = PurgeSettings::default().delete_undelivered();
+    /// assert!(outbox.multi_node().purge(by_age.clone()).start().await.is_err());
+    /// let upkeep = outbox.writer_only().purge(by_age).start().await?;
+    /// # upkeep.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn delete_undelivered(mut self) -> Self {
         self.what.what = Purgeable::Everything;
         self
     }
@@ -321,7 +364,7 @@ impl<S> RelayBuilder<S> {
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        self.fallback(Route { call: Call::Plain(Arc::new(RawFn(handler))), retry: None })
+        self.fallback(Call::Plain(Arc::new(RawFn(handler))).into())
     }
 
     fn fallback(mut self, route: Route) -> Self {
@@ -426,7 +469,7 @@ impl<S> RelayBuilder<S> {
         handler: impl TxHandler<DB>,
     ) -> Self {
         let call = Call::InTx(Arc::new(Transactional::<DB>::new(handler)));
-        self.route(aggregate_type.into(), event_type.into(), Route { call, retry: None })
+        self.route(aggregate_type.into(), event_type.into(), call.into())
     }
 
     /// Registers a [`Handler`]. A second one for the same pair is an error.
@@ -436,11 +479,8 @@ impl<S> RelayBuilder<S> {
         event_type: impl Into<EventType>,
         handler: impl Handler,
     ) -> Self {
-        self.route(
-            aggregate_type.into(),
-            event_type.into(),
-            Route { call: Call::Plain(Arc::new(handler)), retry: None },
-        )
+        let call = Call::Plain(Arc::new(handler));
+        self.route(aggregate_type.into(), event_type.into(), call.into())
     }
 
     /// Registers a [`Handler`] whose failures are retried in their own way.
@@ -451,8 +491,54 @@ impl<S> RelayBuilder<S> {
         handler: impl Handler,
         retry: impl RetryPolicy,
     ) -> Self {
-        let route = Route { call: Call::Plain(Arc::new(handler)), retry: Some(Arc::new(retry)) };
-        self.route(aggregate_type.into(), event_type.into(), route)
+        self.handler(aggregate_type, event_type, handler).with_retry(retry)
+    }
+
+    /// Retries failures of the handler that was registered right before in its own way, however it was registered: with
+    /// [`on`](Self::on), [`on_type`](Self::on_type), [`on_aggregate`](Self::on_aggregate), [`on_any`](Self::on_any),
+    /// [`on_tx`](Self::on_tx), [`handler`](Self::handler) or [`tx_handler`](Self::tx_handler). The policy of a publisher is set by
+    /// [`Destination::retry`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use std::time::Duration;
+    /// use outbox::{Backoff, Cx, Outbox};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.single_node()
+    ///     .on_type("email.send", async |_: Cx| { /* … */ })
+    ///         .with_retry(Backoff::default().max_attempts(3))
+    ///         .with_timeout(Duration::from_secs(10))
+    ///     .on_any(async |_: Cx| { /* … */ })
+    ///         .with_retry(Backoff::never())
+    ///     .start().await?;
+    /// # relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn with_retry(self, retry: impl RetryPolicy) -> Self {
+        self.last_handler("with_retry", |route| route.retry = Some(Arc::new(retry)))
+    }
+
+    /// Limits the time of the handler that was registered right before, instead of
+    /// [`handler_timeout`](Self::handler_timeout). As [`with_retry`](Self::with_retry) it follows a handler.
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        if limit.is_zero() {
+            self.mistake.get_or_insert(Error::Setting("with_timeout must be greater than 0".to_owned()));
+        }
+        self.last_handler("with_timeout", |route| route.timeout = Some(limit))
+    }
+
+    fn last_handler(mut self, method: &str, set: impl FnOnce(&mut Route)) -> Self {
+        match self.routes.last_handler() {
+            Some(route) => set(route),
+            None => {
+                let mistake =
+                    format!("{method} follows a handler: on, on_type, on_aggregate, on_any, on_tx, handler");
+                self.mistake.get_or_insert(Error::Setting(mistake));
+            }
+        }
+        self
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "private end of the public methods above")]
@@ -478,13 +564,18 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How failures are retried; [`Backoff::default`] if not set.
+    /// How failures are retried, of handlers and of publishers that have no [policy of their own](Destination::retry). If not
+    /// set, [`Backoff::default`](crate::Backoff::default) for handlers, and [`Backoff::publishing`](crate::Backoff::publishing) for publishers.
     pub fn retry(mut self, retry: impl RetryPolicy) -> Self {
-        self.settings.retry = Arc::new(retry);
+        self.settings.retry = Some(Arc::new(retry));
         self
     }
 
     /// How many handlers run at once; 4 if not set. Of a fleet, over all databases together; 64 if not set.
+    ///
+    /// With [publishers](Self::forward) it bounds batches, not events: a worker hands up to 250 events at once to the publisher, which
+    /// has all of them under way, or as many as its own setting says, such as `concurrency` of a webhook (16). With 4 workers
+    /// that is up to 1,000 events, or 64 requests.
     pub fn workers(mut self, workers: usize) -> Self {
         self.settings.workers = workers;
         self
@@ -499,6 +590,23 @@ impl<S> RelayBuilder<S> {
     /// How many events that were read wait for a worker; 1,000 if not set.
     pub fn cold_capacity(mut self, events: usize) -> Self {
         self.settings.cold_capacity = events;
+        self
+    }
+
+    /// How many bytes the events may take that were read and are not settled yet; 64 MiB if not set. The relay
+    /// reads no further until a quarter of it is free. One event is always read, however large. The relays of a
+    /// fleet share it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.multi_node().queue_bytes(16 << 20).start().await?;
+    /// # relay.stop().await
+    /// # }
+    /// ```
+    pub fn queue_bytes(mut self, bytes: usize) -> Self {
+        self.settings.bytes = ByteBudget::new(bytes);
         self
     }
 
@@ -526,14 +634,24 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How long an event is leased; 5 min if not set. Renewed while its handler runs: this is how long a crash delays
-    /// what the node had in hand. `single_node` holds no leases on events.
+    /// How long an event is leased; 30 s if not set. Renewed at a third of that while its handler runs: this is how long a crash
+    /// delays the events in the hands of the node, if no other relay releases them sooner; see [`presence`](Self::presence).
+    /// `single_node` holds no leases on events.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// The name of this node, instead of a generated one. No other running node may have it.
+    /// How long this relay counts as present after it has announced itself; 20 s if not set. It announces itself four times as
+    /// often. When it has not been seen for so long, other relays release its leases, and it handles nothing that it holds
+    /// until it has announced itself again and renewed them.
+    pub fn presence(mut self, presence: Duration) -> Self {
+        self.settings.presence = presence;
+        self
+    }
+
+    /// The name of this node, instead of a generated one. No other running node may have it: a relay that starts under the name of one
+    /// that did not stop properly takes its leases back at once.
     pub fn node(mut self, node: impl Into<NodeId>) -> Self {
         self.settings.node = node.into();
         self
@@ -569,10 +687,10 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// What is purged and how often.
+    /// What is purged and how often. Undelivered events are never deleted, in no mode, unless
+    /// [`delete_undelivered`](PurgeSettings::delete_undelivered) says so.
     pub fn purge(mut self, purge: PurgeSettings) -> Self {
-        let by_age = self.settings.mode == Mode::WriterOnly;
-        self.settings.purge = Some(if by_age { purge.by_age() } else { purge });
+        self.settings.purge = Some(purge);
         self
     }
 
@@ -641,13 +759,14 @@ mod tests {
         assert_eq!((settings.hot_capacity, settings.cold_capacity), (1_000, 1_000));
         assert_eq!(settings.poll_interval, Duration::from_secs(5));
         assert_eq!(settings.skip_recent, Duration::ZERO);
-        assert_eq!(settings.lease, Duration::from_secs(5 * 60));
+        assert_eq!((settings.lease, settings.presence), (Duration::from_secs(30), Duration::from_secs(20)));
         assert_eq!(settings.drain, Duration::from_secs(5));
         assert_eq!((settings.completion, settings.on_dead), (Completion::Keep, OnDead::Hold));
 
         let purge = settings.purge.unwrap();
         assert_eq!(purge.every, Duration::from_secs(60 * 60));
-        assert_eq!((purge.what.what, purge.what.limit), (Purgeable::Finished, 500));
+        assert_eq!((purge.what.what, purge.what.limit), (Purgeable::Done, 500));
+        assert_eq!(purge.dead, None);
         assert_eq!(purge.what.older_than, Duration::from_secs(7 * 24 * 60 * 60));
         assert_eq!(purge.inbox, Duration::from_secs(30 * 24 * 60 * 60));
     }

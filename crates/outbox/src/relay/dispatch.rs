@@ -19,11 +19,12 @@ use super::{Engine, Job};
 use crate::EVENTS;
 use crate::destination::{Destination, Gate, Router};
 use crate::error::Error;
+use crate::escape::Escaped;
 use crate::event::{Event, EventType};
-use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler};
+use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
 use crate::retry::{Backoff, RetryPolicy, decide};
-use crate::store::{Settlement, Verdict};
+use crate::store::{RunId, Settlement, Verdict};
 use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
@@ -32,15 +33,30 @@ pub(crate) struct Routes {
     by_type: HashMap<String, Vec<(String, Route)>>,
     router: Option<Arc<dyn Router>>,
     fallback: Option<Route>,
+    /// The handler that was added last.
+    last: Option<Last>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
 }
 
-/// A handler, and how its failures are retried if not as all others.
+/// Where the handler stands that was added last.
+enum Last {
+    OfType { event_type: String, aggregate_type: String },
+    Fallback,
+}
+
+/// A handler, how its failures are retried if not as all others, and how long it may take.
 #[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) call: Call,
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl From<Call> for Route {
+    fn from(call: Call) -> Self {
+        Self { call, retry: None, timeout: None }
+    }
 }
 
 /// How a handler is called.
@@ -56,7 +72,7 @@ pub(crate) enum Call {
 
 impl From<Destination> for Route {
     fn from(destination: Destination) -> Self {
-        Self { retry: destination.retry.clone(), call: Call::Publish(destination) }
+        Self { retry: destination.retry.clone(), ..Call::Publish(destination).into() }
     }
 }
 
@@ -68,13 +84,28 @@ impl Routes {
             return false;
         }
         routes.push((aggregate_type.to_owned(), route));
+        let (event_type, aggregate_type) = (event_type.to_owned(), aggregate_type.to_owned());
+        self.last = Some(Last::OfType { event_type, aggregate_type });
         true
+    }
+
+    /// The handler that was added last; `None` if there is none, or if a publisher came after it.
+    pub(crate) fn last_handler(&mut self) -> Option<&mut Route> {
+        let route = match self.last.as_ref()? {
+            Last::OfType { event_type, aggregate_type } => {
+                let routes = self.by_type.get_mut(event_type)?;
+                routes.iter_mut().find(|(aggregate, _)| aggregate == aggregate_type).map(|(_, route)| route)
+            }
+            Last::Fallback => self.fallback.as_mut(),
+        };
+        route.filter(|route| !matches!(route.call, Call::Publish(_)))
     }
 
     /// Serves what no other handler does; false if there is one already.
     pub(crate) fn add_fallback(&mut self, route: Route) -> bool {
         let free = self.fallback.is_none();
         self.fallback.get_or_insert(route);
+        self.last = Some(Last::Fallback);
         free
     }
 
@@ -82,6 +113,7 @@ impl Routes {
     pub(crate) fn add_router(&mut self, router: Arc<dyn Router>) -> bool {
         let free = self.router.is_none();
         self.router.get_or_insert(router);
+        self.last = None;
         free
     }
 
@@ -109,8 +141,27 @@ impl Routes {
         self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
     }
 
+    /// Whether events may go to more than one destination.
+    pub(crate) fn may_split(&self) -> bool {
+        let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
+        let mut gates = routes.filter_map(|route| match &route.call {
+            Call::Publish(destination) => Some(destination.gate.id),
+            Call::Plain(_) | Call::InTx(_) => None,
+        });
+        let first = gates.next();
+        self.router.is_some() || gates.any(|gate| Some(gate) != first)
+    }
+
+    /// The types that handlers and destinations were registered for.
+    pub(crate) fn types(&self) -> impl Iterator<Item = &str> {
+        self.by_type.keys().map(String::as_str)
+    }
+
     /// Where all events of a type go, whatever else they have, if that is one destination.
-    fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
+    pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
+        if *event_type == join::REPORT {
+            return None;
+        }
         let routes = self.by_type.get(event_type.as_str()).map_or(&[][..], Vec::as_slice);
         let mut calls: Vec<Call> = routes.iter().map(|(_, route)| route.call.clone()).collect();
         if !routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
@@ -154,10 +205,7 @@ impl Routes {
             match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
                 Ok(destination) => destination.map(Route::from),
                 // Not "nowhere": that would be the end of the event.
-                Err(panic) => Some(Route {
-                    call: Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))),
-                    retry: None,
-                }),
+                Err(panic) => Some(Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))).into()),
             }
         };
         let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
@@ -187,6 +235,12 @@ pub(crate) async fn work(engine: Arc<Engine>) {
             Some(place) => place.handler().await,
             None => None,
         };
+        if let Strand::Key(run) = &strand
+            && engine.is_rerouted(run)
+        {
+            forward::give_back(&engine, run).await;
+            continue;
+        }
         if let Some(destination) = engine.destination(&strand) {
             forward(&engine, strand, &destination).await;
             continue;
@@ -208,10 +262,11 @@ pub(crate) async fn work(engine: Arc<Engine>) {
 }
 
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn follow(engine: &Arc<Engine>, key: Arc<str>) {
+async fn follow(engine: &Arc<Engine>, key: RunId) {
     for _ in 0..TURN {
         let job = match engine.runs.next(&key, |job| engine.routes.way(&job.delivery.event)) {
             Next::Job(job) => job,
+            Next::Refused => return forward::give_back(engine, &key).await,
             Next::Not(Way::Elsewhere) => break,
             Next::Not(_) => {
                 engine.settler.catch_up().await;
@@ -231,7 +286,7 @@ async fn follow(engine: &Arc<Engine>, key: Arc<str>) {
         // Everything behind it goes back: it has to wait.
         let rest = engine.runs.halt(&key);
         engine.lanes.uncount_cold(rest.len());
-        let behind = rest.iter().map(|job| job.told(Verdict::Released));
+        let behind = rest.iter().map(|job| job.told(job.released()));
         let told = told.into_iter().chain(behind).collect();
         let spoken = Spoken::Verdicts { told, epoch, key: Some(key), halted: true, urgent: true };
         engine.settler.say(spoken).await;
@@ -261,14 +316,14 @@ pub(super) async fn ready<'a>(
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
-        tracing::debug!(store = engine.name(), event = %event.id(), "not handled: the lease is over");
+        tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "not handled: the lease is over");
         engine.let_go(job);
         return Ready::Gone;
     }
     if let Some(expires_in) = delivery.expires_in {
         let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
         if expires_in <= waited {
-            tracing::error!(store = engine.name(), event = %event.id(), event_type = %event.event_type(), "event is dead: expired");
+            tracing::error!(store = engine.name(), event = %Escaped(event.id()), event_type = %Escaped(event.event_type()), "event is dead: expired");
             return Ready::Verdict(Verdict::Dead { counted: false, reason: "expired".to_owned() });
         }
     }
@@ -281,6 +336,11 @@ pub(super) async fn ready<'a>(
     if delivery.goes_alone() {
         // What became of those before is written: if the process dies, only this one is counted.
         engine.settler.catch_up().await;
+    }
+    // That may have taken longer than the lease lasts.
+    if !engine.held.start(event.id(), job.tag(), Instant::now()) {
+        engine.let_go(job);
+        return Ready::Gone;
     }
     match count_start(engine, job).await {
         Start::Go => Ready::Go,
@@ -355,33 +415,35 @@ async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
         }
         Ended::Stale => {
             engine.metrics.stale.increment(1);
-            tracing::warn!(store = engine.name(), event = %event.id(), "came too late: rolled back");
+            tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "came too late: rolled back");
             engine.let_go(job);
             return None;
         }
     };
     let own = route.as_ref().and_then(|route| route.retry.as_deref());
-    let policy = own.unwrap_or(&*engine.settings.retry);
-    let verdict = decide_safely(engine.name(), result, delivery.attempts, policy);
+    let policy = own.or(engine.settings.retry.as_deref());
+    let verdict = decide_safely(engine.name(), result, delivery.attempts, policy, &Backoff::default());
     report(engine, job, &verdict, route.is_some() || is_report(event));
     Some(Told { written: settled, ..job.told(verdict) })
 }
 
-/// A retry policy is the user's code as well: one that panics must not end the worker.
+/// A retry policy is the user's code as well: one that panics must not end the worker. `default` applies if there is none, or
+/// if it panics.
 pub(super) fn decide_safely(
     store: &str,
     result: Result<Outcome, Failure>,
     attempts: u32,
-    policy: &dyn RetryPolicy,
+    policy: Option<&dyn RetryPolicy>,
+    default: &Backoff,
 ) -> Verdict {
     let random = rand::random();
-    let decided = |policy| {
-        std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)))
-    };
-    decided(policy).unwrap_or_else(|panic| {
+    let Some(policy) = policy else { return decide(result, attempts, default, random) };
+    let decided =
+        std::panic::catch_unwind(AssertUnwindSafe(|| decide(result.clone(), attempts, policy, random)));
+    decided.unwrap_or_else(|panic| {
         let Failure { message, .. } = panicked("the retry policy", &*panic);
         tracing::error!(store, error = message, "retrying by the default policy instead");
-        decide(result, attempts, &Backoff::default(), random)
+        decide(result, attempts, default, random)
     })
 }
 
@@ -397,7 +459,7 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
     let (entered, refused) = before(&engine.routes.interceptors, &cx);
     let ended = match (refused, route) {
         (Some(failure), _) => Ended::Said(Err(failure)),
-        (None, Some(route)) => run(engine, job, &route.call, cx.clone()).await,
+        (None, Some(route)) => run(engine, job, route, cx.clone()).await,
         (None, None) if is_report(&cx) => Ended::Said(report::tell(engine, &cx).await),
         (None, None) => {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
@@ -433,19 +495,19 @@ pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outc
         let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, said)));
         if let Err(panic) = after {
             let Failure { message, .. } = panicked("an interceptor", &*panic);
-            tracing::error!(store = engine.name(), event = %cx.id(), error = message, "after-interceptor failed");
+            tracing::error!(store = engine.name(), event = %Escaped(cx.id()), error = message, "after-interceptor failed");
         }
     }
 }
 
-async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
-    let limit = engine.settings.handler_timeout;
+async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
+    let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
     // What a handler logs belongs to its event.
     let span = tracing::info_span!(
-        "outbox.handle", store = engine.name(), event = %cx.id(), event_type = %cx.event_type(), attempt = cx.attempt()
+        "outbox.handle", store = engine.name(), event = %Escaped(cx.id()), event_type = %Escaped(cx.event_type()), attempt = cx.attempt()
     );
     crate::trace::go_on(&span, cx.headers());
-    match call {
+    match &route.call {
         Call::Plain(handler) => {
             // Made inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
@@ -461,6 +523,8 @@ async fn run(engine: &Engine, job: &Job, call: &Call, cx: Cx) -> Ended {
             let end = End {
                 store: engine.name(),
                 settlement: job.settlement(Verdict::Done),
+                held: &engine.held,
+                tag: job.tag(),
                 completion: engine.settings.completion,
                 limit,
                 // Not asked of this node's clock: SQLite's one writer, which this handler is, keeps leadership from
@@ -504,19 +568,26 @@ pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler:
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;
+    // A detail may hold data: it is stored, and not logged.
+    let plain = |error: &Option<String>| error.as_deref().map(|error| split_detail(error).0.to_owned());
     match verdict {
         Verdict::Dead { reason, .. } => {
-            tracing::error!(store, event = %id, %event_type, attempt, reason, "event is dead");
+            let reason = split_detail(reason).0;
+            tracing::error!(store, event = %Escaped(id), event_type = %Escaped(event_type), attempt, reason, "event is dead");
         }
         Verdict::Again { after, counted: true, error } if has_handler => {
-            tracing::error!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "handler failed");
+            let error = plain(error);
+            tracing::error!(store, event = %Escaped(id), event_type = %Escaped(event_type), attempt, retry_in = ?after, error, "handler failed");
         }
         Verdict::Again { after, counted: true, error } => {
-            tracing::warn!(store, event = %id, %event_type, attempt, retry_in = ?after, error, "no handler yet");
+            let error = plain(error);
+            tracing::warn!(store, event = %Escaped(id), event_type = %Escaped(event_type), attempt, retry_in = ?after, error, "no handler yet");
         }
-        Verdict::Done => tracing::info!(target: EVENTS, store, event = %id, %event_type, attempt, "handled"),
-        Verdict::Again { .. } | Verdict::Released => {
-            tracing::debug!(target: EVENTS, store, event = %id, %event_type, attempt, "put off");
+        Verdict::Done => {
+            tracing::info!(target: EVENTS, store, event = %Escaped(id), event_type = %Escaped(event_type), attempt, "handled");
+        }
+        Verdict::Again { .. } | Verdict::Released | Verdict::ReleasedSuspect => {
+            tracing::debug!(target: EVENTS, store, event = %Escaped(id), event_type = %Escaped(event_type), attempt, "put off");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Between two passes: sleeping until somebody writes, and saying that this relay runs.
+//! Between two passes: sleeping until a row is written.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::store::{Node, NodeOutage, NodeState, Watch};
+use crate::store::{RelayTask, Watch};
 
 /// How long a relay stays awake after it was called: under load it polls, and nobody needs to call.
 const LULL: Duration = Duration::from_millis(10);
@@ -25,13 +25,16 @@ pub(super) async fn doze(engine: Arc<Engine>) {
     let dozing = async {
         loop {
             match engine.store.watch().await {
-                Ok(None) => return,
+                // There are no notifications here: what failed before was in vain.
+                Ok(None) => return engine.monitor.rests(RelayTask::Watch),
                 Ok(Some(mut watch)) => {
                     let Err(error) = keep_watch(&engine, &mut *watch).await else { return };
                     tracing::debug!(store = engine.name(), %error, "lost the line on which writers call: polling");
+                    engine.monitor.failed(RelayTask::Watch, &error.to_string());
                 }
                 Err(error) => {
                     tracing::debug!(store = engine.name(), %error, "writers cannot call: polling");
+                    engine.monitor.failed(RelayTask::Watch, &error.to_string());
                 }
             }
             tokio::time::sleep(DEAF).await;
@@ -52,7 +55,9 @@ async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
             tokio::time::sleep(STANDBY).await;
             continue;
         }
-        if !watch.is_ours().await? {
+        let is_ours = watch.is_ours().await?;
+        engine.monitor.succeeded(RelayTask::Watch);
+        if !is_ours {
             if let Ok(called) = tokio::time::timeout(STANDBY, watch.called()).await {
                 called?;
                 engine.look_everywhere();
@@ -75,56 +80,10 @@ async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
     }
 }
 
-/// Says that this relay runs, which destinations are not available to it, and what it has counted, until the relay is over.
-pub(super) async fn announce(engine: Arc<Engine>) {
-    loop {
-        if let Err(error) = engine.store.announce(engine.node(), &engine.state()).await {
-            tracing::debug!(store = engine.name(), %error, "could not say that this relay runs");
-        }
-        // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
-        if let Ok(oldest) = engine.store.oldest_due().await {
-            engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
-        }
-        tokio::select! {
-            () = tokio::time::sleep(Node::SAYS_SO) => {}
-            () = engine.waiting.changed() => {}
-            () = counted(&engine) => {}
-            () = engine.over.cancelled() => break,
-        }
-    }
-    if let Err(error) = engine.store.retire(engine.node()).await {
-        tracing::debug!(store = engine.name(), %error, "could not say that this relay has stopped");
-    }
-}
-
-/// Waits until something was counted, and at least for as long as nobody minds not to know.
-async fn counted(engine: &Engine) {
-    tokio::time::sleep(Node::COUNTS_SAID).await;
-    engine.tally.changed().await;
-}
-
 impl Engine {
     /// Has the taker look at the whole table.
     pub(crate) fn look_everywhere(&self) {
         self.everywhere.store(true, Ordering::Release);
         self.wake.notify_one();
-    }
-
-    fn state(&self) -> NodeState {
-        NodeState {
-            mode: self.settings.mode.name().to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            active: self.station.holder().is_some(),
-            outages: self.waiting.outages(),
-            on_dead: self.settings.on_dead,
-            counts: self.tally.counts(),
-        }
-    }
-}
-
-impl NodeOutage {
-    pub(super) fn new(destination: &str, outage: crate::destination::Outage, types: Vec<String>) -> Self {
-        let (destination, since, reason) = (destination.to_owned(), outage.since, outage.reason);
-        Self { destination, since, reason, types }
     }
 }

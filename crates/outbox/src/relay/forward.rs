@@ -1,10 +1,11 @@
 //! Forwarding: workers hand events to publishers, many at a time.
 //!
 //! A worker that comes upon an event for a destination takes along what else is queued for it. The events of a key stay in
-//! their order, and behind one that was not published the rest of its key goes back. While a destination is not available its
-//! events are not taken from the table at all, where that can be told by their type.
+//! their order, and behind one that was not published the rest of its key goes back. While a destination is unavailable its
+//! events are not taken from the table at all, where that can be told by their type; one of them is, to probe.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -15,18 +16,29 @@ use super::lanes::Strand;
 use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
-use crate::destination::{Destination, Gate};
+use crate::destination::{Admission, Destination, Gate, Phase, Probe};
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing, PublishError};
-use crate::store::{NodeOutage, Verdict};
+use crate::retry::Backoff;
+use crate::store::{NodeOutage, RunId, Verdict};
 use crate::suspect::Admitted;
 
 /// At most this many events at a time.
 const MOST: usize = 250;
 
-/// How long an event waits that cannot be left in the table until its destination is available again.
-const PUT_OFF: Duration = Duration::from_secs(2);
+/// How long an event is put off that cannot be left in the table until its destination is available again: as long as the outage
+/// has lasted, within these limits.
+const PUT_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+/// The time between two such events of one destination: it bounds what an outage writes, however many events wait.
+const PUT_OFF_APART: Duration = Duration::from_millis(10);
+
+/// No event is put off for longer than this.
+const LONGEST_PUT_OFF: Duration = Duration::from_secs(300);
+
+/// A probe that was taken and not sent is given up for lost after this.
+pub(super) const PROBE_LOST: Duration = Duration::from_secs(2);
 
 /// What became of an event that was to be published.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +57,7 @@ impl Sent {
         match self {
             Sent::Done => Ok(Outcome::Done),
             Sent::Failed(failure) => Err(failure),
-            Sent::Untried | Sent::Unavailable => Ok(Outcome::RetryAfter(PUT_OFF)),
+            Sent::Untried | Sent::Unavailable => Ok(Outcome::RetryAfter(PUT_OFF.0)),
         }
     }
 }
@@ -61,18 +73,21 @@ pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destinati
 /// Events for one destination, those of each key in order.
 struct Batch {
     jobs: Vec<Job>,
-    /// The keys that this worker is at now.
-    keys: Vec<Arc<str>>,
+    /// The runs that this worker is at now, and which jobs are of each.
+    runs: Vec<(RunId, Range<usize>)>,
 }
 
 impl Batch {
     fn gather(engine: &Engine, first: Strand, to: &Destination) -> Option<Self> {
-        let mut batch = Self { jobs: Vec::new(), keys: Vec::new() };
+        let mut batch = Self { jobs: Vec::new(), runs: Vec::new() };
         batch.add(engine, first, to);
         if batch.jobs.first().is_some_and(|job| !job.delivery.goes_alone()) {
             let wanted = |strand: &Strand| match strand {
                 Strand::One(job) => engine.is_for(job, to),
-                Strand::Key(key) => engine.runs.peek(key, |job| engine.is_for(job, to)).unwrap_or(false),
+                Strand::Key(run) => {
+                    run.destination.is_none_or(|gate| gate == to.gate.id)
+                        && engine.runs.peek(run, |job| engine.is_for(job, to)).unwrap_or(false)
+                }
             };
             while batch.jobs.len() < MOST {
                 let more = engine.lanes.take_more(MOST - batch.jobs.len(), wanted);
@@ -101,8 +116,9 @@ impl Batch {
                     engine.leads_to(&job.delivery.event, to) && (alone || !job.delivery.goes_alone())
                 });
                 engine.lanes.uncount_cold(jobs.len());
+                let start = self.jobs.len();
                 self.jobs.extend(jobs);
-                self.keys.push(key);
+                self.runs.push((key, start..self.jobs.len()));
             }
         }
     }
@@ -121,7 +137,7 @@ impl Batch {
         let mut watch = Watch::new(engine);
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
-            verdicts.push(Some(Verdict::Released));
+            verdicts.push(Some(job.released()));
             if key.is_some_and(|key| stopped.contains(key)) {
                 continue;
             }
@@ -144,13 +160,16 @@ impl Batch {
         let events: Vec<Outgoing> = sending.iter().map(|(_, outgoing)| outgoing.clone()).collect();
         let sent = publish(engine, &to.gate, &events).await;
         watch.over();
+        if sent.contains(&Sent::Done) {
+            engine.monitor.published(to.name());
+        }
         for ((index, _), sent) in sending.iter().zip(sent) {
             let job = &self.jobs[*index];
             if let Some((cx, entered)) = entered.remove(index) {
                 after(engine, &cx, entered, &sent.clone().into_handled());
             }
             let verdict = match sent {
-                Sent::Untried => Verdict::Released,
+                Sent::Untried => job.released(),
                 Sent::Unavailable => engine.put_off(&job.delivery.event, &to.gate),
                 sent => decide(engine, job, sent.into_handled(), to),
             };
@@ -188,58 +207,60 @@ impl Batch {
 
     /// Says what became of the events, and what is next for their keys.
     async fn settle(self, engine: &Arc<Engine>, verdicts: Vec<Option<Verdict>>) {
+        let mut verdicts = verdicts;
+        for (run, range) in &self.runs {
+            let jobs = range.clone().map(|n| (&self.jobs[n], verdicts[n].take())).collect();
+            settle_run(engine, run, jobs, false).await;
+        }
         let mut free: HashMap<i64, Vec<Told>> = HashMap::new();
-        let mut by_key: HashMap<&str, Vec<(&Job, Option<Verdict>)>> = HashMap::new();
         for (job, verdict) in self.jobs.iter().zip(verdicts) {
-            match job.delivery.event.ordering_key() {
-                Some(key) => by_key.entry(key).or_default().push((job, verdict)),
-                None => {
-                    let told = verdict.map(|verdict| job.told(verdict));
-                    free.entry(job.epoch).or_default().extend(told);
-                }
-            }
+            let told = verdict.map(|verdict| job.told(verdict));
+            free.entry(job.epoch).or_default().extend(told);
         }
-        for (epoch, told) in free {
+        for (epoch, told) in free.into_iter().filter(|(_, told)| !told.is_empty()) {
             engine.settler.say(Spoken::verdicts(told, epoch)).await;
-        }
-        for key in &self.keys {
-            let jobs = by_key.remove(&**key).unwrap_or_default();
-            settle_key(engine, key, jobs).await;
         }
     }
 }
 
-/// The events of a key, up to the first that is not done; behind that one everything goes back.
-async fn settle_key(engine: &Arc<Engine>, key: &Arc<str>, jobs: Vec<(&Job, Option<Verdict>)>) {
-    let halted = jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
+/// Gives back the events of a run which go elsewhere by now: what is queued there already must not come after them.
+pub(super) async fn give_back(engine: &Arc<Engine>, run: &RunId) {
+    settle_run(engine, run, Vec::new(), true).await;
+}
+
+/// Settles the events of a run, up to the first that is not done; behind that one, or if `halted`, everything goes back.
+async fn settle_run(engine: &Arc<Engine>, run: &RunId, jobs: Vec<(&Job, Option<Verdict>)>, halted: bool) {
+    let halted = halted
+        || engine.runs.is_refused(run)
+        || jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
     let mut told: HashMap<i64, Vec<Told>> = HashMap::new();
     for (job, verdict) in jobs {
         let verdict = verdict.map(|verdict| job.told(verdict));
         told.entry(job.epoch).or_default().extend(verdict);
     }
-    let rest = if halted { engine.runs.halt(key) } else { Vec::new() };
+    let rest = if halted { engine.runs.halt(run) } else { Vec::new() };
     engine.lanes.uncount_cold(rest.len());
     for job in &rest {
-        told.entry(job.epoch).or_default().push(job.told(Verdict::Released));
+        told.entry(job.epoch).or_default().push(job.told(job.released()));
     }
     let mut told: Vec<(i64, Vec<Told>)> = told.into_iter().collect();
     told.sort_unstable_by_key(|(epoch, _)| *epoch);
     let last = told.len().saturating_sub(1);
     for (n, (epoch, told)) in told.into_iter().enumerate() {
-        let key = Some(key.clone());
+        let key = Some(run.clone());
         engine
             .settler
             .say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent: halted })
             .await;
     }
-    if !halted && engine.runs.goes_on(key) {
-        engine.lanes.push_cold(vec![Strand::Key(key.clone())]);
+    if !halted && engine.runs.goes_on(run) {
+        engine.lanes.push_cold(vec![Strand::Key(run.clone())]);
     }
 }
 
 fn decide(engine: &Engine, job: &Job, result: Result<Outcome, Failure>, to: &Destination) -> Verdict {
-    let policy = to.retry.as_deref().unwrap_or(&*engine.settings.retry);
-    decide_safely(engine.name(), result, job.delivery.attempts, policy)
+    let policy = to.retry.as_deref().or(engine.settings.retry.as_deref());
+    decide_safely(engine.name(), result, job.delivery.attempts, policy, &Backoff::publishing())
 }
 
 pub(super) fn outgoing(job: &Job) -> Outgoing {
@@ -252,61 +273,135 @@ pub(super) fn outgoing(job: &Job) -> Outgoing {
     }
 }
 
-/// Has a batch published, and says what became of each event.
+/// Has a batch published, and says what became of each event. If the destination may be available again after an outage, one
+/// event goes first.
 pub(super) async fn publish(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
-    let all = |sent: Sent| vec![sent; events.len()];
     if events.is_empty() {
         return Vec::new();
     }
-    if gate.is_shut() {
-        return all(Sent::Unavailable);
+    if events.len() > 1 && gate.suspects_any() && events.iter().any(|event| gate.suspects(event.id())) {
+        return Box::pin(publish_apart(engine, gate, events)).await;
     }
+    let probe = match gate.admit() {
+        Admission::Open => return send(engine, gate, events, None).await,
+        Admission::Refused => return vec![Sent::Unavailable; events.len()],
+        Admission::Probe(probe) => probe,
+    };
+    let chosen = choose(events);
+    let first = send(engine, gate, &events[chosen..=chosen], Some(probe)).await.pop();
+    let first = first.unwrap_or(Sent::Unavailable);
+    let rest: Vec<Outgoing> =
+        events.iter().enumerate().filter(|(n, _)| *n != chosen).map(|(_, event)| event.clone()).collect();
+    let mut sent = match first {
+        Sent::Done => Box::pin(publish(engine, gate, &rest)).await,
+        _ => vec![Sent::Unavailable; rest.len()],
+    };
+    sent.insert(chosen, first);
+    sent
+}
+
+/// The event of a batch that is the probe: any that is the first of its key, so that no event is always the one.
+fn choose(events: &[Outgoing]) -> usize {
+    let mut keys = HashSet::new();
+    let is_first = |event: &Outgoing, keys: &mut HashSet<String>| {
+        event.ordering_key().is_none_or(|key| keys.insert(key.to_owned()))
+    };
+    let firsts: Vec<usize> = (0..events.len()).filter(|n| is_first(&events[*n], &mut keys)).collect();
+    firsts[rand::random_range(0..firsts.len())]
+}
+
+/// What a publisher made of a batch.
+enum Answer {
+    Published,
+    /// It is not healthy: nothing was sent.
+    Unhealthy(String),
+    /// The destination is unavailable.
+    Unavailable(PublishError, String),
+    Failed(PublishError),
+}
+
+async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
     let publisher = &gate.publisher;
-    let published = async {
-        if !publisher.is_healthy().await {
-            return Ok(Err((None, "it says that it is not healthy".to_owned())));
+    if let Err(unavailable) = publisher.health().await {
+        return Answer::Unhealthy(unavailable.to_string());
+    }
+    match publisher.publish_batch(events).await {
+        Ok(()) => Answer::Published,
+        Err(error) if error.is_unavailable() => {
+            let reason = error.to_string();
+            Answer::Unavailable(error, reason)
         }
-        match publisher.publish_batch(events).await {
-            Ok(()) => Ok(Ok(None)),
-            Err(error) if error.is_unavailable() || !publisher.is_healthy().await => {
-                let reason = error.to_string();
-                Ok(Err((Some(error), reason)))
-            }
-            Err(error) => Ok(Ok(Some(error))),
-        }
+        // What the publisher pins to an event is that event's failure, whatever becomes of the destination.
+        Err(error) if error.fate(0).is_some() => Answer::Failed(error),
+        // It failed, and is gone: that may be why.
+        Err(error) => match publisher.health().await {
+            Ok(()) => Answer::Failed(error),
+            Err(unavailable) => Answer::Unavailable(error, unavailable.to_string()),
+        },
+    }
+}
+
+/// Sends a batch, which is one event if it is a probe.
+async fn send(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing], probe: Option<Probe>) -> Vec<Sent> {
+    let all = |sent: Sent| vec![sent; events.len()];
+    let unavailable = |probe: Option<Probe>, reason: &str| match probe {
+        Some(probe) => probe.failed(reason),
+        None => gate.shut(reason),
     };
     let (began, limit) = (Instant::now(), engine.settings.handler_timeout);
-    let error = match guarded("the publisher", limit, published).await {
-        Ok(Ok(None)) => {
+    let answer = async { Ok(ask(gate, events).await) };
+    let error = match guarded("the publisher", limit, answer).await {
+        Ok(Answer::Published) => {
             gate.works();
+            gate.forget(events.iter().map(|event| event.id()));
+            if let Some(probe) = probe {
+                probe.succeeded();
+            }
             return all(Sent::Done);
         }
-        Ok(Ok(Some(error))) => error,
-        Ok(Err((error, reason))) => {
-            gate.shut(&reason);
-            let fate = |index| error.as_ref().and_then(|error| error.fate(index));
-            // It failed, and then it was gone: that is why.
-            let to_blame = error.as_ref().is_some_and(PublishError::is_unavailable);
-            let sent = |index| match fate(index).map(cut_off) {
-                Some(Sent::Failed(_)) if !to_blame => Sent::Unavailable,
-                sent => sent.unwrap_or(Sent::Unavailable),
-            };
-            return (0..events.len()).map(sent).collect();
+        Ok(Answer::Unhealthy(reason)) => {
+            unavailable(probe, &reason);
+            return all(Sent::Unavailable);
         }
+        Ok(Answer::Unavailable(error, reason)) => {
+            if error.published() > 0 {
+                gate.works();
+            }
+            unavailable(probe, &reason);
+            let sent = |(index, event): (usize, &Outgoing)| match error.fate(index).map(known) {
+                Some(sent @ (Sent::Done | Sent::Failed(_))) => sent,
+                _ if gate.blames(event.id(), events.len() == 1) => Sent::Failed(Failure::retry(format!(
+                    "{reason} (the destination took other events meanwhile)"
+                ))),
+                _ => Sent::Unavailable,
+            };
+            return events.iter().enumerate().map(sent).collect();
+        }
+        Ok(Answer::Failed(error)) => error,
         // It took too long: so it would for each.
-        Err(failure) if began.elapsed() >= limit => return all(Sent::Failed(failure)),
+        Err(failure) if began.elapsed() >= limit => {
+            if let Some(probe) = probe {
+                probe.failed(&failure.message);
+            }
+            return all(Sent::Failed(failure));
+        }
         // It panicked.
         Err(failure) => failure.into(),
     };
     if error.published() > 0 {
         gate.works();
     }
+    match probe {
+        Some(probe) if error.published() > 0 => probe.succeeded(),
+        Some(probe) => probe.refused(),
+        None => {}
+    }
     match (error.fate(0), events) {
         (Some(_), _) => {
             (0..events.len()).map(|index| error.fate(index).map_or(Sent::Untried, known)).collect()
         }
         (None, [_]) => all(Sent::Failed(error.failure)),
-        // Nobody knows which it was.
+        // The failure is unknown to be of any of them: one at a time tells.
         (None, _) => Box::pin(publish_each(engine, gate, events)).await,
     }
 }
@@ -319,11 +414,37 @@ fn known(fate: Fate) -> Sent {
     }
 }
 
-fn cut_off(fate: Fate) -> Sent {
-    match known(fate) {
-        Sent::Untried => Sent::Unavailable,
-        sent => sent,
+/// Those first that always went well; then one by one those that the destination was unavailable for while it took others, and
+/// what is behind them in their keys.
+async fn publish_apart(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+    let mut keys: HashSet<&str> = HashSet::new();
+    let (mut good, mut suspect) = (Vec::new(), Vec::new());
+    for (index, event) in events.iter().enumerate() {
+        let key = event.ordering_key();
+        if gate.suspects(event.id()) || key.is_some_and(|key| keys.contains(key)) {
+            keys.extend(key);
+            suspect.push(index);
+        } else {
+            good.push(index);
+        }
     }
+    let of = |indexes: &[usize]| indexes.iter().map(|n| events[*n].clone()).collect::<Vec<_>>();
+    let mut sent = vec![Sent::Untried; events.len()];
+    let mut stopped: HashSet<&str> = HashSet::new();
+    for (index, one) in good.iter().zip(publish(engine, gate, &of(&good)).await) {
+        if one != Sent::Done {
+            stopped.extend(events[*index].ordering_key());
+        }
+        sent[*index] = one;
+    }
+    let suspect: Vec<usize> = suspect
+        .into_iter()
+        .filter(|n| events[*n].ordering_key().is_none_or(|key| !stopped.contains(key)))
+        .collect();
+    for (index, one) in suspect.iter().zip(publish_each(engine, gate, &of(&suspect)).await) {
+        sent[*index] = one;
+    }
+    sent
 }
 
 /// One by one, of each key up to the first that fails.
@@ -359,6 +480,10 @@ struct Wait {
     whole: BTreeSet<EventType>,
     /// Some events of these do, and come again.
     part: BTreeSet<EventType>,
+    /// The half-open phase in which an event was taken as a probe, and when.
+    probed: Option<(u64, Instant)>,
+    /// When the next event that is put off may come again.
+    next: Instant,
 }
 
 impl Waiting {
@@ -367,18 +492,48 @@ impl Waiting {
     }
 
     /// Types that are not to be taken now: all their events go to a gate that is shut, by what the routes say at this moment.
-    pub(crate) fn types(&self, routes: &Routes) -> Vec<String> {
+    /// By gate.
+    pub(crate) fn types(&self, routes: &Routes) -> Vec<(Arc<Gate>, Vec<String>)> {
         let shut: Vec<(Arc<Gate>, BTreeSet<EventType>)> = {
             let gates = self.gates();
             let shut = gates.iter().filter(|wait| wait.gate.is_shut());
             shut.map(|wait| (wait.gate.clone(), wait.whole.clone())).collect()
         };
         // A router may have changed its mind since they were put off. It is asked while nothing is locked.
-        let mut types = BTreeSet::new();
-        for (gate, whole) in &shut {
-            types.extend(whole.iter().filter(|event_type| routes.sends_all(event_type, gate)));
+        let still = |gate: Arc<Gate>, whole: BTreeSet<EventType>| {
+            let types = whole.iter().filter(|event_type| routes.sends_all(event_type, &gate));
+            let types: Vec<String> = types.map(ToString::to_string).collect();
+            (!types.is_empty()).then_some((gate, types))
+        };
+        shut.into_iter().filter_map(|(gate, whole)| still(gate, whole)).collect()
+    }
+
+    /// Whether an event should be taken now to probe this gate. Once in each half-open phase, unless the probe was lost.
+    pub(crate) fn begin_probe(&self, gate: &Arc<Gate>) -> bool {
+        let Some(phase) = gate.wants_probe() else { return false };
+        let mut gates = self.gates();
+        let Some(wait) = gates.iter_mut().find(|wait| Arc::ptr_eq(&wait.gate, gate)) else { return false };
+        let is_new = wait.probed.is_none_or(|(of, at)| of != phase || at.elapsed() >= PROBE_LOST);
+        if is_new {
+            wait.probed = Some((phase, Instant::now()));
         }
-        types.into_iter().map(ToString::to_string).collect()
+        is_new
+    }
+
+    /// Whether events of this type are left in the table.
+    pub(crate) fn leaves(&self, event_type: &EventType) -> bool {
+        self.gates().iter().any(|wait| wait.whole.contains(event_type) && wait.gate.is_shut())
+    }
+
+    /// How long to put an event off that waits for this gate.
+    fn delay(&self, gate: &Arc<Gate>) -> Duration {
+        let lasted = gate.outage().and_then(|outage| (chrono::Utc::now() - outage.since).to_std().ok());
+        let grown = lasted.unwrap_or_default().clamp(PUT_OFF.0, PUT_OFF.1);
+        let now = Instant::now();
+        let mut gates = self.gates();
+        let Some(wait) = gates.iter_mut().find(|wait| Arc::ptr_eq(&wait.gate, gate)) else { return grown };
+        wait.next = wait.next.max(now + grown) + PUT_OFF_APART;
+        (wait.next - now).min(LONGEST_PUT_OFF)
     }
 
     /// The destinations that are not available.
@@ -401,7 +556,8 @@ impl Waiting {
         let mut gates = self.gates();
         let known = gates.iter().position(|wait| Arc::ptr_eq(&wait.gate, gate));
         let at = known.unwrap_or_else(|| {
-            gates.push(Wait { gate: gate.clone(), whole: BTreeSet::new(), part: BTreeSet::new() });
+            let (whole, part) = (BTreeSet::new(), BTreeSet::new());
+            gates.push(Wait { gate: gate.clone(), whole, part, probed: None, next: Instant::now() });
             gates.len() - 1
         });
         let types = if whole { &mut gates[at].whole } else { &mut gates[at].part };
@@ -423,12 +579,18 @@ impl Engine {
     pub(super) fn destination(&self, strand: &Strand) -> Option<Destination> {
         match strand {
             Strand::One(job) => self.routes.destination(&job.delivery.event),
-            Strand::Key(key) => self.destination_of_key(key),
+            Strand::Key(run) => self.destination_of_run(run),
         }
     }
 
-    pub(super) fn destination_of_key(&self, key: &str) -> Option<Destination> {
-        self.runs.peek(key, |job| self.routes.destination(&job.delivery.event)).flatten()
+    pub(super) fn destination_of_run(&self, run: &RunId) -> Option<Destination> {
+        self.runs.peek(run, |job| self.routes.destination(&job.delivery.event)).flatten()
+    }
+
+    /// Whether the next event of a run that goes to one destination does not go there any more.
+    pub(super) fn is_rerouted(&self, run: &RunId) -> bool {
+        let gate = |job: &Job| self.routes.destination(&job.delivery.event).map(|to| to.gate.id);
+        run.destination.is_some() && self.runs.peek(run, gate).is_some_and(|gate| gate != run.destination)
     }
 
     fn leads_to(&self, event: &Event, to: &Destination) -> bool {
@@ -440,29 +602,64 @@ impl Engine {
         !job.delivery.goes_alone() && self.leads_to(&job.delivery.event, to)
     }
 
-    /// What becomes of an event whose destination is not available: it stays in the table, untouched, if its type tells that it
-    /// waits; else it comes again.
+    /// What becomes of an event whose destination is unavailable: it stays in the table, untouched, if its type tells that it
+    /// waits; else it comes again, ever later.
     fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
         let whole = self.routes.sends_all(event.event_type(), gate);
         if self.waiting.add(gate, event.event_type(), whole) {
-            let (engine, gate) = (self.clone(), gate.clone());
-            let unavailable = self.metrics.unavailable(gate.publisher.name());
-            unavailable.set(1.0);
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = gate.opened() => {}
-                    () = engine.stop.cancelled() => {}
-                }
-                engine.waiting.remove(&gate);
-                unavailable.set(0.0);
-                engine.wake.notify_one();
-            });
+            tokio::spawn(self.clone().follow_outage(gate.clone()));
         }
-        if !whole {
-            let reason = gate.outage().map(|outage| outage.reason).unwrap_or_default();
-            let error = Some(format!("{} is not available: {reason}", gate.publisher.name()));
-            return Verdict::Again { after: PUT_OFF, counted: false, error };
+        if whole {
+            return Verdict::Released;
         }
-        Verdict::Released
+        let error = Some(format!("{} is unavailable: {}", gate.publisher.name(), gate.reason()));
+        Verdict::Again { after: self.waiting.delay(gate), counted: false, error }
+    }
+
+    /// Has the taker look when a gate may be probed, and when it is open again.
+    async fn follow_outage(self: Arc<Self>, gate: Arc<Gate>) {
+        let unavailable = self.metrics.unavailable(gate.publisher.name());
+        unavailable.set(1.0);
+        let (mut phases, mut reason) = (gate.phases(), gate.reason());
+        while *phases.borrow_and_update() != Phase::Open {
+            if gate.wants_probe().is_some() {
+                self.wake.notify_one();
+            }
+            let now = gate.reason();
+            if now != reason {
+                reason = now;
+                self.waiting.changed.notify_one();
+            }
+            tokio::select! {
+                // The sender is the gate's own: it cannot be gone.
+                _ = phases.changed() => {}
+                () = self.stop.cancelled() => break,
+            }
+        }
+        self.waiting.remove(&gate);
+        unavailable.set(0.0);
+        self.wake.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::LogPublisher;
+
+    /// However many there are, and however long it takes.
+    #[tokio::test]
+    async fn events_that_cannot_be_left_in_the_table_come_back_one_after_another() {
+        let gate = Destination::new(LogPublisher::new()).gate;
+        let waiting = Waiting::default();
+        gate.shut("gone");
+        waiting.add(&gate, &EventType::from("e"), false);
+        let delays: Vec<Duration> = (0..1_001).map(|_| waiting.delay(&gate)).collect();
+        assert!(delays[0] >= PUT_OFF.0 && delays[0] < 2 * PUT_OFF.0);
+        assert!(delays[1_000] >= delays[0] + 900 * PUT_OFF_APART, "{:?}", delays[1_000]);
+        for _ in 0..100_000 {
+            let _ = waiting.delay(&gate);
+        }
+        assert_eq!(waiting.delay(&gate), LONGEST_PUT_OFF);
     }
 }

@@ -3,11 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::sync::Mutex;
 use crate::event::EventId;
-use crate::store::Claim;
+use crate::store::{Claim, Settlement, Verdict};
 
 /// What tells one hold of an event from another: the claim with leases, the epoch with leadership.
 pub(crate) type Tag = i64;
@@ -23,10 +23,35 @@ struct Inner {
     entries: HashMap<EventId, Entry>,
     /// Settled since the current read began: that read may have seen them before.
     settled: HashSet<EventId>,
+    presence: Option<Presence>,
+    /// How many entries have another claim than their job.
+    reclaimed: usize,
+}
+
+/// How long this node's announcements protect its leases.
+///
+/// Other nodes release the leases of a node that has not announced itself for its presence, by the database's clock. So a lease
+/// is worth nothing after that, and this node has to stop believing in it first. Both clocks run at the same speed:
+///
+/// - `until` counts from before the announcement was sent, hence it is over before the database's time is. After that nothing
+///   is started.
+/// - An announcement that is answered before `until` was stored before any node could release anything: presence goes on.
+/// - One that is answered later may have been stored too late: in the meantime every lease may have been released, and its
+///   event settled by another node. A release and an announcement exclude each other, so whatever is asked of the database
+///   after the answer (`since`) is answered with that release done. Leases that were taken or renewed before are not
+///   believed in until they are renewed; renewing names the claim, which a release raises.
+///
+/// A verdict needs none of this: it names its claim.
+#[derive(Clone, Copy)]
+struct Presence {
+    since: Instant,
+    until: Instant,
 }
 
 struct Entry {
     tag: Tag,
+    /// The claim under which its job was queued: an earlier one, if this node has claimed the event again since.
+    first: Tag,
     /// When the lease runs out here, by this process's own clock, counted from before it was asked for. `None`: held
     /// by leadership, not by a lease.
     until: Option<Instant>,
@@ -35,11 +60,41 @@ struct Entry {
     uncommitted: bool,
     running: bool,
     lost: bool,
+    /// Whether the holder before may have vanished because of it.
+    suspect: bool,
+    /// A verdict is being written that lets it come again: its next claim is a new delivery.
+    given_up: bool,
 }
 
 impl Entry {
     fn new(tag: Tag, until: Option<Instant>) -> Self {
-        Self { tag, until, uncommitted: false, running: false, lost: false }
+        let (uncommitted, running, lost, suspect, given_up) = Default::default();
+        Self { tag, first: tag, until, uncommitted, running, lost, suspect, given_up }
+    }
+
+    /// Whether a job of this claim is the one that this entry stands for.
+    fn covers(&self, tag: Tag) -> bool {
+        (self.first..=self.tag).contains(&tag)
+    }
+
+    /// Whether only this node has claimed the event between the claim of this entry and a new one. The lease of a
+    /// row ran out and was claimed again, or that of a list, which raises the claims once more. Every other holder, and every
+    /// fence, raises them as well. So does a verdict of this node that lets the event come again.
+    fn is_followed_by(&self, tag: Tag) -> bool {
+        let next = if self.tag == 0 { 2 } else { self.tag + 1 };
+        !self.uncommitted && !self.given_up && tag == next
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, id: &EventId) {
+        let removed = self.entries.remove(id);
+        self.reclaimed -= usize::from(removed.is_some_and(|entry| entry.first != entry.tag));
+    }
+
+    /// Whether what was asked for then is worth anything: a lease from before presence lapsed is not.
+    fn believes(&self, asked: Instant) -> bool {
+        self.presence.is_none_or(|presence| asked >= presence.since)
     }
 }
 
@@ -69,20 +124,97 @@ impl Held {
 
     /// An event that was reserved is committed.
     pub(crate) fn committed(&self, id: &EventId, tag: Tag) {
-        if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.tag == tag) {
+        if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.covers(tag)) {
             entry.uncommitted = false;
         }
     }
 
-    /// Takes an event in under a claim that the database has just given. An older claim of ours was lost then.
-    pub(crate) fn admit_claimed(&self, id: &EventId, tag: Tag, until: Instant) {
-        self.inner().entries.insert(id.clone(), Entry::new(tag, Some(until)));
+    /// Takes an event in under a claim that the database has just given, for a lease that was asked for then. Returns whether it
+    /// has to be queued.
+    ///
+    /// An older claim of this node ran out then. If no other node has had the event since, its job goes on under the new claim: it
+    /// may be running, or its verdict may be about to be written. To handle it a second time would be in vain, and out
+    /// of order if later events of its key are in hand. Else the older claim was lost.
+    pub(crate) fn admit_claimed(
+        &self,
+        id: &EventId,
+        tag: Tag,
+        asked: Instant,
+        lease: Duration,
+        suspect: bool,
+    ) -> bool {
+        let mut inner = self.inner();
+        let until = Some(if inner.believes(asked) { asked + lease } else { asked });
+        let Inner { entries, reclaimed, .. } = &mut *inner;
+        match entries.get_mut(id) {
+            Some(entry) if entry.is_followed_by(tag) => {
+                *reclaimed += usize::from(entry.first == entry.tag);
+                (entry.tag, entry.until, entry.lost) = (tag, until, false);
+                false
+            }
+            _ => {
+                inner.remove(id);
+                inner.entries.insert(id.clone(), Entry { suspect, ..Entry::new(tag, until) });
+                true
+            }
+        }
+    }
+
+    /// Gives verdicts that are about to be written the claims under which their events are held now.
+    pub(crate) fn update_claims(&self, settlements: &mut [Settlement]) {
+        let mut inner = self.inner();
+        let reclaimed = inner.reclaimed > 0;
+        for settlement in settlements {
+            let comes_again = settlement.verdict != Verdict::Done;
+            if !reclaimed && !comes_again {
+                continue;
+            }
+            if let Some(entry) = inner.entries.get_mut(&settlement.id)
+                && entry.covers(settlement.claim.into())
+            {
+                settlement.claim = entry.tag as Claim;
+                entry.given_up |= comes_again;
+            }
+        }
+    }
+
+    /// This node has announced itself, which lasts for so long: asked then, answered at `now`. Returns whether presence had
+    /// lapsed, so that no lease is believed in before it is renewed.
+    pub(crate) fn announced(&self, asked: Instant, now: Instant, presence: Duration) -> bool {
+        let mut inner = self.inner();
+        let until = asked + presence;
+        match &mut inner.presence {
+            Some(current) if now < current.until => {
+                current.until = current.until.max(until);
+                false
+            }
+            lapsed => {
+                let had_any = lapsed.is_some();
+                *lapsed = Some(Presence { since: now, until });
+                for entry in inner.entries.values_mut() {
+                    entry.until = entry.until.map(|until| until.min(now));
+                }
+                had_any
+            }
+        }
+    }
+
+    /// For how long this node has been present without a gap; `None` while it is not.
+    pub(crate) fn present_for(&self, now: Instant) -> Option<Duration> {
+        let presence = self.inner().presence?;
+        (now < presence.until).then(|| now.duration_since(presence.since))
     }
 
     /// Whether the event may be handled now, under this claim. Then it counts as running.
     pub(crate) fn start(&self, id: &EventId, tag: Tag, now: Instant) -> bool {
-        match self.inner().entries.get_mut(id) {
-            Some(entry) if entry.tag == tag && !entry.lost && entry.until.is_none_or(|until| now < until) => {
+        let mut inner = self.inner();
+        let present = inner.presence.is_none_or(|presence| now < presence.until);
+        match inner.entries.get_mut(id) {
+            Some(entry)
+                if entry.covers(tag)
+                    && !entry.lost
+                    && entry.until.is_none_or(|until| present && now < until) =>
+            {
                 entry.running = true;
                 true
             }
@@ -94,8 +226,8 @@ impl Held {
     pub(crate) fn settled<'a>(&self, settled: impl IntoIterator<Item = (&'a EventId, Tag)>, remember: bool) {
         let mut inner = self.inner();
         for (id, tag) in settled {
-            if inner.entries.get(id).is_some_and(|entry| entry.tag == tag) {
-                inner.entries.remove(id);
+            if inner.entries.get(id).is_some_and(|entry| entry.covers(tag)) {
+                inner.remove(id);
             }
             if remember {
                 inner.settled.insert(id.clone());
@@ -121,21 +253,26 @@ impl Held {
         leased.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
     }
 
-    /// What became of renewing `asked`: those in `kept` last until then, the others are lost. Returns how many were.
+    /// What became of renewing `leases`, asked for then: those in `kept` last for the time of a lease, the others are lost. Returns
+    /// how many were.
     pub(crate) fn renewed(
         &self,
-        asked: &[(EventId, Claim)],
+        leases: &[(EventId, Claim)],
         kept: &HashSet<EventId>,
-        until: Instant,
+        asked: Instant,
+        lease: Duration,
     ) -> usize {
         let mut inner = self.inner();
+        let believed = inner.believes(asked);
         let mut lost = 0;
-        for (id, claim) in asked {
+        for (id, claim) in leases {
             let Some(entry) = inner.entries.get_mut(id).filter(|entry| entry.tag == Tag::from(*claim)) else {
                 continue;
             };
             if kept.contains(id) {
-                entry.until = Some(until);
+                if believed {
+                    entry.until = Some(asked + lease);
+                }
             } else {
                 entry.lost = true;
                 lost += 1;
@@ -144,17 +281,22 @@ impl Held {
         lost
     }
 
-    /// Everything held that no handler is at, or simply everything.
-    pub(crate) fn remaining(&self, with_running: bool) -> Vec<(EventId, Claim)> {
+    /// Everything held that no handler is at, or simply everything, to be given back.
+    pub(crate) fn remaining(&self, with_running: bool) -> Vec<Settlement> {
         let inner = self.inner();
         let committed = inner.entries.iter().filter(|(_, entry)| !entry.uncommitted);
         let remaining = committed.filter(|(_, entry)| with_running || !entry.running);
-        remaining.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
+        let released = |(id, entry): (&EventId, &Entry)| {
+            let verdict = if entry.suspect { Verdict::ReleasedSuspect } else { Verdict::Released };
+            Settlement { id: id.clone(), claim: entry.tag as Claim, verdict }
+        };
+        remaining.map(released).collect()
     }
 
     /// Lets go of everything: the right to it is lost.
     pub(crate) fn clear(&self) {
-        *self.inner() = Inner::default();
+        let mut inner = self.inner();
+        (inner.entries, inner.settled, inner.reclaimed) = Default::default();
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -164,8 +306,6 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -204,7 +344,7 @@ mod tests {
         assert!(held.start(&b, 1, now));
 
         let asked = held.leases();
-        assert_eq!(held.renewed(&asked, &HashSet::from([a.clone()]), later), 1);
+        assert_eq!(held.renewed(&asked, &HashSet::from([a.clone()]), now, Duration::from_secs(30)), 1);
         assert!(held.start(&a, 1, now), "renewed");
         assert!(!held.start(&b, 1, now), "lost");
     }
@@ -213,10 +353,134 @@ mod tests {
     fn an_old_claim_does_not_settle_a_new_one() {
         let held = Held::default();
         let id = EventId::generate();
-        let until = Instant::now() + Duration::from_secs(30);
-        held.admit_claimed(&id, 1, until);
-        held.admit_claimed(&id, 2, until);
+        let (asked, lease) = (Instant::now(), Duration::from_secs(30));
+        assert!(held.admit_claimed(&id, 1, asked, lease, false));
+        assert!(held.admit_claimed(&id, 3, asked, lease, false), "another node had it in between");
         held.settled([(&id, 1)], false);
         assert_eq!(held.len(), 1);
+        assert!(!held.start(&id, 1, asked));
+    }
+
+    /// Its verdict is written under the new claim, so that it is not handled twice.
+    #[test]
+    fn a_job_goes_on_under_the_next_claim_if_no_other_node_had_the_event() {
+        let held = Held::default();
+        let (asked, lease) = (Instant::now(), Duration::from_secs(30));
+        for (first, second) in [(1, 2), (0, 2)] {
+            let id = EventId::generate();
+            assert!(held.admit_claimed(&id, first, asked, lease, false));
+            assert!(!held.admit_claimed(&id, second, asked, lease, true), "it is queued already");
+            assert!(held.start(&id, first, asked));
+            let mut verdicts = [Settlement { id: id.clone(), claim: first as Claim, verdict: Verdict::Done }];
+            held.update_claims(&mut verdicts);
+            assert_eq!(Tag::from(verdicts[0].claim), second);
+            assert_eq!(held.leases(), [(id.clone(), second as Claim)], "the new claim is renewed");
+            held.settled([(&id, first)], false);
+            assert_eq!((held.len(), held.inner().reclaimed), (0, 0));
+        }
+    }
+
+    /// 0 to 1 is no claim: a list was taken away, or its holder was fenced, and the event is not this node's.
+    #[test]
+    fn a_claim_that_skips_one_is_a_new_hold() {
+        let held = Held::default();
+        let (asked, lease) = (Instant::now(), Duration::from_secs(30));
+        for (first, second) in [(0, 1), (0, 3), (1, 3), (2, 2)] {
+            let id = EventId::generate();
+            held.admit_claimed(&id, first, asked, lease, false);
+            assert!(held.admit_claimed(&id, second, asked, lease, false), "{first} to {second}");
+        }
+    }
+
+    /// An event of a list that is given back has claims of 1, and its next claim is 2, as if the list had been reaped.
+    #[test]
+    fn an_event_that_is_being_given_back_is_delivered_anew() {
+        let held = Held::default();
+        let (asked, lease) = (Instant::now(), Duration::from_secs(30));
+        for (verdict, anew) in [(Verdict::Released, true), (Verdict::Done, false)] {
+            let id = EventId::generate();
+            held.admit_claimed(&id, 0, asked, lease, false);
+            held.update_claims(&mut [Settlement { id: id.clone(), claim: 0, verdict }]);
+            assert_eq!(held.admit_claimed(&id, 2, asked, lease, false), anew);
+            held.settled([(&id, 0)], false);
+            assert_eq!(held.leases().iter().any(|(held, _)| *held == id), anew, "the new delivery is held");
+        }
+    }
+
+    #[test]
+    fn an_event_whose_transaction_is_open_is_not_taken_over_by_its_next_claim() {
+        let held = Held::default();
+        let (id, now) = (EventId::generate(), Instant::now());
+        assert!(held.reserve(&id, 1, Some(now)));
+        assert!(held.admit_claimed(&id, 2, now, Duration::from_secs(30), false));
+    }
+
+    #[test]
+    fn a_suspect_is_given_back_as_one() {
+        let held = Held::default();
+        let (id, now) = (EventId::generate(), Instant::now());
+        held.admit_claimed(&id, 1, now, Duration::from_secs(30), true);
+        assert_eq!(held.remaining(false)[0].verdict, Verdict::ReleasedSuspect);
+    }
+
+    const LEASE: Duration = Duration::from_secs(60);
+    const PRESENCE: Duration = Duration::from_secs(20);
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    /// Others may have released its leases since.
+    #[test]
+    fn a_node_that_could_not_announce_itself_starts_nothing() {
+        let (held, start) = (Held::default(), Instant::now());
+        let id = EventId::generate();
+        assert!(!held.announced(start, start, PRESENCE));
+        held.admit_claimed(&id, 1, start, LEASE, false);
+        assert!(held.start(&id, 1, at(start, 19)));
+        assert!(!held.start(&id, 1, at(start, 20)), "the lease lasts, presence does not");
+        assert_eq!(held.present_for(at(start, 20)), None);
+    }
+
+    #[test]
+    fn presence_goes_on_while_it_is_renewed_in_time() {
+        let (held, start) = (Held::default(), Instant::now());
+        let id = EventId::generate();
+        held.announced(start, start, PRESENCE);
+        held.admit_claimed(&id, 1, start, LEASE, false);
+        assert!(!held.announced(at(start, 15), at(start, 19), PRESENCE));
+        assert!(held.start(&id, 1, at(start, 34)));
+        assert_eq!(held.present_for(at(start, 34)), Some(Duration::from_secs(34)));
+        assert!(!held.start(&id, 1, at(start, 35)), "it counts from before it was asked for");
+    }
+
+    #[test]
+    fn after_a_lapse_a_lease_is_worth_nothing_until_it_is_renewed() {
+        let (held, start) = (Held::default(), Instant::now());
+        let (old, late) = (EventId::generate(), EventId::generate());
+        held.announced(start, start, PRESENCE);
+        held.admit_claimed(&old, 1, start, LEASE, false);
+        let (asked, leases) = (at(start, 12), held.leases());
+        assert!(held.announced(at(start, 15), at(start, 21), PRESENCE), "the answer came too late");
+        assert_eq!(held.present_for(at(start, 22)), Some(Duration::from_secs(1)));
+        assert!(!held.start(&old, 1, at(start, 22)));
+        // What was asked for before that answer may have been answered before a release.
+        held.renewed(&leases, &HashSet::from([old.clone()]), asked, LEASE);
+        held.admit_claimed(&late, 1, at(start, 20), LEASE, false);
+        assert!(!held.start(&old, 1, at(start, 22)) && !held.start(&late, 1, at(start, 22)));
+        let leases = held.leases();
+        held.renewed(&leases, &HashSet::from([old.clone()]), at(start, 22), LEASE);
+        assert!(held.start(&old, 1, at(start, 23)), "renewed since");
+        assert!(!held.start(&late, 1, at(start, 23)), "lost");
+    }
+
+    /// It is held by leadership, which has its own lease.
+    #[test]
+    fn leadership_does_not_need_presence() {
+        let (held, start) = (Held::default(), Instant::now());
+        let id = EventId::generate();
+        held.announced(start, start, PRESENCE);
+        held.admit(&id, 7, None);
+        assert!(held.start(&id, 7, at(start, 60)));
     }
 }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::{Engine, Job, tag};
@@ -99,6 +100,7 @@ pub(crate) struct Reservation {
     epoch: i64,
     claim: Claim,
     since: Instant,
+    created_at: Option<DateTime<Utc>>,
 }
 
 /// What the relay says to an event that is about to be written.
@@ -118,6 +120,8 @@ impl Engine {
             || event.is_delayed()
             || event.ordering_key().is_some()
             || event.expires_at().is_some()
+            // It would come back at once, which is a write.
+            || self.waiting.leaves(event.event_type())
         {
             return Reserved::Poller;
         }
@@ -136,6 +140,7 @@ impl Engine {
             epoch,
             claim,
             since,
+            created_at: None,
         })
     }
 
@@ -164,7 +169,7 @@ impl Engine {
         match event.due() {
             Due::Now => self.wake.notify_one(),
             Due::After(delay) => self.alarm.at(Instant::now() + delay),
-            Due::At(at) => {
+            Due::At(at) | Due::Later(at) => {
                 let delay = (at - chrono::Utc::now()).to_std().unwrap_or_default();
                 self.alarm.at(Instant::now() + delay);
             }
@@ -175,6 +180,11 @@ impl Engine {
 impl Reservation {
     pub(crate) fn event(&self) -> &Event {
         &self.event
+    }
+
+    /// Notes when the database stored it.
+    pub(crate) fn stored_at(&mut self, at: DateTime<Utc>) {
+        self.created_at = Some(at);
     }
 
     /// The event is committed: hands it over.
@@ -194,9 +204,10 @@ impl Reservation {
             expires_in: None,
             waited: Duration::ZERO,
             suspect: None,
-            created_at: None,
+            created_at: self.created_at,
+            last_error: None,
         };
-        let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false };
+        let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false, _memory: None };
         if engine.lanes.push_hot(job, place) {
             engine.metrics.hot_enqueued.increment(1);
         } else {

@@ -6,12 +6,14 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
 use super::dispatch::{HANDLER, guarded};
+use super::held::{Held, Tag};
 use crate::error::Error;
+use crate::escape::Escaped;
 use crate::handler::{Cx, Failure, Outcome, TxHandler};
 use crate::outbox::Outbox;
 use crate::sql::Database;
@@ -42,6 +44,9 @@ pub(crate) struct End<'a> {
     /// The name of the store, for log lines.
     pub(crate) store: &'a str,
     pub(crate) settlement: Settlement,
+    /// Says whether the event is still this node's to handle, and under which claim.
+    pub(crate) held: &'a Held,
+    pub(crate) tag: Tag,
     pub(crate) completion: Completion,
     /// How long the handler may take.
     pub(crate) limit: Duration,
@@ -71,7 +76,11 @@ impl<DB: Database> Transactional<DB> {
 
     /// Settles in the handler's transaction. `None`: the event is not ours any more.
     async fn settle(tx: &mut Tx<'static, DB>, end: &End<'_>) -> Result<Option<Settled>, Error> {
-        let settled = tx.settle(&end.by, end.completion, std::slice::from_ref(&end.settlement)).await?;
+        let mut settlement = [end.settlement.clone()];
+        if matches!(end.by, Holder::Lease { .. }) {
+            end.held.update_claims(&mut settlement);
+        }
+        let settled = tx.settle(&end.by, end.completion, &settlement).await?;
         Ok(Some(settled).filter(|settled| settled.moved > 0))
     }
 
@@ -116,6 +125,11 @@ impl<DB: Database> InTx for Transactional<DB> {
             Ok(tx) => tx,
             Err(error) => return trouble(end, "begin its transaction", &error),
         };
+        // To begin may have taken longer than the lease lasts.
+        if !end.held.start(&end.settlement.id, end.tag, Instant::now()) {
+            roll_back(tx).await;
+            return Ended::Stale;
+        }
         let result = guarded(HANDLER, end.limit, async { self.0.handle(cx, &mut tx).await }).await;
         if result != Ok(Outcome::Done) {
             roll_back(tx).await;
@@ -132,7 +146,7 @@ impl<DB: Database> InTx for Transactional<DB> {
             None => finished.await,
             Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {
                 let (store, event) = (end.store, &end.settlement.id);
-                tracing::warn!(store, %event, "no answer to a commit within {limit:?}: the event comes again if there was none");
+                tracing::warn!(store, event = %Escaped(event), "no answer to a commit within {limit:?}: the event comes again if there was none");
                 Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)))
             }),
         }
@@ -151,7 +165,7 @@ async fn roll_back<DB: Database>(tx: Tx<'static, DB>) {
 fn trouble(end: &End<'_>, what: &str, error: &Error) -> Ended {
     if error.is_transient() {
         let (store, event) = (end.store, &end.settlement.id);
-        tracing::warn!(store, %event, %error, "could not {what}: the event comes again");
+        tracing::warn!(store, event = %Escaped(event), %error, "could not {what}: the event comes again");
         return Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)));
     }
     Ended::Said(Err(Failure::retry(format!("could not {what}: {error}"))))

@@ -10,16 +10,20 @@
 //! | --- | --- |
 //! | `hot` | the door that a writer in the same process uses |
 //! | `take` | one task reads or claims what is due |
+//! | `bytes` | how much memory the events may take that were read |
 //! | `lanes`, `runs`, `held` | what is queued, in which order, and what this node holds |
 //! | `dispatch` | workers call handlers |
 //! | `forward` | workers hand events to publishers, in batches |
 //! | `settle` | one task writes verdicts in batches |
 //! | `tally` | counts what was settled |
 //! | `upkeep` | leases, leadership, purge |
-//! | `doze` | sleeping until somebody writes, and saying that this relay runs |
+//! | `doze` | sleeping until a row is written |
+//! | `presence` | announcing this relay, and releasing the leases of relays that vanished |
 //! | `publish` | the log: one task for all pairs of topic and publisher |
+//! | `supervise`, `monitor` | catching panics of all these tasks; health of the relay |
 
 mod builder;
+mod bytes;
 mod dispatch;
 mod doze;
 mod forward;
@@ -27,6 +31,8 @@ mod held;
 pub(crate) mod hot;
 pub(crate) mod in_tx;
 mod lanes;
+mod monitor;
+mod presence;
 mod publish;
 mod report;
 mod runs;
@@ -34,17 +40,20 @@ mod runs;
 mod schedules;
 mod settle;
 mod station;
+pub(crate) mod supervise;
 mod sync;
 mod take;
 mod tally;
 mod upkeep;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use futures_util::FutureExt as _;
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use builder::{Mode, Settings};
@@ -56,17 +65,19 @@ use self::held::Held;
 use self::hot::HotDoor;
 use self::in_tx::AnyOutbox;
 use self::lanes::Lanes;
+use self::monitor::Monitor;
 use self::publish::{Bench, Desk};
 use self::runs::Runs;
 use self::settle::{Settler, Speaker, Spoken, Told};
 use self::station::Station;
+use self::supervise::Supervisor;
 use self::take::{Alarm, Taker};
 use self::tally::{Subject, Tally};
 use self::upkeep::Hold;
 use crate::error::{Error, Result};
 use crate::fleet::share::Place;
 use crate::metrics::Metrics;
-use crate::store::{Claim, Delivery, NodeId, Settlement, SharedStore, Verdict};
+use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
 use crate::suspect::Suspects;
 
 /// A delivery on its way through this node.
@@ -79,6 +90,8 @@ pub(crate) struct Job {
     pub(crate) taken: Instant,
     /// Whether it is counted in the cold lane.
     pub(crate) cold: bool,
+    /// Its part of the [byte budget](bytes::ByteBudget), if it was read from the table.
+    pub(crate) _memory: Option<bytes::ReservedBytes>,
 }
 
 impl Job {
@@ -89,8 +102,13 @@ impl Job {
 
     /// The same, to be written and counted.
     pub(crate) fn told(&self, verdict: Verdict) -> Told {
-        let subject = (verdict != Verdict::Released).then(|| Subject::of(self));
+        let subject = (!verdict.is_release()).then(|| Subject::of(self));
         Told { settlement: self.settlement(verdict), written: false, subject }
+    }
+
+    /// It is given back without having been handled.
+    pub(crate) fn released(&self) -> Verdict {
+        self.delivery.released()
     }
 
     /// What tells this hold of the event from another.
@@ -128,6 +146,8 @@ pub(crate) struct Engine {
     pub(crate) full_pass_micros: AtomicU64,
     /// Something will be due: look then.
     pub(crate) alarm: Alarm,
+    /// Leases have to be renewed before anything held by them is started.
+    pub(crate) renew: Notify,
     /// Told after every settlement and every pass: for those who wait for quiet.
     pub(crate) progress: Notify,
     /// Destinations that are not available.
@@ -138,6 +158,10 @@ pub(crate) struct Engine {
     pub(crate) tally: Tally,
     /// Where events run that may have killed their process before.
     pub(crate) suspects: Suspects,
+    /// Health of this relay.
+    pub(crate) monitor: Arc<Monitor>,
+    /// Runs the tasks, and knows whether one failed for good.
+    pub(crate) supervisor: Arc<Supervisor>,
     /// No more taking.
     pub(crate) stop: CancellationToken,
     /// No more settling either: what is still held is given back.
@@ -158,7 +182,7 @@ impl Engine {
         self.held.forget(job.delivery.event.id(), job.tag());
         if !self.station.is_exclusive() {
             // If it is nobody else's either, it should not wait for others that were leased with it.
-            self.speak(Spoken::verdicts(vec![job.told(Verdict::Released)], job.epoch));
+            self.speak(Spoken::verdicts(vec![job.told(job.released())], job.epoch));
         }
     }
 
@@ -187,7 +211,12 @@ impl Engine {
 pub struct Relay {
     handle: Handle,
     door: HotDoor,
-    tasks: Tasks,
+    /// Cancelled to have the relay stop.
+    quit: CancellationToken,
+    /// Runs until the relay is stopped, or a task has failed for good; then shuts down.
+    life: Option<JoinHandle<Result<()>>>,
+    /// Whether everything has come to its end.
+    ended: watch::Receiver<bool>,
 }
 
 /// What can be asked of a relay while it runs.
@@ -205,10 +234,19 @@ struct Tasks {
     ear: Option<JoinHandle<()>>,
     doze: Option<JoinHandle<()>>,
     announce: Option<JoinHandle<()>>,
+    takeover: Option<JoinHandle<()>>,
     hold: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
     settler: Option<JoinHandle<()>>,
+}
+
+impl Tasks {
+    fn abort_handles(&self) -> Vec<AbortHandle> {
+        let Self { purge, desk, ear, doze, announce, takeover, hold, taker, workers, settler } = self;
+        let single = [purge, desk, ear, doze, announce, takeover, hold, taker, settler];
+        single.into_iter().flatten().chain(workers).map(JoinHandle::abort_handle).collect()
+    }
 }
 
 impl std::fmt::Debug for Relay {
@@ -238,8 +276,13 @@ impl Relay {
             None
         };
         let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
+        let metrics = Metrics::new(&settings.metrics_prefix, store.name());
+        let monitor = Arc::new(Monitor::new(metrics.clone(), settings.poll_interval));
+        let supervisor = Arc::new(Supervisor::new(store.name(), monitor.clone()));
         let engine = Arc::new(Engine {
-            metrics: Metrics::new(&settings.metrics_prefix, store.name()),
+            metrics,
+            monitor,
+            supervisor: supervisor.clone(),
             lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
             held: Held::default(),
             runs: Runs::default(),
@@ -248,6 +291,7 @@ impl Relay {
             everywhere: AtomicBool::new(false),
             full_pass_micros: AtomicU64::new(0),
             alarm: Alarm::default(),
+            renew: Notify::new(),
             waiting: Waiting::default(),
             progress: Notify::new(),
             suspects: Suspects::default(),
@@ -267,36 +311,74 @@ impl Relay {
         let desk = if engine.settings.pairs.is_empty() {
             None
         } else {
-            let (bell, stop) = (door.bell.clone(), engine.stop.clone());
-            Some(Desk::new(engine.store.clone(), &engine.settings, bell, stop).await?)
+            Some(Desk::new(&engine, door.bell.clone()).await?)
         };
         if engine.settings.mode.delivers() {
-            let hold = Hold::new(engine.clone()).await?;
-            tasks.settler = Some(tokio::spawn(Settler::new(engine.clone(), heard).run()));
-            tasks.workers =
-                (0..engine.settings.workers).map(|_| tokio::spawn(dispatch::work(engine.clone()))).collect();
-            let shared = Arc::new(tokio::sync::Mutex::new(Taker::new(engine.clone())));
-            tasks.taker = Some(tokio::spawn(take::run(engine.clone(), shared.clone())));
-            taker = Some(shared);
-            tasks.hold = Some(tokio::spawn(hold.keep()));
-            tasks.doze = Some(tokio::spawn(doze::doze(engine.clone())));
-            tasks.announce = Some(tokio::spawn(doze::announce(engine.clone())));
+            engine.take_back().await?;
+            engine.announce_once().await?;
+            let hold = match Hold::new(engine.clone()).await {
+                Ok(hold) => shared(hold),
+                Err(error) => {
+                    // Others would take it for a relay that vanished. What cannot be taken back is out of date soon.
+                    let _ = engine.store.retire(engine.node()).await;
+                    return Err(error);
+                }
+            };
+            let settler = shared(Settler::new(engine.clone(), heard));
+            tasks.settler = Some(supervisor.spawn(RelayTask::Settle, move || {
+                let settler = settler.clone();
+                async move { settler.lock().await.run().await }
+            }));
+            let worker = |_| supervisor.spawn_once(RelayTask::Dispatch, dispatch::work(engine.clone()));
+            tasks.workers = (0..engine.settings.workers).map(worker).collect();
+            let shared_taker = shared(Taker::new(engine.clone()));
+            taker = Some(shared_taker.clone());
+            let taking = engine.clone();
+            tasks.taker = Some(
+                supervisor.spawn(RelayTask::Take, move || take::run(taking.clone(), shared_taker.clone())),
+            );
+            tasks.hold = Some(supervisor.spawn(RelayTask::Renew, move || {
+                let hold = hold.clone();
+                async move { hold.lock().await.keep().await }
+            }));
+            let watching = engine.clone();
+            tasks.doze = Some(supervisor.spawn(RelayTask::Watch, move || doze::doze(watching.clone())));
+            let announcing = engine.clone();
+            tasks.announce =
+                Some(supervisor.spawn(RelayTask::Announce, move || presence::announce(announcing.clone())));
+            if !engine.station.is_exclusive() {
+                let releasing = engine.clone();
+                tasks.takeover = Some(
+                    supervisor.spawn(RelayTask::Takeover, move || presence::take_over(releasing.clone())),
+                );
+            }
             if let Some(claim) = claim {
                 // Without a hot path too: then writers only say that there is something to take.
                 claim.open(engine.clone());
             }
         }
         if desk.is_some() {
-            let (store, bell, stop) = (engine.store.clone(), door.bell.clone(), engine.stop.clone());
-            tasks.ear = Some(tokio::spawn(publish::listen(store, bell, stop)));
+            let (listening, bell) = (engine.clone(), door.bell.clone());
+            tasks.ear = Some(
+                supervisor
+                    .spawn(RelayTask::LogWatch, move || publish::listen(listening.clone(), bell.clone())),
+            );
         }
         let bench = desk.as_ref().map(Desk::bench);
-        tasks.desk = desk.map(|desk| tokio::spawn(desk.run()));
+        if let (Some(desk), Some(bench)) = (desk, bench.clone()) {
+            let (publishing, bell, mut first) = (engine.clone(), door.bell.clone(), Some(desk));
+            tasks.desk = Some(supervisor.spawn(RelayTask::LogRelay, move || {
+                publish::run(publishing.clone(), bell.clone(), bench.clone(), first.take())
+            }));
+        }
         if engine.settings.purge.is_some() {
-            tasks.purge = Some(tokio::spawn(upkeep::purge(engine.clone())));
+            let purging = engine.clone();
+            tasks.purge = Some(supervisor.spawn(RelayTask::Purge, move || upkeep::purge(purging.clone())));
         }
         tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
-        Ok(Self { handle: Handle { engine, taker, bench }, door, tasks })
+        let (quit, (over, ended)) = (CancellationToken::new(), watch::channel(false));
+        let life = tokio::spawn(live(engine.clone(), door.clone(), tasks, quit.clone(), over));
+        Ok(Self { handle: Handle { engine, taker, bench }, door, quit, life: Some(life), ended })
     }
 
     /// The name under which this relay holds events.
@@ -326,14 +408,42 @@ impl Relay {
         self.handle.idle().await
     }
 
+    /// Health of this relay: its last successes, and the errors that it meets now.
+    pub fn health(&self) -> RelayHealth {
+        self.handle.health()
+    }
+
+    /// Waits until the relay has ended by itself: a background task panicked five times within a minute, or where no
+    /// restart is safe. Returns the [cause](Error::TaskFailed); what the relay held has been given back by then, or waits
+    /// for its lease to run out. Never returns while the relay runs.
+    ///
+    /// ```no_run
+    /// # async fn run(relay: outbox::Relay) -> outbox::Result<()> {
+    /// tokio::select! {
+    ///     ended = relay.stopped() => return ended,          // have the process end, and be started again
+    ///     _ = tokio::signal::ctrl_c() => {}
+    /// }
+    /// relay.stop().await
+    /// # }
+    /// ```
+    pub async fn stopped(&self) -> Result<()> {
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+        self.handle.check()
+    }
+
     pub(crate) fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
     /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
-    /// not finished is given back, and delivered later.
+    /// not finished is given back, and delivered later. An error if the relay has [ended](Relay::stopped) before.
     pub async fn stop(mut self) -> Result<()> {
-        shut_down(self.handle.engine.clone(), self.door.clone(), std::mem::take(&mut self.tasks)).await
+        self.quit.cancel();
+        match self.life.take() {
+            // Cancelled: the runtime ends.
+            Some(life) => life.await.unwrap_or(Ok(())),
+            None => Ok(()),
+        }
     }
 }
 
@@ -346,7 +456,17 @@ impl Handle {
         self.engine.wake.notify_one();
     }
 
+    pub(crate) fn health(&self) -> RelayHealth {
+        self.engine.monitor.health()
+    }
+
+    /// An error if a task failed for good.
+    fn check(&self) -> Result<()> {
+        self.engine.supervisor.failure().map_or(Ok(()), |failed| Err(failed.into()))
+    }
+
     pub(crate) async fn poll_once(&self) -> Result<usize> {
+        self.check()?;
         match &self.taker {
             Some(taker) => taker.lock().await.full_pass().await,
             None => Ok(0),
@@ -356,14 +476,18 @@ impl Handle {
     pub(crate) async fn idle(&self) -> Result<()> {
         self.queue_idle().await?;
         if let Some(bench) = &self.bench {
-            bench.quiet().await;
+            tokio::select! {
+                () = bench.quiet() => {}
+                () = self.engine.supervisor.failed() => {}
+            }
         }
-        Ok(())
+        self.check()
     }
 
     async fn queue_idle(&self) -> Result<()> {
         let Some(taker) = &self.taker else { return Ok(()) };
         loop {
+            self.check()?;
             let progress = self.engine.progress.notified();
             let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
             // Alone: what another pass takes meanwhile would be seen neither here nor in the table.
@@ -383,17 +507,47 @@ impl Handle {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let tasks = std::mem::take(&mut self.tasks);
-        if tasks.settler.is_none() && tasks.purge.is_none() && tasks.desk.is_none() {
-            return;
-        }
         let engine = &self.handle.engine;
         self.door.close(engine);
         engine.stop.cancel();
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(shut_down(engine.clone(), self.door.clone(), tasks));
-        }
+        self.quit.cancel();
     }
+}
+
+/// For a task that keeps its state over restarts. Not poisoned by a panic.
+fn shared<T>(state: T) -> Arc<tokio::sync::Mutex<T>> {
+    Arc::new(tokio::sync::Mutex::new(state))
+}
+
+/// Waits until the relay is to stop, or a task has failed for good, and shuts it down.
+async fn live(
+    engine: Arc<Engine>,
+    door: HotDoor,
+    tasks: Tasks,
+    quit: CancellationToken,
+    ended: watch::Sender<bool>,
+) -> Result<()> {
+    tokio::select! {
+        () = quit.cancelled() => {}
+        () = engine.supervisor.failed() => {}
+    }
+    let handles = tasks.abort_handles();
+    // A lock may be poisoned, and a store that made a task panic may do so again.
+    let stopped = AssertUnwindSafe(shut_down(engine.clone(), door, tasks)).catch_unwind().await;
+    if stopped.is_err() {
+        handles.iter().for_each(AbortHandle::abort);
+    }
+    engine.over.cancel();
+    let result = match (engine.supervisor.failure(), stopped) {
+        (Some(failed), _) => Err(failed.into()),
+        (None, Ok(stopped)) => stopped,
+        (None, Err(panic)) => Err(Error::Store(format!(
+            "the relay could not give back what it held, whose leases have to run out: {}",
+            supervise::message(&*panic)
+        ))),
+    };
+    ended.send_replace(true);
+    result
 }
 
 /// How long cancelled handlers get to notice.
@@ -419,18 +573,28 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     for worker in unfinished {
         all_ended &= tokio::time::timeout_at(grace, worker).await.is_ok();
     }
-    // The settler ends when it has written everything that was said before this.
-    if tasks.settler.is_some() {
-        engine.settler.say(Spoken::Last).await;
-    }
-    if let Some(settler) = tasks.settler {
-        let _ = settler.await;
+    // The settler ends when it has written everything that was said before this. One that failed for good hears nothing.
+    if let Some(mut settler) = tasks.settler {
+        tokio::select! {
+            biased;
+            _ = &mut settler => {}
+            () = engine.settler.say(Spoken::Last) => {
+                let _ = settler.await;
+            }
+        }
     }
     engine.over.cancel();
-    for task in [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.announce].into_iter().flatten() {
+    let rest = [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.takeover, tasks.announce];
+    for task in rest.into_iter().flatten() {
         let _ = task.await;
     }
-    let result = give_back(&engine, all_ended).await;
+    let result = match engine.supervisor.failure().map(|failed| failed.task) {
+        // Of some events the outcome is known, but not written: their leases run out, as after a crash.
+        Some(RelayTask::Settle) => Ok(()),
+        // What a worker was at may be what made it panic: it comes again with care, when its lease has run out.
+        Some(RelayTask::Dispatch) => give_back(&engine, false).await,
+        _ => give_back(&engine, all_ended).await,
+    };
     tracing::info!(store = engine.name(), node = %engine.node(), "relay stopped");
     result
 }
@@ -442,11 +606,7 @@ async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
     let rest = engine.held.remaining(with_running);
     match &by {
         crate::store::Holder::Lease { .. } if !rest.is_empty() => {
-            let released: Vec<Settlement> = rest
-                .into_iter()
-                .map(|(id, claim)| Settlement { id, claim, verdict: Verdict::Released })
-                .collect();
-            let count = engine.store.settle(&by, engine.settings.completion, &released).await?.moved;
+            let count = engine.store.settle(&by, engine.settings.completion, &rest).await?.moved;
             tracing::info!(store = engine.name(), count, "gave back what was not finished");
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {
@@ -476,7 +636,8 @@ pub(crate) mod tests {
             waited: Duration::ZERO,
             suspect: None,
             created_at: None,
+            last_error: None,
         };
-        Job { delivery, epoch: 0, taken: Instant::now(), cold: true }
+        Job { delivery, epoch: 0, taken: Instant::now(), cold: true, _memory: None }
     }
 }

@@ -1,34 +1,63 @@
-//! Telling a join in another database what became of one of its steps.
+//! Tells a join in another database the outcome of one of its steps.
 //!
-//! The database of the step writes an event with the settlement; this handles that event. It is an event like any
-//! other, so it comes at least once, and a join counts a step once however often it is told.
+//! The database of the step writes a report, an event of the type [`REPORT`](crate::join::REPORT), in the transaction of
+//! the settlement; this module handles that event. A report comes at least once, and a join counts a step once however
+//! often it is told.
+//!
+//! Every writer of the table can insert a row of that type. A report is therefore believed only if the reporting
+//! database has the row that attaches the step to the join, with the same home and the same outcome: writers have no
+//! rights on that table.
 
 use std::time::Duration;
 
 use super::Engine;
 use crate::error::Error;
+use crate::escape::Escaped;
 use crate::event::EventId;
 use crate::handler::{Cx, Failure, Outcome};
-use crate::join::{JoinError, JoinId, Report};
-use crate::store::JoinAct;
+use crate::join::{JoinError, JoinId, REPORT_PATIENCE, Report, Step};
+use crate::store::{JoinAct, JoinMember};
 
-/// When to look again for a database that is not known, or not well. Not an attempt: a report must not be lost because a
-/// database is away for a day.
-const LATER: Duration = Duration::from_secs(5);
+/// Pause before a report is tried again: as long as the report is old, within these bounds. Not an attempt: a report must
+/// not die because the join's database is away for an hour.
+const SOONEST: Duration = Duration::from_secs(5);
+const LATEST: Duration = Duration::from_secs(600);
 
-/// How long to wait for a join that is not there.
-const PATIENCE: chrono::Duration = chrono::Duration::days(1);
-
-/// Tells the join.
+/// Verifies a report and tells the join.
 pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
-    let Report { home, join, step, became } = cx.payload()?;
+    let report: Report = match cx.payload() {
+        Ok(report) => report,
+        Err(_) => return Err(Failure::dead("forged join report: the payload is not one of a report")),
+    };
+    let Report { home, join, step, became } = report;
+    let (join, step) = (JoinId::from(join), EventId::from(step));
+    let age = age(cx);
+    let member = match engine.store.member(&join, &step).await {
+        Ok(member) => member,
+        Err(error) => {
+            let (store, event) = (engine.name(), cx.id());
+            tracing::warn!(store, event = %Escaped(event), %error, "could not verify a join report: trying again");
+            return Ok(Outcome::RetryAfter(SOONEST));
+        }
+    };
+    match verify(member.as_ref(), &home, became) {
+        Verified::Genuine => {}
+        Verified::Outdated => return Ok(Outcome::Done),
+        Verified::Forged(reason) => return Err(Failure::dead(format!("forged join report: {reason}"))),
+    }
     let homes = engine.place.as_ref().map(|place| &*place.homes);
     let Some(store) = homes.and_then(|homes| homes.home(&home)) else {
+        if age > REPORT_PATIENCE {
+            return Err(Failure::dead(
+                "the join's database has been unknown to this relay for a day: replay this report \
+                 when a fleet has it",
+            ));
+        }
         let (store, event) = (engine.name(), cx.id());
-        tracing::warn!(store, %event, home, join, "no database of this name here: the relay of a fleet that has it tells the join");
-        return Ok(Outcome::RetryAfter(LATER));
+        tracing::warn!(store, event = %Escaped(event), home, join = %Escaped(&join), "no database of this name here: the relay of a fleet that has it tells the join");
+        return Ok(Outcome::RetryAfter(pause(age)));
     };
-    let act = JoinAct::Report { join: JoinId::from(join), step: EventId::from(step), became };
+    let act = JoinAct::Report { join, step, became };
     match store.join(&act).await {
         Ok(acted) => {
             if let Some(homes) = homes.filter(|_| acted.wrote) {
@@ -40,12 +69,81 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
         Err(Error::Join(JoinError::Closed { .. })) => Ok(Outcome::Done),
         Err(error @ Error::Join(JoinError::Full { .. })) => Err(Failure::dead(error)),
         // A join that is not known may be one whose transaction is still open, but not for ever.
-        Err(error @ Error::Join(_)) if chrono::Utc::now() - cx.occurred_at() > PATIENCE => {
-            Err(Failure::dead(error))
-        }
+        Err(error @ Error::Join(_)) if age > REPORT_PATIENCE => Err(Failure::dead(error)),
         Err(error) => {
-            tracing::warn!(store = engine.name(), event = %cx.id(), home, %error, "could not tell a join");
-            Ok(Outcome::RetryAfter(LATER))
+            tracing::warn!(store = engine.name(), event = %Escaped(cx.id()), home, %error, "could not tell a join");
+            Ok(Outcome::RetryAfter(pause(age)))
+        }
+    }
+}
+
+/// How long ago the step was settled.
+fn age(cx: &Cx) -> Duration {
+    (chrono::Utc::now() - cx.occurred_at()).to_std().unwrap_or_default()
+}
+
+fn pause(age: Duration) -> Duration {
+    age.clamp(SOONEST, LATEST)
+}
+
+/// Result of comparing a report with the row of its step.
+#[derive(Debug, PartialEq, Eq)]
+enum Verified {
+    /// The row says the same.
+    Genuine,
+    /// The step failed, was replayed and is completed by now: a later report says so.
+    Outdated,
+    /// The row says something else, or there is none.
+    Forged(&'static str),
+}
+
+fn verify(member: Option<&JoinMember>, home: &str, became: Step) -> Verified {
+    let Some(member) = member else {
+        return Verified::Forged(
+            "no event of this database is such a step of the join, or its row was purged",
+        );
+    };
+    // A database that goes by two names is its own neighbour: the first report makes the step one of its own.
+    if member.home != home && !member.home.is_empty() {
+        return Verified::Forged("the step belongs to a join in another database");
+    }
+    match (member.status, became) {
+        (Some(status), became) if status == became => Verified::Genuine,
+        (Some(Step::Completed), Step::Failed) => Verified::Outdated,
+        (None, _) => Verified::Forged("the step is not settled"),
+        _ => Verified::Forged("the step has another outcome"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_believed_only_if_the_row_of_its_step_says_the_same() {
+        use Step::{Completed, Failed};
+        let member = |home: &str, status| Some(JoinMember { home: home.to_owned(), status });
+        for (member, became, is_genuine) in [
+            (member("acme", Some(Completed)), Completed, true),
+            (member("acme", Some(Failed)), Failed, true),
+            (member("", Some(Completed)), Completed, true),
+            (member("acme", Some(Failed)), Completed, false),
+            (member("acme", None), Completed, false),
+            (member("acme", None), Failed, false),
+            (member("other", Some(Completed)), Completed, false),
+            (None, Completed, false),
+        ] {
+            let verified = verify(member.as_ref(), "acme", became);
+            assert_eq!(verified == Verified::Genuine, is_genuine, "{member:?} {became:?}: {verified:?}");
+            assert_ne!(verified, Verified::Outdated);
+        }
+        assert_eq!(verify(member("acme", Some(Completed)).as_ref(), "acme", Failed), Verified::Outdated);
+    }
+
+    #[test]
+    fn a_report_is_tried_less_and_less_often() {
+        for (age, seconds) in [(0, 5), (60, 60), (86_000, 600)] {
+            assert_eq!(pause(Duration::from_secs(age)), Duration::from_secs(seconds));
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The events of each ordering key that this node has taken: handled one after another, up to the first that is not
 //! done.
+//!
+//! Events of a key that go to different destinations are different runs, side by side. A key of which some event may go
+//! anywhere, to a handler say, has one run for all of it as long as that event is in hand.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
 
 use super::Job;
 use super::sync::Mutex;
-use crate::store::Reach;
+use crate::store::{Reach, RunId};
 
 /// How many events of one key a worker handles before the others get a turn.
 pub(crate) const TURN: usize = 64;
@@ -19,24 +22,58 @@ pub(crate) struct Runs {
 
 #[derive(Default)]
 struct Inner {
-    runs: HashMap<Arc<str>, Run>,
+    runs: HashMap<RunId, Run>,
+    /// How many runs of each key go to one destination only.
+    split: HashMap<Arc<str>, usize>,
     /// Keys of which rows were passed by, because an earlier event was in the way.
     behind: HashSet<Arc<str>>,
     /// Keys of which rows were passed by and that are free now.
     free: Vec<Arc<str>>,
-    /// Keys whose halt ended since the current read began: that read may be older.
-    unsure: HashSet<Arc<str>>,
-    /// Keys of which something was settled since then.
-    moved: HashSet<Arc<str>>,
+    /// Runs whose halt ended since the current read began: that read may be older.
+    unsure: HashSet<RunId>,
+    /// Keys of which a run ended since then.
+    ended: HashSet<Arc<str>>,
+}
+
+impl Inner {
+    /// The run that an event belongs to; `None` if it cannot be taken in now.
+    fn place(&self, id: RunId) -> Option<RunId> {
+        let whole = RunId::of_key(id.key.clone());
+        if self.runs.contains_key(&whole) {
+            return Some(whole);
+        }
+        let is_split = id.destination.is_none() && self.split.contains_key(&id.key);
+        (!is_split).then_some(id)
+    }
+
+    /// Whether the current read may be older than the end of a halt of this run.
+    fn is_unsure(&self, id: &RunId) -> bool {
+        let same = |unsure: &RunId| {
+            let whole = id.destination.is_none() || unsure.destination.is_none();
+            unsure.key == id.key && (whole || unsure.destination == id.destination)
+        };
+        !self.unsure.is_empty() && self.unsure.iter().any(same)
+    }
+
+    fn remove(&mut self, id: &RunId) {
+        if self.runs.remove(id).is_some() && id.destination.is_some() {
+            match self.split.get_mut(&id.key) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(self.split.remove(&id.key)),
+            }
+        }
+    }
 }
 
 struct Run {
     queue: VecDeque<Job>,
     state: State,
-    /// The newest event taken: everything of the key up to it is in this run.
+    /// The newest event taken: everything of the key, or of it for the destination, up to it is in this run.
     frontier: Reach,
     /// Whether some of it may be somebody else's by now.
     doubtful: bool,
+    /// Whether the database refused a verdict of it: nothing more is handled until that is written.
+    refused: bool,
     unsettled: usize,
 }
 
@@ -53,8 +90,8 @@ enum State {
 /// What became of jobs that were offered to their runs.
 #[derive(Default)]
 pub(crate) struct Pushed {
-    /// Keys that need a worker.
-    pub(crate) scheduled: Vec<Arc<str>>,
+    /// Runs that need a worker.
+    pub(crate) scheduled: Vec<RunId>,
     /// Those that were not taken in: an earlier event of their key was not done just now.
     pub(crate) refused: Vec<Job>,
 }
@@ -78,6 +115,8 @@ pub(crate) enum Next {
     Not(Way),
     /// There is none.
     Nothing,
+    /// What comes before it could not be settled: it goes back, and waits.
+    Refused,
 }
 
 impl Runs {
@@ -85,11 +124,11 @@ impl Runs {
         self.inner.lock().expect("no one panics while holding this lock")
     }
 
-    /// A read of the database begins. Returns the newest event of each key that is in memory, for
+    /// A read of the database begins. Returns the newest event of each run that is in memory, for
     /// [`Take::frontiers`](crate::store::Take::frontiers).
-    pub(crate) fn begin_read(&self) -> HashMap<Arc<str>, Reach> {
+    pub(crate) fn begin_read(&self) -> HashMap<RunId, Reach> {
         let mut inner = self.inner();
-        inner.moved.clear();
+        inner.ended.clear();
         inner.unsure.clear();
         let sure = inner.runs.iter().filter(|(_, run)| !run.doubtful);
         sure.map(|(key, run)| (key.clone(), run.frontier)).collect()
@@ -101,26 +140,39 @@ impl Runs {
     }
 
     /// Offers jobs, those of each key in order.
-    pub(crate) fn push(&self, jobs: Vec<(Arc<str>, Job)>) -> Pushed {
+    pub(crate) fn push(&self, jobs: Vec<(RunId, Job)>) -> Pushed {
         let mut pushed = Pushed::default();
         let mut freed = HashSet::new();
-        let mut inner = self.inner();
-        let Inner { runs, behind, free, unsure, .. } = &mut *inner;
-        for (key, job) in jobs {
-            let halted = runs.get(&key).is_some_and(|run| run.state == State::Halted);
-            if halted || unsure.contains(&key) {
-                if !halted && freed.insert(key.clone()) {
-                    free.push(key.clone());
+        // Keys of which an event was refused that all later ones have to wait for.
+        let mut closed: HashSet<Arc<str>> = HashSet::new();
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        for (id, job) in jobs {
+            let place = inner.place(id.clone()).filter(|_| !closed.contains(&id.key));
+            let halted =
+                place.as_ref().and_then(|place| inner.runs.get(place)).map(|run| run.state == State::Halted);
+            let refused = place.is_none() || halted == Some(true);
+            let unsure = inner.is_unsure(&id);
+            let Some(place) = place.filter(|_| !refused && !unsure) else {
+                if !refused && freed.insert(id.key.clone()) {
+                    inner.free.push(id.key.clone());
                 }
-                behind.insert(key);
+                if id.destination.is_none() {
+                    closed.insert(id.key.clone());
+                }
+                inner.behind.insert(id.key);
                 pushed.refused.push(job);
                 continue;
+            };
+            if halted.is_none() && place.destination.is_some() {
+                *inner.split.entry(place.key.clone()).or_default() += 1;
             }
-            let run = runs.entry(key.clone()).or_insert_with(|| Run {
+            let run = inner.runs.entry(place.clone()).or_insert_with(|| Run {
                 queue: VecDeque::new(),
                 state: State::Idle,
                 frontier: Reach { seq: 0, together: true },
                 doubtful: false,
+                refused: false,
                 unsettled: 0,
             });
             run.unsettled += 1;
@@ -129,20 +181,23 @@ impl Runs {
             run.queue.push_back(job);
             if run.state != State::Scheduled {
                 run.state = State::Scheduled;
-                pushed.scheduled.push(key);
+                pushed.scheduled.push(place);
             }
         }
         pushed
     }
 
-    /// The next event of a key for the worker that is at it, if that is the way.
-    pub(crate) fn next(&self, key: &str, way: impl FnOnce(&Job) -> Way) -> Next {
+    /// The next event of a run for the worker that is at it, if that is the way.
+    pub(crate) fn next(&self, key: &RunId, way: impl FnOnce(&Job) -> Way) -> Next {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Next::Nothing };
         let Some(job) = run.queue.front() else {
             self.rest(&mut inner, key);
             return Next::Nothing;
         };
+        if run.refused {
+            return Next::Refused;
+        }
         let unwritten = run.unsettled > run.queue.len();
         match way(job) {
             Way::Caught if unwritten => Next::Not(Way::Caught),
@@ -152,21 +207,21 @@ impl Runs {
     }
 
     /// Nothing is left to handle of a key.
-    fn rest(&self, inner: &mut Inner, key: &str) {
+    fn rest(&self, inner: &mut Inner, key: &RunId) {
         let Some(run) = inner.runs.get_mut(key) else { return };
         run.state = State::Idle;
         if run.unsettled == 0 {
-            inner.runs.remove(key);
+            inner.remove(key);
         }
     }
 
     /// Looks at the next event of a key.
-    pub(crate) fn peek<T>(&self, key: &str, look: impl FnOnce(&Job) -> T) -> Option<T> {
+    pub(crate) fn peek<T>(&self, key: &RunId, look: impl FnOnce(&Job) -> T) -> Option<T> {
         self.inner().runs.get(key)?.queue.front().map(look)
     }
 
     /// The next events of a key for the worker that is at it: at most this many, while they are wanted.
-    pub(crate) fn next_while(&self, key: &str, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
+    pub(crate) fn next_while(&self, key: &RunId, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         let most = most.min(run.queue.len());
@@ -175,7 +230,7 @@ impl Runs {
     }
 
     /// The worker at a key is done with what it took: true if there is more, and the key needs a worker.
-    pub(crate) fn goes_on(&self, key: &str) -> bool {
+    pub(crate) fn goes_on(&self, key: &RunId) -> bool {
         let mut inner = self.inner();
         let more = inner.runs.get(key).is_some_and(|run| !run.queue.is_empty());
         if !more {
@@ -184,22 +239,32 @@ impl Runs {
         more
     }
 
+    /// The database refused a verdict of this key. It is not taken any further until that is written.
+    pub(crate) fn refused(&self, key: &RunId) {
+        if let Some(run) = self.inner().runs.get_mut(key) {
+            (run.refused, run.doubtful) = (true, true);
+        }
+    }
+
+    pub(crate) fn is_refused(&self, key: &RunId) -> bool {
+        self.inner().runs.get(key).is_some_and(|run| run.refused)
+    }
+
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
-    pub(crate) fn halt(&self, key: &Arc<str>) -> Vec<Job> {
+    pub(crate) fn halt(&self, key: &RunId) -> Vec<Job> {
         let mut inner = self.inner();
-        inner.behind.insert(key.clone());
+        inner.behind.insert(key.key.clone());
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         run.state = State::Halted;
         std::mem::take(&mut run.queue).into()
     }
 
-    /// So many events of these keys are settled in the database; `true` if that ends a halt.
-    pub(crate) fn settled(&self, keys: impl IntoIterator<Item = (Arc<str>, usize, bool)>) {
-        let mut inner = self.inner();
-        let Inner { runs, behind, free, unsure, moved } = &mut *inner;
-        for (key, events, halted) in keys {
-            moved.insert(key.clone());
-            if let Some(run) = runs.get_mut(&key) {
+    /// So many events of these runs are settled in the database; `true` if that ends a halt.
+    pub(crate) fn settled(&self, runs: impl IntoIterator<Item = (RunId, usize, bool)>) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        for (id, events, halted) in runs {
+            if let Some(run) = inner.runs.get_mut(&id) {
                 run.unsettled = run.unsettled.saturating_sub(events);
                 let over = match run.state {
                     State::Halted => halted,
@@ -209,13 +274,14 @@ impl Runs {
                 if !over {
                     continue;
                 }
-                runs.remove(&key);
+                inner.remove(&id);
                 if halted {
-                    unsure.insert(key.clone());
+                    inner.unsure.insert(id.clone());
                 }
             }
-            if behind.remove(&key) {
-                free.push(key);
+            inner.ended.insert(id.key.clone());
+            if inner.behind.remove(&id.key) {
+                inner.free.push(id.key);
             }
         }
     }
@@ -225,7 +291,7 @@ impl Runs {
         let mut inner = self.inner();
         for key in keys {
             // What was in the way may be gone since the read: nobody would say so again.
-            if inner.moved.contains(&key) && !inner.runs.contains_key(&key) {
+            if inner.ended.contains(&key) {
                 inner.free.push(key);
             } else {
                 inner.behind.insert(key);

@@ -17,6 +17,7 @@ use super::sync::explore;
 use super::tests::job;
 use super::{Job, tag};
 use crate::event::EventId;
+use crate::store::RunId;
 
 const EPOCH: i64 = 1;
 
@@ -255,7 +256,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
                 return;
             }
             let Pushed { scheduled, refused } =
-                runs.push(jobs.into_iter().map(|job| (KEY.into(), job)).collect());
+                runs.push(jobs.into_iter().map(|job| (RunId::of_key(KEY), job)).collect());
             lanes.push_cold(scheduled.into_iter().map(Strand::Key).collect());
             refused.iter().for_each(|job| held.forget(job.delivery.event.id(), job.tag()));
             lanes.uncount_cold(refused.len());

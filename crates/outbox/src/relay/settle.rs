@@ -1,6 +1,7 @@
 //! Settling: one task writes verdicts to the database, in batches.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,15 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use super::tally::Subject;
 use super::{Engine, tag};
 use crate::error::Error;
-use crate::store::{Holder, Settled, Settlement, Verdict};
+use crate::escape::Escaped;
+use crate::store::{Holder, RelayTask, RunId, Settled, Settlement, Verdict};
 
 /// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
 const BATCH: usize = 2_000;
 
-/// How long a database may refuse all verdicts before their events are let go, and so handled again: it may be
-/// read-only for a while, or full.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
-
-/// The same for some verdicts when others were taken.
-const REFUSED_ALONE: Duration = Duration::from_millis(500);
+/// How long to wait before verdicts are tried again that the database refused: at first, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What became of an event.
 #[derive(Debug)]
@@ -46,8 +45,8 @@ pub(crate) enum Spoken {
         told: Vec<Told>,
         /// The epoch that they were taken in; 0 with leases.
         epoch: i64,
-        /// Their ordering key.
-        key: Option<Arc<str>>,
+        /// Their run, if they have an ordering key.
+        key: Option<RunId>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
         /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
@@ -159,22 +158,41 @@ impl Engine {
     }
 }
 
-/// Verdicts of one kind, and what each is about.
-#[derive(Default)]
-struct Verdicts {
-    settlements: Vec<Settlement>,
-    subjects: Vec<Option<Subject>>,
+/// Verdicts that are written together or not at all: all that was said at once of one run, or of events without a key.
+#[derive(Clone)]
+struct Group {
+    all: Arc<Vec<Told>>,
+    /// Which of them.
+    range: Range<usize>,
+    epoch: i64,
+    key: Option<RunId>,
+    halted: bool,
 }
 
-impl Verdicts {
-    fn add(&mut self, told: Told) {
-        self.settlements.push(told.settlement);
-        self.subjects.push(told.subject);
+impl Group {
+    fn new(told: Vec<Told>, epoch: i64, key: Option<RunId>, halted: bool) -> Self {
+        Self { range: 0..told.len(), all: Arc::new(told), epoch, key, halted }
     }
 
-    fn extend(&mut self, others: Self) {
-        self.settlements.extend(others.settlements);
-        self.subjects.extend(others.subjects);
+    fn told(&self) -> &[Told] {
+        &self.all[self.range.clone()]
+    }
+
+    /// What is to be written in the name of this holder.
+    fn to_write(&self, by: &Holder) -> impl Iterator<Item = &Settlement> {
+        // With leadership memory alone knows what was given back: there is nothing to write, but for a suspect, which
+        // the next leader has to know of.
+        let leased = matches!(by, Holder::Lease { .. });
+        let unwritten = self.told().iter().filter(|told| !told.written).map(|told| &told.settlement);
+        unwritten.filter(move |settlement| leased || settlement.verdict != Verdict::Released)
+    }
+
+    /// The smallest groups that can be written by themselves: events without a key do not wait for each other.
+    fn split(self) -> Vec<Self> {
+        if self.key.is_some() {
+            return vec![self];
+        }
+        self.range.clone().map(|n| Self { range: n..n + 1, ..self.clone() }).collect()
     }
 }
 
@@ -183,136 +201,313 @@ fn verdicts(batch: &[Spoken]) -> usize {
     batch.iter().map(Spoken::len).sum()
 }
 
-/// The settling task.
+/// Why a write did not succeed.
+enum Obstacle {
+    /// The database refuses this group, for a reason of the group's own.
+    Refused(Error),
+    /// The relay ends, and the database has not answered for as long as that may take.
+    OutOfTime(Error),
+    /// The right to write is gone.
+    NotHeld,
+}
+
+/// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a key is never written before
+/// an earlier one.
+struct Aside {
+    groups: Vec<Group>,
+    /// When they are tried again.
+    next: Instant,
+    pause: Duration,
+}
+
+impl Aside {
+    fn new() -> Self {
+        Self { groups: Vec::new(), next: Instant::now(), pause: SHORTEST_PAUSE }
+    }
+
+    fn holds(&self, key: Option<&RunId>) -> bool {
+        key.is_some() && self.groups.iter().any(|group| group.key.as_ref() == key)
+    }
+
+    /// Takes groups in, to be tried after the current pause. None of them is written before those that are here.
+    fn add(&mut self, groups: Vec<Group>) {
+        if groups.is_empty() {
+            return;
+        }
+        if self.groups.is_empty() {
+            self.pause = SHORTEST_PAUSE;
+            self.next = Instant::now() + self.pause;
+        }
+        self.groups.extend(groups);
+    }
+
+    /// These were tried again in vain.
+    fn put_back(&mut self, groups: Vec<Group>, progress: bool) {
+        self.pause = if progress { SHORTEST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
+        self.next = Instant::now() + self.pause;
+        self.groups = groups;
+    }
+}
+
+/// The settling task. It tries for as long as its relay lives: an event whose verdict was said is not let go before that is written,
+/// or another relay holds the event.
+///
+/// Its state survives a panic: the next run goes on with the batch that was being written. What is written already is written again
+/// then, which changes nothing, as after an answer that was lost.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
     heard: mpsc::UnboundedReceiver<Spoken>,
+    /// Heard, to be written next.
+    gathered: Vec<Spoken>,
+    batch: Option<Batch>,
+    aside: Aside,
+}
+
+/// What is being written.
+#[derive(Default)]
+struct Batch {
+    groups: Vec<Group>,
+    /// Those who wait until it is written. Nothing is sent to them.
+    waiting: Vec<oneshot::Sender<()>>,
+    /// Nothing comes after it.
+    last: bool,
+    /// Room that it takes.
+    sizes: Vec<u32>,
+}
+
+impl Batch {
+    fn new(all: Vec<Spoken>, sizes: Vec<u32>) -> Self {
+        let mut batch = Self { sizes, ..Self::default() };
+        for spoken in all {
+            match spoken {
+                Spoken::Verdicts { told, epoch, key, halted, .. } => {
+                    batch.groups.push(Group::new(told, epoch, key, halted));
+                }
+                Spoken::Waiting(waiter) => batch.waiting.push(waiter),
+                Spoken::Last => batch.last = true,
+            }
+        }
+        // An older epoch before a newer one; within one as they were said.
+        batch.groups.sort_by_key(|group| group.epoch);
+        batch
+    }
 }
 
 impl Settler {
     pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::UnboundedReceiver<Spoken>) -> Self {
-        Self { engine, heard }
+        Self { engine, heard, gathered: Vec::new(), batch: None, aside: Aside::new() }
     }
 
-    pub(crate) async fn run(mut self) {
-        while let Some(first) = self.heard.recv().await {
-            let mut batch = vec![first];
-            self.fill(&mut batch);
-            self.linger(&mut batch).await;
-            let last = batch.iter().any(|spoken| matches!(spoken, Spoken::Last));
-            let sizes: Vec<u32> = batch.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
-            let waiting = self.settle(batch).await;
+    pub(crate) async fn run(&mut self) {
+        loop {
+            if self.batch.is_none() {
+                if self.gathered.is_empty() {
+                    let again = !self.aside.groups.is_empty();
+                    let first = tokio::select! {
+                        first = self.heard.recv() => first,
+                        () = tokio::time::sleep_until(self.aside.next.into()), if again => {
+                            self.try_again().await;
+                            self.engine.progress.notify_waiters();
+                            continue;
+                        }
+                    };
+                    let Some(first) = first else { return };
+                    self.gathered.push(first);
+                }
+                self.fill();
+                self.linger().await;
+                let sizes = self.gathered.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
+                self.batch = Some(Batch::new(std::mem::take(&mut self.gathered), sizes));
+            }
+            self.settle().await;
+            let Some(Batch { waiting, last, sizes, .. }) = self.batch.take() else { return };
             drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
             if last {
+                self.end().await;
                 return;
             }
         }
     }
 
     /// Adds what has been said, until the batch is full.
-    fn fill(&mut self, batch: &mut Vec<Spoken>) {
-        let mut verdicts = verdicts(batch);
+    fn fill(&mut self) {
+        let mut verdicts = verdicts(&self.gathered);
         while verdicts < BATCH
             && let Ok(spoken) = self.heard.try_recv()
         {
             verdicts += spoken.len();
-            batch.push(spoken);
+            self.gathered.push(spoken);
         }
     }
 
     /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
     /// many writes, and the handlers have long gone on.
-    async fn linger(&mut self, batch: &mut Vec<Spoken>) {
+    async fn linger(&mut self) {
         let enough = self.engine.settler.enough();
         let over = tokio::time::sleep(self.engine.settings.linger);
         tokio::pin!(over);
         // Being told to hurry may be about what was written since: then there is time.
-        while verdicts(batch) < enough && batch.iter().all(Spoken::can_wait) {
+        while verdicts(&self.gathered) < enough && self.gathered.iter().all(Spoken::can_wait) {
             let in_time = tokio::select! {
                 () = &mut over => false,
                 () = self.engine.settler.hurry.notified() => true,
             };
-            self.fill(batch);
+            self.fill();
             if !in_time {
                 return;
             }
         }
     }
 
-    /// Writes a batch and lets go of its events. Returns those who wait for that.
-    async fn settle(&self, batch: Vec<Spoken>) -> Vec<oneshot::Sender<()>> {
-        let engine = &self.engine;
-        // Those to write, and those that are written.
-        let mut by_epoch: HashMap<i64, (Verdicts, Verdicts)> = HashMap::new();
-        let (mut keys, mut waiting) = (Vec::new(), Vec::new());
-        let mut given_back = false;
-        for spoken in batch {
-            let count = spoken.len();
-            let (told, epoch, key, halted) = match spoken {
-                Spoken::Verdicts { told, epoch, key, halted, .. } => (told, epoch, key, halted),
-                Spoken::Waiting(waiter) => {
-                    waiting.push(waiter);
-                    continue;
-                }
-                Spoken::Last => continue,
-            };
-            given_back |=
-                key.is_none() && told.iter().any(|told| told.settlement.verdict == Verdict::Released);
-            keys.extend(key.map(|key| (key, count, halted)));
-            let (to_write, written) = by_epoch.entry(epoch).or_default();
-            for told in told {
-                if told.written { written.add(told) } else { to_write.add(told) }
+    /// Writes the batch and lets go of its events. What the database refuses is put aside.
+    async fn settle(&mut self) {
+        while let Some(epoch) = self.batch.as_ref().and_then(|batch| Some(batch.groups.first()?.epoch)) {
+            let all = self.batch.as_ref().map_or(&[][..], |batch| &batch.groups);
+            let of_epoch = || all.iter().filter(|group| group.epoch == epoch).cloned();
+            let (behind, groups): (Vec<_>, Vec<_>) =
+                of_epoch().partition(|group| self.aside.holds(group.key.as_ref()));
+            let mut left = self.write(epoch, groups).await;
+            // A few that are refused do not hold up the others; so many do.
+            while self.aside.groups.len() + left.len() > self.engine.settler.capacity
+                && !self.engine.stop.is_cancelled()
+            {
+                tokio::time::sleep(LONGEST_PAUSE).await;
+                left = self.write(epoch, left).await;
+                self.try_again().await;
             }
-        }
-        for (epoch, (mut verdicts, written)) in by_epoch {
-            if !engine.station.covers(epoch) {
-                // Taken when this node still led: it does not speak for these any more. If it leads again in the same
-                // epoch, they are read again.
-                engine.metrics.stale.increment(verdicts.settlements.len() as u64);
-                let all = verdicts.settlements.iter().chain(&written.settlements);
-                engine.held.settled(all.map(|s| (&s.id, tag(epoch, s.claim))), false);
-                self.count(&written);
-                continue;
+            if let Some(batch) = &mut self.batch {
+                batch.groups.retain(|group| group.epoch != epoch);
             }
-            let by = engine.station.holder_in(epoch);
-            self.write(&by, &verdicts.settlements).await;
-            verdicts.extend(written);
-            let exclusive = engine.station.is_exclusive();
-            let settled = verdicts.settlements.iter().map(|s| (&s.id, tag(epoch, s.claim)));
-            engine.held.settled(settled, exclusive);
-            self.count(&verdicts);
-            self.remind(&verdicts.settlements);
+            self.put_aside(behind);
+            self.put_aside(left);
         }
-        engine.runs.settled(keys);
-        if given_back {
-            // They lie before the place that the taker has come to, and no key leads back to them.
-            engine.look_everywhere();
-        } else if engine.runs.has_free() {
-            engine.wake.notify_one();
-        }
-        waiting
     }
 
-    /// Writes until it is written, or until the right to write is gone.
-    async fn write(&self, by: &Holder, settlements: &[Settlement]) {
-        let engine = &self.engine;
-        // With leadership memory alone knows what was given back: there is nothing to write.
-        let mut to_write: Vec<Settlement> = settlements
-            .iter()
-            .filter(|s| matches!(by, Holder::Lease { .. }) || s.verdict != Verdict::Released)
-            .cloned()
-            .collect();
-        if to_write.is_empty() {
+    fn put_aside(&mut self, groups: Vec<Group>) {
+        for key in groups.iter().filter_map(|group| group.key.as_ref()) {
+            self.engine.runs.refused(key);
+        }
+        self.aside.add(groups);
+    }
+
+    /// Writes what was put aside, as far as the database takes it now.
+    async fn try_again(&mut self) {
+        let all = self.aside.groups.len();
+        let epochs: BTreeSet<i64> = self.aside.groups.iter().map(|group| group.epoch).collect();
+        let mut left = Vec::new();
+        for epoch in epochs {
+            let of_epoch = self.aside.groups.iter().filter(|group| group.epoch == epoch).cloned().collect();
+            left.extend(self.write(epoch, of_epoch).await);
+        }
+        let progress = left.len() < all;
+        self.aside.put_back(left, progress);
+    }
+
+    /// The relay ends: what is refused now stays as it is in the database, and comes again when its lease runs out.
+    async fn end(&mut self) {
+        if self.aside.groups.is_empty() {
             return;
         }
+        self.try_again().await;
+        let store = self.engine.name();
+        for group in std::mem::take(&mut self.aside.groups) {
+            for Told { settlement: s, .. } in group.told() {
+                tracing::error!(store, event = %Escaped(&s.id), "the relay ends without having settled the event: it comes again");
+            }
+            self.let_go(&group);
+        }
+    }
+
+    /// Writes groups of one epoch and lets go of their events. Returns those that the database refuses, and with each the later ones of
+    /// its key.
+    async fn write(&self, epoch: i64, groups: Vec<Group>) -> Vec<Group> {
+        let engine = &self.engine;
+        if !engine.station.covers(epoch) {
+            // Taken when this node still led: it does not speak for these any more. If it leads again in the same
+            // epoch, they are read again.
+            self.stale(groups);
+            return Vec::new();
+        }
+        let by = engine.station.holder_in(epoch);
+        let error = match self.write_one(&by, &groups).await {
+            Ok(()) => {
+                self.settled(&groups);
+                return Vec::new();
+            }
+            Err(Obstacle::NotHeld) => {
+                self.stale(groups);
+                return Vec::new();
+            }
+            Err(Obstacle::OutOfTime(error)) => {
+                tracing::error!(store = engine.name(), %error, "could not settle before the relay ends");
+                return groups;
+            }
+            Err(Obstacle::Refused(error)) => error,
+        };
+        self.write_each(&by, groups, &error).await
+    }
+
+    /// The groups as a whole are refused: writes one by one, so that one bad verdict does not hold up the others.
+    async fn write_each(&self, by: &Holder, groups: Vec<Group>, error: &Error) -> Vec<Group> {
+        let engine = &self.engine;
+        let groups: Vec<Group> = groups.into_iter().flat_map(Group::split).collect();
+        if groups.len() > 1 {
+            tracing::warn!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
+        }
+        let (mut settled, mut left) = (Vec::new(), Vec::new());
+        let mut refused: HashSet<RunId> = HashSet::new();
+        let (mut first, mut over) = (None, false);
+        for group in groups {
+            if over || group.key.as_ref().is_some_and(|key| refused.contains(key)) {
+                left.push(group);
+                continue;
+            }
+            match self.write_one(by, std::slice::from_ref(&group)).await {
+                Ok(()) => settled.push(group),
+                Err(Obstacle::NotHeld) => self.stale(vec![group]),
+                Err(Obstacle::Refused(error)) => {
+                    first.get_or_insert((group.told().first().map(|told| told.settlement.id.clone()), error));
+                    refused.extend(group.key.clone());
+                    left.push(group);
+                }
+                Err(Obstacle::OutOfTime(_)) => {
+                    over = true;
+                    left.push(group);
+                }
+            }
+        }
+        self.settled(&settled);
+        if let Some((Some(event), error)) = first {
+            let count = left.len();
+            tracing::error!(
+                store = engine.name(), event = %Escaped(&event), %error, count,
+                "the database refuses to settle events: they stay held, and are tried again"
+            );
+        }
+        left
+    }
+
+    /// Writes groups in one go. Tries again for as long as the database is in trouble, and not the verdicts.
+    async fn write_one(&self, by: &Holder, groups: &[Group]) -> Result<(), Obstacle> {
+        let engine = &self.engine;
+        let mut to_write: Vec<Settlement> =
+            groups.iter().flat_map(|group| group.to_write(by)).cloned().collect();
+        if to_write.is_empty() {
+            return Ok(());
+        }
         let began = Instant::now();
-        let mut patience = REFUSED_FOR;
-        let mut pause = Duration::from_millis(20);
+        let mut pause = SHORTEST_PAUSE;
         loop {
+            engine.monitor.began(RelayTask::Settle);
+            if matches!(by, Holder::Lease { .. }) {
+                // The lease of an event may have run out while this waited, and been claimed again by this node.
+                engine.held.update_claims(&mut to_write);
+            }
             let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
                 Ok(Settled { moved, wrote }) => {
+                    engine.monitor.succeeded(RelayTask::Settle);
                     if wrote {
                         // What follows a join is there to be taken.
                         engine.wake.notify_one();
@@ -326,29 +521,19 @@ impl Settler {
                             "verdicts came too late: others hold the events"
                         );
                     }
-                    return;
+                    return Ok(());
                 }
                 Err(error) => error,
             };
-            if !error.is_transient() && to_write.len() > 1 {
-                let all = to_write.len();
-                to_write = self.write_each(by, to_write, &error).await;
-                if to_write.len() < all {
-                    // It is not the database that is in trouble but these verdicts: the others should not wait long.
-                    patience = REFUSED_ALONE;
-                }
+            engine.monitor.failed(RelayTask::Settle, &error.to_string());
+            if engine.station.holder().is_none() {
+                return Err(Obstacle::NotHeld);
             }
-            let give_up = if error.is_transient() {
-                engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain
-            } else {
-                began.elapsed() > patience
-            };
-            if to_write.is_empty() || engine.station.holder().is_none() {
-                return;
+            if !error.is_transient() {
+                return Err(Obstacle::Refused(error));
             }
-            if give_up {
-                tracing::error!(store = engine.name(), %error, "gave up settling: the events will come again");
-                return;
+            if engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain {
+                return Err(Obstacle::OutOfTime(error));
             }
             tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
             tokio::time::sleep(pause).await;
@@ -356,37 +541,63 @@ impl Settler {
         }
     }
 
-    /// The batch as a whole is refused: writes one by one, so that one bad verdict does not hold up the others.
-    /// Returns what was refused.
-    async fn write_each(&self, by: &Holder, settlements: Vec<Settlement>, error: &Error) -> Vec<Settlement> {
+    /// These are written.
+    fn settled(&self, groups: &[Group]) {
         let engine = &self.engine;
-        tracing::error!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
-        let mut refused = Vec::new();
-        for settlement in settlements {
-            let one = std::slice::from_ref(&settlement);
-            match engine.store.settle(by, engine.settings.completion, one).await {
-                Ok(Settled { wrote: false, .. }) => {}
-                Ok(Settled { wrote: true, .. }) => engine.wake.notify_one(),
-                Err(error) => {
-                    tracing::error!(store = engine.name(), event = %settlement.id, %error, "could not settle");
-                    refused.push(settlement);
-                }
-            }
+        let exclusive = engine.station.is_exclusive();
+        let given_back = groups.iter().any(|group| {
+            let released = |told: &Told| told.settlement.verdict.is_release();
+            group.key.is_none() && group.told().iter().any(released)
+        });
+        let events = groups.iter().flat_map(|group| group.told().iter().map(|told| (group.epoch, told)));
+        let settled = events.map(|(epoch, Told { settlement: s, .. })| (&s.id, tag(epoch, s.claim)));
+        engine.held.settled(settled, exclusive);
+        let all = || groups.iter().flat_map(Group::told);
+        self.remind(all());
+        self.count(all());
+        let keys =
+            groups.iter().filter_map(|group| Some((group.key.clone()?, group.range.len(), group.halted)));
+        engine.runs.settled(keys);
+        if given_back {
+            // They lie before the place that the taker has come to, and no key leads back to them.
+            engine.look_everywhere();
+        } else if engine.runs.has_free() {
+            engine.wake.notify_one();
         }
-        refused
     }
 
-    fn count(&self, verdicts: &Verdicts) {
-        self.engine.tally.add(&verdicts.settlements, &verdicts.subjects);
+    /// These are not this node's to write any more.
+    fn stale(&self, groups: Vec<Group>) {
+        for group in groups {
+            let unwritten = group.told().iter().filter(|told| !told.written).count();
+            self.engine.metrics.stale.increment(unwritten as u64);
+            self.let_go(&group);
+            self.count(group.told().iter().filter(|told| told.written));
+            let (events, halted) = (group.range.len(), group.halted);
+            self.engine.runs.settled(group.key.map(|key| (key, events, halted)));
+        }
+        if self.engine.runs.has_free() {
+            self.engine.wake.notify_one();
+        }
+    }
+
+    /// Whatever becomes of these events is not for this node to say.
+    fn let_go(&self, group: &Group) {
+        let all = group.told().iter().map(|Told { settlement: s, .. }| (&s.id, tag(group.epoch, s.claim)));
+        self.engine.held.settled(all, false);
+    }
+
+    fn count<'a>(&self, told: impl Iterator<Item = &'a Told> + Clone) {
+        self.engine.tally.add(told.clone().map(|told| (&told.settlement, &told.subject)));
         let metrics = &self.engine.metrics;
         let (mut done, mut again, mut deferred, mut dead) = (0, 0, 0, 0);
-        for settlement in &verdicts.settlements {
+        for Told { settlement, .. } in told {
             match &settlement.verdict {
                 Verdict::Done => done += 1,
                 Verdict::Again { counted: true, .. } => again += 1,
                 Verdict::Again { counted: false, .. } => deferred += 1,
                 Verdict::Dead { .. } => dead += 1,
-                Verdict::Released => {}
+                Verdict::Released | Verdict::ReleasedSuspect => {}
             }
         }
         metrics.success.increment(done);
@@ -396,8 +607,8 @@ impl Settler {
     }
 
     /// Has the taker look when what is to be tried again is due.
-    fn remind(&self, settlements: &[Settlement]) {
-        for settlement in settlements {
+    fn remind<'a>(&self, told: impl Iterator<Item = &'a Told>) {
+        for Told { settlement, .. } in told {
             match &settlement.verdict {
                 // What is too far away to be a time is too far away to wait for.
                 Verdict::Again { after, .. } => {
@@ -407,7 +618,7 @@ impl Settler {
                 }
                 // What it held back may be free now.
                 Verdict::Dead { .. } => self.engine.wake.notify_one(),
-                Verdict::Done | Verdict::Released => {}
+                Verdict::Done | Verdict::Released | Verdict::ReleasedSuspect => {}
             }
         }
     }

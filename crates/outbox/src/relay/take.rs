@@ -5,20 +5,23 @@
 //! from the start would walk over all of it. What lies before the place (late commits, rows that others gave back) is
 //! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::forward::PROBE_LOST;
 use super::held::Tag;
 use super::lanes::Strand;
 use super::runs::Pushed;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
+use crate::destination::Gate;
 use crate::error::Result;
+use crate::escape::Escaped;
 use crate::event::EventId;
 use crate::fleet::share::Turn;
-use crate::store::{Cursor, Holder, Origin, Settlement, Take, Taken, Verdict};
+use crate::store::{Cursor, Holder, Origin, RelayTask, RunId, Settlement, Take, Taken, Verdict};
 
 /// After a full pass that took some time, the next one comes no sooner than this many times that time …
 const FULL_PASS_SHARE: u32 = 20;
@@ -38,6 +41,15 @@ const EAGER: Duration = Duration::from_millis(25);
 /// How many keys are continued in one read.
 const KEYS_AT_ONCE: usize = 128;
 
+/// Of how many event types the destinations are told apart, and how many destinations. The events of others are delivered in
+/// the order of their whole key.
+const MOST_TYPES: usize = 1_000;
+const MOST_DESTINATIONS: usize = 64;
+
+/// How many rows are looked at to find a probe that no earlier event of its key holds back: so many at a time, so many times.
+const PROBE_WINDOW: usize = 64;
+const PROBE_WINDOWS: usize = 32;
+
 /// What the taking task remembers between passes.
 pub(crate) struct Taker {
     engine: Arc<Engine>,
@@ -52,7 +64,15 @@ pub(crate) struct Taker {
     /// Whether that pass has not come to the end yet.
     in_full: bool,
     /// Types that the last pass left alone.
-    skipped: Vec<String>,
+    skipped: BTreeSet<String>,
+    /// The last event that was taken as a probe, by destination. Another one is the next probe.
+    probed: HashMap<u64, Cursor>,
+    /// Whether events may go to more than one destination.
+    may_split: bool,
+    /// The types of events that were seen.
+    types: BTreeSet<String>,
+    /// Which of them go to which destination, if there is more than one.
+    destinations: BTreeMap<String, u64>,
 }
 
 /// Why a pass ended.
@@ -60,7 +80,7 @@ pub(crate) struct Taker {
 enum End {
     /// Nothing more is due.
     Empty,
-    /// The cold lane is full.
+    /// The cold lane is full, or the memory for events is.
     NoRoom,
 }
 
@@ -113,6 +133,8 @@ impl Alarm {
 
 /// The taking task.
 pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker>>) {
+    // After a panic nothing is known of how far the last pass came.
+    taker.lock().await.cursor = None;
     let longest = engine.settings.poll_interval;
     let mut pause = EAGER.min(longest);
     let mut failures = 0u32;
@@ -125,7 +147,7 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
                 pause = if taken > 0 { EAGER.min(longest) } else { (pause * 2).min(longest) };
                 if end == End::NoRoom {
                     tokio::select! {
-                        () = engine.lanes.wait_for_room() => {}
+                        () = engine.wait_for_room() => {}
                         () = engine.stop.cancelled() => {}
                     }
                     continue;
@@ -151,10 +173,31 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
     }
 }
 
+impl Engine {
+    /// Waits until the cold lane is half empty, and there is memory for what a read may bring.
+    async fn wait_for_room(&self) {
+        self.lanes.wait_for_room().await;
+        self.settings.bytes.wait_for_room().await;
+    }
+}
+
 impl Taker {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        let window = engine.settings.batch;
-        Self { engine, cursor: None, epoch: 0, window, full: None, in_full: false, skipped: Vec::new() }
+        let may_split = engine.routes.may_split();
+        let types = engine.routes.types().take(MOST_TYPES).map(str::to_owned).collect();
+        Self {
+            window: engine.settings.batch,
+            engine,
+            cursor: None,
+            epoch: 0,
+            full: None,
+            in_full: false,
+            skipped: BTreeSet::new(),
+            probed: HashMap::new(),
+            may_split,
+            types,
+            destinations: BTreeMap::new(),
+        }
     }
 
     /// A pass over everything that is due. Returns how many events were taken.
@@ -166,7 +209,10 @@ impl Taker {
     /// Takes what is due until there is no more, or no room for more.
     async fn pass(&mut self) -> Result<(usize, End)> {
         let mut total = 0;
-        let Some(epoch) = self.engine.station.epoch() else { return Ok((0, End::Empty)) };
+        let Some(epoch) = self.engine.station.epoch() else {
+            self.engine.monitor.rests(RelayTask::Take);
+            return Ok((0, End::Empty));
+        };
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
         }
@@ -176,18 +222,17 @@ impl Taker {
         if self.engine.everywhere.swap(false, Ordering::AcqRel) {
             self.cursor = None;
         }
-        let skipped = self.engine.waiting.types(&self.engine.routes);
-        if skipped != self.skipped {
-            // What was left alone lies before the place.
-            (self.skipped, self.cursor) = (skipped, None);
-        }
+        self.tell_destinations_apart();
         let mut turn = None;
         loop {
             if self.engine.stop.is_cancelled() {
                 return Ok((total, End::Empty));
             }
+            // A destination may have become unavailable since the last read: no more is taken for it.
+            let waiting = self.leave_waiting_alone();
+            total += self.probe(&waiting).await?;
             let room = self.engine.lanes.cold_room();
-            if room == 0 {
+            if room == 0 || self.engine.settings.bytes.room().is_none() {
                 return Ok((total, End::NoRoom));
             }
             if let Some(place) = &self.engine.place {
@@ -213,7 +258,7 @@ impl Taker {
             let began = Instant::now();
             let limit = self.limit(room, full);
             let from = self.cursor.map_or(Origin::Start, Origin::After);
-            let Some((taken, scanned, cursor)) = self.read(from, limit, room).await? else {
+            let Some((taken, scanned, cursor)) = self.read(from, limit, room, None).await? else {
                 return Ok((total, End::Empty));
             };
             Turn::gave(&mut turn, taken);
@@ -235,6 +280,10 @@ impl Taker {
             self.cursor = cursor.or(self.cursor);
             if scanned < limit {
                 self.window = self.engine.settings.batch;
+                if self.tell_destinations_apart() {
+                    // What was left behind may be free.
+                    continue;
+                }
                 return Ok((total, End::Empty));
             }
             self.window = (self.window * 2).min(self.engine.settings.cold_capacity.div_ceil(2));
@@ -257,21 +306,102 @@ impl Taker {
         // Before the read: a key may be done with what it gets before this returns, and then goes on by itself.
         self.engine.runs.leave_behind(keys.clone());
         let limit = 1 << room.ilog2();
-        let read = self.read(Origin::Keys(keys), limit, room).await?;
+        let read = self.read(Origin::Keys(keys), limit, room, None).await?;
         Ok(read.map_or(0, |(taken, ..)| taken))
+    }
+
+    /// Learns which types are not to be taken now.
+    fn leave_waiting_alone(&mut self) -> Vec<(Arc<Gate>, Vec<String>)> {
+        let waiting = self.engine.waiting.types(&self.engine.routes);
+        let skipped: BTreeSet<String> = waiting.iter().flat_map(|(_, types)| types).cloned().collect();
+        if skipped != self.skipped {
+            // What was left alone lies before the place.
+            (self.skipped, self.cursor) = (skipped, None);
+        }
+        waiting
+    }
+
+    /// Learns where events of each type go. True if that has changed: then a full pass comes next.
+    fn tell_destinations_apart(&mut self) -> bool {
+        if !self.may_split {
+            return false;
+        }
+        let routes = &self.engine.routes;
+        let gate = |event_type: &str| Some(routes.destination_of_type(&event_type.into())?.gate.id);
+        let known = self.types.iter().filter_map(|name| Some((name.clone(), gate(name)?)));
+        let mut destinations: BTreeMap<String, u64> = known.collect();
+        let gates: BTreeSet<u64> = destinations.values().copied().collect();
+        if gates.len() < 2 {
+            destinations.clear();
+        } else if let Some(first) = gates.iter().nth(MOST_DESTINATIONS) {
+            destinations.retain(|_, gate| *gate < *first);
+        }
+        if destinations == self.destinations {
+            return false;
+        }
+        let moved = |(name, gate): (&String, &u64)| destinations.get(name) != Some(gate);
+        if self.destinations.iter().any(moved) {
+            // What is in hand was told apart in another way.
+            self.engine.runs.doubt();
+        }
+        (self.destinations, self.cursor) = (destinations, None);
+        true
+    }
+
+    /// Takes one event for each destination that may be available again.
+    async fn probe(&mut self, waiting: &[(Arc<Gate>, Vec<String>)]) -> Result<usize> {
+        let mut total = 0;
+        for (gate, types) in waiting {
+            if self.engine.lanes.cold_room() == 0 || !self.engine.waiting.begin_probe(gate) {
+                continue;
+            }
+            if self.probe_one(gate.id, types).await? {
+                total += 1;
+            } else {
+                self.engine.alarm.at(Instant::now() + PROBE_LOST);
+            }
+        }
+        Ok(total)
+    }
+
+    /// Takes one event of these types, behind the last one that was taken so. False if there is none.
+    async fn probe_one(&mut self, gate: u64, types: &[String]) -> Result<bool> {
+        let mut from = self.probed.get(&gate).map_or(Origin::Start, |cursor| Origin::After(*cursor));
+        for _ in 0..PROBE_WINDOWS {
+            let is_start = from == Origin::Start;
+            let read = self.read(from, PROBE_WINDOW, 1, Some(types.to_vec())).await?;
+            let Some((taken, scanned, cursor)) = read else { return Ok(false) };
+            self.probed.extend(cursor.map(|cursor| (gate, cursor)));
+            if taken > 0 {
+                return Ok(true);
+            }
+            from = match cursor.filter(|_| scanned == PROBE_WINDOW) {
+                Some(cursor) => Origin::After(cursor),
+                None if is_start => return Ok(false),
+                None => Origin::Start,
+            };
+        }
+        Ok(false)
     }
 
     /// Reads one window and queues what was taken. Returns how many that were, how many rows were looked at, and the
     /// place after them.
     async fn read(
-        &self,
+        &mut self,
         from: Origin,
         limit: usize,
         room: usize,
+        probe: Option<Vec<String>>,
     ) -> Result<Option<(usize, usize, Option<Cursor>)>> {
-        let engine = &self.engine;
+        let engine = self.engine.clone();
         let asked = Instant::now();
         let Some(by) = engine.station.holder() else { return Ok(None) };
+        if matches!(by, Holder::Lease { .. }) && engine.held.present_for(asked).is_none() {
+            // Others may release whatever it took.
+            let why = "this relay could not announce itself in time, and takes nothing until it has";
+            engine.monitor.failed(RelayTask::Take, why);
+            return Ok(None);
+        }
         engine.held.begin_read();
         let take = Take {
             frontiers: engine.runs.begin_read(),
@@ -281,21 +411,41 @@ impl Taker {
             limit,
             skip_recent: engine.settings.skip_recent,
             on_dead: engine.settings.on_dead,
-            skip_types: self.skipped.clone(),
+            skip_types: if probe.is_some() { Vec::new() } else { self.skipped.iter().cloned().collect() },
+            probe,
+            destinations: self.destinations.clone(),
+            max_bytes: engine.settings.bytes.room().unwrap_or_default(),
         };
-        let taken = engine.store.take(&take).await?;
+        engine.monitor.began(RelayTask::Take);
+        let taken = match engine.store.take(&take).await {
+            Ok(taken) => taken,
+            Err(error) => {
+                engine.monitor.failed(RelayTask::Take, &error.to_string());
+                return Err(error);
+            }
+        };
+        engine.monitor.succeeded(RelayTask::Take);
+        if self.may_split {
+            let seen = taken.deliveries.iter().map(|d| d.event.event_type().as_str());
+            for event_type in seen.chain(taken.behind_types.iter().map(String::as_str)) {
+                if self.types.len() < MOST_TYPES && !self.types.contains(event_type) {
+                    self.types.insert(event_type.to_owned());
+                }
+            }
+        }
         if let Origin::Keys(asked) = &take.from {
             let keys = taken.deliveries.iter().filter_map(|d| d.event.ordering_key());
             let found: HashSet<&str> = keys.chain(taken.behind.iter().map(|key| &**key)).collect();
             engine.runs.not_behind(asked.iter().filter(|key| !found.contains(&***key)));
         }
-        if let Some(oldest) =
-            taken.deliveries.iter().map(|d| d.waited).max().filter(|_| take.from == Origin::Start)
-        {
+        let is_full = take.from == Origin::Start && take.probe.is_none();
+        if let Some(oldest) = taken.deliveries.iter().map(|d| d.waited).max().filter(|_| is_full) {
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
         }
         let (scanned, mut cursor) = (taken.scanned, taken.cursor);
-        let (count, all) = self.absorb(taken, &take, asked, room);
+        // Half of it would leave events held, and renewed, that are in no queue.
+        let absorbed = engine.supervisor.whole(RelayTask::Take, || self.absorb(taken, &take, asked, room));
+        let Some((count, all)) = absorbed else { return Ok(None) };
         if !all {
             // Not everything found room: read from the start again.
             cursor = None;
@@ -318,11 +468,15 @@ impl Taker {
             Holder::Exclusive { epoch, .. } => *epoch,
         };
         engine.runs.leave_behind(taken.behind);
+        if taken.dead_lettered > 0 {
+            // Later events of their keys may go on now.
+            engine.look_everywhere();
+        }
         let mut spoken = Vec::new();
         let undecodable = !taken.undecodable.is_empty();
         for (id, claim, reason) in taken.undecodable {
-            if self.hold(&id, super::tag(epoch, claim), asked, lease) {
-                tracing::error!(store = engine.name(), event = %id, reason, "an event cannot be decoded");
+            if self.hold(&id, super::tag(epoch, claim), asked, lease, false) {
+                tracing::error!(store = engine.name(), event = %Escaped(&id), reason, "an event cannot be decoded");
                 let verdict =
                     Verdict::Dead { counted: false, reason: format!("cannot be decoded: {reason}") };
                 spoken.push(Settlement { id, claim, verdict });
@@ -342,21 +496,29 @@ impl Taker {
                 // one is dead.
                 all = false;
                 let (id, claim) = (delivery.event.id().clone(), delivery.claim);
-                if lease.is_some() && self.hold(&id, super::tag(epoch, claim), asked, lease) {
-                    spoken.push(Settlement { id, claim, verdict: Verdict::Released });
+                let suspect = delivery.suspect.is_some();
+                if lease.is_some() && self.hold(&id, super::tag(epoch, claim), asked, lease, suspect) {
+                    let verdict = delivery.released();
+                    spoken.push(Settlement { id, claim, verdict });
                 }
                 continue;
             }
             if lease.is_none() && engine.station.next_is_suspect() {
                 delivery.suspect.get_or_insert(0);
             }
-            let job = Job { delivery, epoch, taken: asked, cold: true };
-            if !self.hold(job.delivery.event.id(), job.tag(), asked, lease) {
+            let memory = Some(engine.settings.bytes.reserve(delivery.event.bytes()));
+            let job = Job { delivery, epoch, taken: asked, cold: true, _memory: memory };
+            let suspect = job.delivery.suspect.is_some();
+            if !self.hold(job.delivery.event.id(), job.tag(), asked, lease, suspect) {
                 continue;
             }
             count += 1;
             match job.delivery.event.key().cloned() {
-                Some(key) => keyed.push((key, job)),
+                Some(key) => {
+                    let destination =
+                        take.destinations.get(job.delivery.event.event_type().as_str()).copied();
+                    keyed.push((RunId { key, destination }, job));
+                }
                 None => strands.push(Strand::One(job)),
             }
         }
@@ -378,7 +540,7 @@ impl Taker {
             if lease.is_none() {
                 refused.iter().for_each(|job| engine.held.forget(job.delivery.event.id(), job.tag()));
             } else if !refused.is_empty() {
-                let told = refused.iter().map(|job| job.told(Verdict::Released)).collect();
+                let told = refused.iter().map(|job| job.told(job.released())).collect();
                 engine.speak(Spoken::Verdicts { told, epoch, key: None, halted: false, urgent: true });
             }
         }
@@ -388,14 +550,10 @@ impl Taker {
         (count + usize::from(undecodable), all)
     }
 
-    /// Notes that this node holds the event. False if it already does, or has just settled it.
-    fn hold(&self, id: &EventId, tag: Tag, asked: Instant, lease: Option<Duration>) -> bool {
+    /// Notes that this node holds the event. False if it is queued already, or has just been settled.
+    fn hold(&self, id: &EventId, tag: Tag, asked: Instant, lease: Option<Duration>, suspect: bool) -> bool {
         match lease {
-            // The database gave it to us: whatever we thought before is out of date.
-            Some(lease) => {
-                self.engine.held.admit_claimed(id, tag, asked + lease);
-                true
-            }
+            Some(lease) => self.engine.held.admit_claimed(id, tag, asked, lease, suspect),
             None => self.engine.held.admit(id, tag, None),
         }
     }

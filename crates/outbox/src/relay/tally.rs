@@ -34,13 +34,13 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Counts what became of a batch. What cannot be decoded has no subject, and no type.
-    pub(crate) fn add(&self, settlements: &[Settlement], subjects: &[Option<Subject>]) {
+    pub(crate) fn add<'a>(&self, told: impl Iterator<Item = (&'a Settlement, &'a Option<Subject>)>) {
         let now = Instant::now();
         let mut counts = self.counts.lock().expect("no one panics while holding this lock");
         let mut any = false;
-        for (settlement, subject) in settlements.iter().zip(subjects) {
+        for (settlement, subject) in told {
             let event_type = subject.as_ref().map(|subject| subject.event.event_type().as_str());
-            any |= settlement.verdict != Verdict::Released;
+            any |= !settlement.verdict.is_release();
             match &settlement.verdict {
                 Verdict::Done => {
                     counts.delivered += 1;
@@ -64,7 +64,7 @@ impl Tally {
                         counts.of_type(name).dead += 1;
                     }
                 }
-                Verdict::Released => {}
+                Verdict::Released | Verdict::ReleasedSuspect => {}
             }
         }
         drop(counts);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, PurgeSettings};
 use crate::admin::{ATTEMPTS_KEPT, purge_all, purge_all_joins, purge_attempts, purge_inbox};
-use crate::error::Result;
-use crate::store::{EXCLUSIVE, Leadership, NodeId};
+use crate::error::{Error, Result};
+use crate::store::{EXCLUSIVE, Leadership, NodeId, Purge, Purgeable, RelayTask};
 
 /// How long leadership of the whole table lasts without being renewed: how long a crash delays delivery.
 pub(crate) const LEADERSHIP: Duration = Duration::from_secs(15);
@@ -31,15 +31,21 @@ impl Hold {
     }
 
     /// Renews until the relay is over.
-    pub(crate) async fn keep(mut self) {
+    pub(crate) async fn keep(&mut self) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.pause) => {}
+                () = self.engine.renew.notified() => {}
                 () = self.engine.over.cancelled() => return,
             }
-            if let Err(error) = self.ask().await {
-                tracing::error!(store = self.engine.name(), %error, "could not renew what this node holds");
-                self.pause = Duration::from_millis(200);
+            self.engine.monitor.began(RelayTask::Renew);
+            match self.ask().await {
+                Ok(()) => self.engine.monitor.succeeded(RelayTask::Renew),
+                Err(error) => {
+                    tracing::error!(store = self.engine.name(), %error, "could not renew what this node holds");
+                    self.engine.monitor.failed(RelayTask::Renew, &error.to_string());
+                    self.pause = Duration::from_millis(200);
+                }
             }
         }
     }
@@ -91,7 +97,7 @@ impl Hold {
             let asked = Instant::now();
             let kept: HashSet<_> =
                 engine.store.extend(engine.node(), lease, some).await?.into_iter().collect();
-            let lost = engine.held.renewed(some, &kept, asked + lease);
+            let lost = engine.held.renewed(some, &kept, asked, lease);
             if lost > 0 {
                 engine.runs.doubt();
                 tracing::debug!(store = engine.name(), lost, "leases were lost, or settled in the meantime");
@@ -101,33 +107,82 @@ impl Hold {
     }
 }
 
+/// The longest time from the start of a relay to its first purge.
+const FIRST_PURGE: Duration = Duration::from_secs(60);
+
+/// The pauses before each purge. The first comes soon after the start: a relay that is started anew every hour would otherwise
+/// never purge. `random`, from 0 to 1, spreads the relays that a deployment starts together.
+fn pauses(every: Duration, random: f64) -> impl Iterator<Item = Duration> {
+    let first = every.min(FIRST_PURGE).mul_f64(0.25 + 0.75 * random);
+    std::iter::once(first).chain(std::iter::repeat(every))
+}
+
 /// Purges now and then.
 pub(crate) async fn purge(engine: Arc<Engine>) {
-    let Some(PurgeSettings { every, what, inbox }) = engine.settings.purge.clone() else { return };
-    loop {
+    let Some(PurgeSettings { every, what, dead, inbox }) = engine.settings.purge.clone() else { return };
+    for pause in pauses(every, rand::random()) {
         tokio::select! {
-            () = tokio::time::sleep(every) => {}
+            () = tokio::time::sleep(pause) => {}
             () = engine.stop.cancelled() => return,
         }
-        match purge_all(&*engine.store, what, &engine.stop).await {
-            Ok(0) => {}
-            Ok(count) => tracing::info!(store = engine.name(), count, "purged old events"),
-            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge"),
-        }
+        // Errors of the last round do not count any more.
+        engine.monitor.rests(RelayTask::Purge);
+        purge_events(&engine, what, dead).await;
         match purge_all_joins(&*engine.store, what.older_than, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged closed joins"),
-            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge joins"),
+            Err(error) => could_not(&engine, &error, "could not purge joins"),
         }
         match purge_inbox(&*engine.store, inbox, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
-            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge the inbox"),
+            Err(error) => could_not(&engine, &error, "could not purge the inbox"),
         }
         match purge_attempts(&*engine.store, ATTEMPTS_KEPT, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old attempts"),
-            Err(error) => tracing::error!(store = engine.name(), %error, "could not purge attempts"),
+            Err(error) => could_not(&engine, &error, "could not purge attempts"),
         }
+    }
+}
+
+fn could_not(engine: &Engine, error: &Error, what: &str) {
+    tracing::error!(store = engine.name(), %error, "{what}");
+    engine.monitor.failed(RelayTask::Purge, &error.to_string());
+}
+
+/// Purges events, and says how many of them were DONE and how many DEAD.
+async fn purge_events(engine: &Engine, what: Purge, dead: Option<Duration>) {
+    let (store, name) = (&*engine.store, engine.name());
+    match purge_all(store, what, &engine.stop).await {
+        Ok(0) => {}
+        Ok(rows) if what.what == Purgeable::Everything => {
+            tracing::info!(store = name, rows, "purged old events by age, whatever their status");
+        }
+        Ok(done) => tracing::info!(store = name, done, "purged old DONE events"),
+        Err(error) => could_not(engine, &error, "could not purge DONE events"),
+    }
+    let Some(older_than) = dead.filter(|_| what.what == Purgeable::Done) else { return };
+    match purge_all(store, Purge { what: Purgeable::Dead, older_than, ..what }, &engine.stop).await {
+        Ok(0) => {}
+        Ok(dead) => tracing::info!(store = name, dead, "purged old DEAD events"),
+        Err(error) => could_not(engine, &error, "could not purge DEAD events"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_purge_comes_within_a_minute_of_the_start() {
+        let hour = Duration::from_secs(3_600);
+        let pauses = |every: Duration, random: f64| pauses(every, random).take(3).collect::<Vec<_>>();
+        assert_eq!(pauses(hour, 0.0), [Duration::from_secs(15), hour, hour]);
+        assert_eq!(pauses(hour, 1.0), [Duration::from_secs(60), hour, hour]);
+        let second = Duration::from_secs(1);
+        assert_eq!(pauses(second, 1.0), [second; 3], "never later than the interval");
+        assert_eq!(pauses(second, 0.0)[0], second / 4);
+        assert_eq!(pauses(Duration::MAX, 1.0)[1], Duration::MAX);
     }
 }

@@ -9,13 +9,22 @@ use super::store::SqlStore;
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
-    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, NodeId, Overview, Page, PageAsk, Shelf,
+    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
+    PageAsk, Released, Shelf,
 };
 
 #[async_trait]
 impl<DB: Database> AdminStore for SqlStore<DB> {
     async fn page(&self, ask: &PageAsk) -> Result<Page> {
         self.read_page(ask).await
+    }
+
+    async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>> {
+        self.read_metadata(id).await
+    }
+
+    async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>> {
+        self.read_metadata_at(seq).await
     }
 
     async fn overview(&self, most: u64) -> Result<Overview> {
@@ -44,6 +53,10 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
 
     async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool> {
         self.edit_dead(id, edit).await
+    }
+
+    async fn release_node(&self, node: &NodeId) -> Result<Released> {
+        self.release_all_of(node).await
     }
 
     async fn audit(&self, deed: &Deed) -> Result<i64> {

@@ -3,7 +3,7 @@
 //! A lease on a row is a write of that row, which costs as much as settling it. So a relay leases what it takes together, by one
 //! row that lists all of it. Only events that nobody has held before are leased like that, whose claims are 0:
 //!
-//! - One at a time takes, by a lock of the table's own, so that nobody takes what another has just listed.
+//! - One transaction takes at a time, by the claim lock, so that no event is listed twice.
 //! - Whatever becomes of a listed event raises its claims or ends it. A lease that ran out is taken away by whoever takes next,
 //!   which raises the claims of all that is left of it. So an event is in no more than one list in its life, and a
 //!   verdict that comes too late finds other claims than it names.
@@ -28,21 +28,37 @@ use crate::store::{NodeId, Settlement, Store as _, Take};
 /// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
 const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 10000; \
     SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off; ";
-/// One at a time takes. A statement of its own before the one that takes: that has to see what whoever had the lock before has
-/// written.
-const LOCK: &str = "; SELECT pg_advisory_xact_lock(hashtextextended('{events}', 8))";
-/// Ends the session of whoever has had the lock for so long. One that waits for its client to read what it sends is not idle, and
-/// no limit ends it.
-const END_WHO_HANGS: &str = "SELECT {flag pg_terminate_backend(l.pid)} FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
-    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND a.datname = current_database() \
-    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('{events}', 8) \
-    AND a.xact_start < clock_timestamp() - interval '9 seconds'";
+/// The claim lock: one transaction takes at a time. A statement of its own before the one that
+/// takes, which has to see everything that the transaction before has written.
+///
+/// A lock on an empty table, not an advisory lock: a role needs a right on the table to take it. Of
+/// the modes that conflict with themselves it is the weakest, so the table can be read and dumped
+/// meanwhile. A row lock would need the same right, but writes to its row, so that a take that finds
+/// nothing would wait for the disk.
+const LOCK: &str = "; LOCK TABLE {claim_lock} IN SHARE UPDATE EXCLUSIVE MODE";
+/// Finds the backends that have held the claim lock for more than 9 s, and for how many seconds: NULL
+/// if this role may not see when the transaction of another role began.
+const STALLED_TAKERS: &str = "SELECT {int l.pid}, {int extract(epoch FROM clock_timestamp() - a.xact_start)} \
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+    WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'ShareUpdateExclusiveLock' \
+    AND l.relation = '{claim_lock}'::regclass AND a.datname = current_database() \
+    AND COALESCE(a.xact_start < clock_timestamp() - interval '9 seconds', TRUE)";
+/// Terminates a backend. One that waits for its client to read its answer is not idle, and no timeout
+/// ends it.
+const TERMINATE: &str = "SELECT {flag pg_terminate_backend($1::bigint::int)}";
 /// Takes away leases that ran out. The time stays on the rows, and says that they are suspect.
 const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {now} RETURNING seqs, due_from, due_to) \
     UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
     WHERE {pending} AND e.claims = 0 AND e.locked_by IS NULL \
     AND e.available_at >= (SELECT min(due_from) FROM late) AND e.available_at <= (SELECT max(due_to) FROM late) \
     AND e.seq IN (SELECT unnest(seqs) FROM late)";
+
+/// Takes away the leases of one owner, as [`REAP`] does with those that ran out.
+const RELEASE: &str = "WITH gone AS (DELETE FROM {batches} WHERE owner = $1 RETURNING seqs, due_from, due_to) \
+    UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
+    WHERE {pending} AND e.claims = 0 AND e.locked_by IS NULL \
+    AND e.available_at >= (SELECT min(due_from) FROM gone) AND e.available_at <= (SELECT max(due_to) FROM gone) \
+    AND e.seq IN (SELECT unnest(seqs) FROM gone)";
 
 /// Locks those of a window that are leased by their rows, as far as nobody else is at them.
 const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[]) s(id, claim) \
@@ -62,6 +78,15 @@ const LIST: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints 
     b AS (INSERT INTO {batches} (owner, held_until, due_from, due_to, seqs) \
         VALUES ($2, {later $3}, {time $4}, {time $5}, $6::bigint[]) RETURNING batch_id) \
     SELECT b.batch_id, (SELECT min(batch_id) FROM {batches}) FROM b";
+
+/// Takes away the lists of others that have events of these keys. Their rows lease them until then: no other node handles them sooner,
+/// and what the old holder says of them comes too late. By two, as a claim by row after [`REAP`] does not: the old holder tells by
+/// it whether another node may have handled an event of the key meanwhile.
+pub(super) const UNLIST: &str = "WITH gone AS (DELETE FROM {batches} b WHERE b.owner <> $2 AND EXISTS (SELECT 1 FROM {events} o \
+        WHERE o.ordering_key {in texts $1} AND o.status IN (0, 2) AND o.claims = 0 AND o.seq = ANY (b.seqs)) \
+        RETURNING b.owner, b.held_until, b.seqs) \
+    UPDATE {events} e SET claims = e.claims + 2, locked_by = g.owner, locked_until = g.held_until \
+    FROM gone g CROSS JOIN LATERAL unnest(g.seqs) u(seq) WHERE e.seq = u.seq AND {pending} AND e.claims = 0";
 
 const FORGET: &str = "DELETE FROM {batches} WHERE batch_id {in ints $1}";
 
@@ -207,12 +232,29 @@ impl<DB: Database> SqlStore<DB> {
     pub(super) async fn claim_listed(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         match self.claim_alone(take, owner, lease).await {
             Err(error) if is_lock_timeout(&error) => {
-                let ended = self.fetch(END_WHO_HANGS, Vec::new()).await?.len();
-                tracing::warn!(store = self.name(), ended, "somebody began to take events and did not end");
+                self.end_stalled_takers().await?;
                 self.claim_alone(take, owner, lease).await
             }
             claimed => claimed,
         }
+    }
+
+    /// Terminates the backends that hold the claim lock and do not get on, as far as this role may.
+    async fn end_stalled_takers(&self) -> Result<()> {
+        for row in self.fetch(STALLED_TAKERS, Vec::new()).await? {
+            let (Some(pid), seconds) = (DB::int(&row, 0)?, DB::int(&row, 1)?) else { continue };
+            let store = self.name();
+            let Some(seconds) = seconds else {
+                tracing::warn!(store, "claim lock held by pid {pid} of another role; backend not terminated");
+                continue;
+            };
+            let held = format!("claim lock held for {seconds} s by pid {pid}");
+            match self.fetch(TERMINATE, vec![Value::Int(pid)]).await {
+                Ok(_) => tracing::warn!(store, "{held}; backend terminated"),
+                Err(error) => tracing::warn!(store, %error, "{held}; backend not terminated"),
+            }
+        }
+        Ok(())
     }
 
     /// Takes while nobody else does.
@@ -229,6 +271,7 @@ impl<DB: Database> SqlStore<DB> {
         self.lease_rows(&mut tx, window.rows.iter_mut().filter(|row| by_row(row)), owner, lease).await?;
         let listed = self.list(&mut tx, window.rows.iter().filter(|row| row.claim == 0), ended, owner, lease);
         let listed = listed.await?;
+        self.fence(&mut tx, &window, owner).await?;
         tx.commit().await?;
         if let Some((batch, floor)) = listed {
             let ids = window.rows.iter().filter(|row| row.claim == 0).map(|row| row.id.clone());
@@ -288,6 +331,11 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.begin_by(REAP).await?.commit().await?)
     }
 
+    /// Takes away the lists of one owner. Returns how many events were leased by them.
+    pub(super) async fn release_lists(&self, conn: &mut DB::Connection, owner: &NodeId) -> Result<u64> {
+        Ok(DB::run(conn, self.render(RELEASE), vec![Value::text(owner.as_str())]).await?)
+    }
+
     /// Forgets lists of which nothing is left, as the next take would: there is none.
     pub(super) async fn forget_ended_lists(&self) -> Result<()> {
         let ended = std::mem::take(&mut self.batches.inner().ended);
@@ -307,7 +355,7 @@ impl<DB: Database> SqlStore<DB> {
         self.begin_by(&format!("{LOCK}{REAP}")).await
     }
 
-    async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {
+    pub(super) async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let in_order = DB::IN_ORDER.unwrap_or_default();
         DB::script(&mut tx, self.render(&format!("{LIMITS}{in_order}{script}")).text.to_string()).await?;
@@ -332,14 +380,14 @@ impl<DB: Database> SqlStore<DB> {
         for row in DB::fetch(&mut conn, self.render(EXTEND), values).await? {
             kept.extend(DB::int(&row, 0)?);
         }
-        conn.went_well();
+        conn.finish().await?;
         Ok(self.batches.extended(ids.iter().copied(), &kept, asked, lease))
     }
 }
 
-/// What is in the way of a key, for one who holds events by these lists.
+/// What is in the way of a run, for one who holds events by these lists.
 pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut Vec<Value>) -> String {
-    let apart = take.frontiers.iter().filter(|(_, reach)| !reach.together).map(|(key, _)| &**key);
+    let apart = take.frontiers.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
     let mut text = IN_THE_WAY.to_owned();
     for (slot, value) in [
         ("{apart}", Value::texts(apart)),

@@ -8,10 +8,13 @@ use chrono::{DateTime, Utc};
 use super::StoreOptions;
 use super::log::LogDialect;
 use super::names::{Names, Statement, render};
+use super::sessions::Sessions;
 use super::source::Source;
-use super::warm::Warm;
+use super::stamp::Stamp;
+use super::warm::{Begin, Warm};
+use crate::connect::Pooler;
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::event::{AggregateType, EVENT_OVERHEAD, Event};
 use crate::store::{Completion, Holder, Listener, NodeId, OnDead, Watch};
 
 /// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
@@ -148,7 +151,7 @@ pub(crate) fn micros(duration: Duration) -> i64 {
 #[derive(Debug)]
 pub struct Columns {
     pub(crate) event_type: String,
-    pub(crate) aggregate_type: String,
+    pub(crate) aggregate_type: AggregateType,
     pub(crate) aggregate_id: Option<String>,
     pub(crate) tenant_id: Option<String>,
     pub(crate) ordering_key: Option<Arc<str>>,
@@ -158,9 +161,19 @@ pub struct Columns {
     pub(crate) payload: Option<String>,
     pub(crate) payload_bytes: Option<Vec<u8>>,
     pub(crate) content_type: Option<String>,
-    pub(crate) occurred_at: DateTime<Utc>,
-    pub(crate) expires_at: Option<DateTime<Utc>>,
-    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) occurred_at: Stamp,
+    pub(crate) expires_at: Option<Stamp>,
+    pub(crate) created_at: Stamp,
+    pub(crate) due_at: Option<Stamp>,
+}
+
+impl Columns {
+    /// About how much memory it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let bytes = self.payload_bytes.as_ref().map_or(0, Vec::len);
+        EVENT_OVERHEAD + bytes + text(&self.payload) + text(&self.headers)
+    }
 }
 
 /// An event about to be inserted, and whether it is born leased.
@@ -214,6 +227,11 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     const QUOTE: char;
     /// Starts a transaction that is going to write; the driver's own way if `None`.
     const BEGIN: Option<&'static str>;
+    /// Starts a transaction of the relay on a shared session, with its settings; `None` where sessions
+    /// are never shared.
+    const BEGIN_SHARED_BY_INDEX: Option<&'static str> = None;
+    /// The same for other transactions of the store's own.
+    const BEGIN_SHARED: Option<&'static str> = None;
     /// What to say before the transaction of a handler begins, if its isolation is not what it should be.
     const BEFORE_HANDLER: Option<&'static str> = None;
     /// The scripts that make the tables, oldest first.
@@ -241,8 +259,9 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// A statement from its text with numbered placeholders.
     fn statement(text: String) -> Statement;
 
-    /// The statement that finds, for each key of a window, the first event that blocks some of it. `{past}` stands for what tells an event
-    /// `o` from those that the taker has.
+    /// The statement that finds, for each run of a window, the first event that blocks some of it: the key and the destination of the
+    /// run, the place of that event and its type. `{past}` stands for the condition that tells an event `o` from those that the
+    /// taker has, and from those that go elsewhere.
     fn stops(on_dead: OnDead) -> &'static str;
 
     /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
@@ -302,26 +321,40 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         options
     }
 
-    /// Opens one connection, for the application and the relay alike.
+    /// Opens one connection, for the application and the relay alike. The first one finds out whether
+    /// sessions are shared.
     fn connect_one(
         options: &Options<Self>,
+        _sessions: &Sessions,
     ) -> impl Future<Output = Result<Self::Connection, sqlx::Error>> + Send {
         <Self::Connection as sqlx::Connection>::connect_with(options)
+    }
+
+    /// What is known of the sessions that a URL leads to, before there is a connection.
+    fn sessions(_url: &str, _pooler: Pooler) -> Result<Sessions> {
+        Ok(Sessions::own())
+    }
+
+    /// Whether the sessions that these options lead to are shared.
+    fn are_shared(_options: &Options<Self>) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        async { Ok(false) }
     }
 
     /// Opens a pool; `options` says how large.
     fn connect(url: &str, options: &StoreOptions) -> impl Future<Output = Result<Pools<Self>>> + Send;
 
     /// Pools beside one that the application already has.
-    fn beside(pool: &sqlx::Pool<Self>, options: &StoreOptions) -> Pools<Self>;
+    fn beside(pool: &sqlx::Pool<Self>, options: &StoreOptions, sessions: Sessions) -> Pools<Self>;
 
-    /// Inserts rows; returns which ids were stored, or `None` for all of them.
+    /// Inserts rows; returns which ids were stored and when, or `None` for all of them. `dated`: the times are asked for, which
+    /// takes the right to read them.
     fn insert(
         sql: &dyn Render,
         conn: &mut Self::Connection,
         rows: &[NewRow],
         birth: Option<&BirthLease>,
-    ) -> impl Future<Output = Result<Option<Vec<String>>>> + Send;
+        dated: bool,
+    ) -> impl Future<Output = Result<Option<Vec<StoredRow>>>> + Send;
 
     /// What to say in a transaction that reads by an index in its order, where the planner could otherwise sort a whole table.
     const IN_ORDER: Option<&'static str> = None;
@@ -367,6 +400,12 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(()) }
     }
 
+    /// Begins what the driver takes for open, so that it can be rolled back, after a rollback has failed because the database had
+    /// ended the transaction by itself. False: it does not do that, or nothing can be begun.
+    fn reopen_transaction(_: &mut Self::Connection, _: usize) -> impl Future<Output = bool> + Send {
+        async { false }
+    }
+
     /// Runs a script of several statements.
     fn script(
         conn: &mut Self::Connection,
@@ -387,20 +426,29 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         values: Vec<Value>,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
 
-    /// Runs a query, and makes something of each row while the next ones are on their way.
-    fn fetch_as<T: Send>(
+    /// Runs a query, and hands over each row while the next ones are on their way: no more than one of them
+    /// is in memory at a time.
+    fn fetch_each(
         conn: &mut Self::Connection,
         statement: Statement,
         values: Vec<Value>,
-        make: fn(&Self::Row) -> Result<T, sqlx::Error>,
-    ) -> impl Future<Output = Result<Vec<T>, sqlx::Error>> + Send;
+        each: &mut (dyn FnMut(&Self::Row) -> Result<(), sqlx::Error> + Send),
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// A number of a row.
     fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error>;
     /// A text of a row.
     fn text(row: &Self::Row, column: usize) -> Result<Option<String>, sqlx::Error>;
-    /// A time of a row.
-    fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error>;
+    /// A text of a row for people. One that is no text must not hide all other rows.
+    fn shown(row: &Self::Row, column: usize) -> Option<String> {
+        Self::text(row, column).unwrap_or_else(|_| Some(char::REPLACEMENT_CHARACTER.to_string()))
+    }
+    /// A time of a row, whatever its writer made of it.
+    fn stamp(row: &Self::Row, column: usize) -> Result<Option<Stamp>, sqlx::Error>;
+    /// A time of a row, or the nearest that can be shown.
+    fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+        Ok(Self::stamp(row, column)?.map(Stamp::clamped))
+    }
     /// The event's columns, from this one on.
     fn columns(row: &Self::Row, from: usize) -> Result<Columns, sqlx::Error>;
 
@@ -416,6 +464,19 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     fn is_duplicate_id(error: &sqlx::Error) -> bool;
 }
 
+/// A row that was inserted: the event's id, and the time that the database gave it, if that was asked for.
+pub(crate) type StoredRow = (String, Option<DateTime<Utc>>);
+
+/// The ids of rows that were inserted, and in the second column their times.
+pub(crate) fn stored_rows<DB: Dialect>(rows: &[DB::Row], dated: bool) -> Result<Vec<StoredRow>> {
+    let mut stored = Vec::with_capacity(rows.len());
+    for row in rows {
+        let at = if dated { DB::time(row, 1)? } else { None };
+        stored.extend(DB::text(row, 0)?.map(|id| (id, at)));
+    }
+    Ok(stored)
+}
+
 /// The connections of a store: one pool that the application's transactions come from, one that the
 /// relay's own statements use, so that neither starves the other.
 pub struct Pools<DB: Dialect> {
@@ -423,21 +484,30 @@ pub struct Pools<DB: Dialect> {
     pub(crate) relay: Source<DB>,
     /// For reads that must not wait behind a writer.
     pub(crate) read: Source<DB>,
+    pub(crate) sessions: Sessions,
 }
 
 impl<DB: Dialect> Pools<DB> {
-    pub(crate) fn new(write: &sqlx::Pool<DB>, relay: sqlx::Pool<DB>, read: sqlx::Pool<DB>) -> Self {
+    pub(crate) fn new(
+        write: &sqlx::Pool<DB>,
+        relay: sqlx::Pool<DB>,
+        read: sqlx::Pool<DB>,
+        sessions: Sessions,
+    ) -> Self {
+        let relay_begins = Begin { sessions: sessions.clone(), shared: DB::BEGIN_SHARED_BY_INDEX };
+        let read_begins = Begin { sessions: sessions.clone(), shared: DB::BEGIN_SHARED };
         Self {
-            write: Source::Pool(Warm::never(write.clone())),
-            relay: Source::Pool(Warm::new(relay)),
-            read: Source::Pool(Warm::new(read)),
+            write: Source::Pool(Warm::never(write.clone(), Begin::plain(&sessions))),
+            relay: Source::Pool(Warm::new(relay, relay_begins)),
+            read: Source::Pool(Warm::new(read, read_begins)),
+            sessions,
         }
     }
 
     /// The pool of the application's transactions is the store's own.
     pub(crate) fn own(self) -> Self {
-        let write = Source::Pool(Warm::new(self.write.pool().clone()));
-        Self { write, ..self }
+        let write = Warm::new(self.write.pool().clone(), Begin::plain(&self.sessions));
+        Self { write: Source::Pool(write), ..self }
     }
 }
 
@@ -459,6 +529,7 @@ macro_rules! plumbing {
             values: Vec<Value>,
         ) -> Result<u64, sqlx::Error> {
             let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
+            let query = query.persistent(statement.named);
             Ok(query.execute(conn).await?.rows_affected())
         }
 
@@ -468,24 +539,24 @@ macro_rules! plumbing {
             values: Vec<Value>,
         ) -> Result<Vec<Self::Row>, sqlx::Error> {
             $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values)
+                .persistent(statement.named)
                 .fetch_all(conn)
                 .await
         }
 
-        async fn fetch_as<T: Send>(
+        async fn fetch_each(
             conn: &mut Self::Connection,
             statement: Statement,
             values: Vec<Value>,
-            make: fn(&Self::Row) -> Result<T, sqlx::Error>,
-        ) -> Result<Vec<T>, sqlx::Error> {
+            each: &mut (dyn FnMut(&Self::Row) -> Result<(), sqlx::Error> + Send),
+        ) -> Result<(), sqlx::Error> {
             use futures_util::TryStreamExt as _;
             let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
-            let mut rows = query.fetch(conn);
-            let mut made = Vec::new();
+            let mut rows = query.persistent(statement.named).fetch(conn);
             while let Some(row) = rows.try_next().await? {
-                made.push(make(&row)?);
+                each(&row)?;
             }
-            Ok(made)
+            Ok(())
         }
 
         async fn script(conn: &mut Self::Connection, script: String) -> Result<(), sqlx::Error> {
@@ -501,7 +572,7 @@ macro_rules! plumbing {
             sqlx::Row::try_get(row, column)
         }
 
-        fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+        fn stamp(row: &Self::Row, column: usize) -> Result<Option<$crate::sql::stamp::Stamp>, sqlx::Error> {
             sqlx::Row::try_get(row, column)
         }
 
@@ -509,7 +580,7 @@ macro_rules! plumbing {
             use sqlx::Row as _;
             Ok(Columns {
                 event_type: row.try_get(from)?,
-                aggregate_type: row.try_get(from + 1)?,
+                aggregate_type: $crate::event::AggregateType::of_column(row.try_get(from + 1)?),
                 aggregate_id: row.try_get(from + 2)?,
                 tenant_id: row.try_get(from + 3)?,
                 ordering_key: row.try_get::<Option<&str>, _>(from + 4)?.map(Into::into),
@@ -522,6 +593,7 @@ macro_rules! plumbing {
                 occurred_at: row.try_get(from + 11)?,
                 expires_at: row.try_get(from + 12)?,
                 created_at: row.try_get(from + 13)?,
+                due_at: row.try_get(from + 14)?,
             })
         }
     };

@@ -11,9 +11,12 @@ use super::dialect::{Database, NewRow, Value};
 use super::promise::Promise;
 use super::store::SqlStore;
 use crate::error::{Error, Result};
+use crate::escape::Escaped;
 use crate::event::{Event, EventId};
-use crate::join::{Change, Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, Report, Step};
-use crate::store::{Acted, JoinAct, JoinFilter, Store};
+use crate::join::{
+    Change, Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, REPORT_PATIENCE, Report, Step,
+};
+use crate::store::{Acted, JoinAct, JoinFilter, JoinMember, Store};
 
 const JOIN: &str = "join_id, grouping_key, {int expected_steps}, {int attached_steps}, {int completed_steps}, \
     {int failed_steps}, {int status}, metadata, {int strict}, created_at, updated_at, on_complete, on_fail";
@@ -35,6 +38,9 @@ const MARK_ONE: &str = "UPDATE {events} SET joined = 1 WHERE event_id = $1";
 /// no others: MySQL would wait for each step of the join that it walks over, and those who hold them wait for the join.
 const ATTACHED: &str = "SELECT event_id, {int status}, home FROM {listed members event_id texts $2} \
     {where listed members event_id texts $2} AND join_id = $1 {lock listed}";
+
+/// Read without a lock: a report is committed together with the row that it tells of.
+const MEMBER: &str = "SELECT home, {int status} FROM {members} WHERE join_id = $1 AND event_id = $2";
 
 /// Steps inherit what has become of their events.
 const ATTACH: &str = "INSERT INTO {members} (join_id, event_id, home, status, created_at, updated_at) \
@@ -84,7 +90,7 @@ impl Row {
         let event = follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose();
         event.unwrap_or_else(|error| {
             // Refusing to close would keep the last step from ever being settled.
-            tracing::error!(join = %self.join.id, %error, "what follows a join is lost");
+            tracing::error!(join = %Escaped(&self.join.id), %error, "what follows a join is lost");
             None
         })
     }
@@ -333,7 +339,7 @@ impl<DB: Database> SqlStore<DB> {
     async fn insert_all(&self, conn: &mut DB::Connection, events: Vec<Event>) -> Result<bool> {
         let rows: Vec<NewRow> = events.into_iter().map(|event| NewRow { event, leased: false }).collect();
         if !rows.is_empty() {
-            self.write(conn, &rows, None).await?;
+            self.write(conn, &rows, None, false).await?;
         }
         Ok(!rows.is_empty())
     }
@@ -468,6 +474,14 @@ impl<DB: Database> SqlStore<DB> {
         rows.iter().map(step).collect()
     }
 
+    pub(super) async fn find_member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>> {
+        let values = vec![Value::text(join.as_str()), Value::text(step.as_str())];
+        let rows = self.fetch(MEMBER, values).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let home = DB::text(row, 0)?.unwrap_or_default();
+        Ok(Some(JoinMember { home, status: Step::from_code(DB::int(row, 1)?.unwrap_or_default()) }))
+    }
+
     /// Deletes one batch of joins that were closed long ago, with their steps. Returns how many joins.
     pub(super) async fn purge_closed(
         &self,
@@ -477,7 +491,8 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<u64> {
         let (steps_too, away) = (&[PURGE_STEPS, PURGE][..], &[PURGE_AWAY][..]);
         let joins = self.purge_listed(conn, CLOSED, steps_too, older_than, limit).await?;
-        self.purge_listed(conn, AWAY, away, older_than, limit).await?;
+        // A report is believed only while the row of its step is there.
+        self.purge_listed(conn, AWAY, away, older_than.max(REPORT_PATIENCE), limit).await?;
         Ok(joins)
     }
 

@@ -12,6 +12,8 @@ use tokio::sync::RwLock;
 
 use super::budget::{Idles, Permit, Seat, Ticket};
 use super::dialect::{Dialect, Options};
+use super::sessions::Sessions;
+use super::warm::leave_transaction;
 use crate::error::Told;
 
 /// How long closing a connection may take before it is just dropped.
@@ -20,6 +22,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// The line to one database.
 pub(crate) struct Line<DB: Dialect> {
     pub(crate) seat: Arc<Seat>,
+    pub(crate) sessions: Sessions,
     options: Options<DB>,
     idle: Mutex<Vec<Idle<DB>>>,
     closed: AtomicBool,
@@ -38,9 +41,10 @@ struct Idle<DB: Dialect> {
 }
 
 impl<DB: Dialect> Line<DB> {
-    pub(crate) fn new(seat: Arc<Seat>, options: Options<DB>) -> Arc<Self> {
+    pub(crate) fn new(seat: Arc<Seat>, options: Options<DB>, sessions: Sessions) -> Arc<Self> {
         let line = Arc::new(Self {
             seat,
+            sessions,
             options,
             idle: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -62,7 +66,7 @@ impl<DB: Dialect> Line<DB> {
     }
 
     /// A connection that answers: one that is idle, or a new one. Only for those who have a permit.
-    pub(crate) async fn borrow(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
+    async fn borrow(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
         loop {
             // The one used last: the others grow old, and can be closed for other databases.
             let Some(Idle { conn, ticket, .. }) = self.idle().pop() else { break };
@@ -83,7 +87,7 @@ impl<DB: Dialect> Line<DB> {
         }
         let create = !self.was_there.load(Ordering::Acquire);
         let options = DB::creating(self.options.clone(), create);
-        match tokio::time::timeout(self.seat.patience, DB::connect_one(&options)).await {
+        match tokio::time::timeout(self.seat.patience, DB::connect_one(&options, &self.sessions)).await {
             Ok(Ok(conn)) => {
                 self.was_there.store(true, Ordering::Release);
                 Ok(Borrowed::new(self, conn, ticket))
@@ -106,8 +110,17 @@ impl<DB: Dialect> Line<DB> {
     /// A transaction that is going to write. Only for those who have a permit.
     pub(crate) async fn begin(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
         let mut borrowed = self.borrow().await?;
-        let statement = DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str);
-        DB::TransactionManager::begin(&mut borrowed, statement).await?;
+        borrowed.begin().await?;
+        Ok(borrowed)
+    }
+
+    /// A connection for one statement or more: inside a transaction if its session is shared. Only for
+    /// those who have a permit.
+    pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
+        let mut borrowed = self.borrow().await?;
+        if self.sessions.are_shared() {
+            borrowed.begin().await?;
+        }
         Ok(borrowed)
     }
 
@@ -159,7 +172,7 @@ impl<DB: Dialect> Idles for Line<DB> {
     }
 }
 
-/// A connection in use. It goes back only if it is said that [all went well](Borrowed::went_well): dropped in the
+/// A connection in use. It goes back only if it is said that [all went well](Borrowed::finish): dropped in the
 /// middle of something, nobody knows what state it is in, and it is closed.
 pub(crate) struct Borrowed<DB: Dialect> {
     line: Arc<Line<DB>>,
@@ -179,9 +192,37 @@ impl<DB: Dialect> Borrowed<DB> {
         self
     }
 
+    async fn begin(&mut self) -> Result<(), sqlx::Error> {
+        let shared = DB::BEGIN_SHARED.filter(|_| self.line.sessions.are_shared());
+        let statement = shared.or(DB::BEGIN).map(sqlx::SqlSafeStr::into_sql_str);
+        DB::TransactionManager::begin(self, statement).await
+    }
+
+    fn is_open(&self) -> bool {
+        DB::TransactionManager::get_transaction_depth(self) > 0
+    }
+
     /// Whatever was done with it is done.
-    pub(crate) fn went_well(mut self) {
+    fn went_well(mut self) {
         self.well = true;
+    }
+
+    /// Ends what [`acquire`](Line::acquire) began: commits, if that was a transaction.
+    pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
+        if self.is_open() {
+            return self.commit().await;
+        }
+        self.went_well();
+        Ok(())
+    }
+
+    /// The same after a statement failed: rolls back, if it was in a transaction.
+    pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
+        if self.is_open() {
+            return self.rollback().await;
+        }
+        self.went_well();
+        Ok(())
     }
 
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
@@ -191,7 +232,11 @@ impl<DB: Dialect> Borrowed<DB> {
     }
 
     pub(crate) async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::rollback(&mut self).await?;
+        if let Err(error) = DB::TransactionManager::rollback(&mut self).await
+            && !leave_transaction::<DB>(&mut self).await
+        {
+            return Err(error);
+        }
         self.went_well();
         Ok(())
     }

@@ -10,6 +10,7 @@ pub(crate) mod begin;
 pub(crate) mod budget;
 mod deeds;
 pub(crate) mod dialect;
+mod grants;
 mod history;
 mod inbox;
 mod joins;
@@ -24,8 +25,10 @@ mod pairs;
 #[cfg(test)]
 mod parsing;
 mod promise;
+pub(crate) mod sessions;
 mod settle;
 pub(crate) mod source;
+mod stamp;
 mod statements;
 mod store;
 mod take;
@@ -44,9 +47,13 @@ mod watch;
 use std::sync::Arc;
 
 pub use dialect::{Clock, Database};
+pub use grants::{DatabaseRole, grants_sql};
 pub use store::SqlStore;
+pub(crate) use store::warn_if_unverified;
 
+use crate::connect::Pooler;
 use crate::error::{Error, Result, without_credentials};
+use crate::event::MAX_PAYLOAD;
 use crate::store::SharedStore;
 
 /// How to open a store: names, and the size of its connection pool.
@@ -57,6 +64,19 @@ pub struct StoreOptions {
     pub(crate) max_connections: u32,
     pub(crate) clock: Clock,
     pub(crate) name: Option<String>,
+    pub(crate) max_payload: usize,
+    pub(crate) pooler: Pooler,
+    pub(crate) direct_url: Option<Hidden>,
+}
+
+/// A URL that debug output does not show: it may hold a password.
+#[derive(Clone)]
+pub(crate) struct Hidden(pub(crate) String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&without_credentials(&self.0))
+    }
 }
 
 impl Default for StoreOptions {
@@ -67,6 +87,9 @@ impl Default for StoreOptions {
             max_connections: 10,
             clock: Clock::Database,
             name: None,
+            pooler: Pooler::Detect,
+            direct_url: None,
+            max_payload: MAX_PAYLOAD,
         }
     }
 }
@@ -123,6 +146,26 @@ impl StoreOptions {
     /// What to call the store in log lines and metrics, instead of its URL without credentials.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Whether a pooler stands in front of PostgreSQL; a URL with the parameter `pooler` goes before it.
+    pub fn pooler(mut self, pooler: Pooler) -> Self {
+        self.pooler = pooler;
+        self
+    }
+
+    /// A PostgreSQL URL that leads to the server itself, past a pooler: the relay waits for
+    /// notifications on it. Without it a relay behind a pooler polls.
+    pub fn direct_url(mut self, url: impl Into<String>) -> Self {
+        self.direct_url = Some(Hidden(url.into()));
+        self
+    }
+
+    /// How many bytes a payload may have to be read, and headers as well; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD)
+    /// if not set. A larger event, written by a program that has no such limit, is dead-lettered unread.
+    pub fn max_payload(mut self, bytes: usize) -> Self {
+        self.max_payload = bytes;
         self
     }
 

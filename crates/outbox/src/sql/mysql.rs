@@ -12,16 +12,25 @@ use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, M
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
+use super::dialect::{
+    BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, StoredRow, Value, Which, plumbing,
+    stored_rows,
+};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
+use super::sessions::Sessions;
 use super::statements::insert_values;
 use super::warm::pool;
-use crate::error::{Error, Result, without_credentials};
+use crate::connect;
+use crate::error::Result;
 use crate::store::{Completion, Holder, OnDead};
 
 /// How many rows go into one INSERT: well below the 65,535 placeholders that the protocol allows.
 const CHUNK: usize = 1_000;
+
+/// Returns the times of inserted rows on MariaDB. MySQL cannot, and takes it for a comment: the times are then read by a
+/// statement of their own.
+const RETURNING_TIMES: &str = " /*M!100500 RETURNING event_id, created_at */";
 
 /// How many rows the table of key locks has.
 const KEY_SLOTS: u64 = 512;
@@ -46,6 +55,8 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0005_topic_progress.sql"),
         include_str!("../../migrations/mysql/0006_node.sql"),
         include_str!("../../migrations/mysql/0007_attempt_audit.sql"),
+        include_str!("../../migrations/mysql/0008_hardening.sql"),
+        include_str!("../../migrations/mysql/0009_due_at.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -68,9 +79,11 @@ impl Dialect for MySql {
             ("earlier", n) => format!("({{now}} - INTERVAL {n} MICROSECOND)"),
             ("time", n) => n.to_owned(),
             ("pending", "") => "e.lane = 0".to_owned(),
+            ("pending", "of later") => "o.lane = 0".to_owned(),
             ("pending", _) => "lane = 0".to_owned(),
             ("dead", _) => "e.lane = 3".to_owned(),
             ("frontier", _) => "k.frontier".to_owned(),
+            ("destination", _) => "k.destination".to_owned(),
             ("held", _) => "e.locked_until > {now}".to_owned(),
             ("free", _) => "(e.locked_until IS NULL OR e.locked_until <= {now})".to_owned(),
             ("holder", _) => "e.locked_by".to_owned(),
@@ -122,9 +135,18 @@ impl Dialect for MySql {
             ("unsettled", "dead") => "e.lane = 3".to_owned(),
             ("unsettled", _) => "e.lane = 0".to_owned(),
             ("place", place) => nth(place, 1).to_owned(),
+            ("bytes", x) => format!("CAST(OCTET_LENGTH({x}) AS SIGNED)"),
             ("size", _) => {
                 "CAST(COALESCE(OCTET_LENGTH(e.payload), OCTET_LENGTH(e.payload_bytes)) AS SIGNED)".to_owned()
             }
+            ("bounded", value) => match value.split_once(' ') {
+                Some(("json", x)) => format!(
+                    "CASE WHEN OCTET_LENGTH({x}) <= {{most}} THEN {x} \
+                     WHEN {x} IS NOT NULL THEN CONCAT('!', OCTET_LENGTH({x})) END"
+                ),
+                Some((_, x)) => format!("CASE WHEN OCTET_LENGTH({x}) <= {{most}} THEN {x} END"),
+                None => String::new(),
+            },
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -138,22 +160,25 @@ impl Dialect for MySql {
     }
 
     fn stops(on_dead: OnDead) -> &'static str {
-        // One search a lane: only so does the index give the first row without a sort.
+        // One search a lane: only so does the index give the first row without a sort. The limit keeps the derived table from
+        // being merged, which would search twice.
         match on_dead {
             OnDead::Hold => {
-                "SELECT k.id, NULLIF(LEAST(\
+                "SELECT s.id, s.destination, s.stop, (SELECT e.event_type FROM {events} e WHERE e.seq = s.stop) FROM (\
+                 SELECT k.id, k.destination, NULLIF(LEAST(\
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 0 \
                  AND {past} AND o.seq < k.last AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1), 9223372036854775807), \
                  COALESCE((SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id AND o.lane = 3 \
-                 AND {past} AND o.seq < k.last ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) \
+                 AND {past} AND o.seq < k.last ORDER BY o.seq LIMIT 1), 9223372036854775807)), 9223372036854775807) AS stop \
                  FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]', \
-                 last bigint PATH '$[2]')) k"
+                 last bigint PATH '$[2]', destination bigint PATH '$[3]')) k LIMIT 9223372036854775807) s"
             }
             OnDead::Skip => {
-                "SELECT k.id, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id \
-                 AND o.lane = 0 AND {past} AND o.seq < k.last AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
+                "SELECT s.id, s.destination, s.stop, (SELECT e.event_type FROM {events} e WHERE e.seq = s.stop) FROM (\
+                 SELECT k.id, k.destination, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.id \
+                 AND o.lane = 0 AND {past} AND o.seq < k.last AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) AS stop \
                  FROM JSON_TABLE($1, '$[*]' COLUMNS (id varchar(255) {exact} PATH '$[0]', frontier bigint PATH '$[1]', \
-                 last bigint PATH '$[2]')) k"
+                 last bigint PATH '$[2]', destination bigint PATH '$[3]')) k LIMIT 9223372036854775807) s"
             }
         }
     }
@@ -177,12 +202,13 @@ impl Dialect for MySql {
         format!(
             "UPDATE {BATCH} SET e.done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
              e.done_by = CASE WHEN s.status = 3 THEN $1 END, e.attempts = e.attempts + s.counted, \
-             e.available_at = CASE WHEN s.after IS NULL THEN e.available_at \
+             e.available_at = CASE WHEN s.after IS NULL OR s.status IS NULL THEN e.available_at \
                  ELSE {{now}} + INTERVAL COALESCE(s.after, 0) MICROSECOND END, \
              e.last_error = COALESCE(s.error, e.last_error), \
              e.crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END, \
-             e.locked_by = NULL, e.locked_until = NULL, e.claims = e.claims + 1, \
-             e.status = COALESCE(s.status, e.status) \
+             e.locked_by = NULL, \
+             e.locked_until = CASE WHEN s.status IS NULL AND s.after IS NOT NULL THEN {{now}} END, \
+             e.claims = e.claims + 1, e.status = COALESCE(s.status, e.status) \
              WHERE e.status IN (0, 2) AND {holds}{which}"
         )
     }
@@ -213,7 +239,12 @@ impl Dialect for MySql {
     }
 
     fn is_already_there(error: &sqlx::Error) -> bool {
-        error.as_database_error().is_some_and(|e| e.message().starts_with("Duplicate column name"))
+        error.as_database_error().is_some_and(|e| {
+            let message = e.message().to_ascii_lowercase();
+            ["duplicate column name", "duplicate check constraint"]
+                .iter()
+                .any(|said| message.starts_with(said))
+        })
     }
 
     fn extend() -> &'static str {
@@ -265,28 +296,31 @@ impl Dialect for MySql {
     }
 
     fn options(url: &str, _: Duration) -> Result<MySqlConnectOptions> {
-        connect_options(url)
+        connect::mysql(url)
     }
 
-    async fn connect_one(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+    async fn connect_one(
+        options: &MySqlConnectOptions,
+        _: &Sessions,
+    ) -> Result<MySqlConnection, sqlx::Error> {
         let mut conn = MySqlConnection::connect_with(options).await?;
         read_committed(&mut conn).await?;
         Ok(conn)
     }
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
-        let connect = connect_options(url)?;
+        let connect = connect::mysql(url)?;
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
-        Ok(Self::beside(&pool, options).own())
+        Ok(Self::beside(&pool, options, Sessions::own()).own())
     }
 
-    fn beside(write: &MySqlPool, _: &StoreOptions) -> Pools<Self> {
+    fn beside(write: &MySqlPool, _: &StoreOptions, sessions: Sessions) -> Pools<Self> {
         let relay = pool(3)
             .after_connect(|conn, _| Box::pin(read_committed(conn)))
             .connect_lazy_with((*write.connect_options()).clone());
-        Pools::new(write, relay.clone(), relay)
+        Pools::new(write, relay.clone(), relay, sessions)
     }
 
     async fn insert(
@@ -294,7 +328,8 @@ impl Dialect for MySql {
         conn: &mut MySqlConnection,
         rows: &[NewRow],
         birth: Option<&BirthLease>,
-    ) -> Result<Option<Vec<String>>> {
+        dated: bool,
+    ) -> Result<Option<Vec<StoredRow>>> {
         let slots: BTreeSet<i64> = rows.iter().filter_map(|r| r.event.ordering_key()).map(key_slot).collect();
         if !slots.is_empty() {
             // One by one in the order of the list, so that two writers never wait for each other in a circle. An
@@ -306,6 +341,7 @@ impl Dialect for MySql {
             Self::run(conn, lock, vec![Value::ints(slots)]).await?;
         }
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
+        let mut stored = Vec::new();
         for rows in rows.chunks(CHUNK) {
             let (mut text, values) = insert_values(rows, birth);
             if dedup {
@@ -314,16 +350,22 @@ impl Dialect for MySql {
                     " ON DUPLICATE KEY UPDATE event_type = IF(event_id = VALUES(event_id), NULL, event_type)",
                 );
             }
-            Self::run(conn, sql.render(&text), values).await?;
+            if dated && !dedup {
+                text.push_str(RETURNING_TIMES);
+                let rows = Self::fetch(conn, sql.render(&text), values).await?;
+                stored.extend(stored_rows::<Self>(&rows, true)?);
+            } else {
+                Self::run(conn, sql.render(&text), values).await?;
+            }
         }
-        if !dedup {
-            return Ok(None);
+        if !dedup && (!dated || stored.len() == rows.len()) {
+            return Ok(dated.then_some(stored));
         }
-        let there = sql.render("SELECT event_id FROM {events} WHERE event_id {in texts $1}");
+        let columns = if dated { "event_id, created_at" } else { "event_id" };
+        let there = sql.render(&format!("SELECT {columns} FROM {{events}} WHERE event_id {{in texts $1}}"));
         let found =
             Self::fetch(conn, there, vec![Value::texts(rows.iter().map(|r| r.event.id().as_str()))]).await?;
-        let ids = found.iter().map(|row| Self::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Some(ids.into_iter().flatten().collect()))
+        Ok(Some(stored_rows::<Self>(&found, dated)?))
     }
 
     async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
@@ -386,11 +428,6 @@ fn fence(by: &Holder) -> &'static str {
 async fn read_committed(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(conn).await?;
     Ok(())
-}
-
-pub(super) fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
-    let url = url.replacen("mariadb:", "mysql:", 1);
-    url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(&url), reason: e.to_string() })
 }
 
 fn bind(

@@ -75,11 +75,12 @@ impl Names {
     }
 
     /// What stands for `{slot}` in a template, if it is a name.
-    fn fill(&self, slot: &str) -> Option<String> {
+    pub(super) fn fill(&self, slot: &str) -> Option<String> {
         Some(match slot {
             "events" => self.table(""),
             "leases" => self.table("_lease"),
             "batches" => self.table("_batch"),
+            "claim_lock" => self.table("_claim_lock"),
             "keys" => self.table("_key"),
             "joins" => self.table("_join"),
             "members" => self.table("_join_member"),
@@ -96,6 +97,8 @@ impl Names {
             "log_lock" => self.of_log("_lock"),
             "log_settled" => self.of_log("_settled"),
             "log_append" => self.of_log("_append"),
+            "log_refuse" => self.of_log("_refuse"),
+            "log_unreadable" => self.of_log("_unreadable"),
             "log_insert" => self.of_log("_insert"),
             "progress" => self.in_schema(&format!("{}_topic_progress", self.base())),
             _ => self.quoted(&format!("{}_{}", self.table, slot.strip_prefix("events_")?)),
@@ -154,13 +157,15 @@ pub struct Statement {
     pub(crate) text: Arc<str>,
     /// The numbers of the placeholders in the order of their appearance, for databases that only know `?`.
     pub(crate) order: Option<Vec<usize>>,
+    /// Whether it stays prepared on its connection, under a name.
+    pub(crate) named: bool,
 }
 
 impl Statement {
     /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn numbered(text: String) -> Self {
-        Self { text: text.into(), order: None }
+        Self { text: text.into(), order: None, named: true }
     }
 
     /// Placeholders become `?`, as MySQL wants them.
@@ -184,7 +189,7 @@ impl Statement {
             rest = after;
         }
         text.push_str(rest);
-        Self { text: text.into(), order: Some(order) }
+        Self { text: text.into(), order: Some(order), named: true }
     }
 }
 

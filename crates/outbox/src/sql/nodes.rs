@@ -1,11 +1,13 @@
-//! Relays that run, on SQL.
+//! Relays that run, and releasing what they hold, on SQL.
 
 use std::time::Duration;
+
+use super::begin::begin_on;
 
 use super::dialect::{Database, Value};
 use super::store::SqlStore;
 use crate::error::Result;
-use crate::store::{Node, NodeId, NodeState};
+use crate::store::{EXCLUSIVE, Node, NodeId, NodeState, Released, Store as _};
 
 /// A node that was last seen so long ago is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(86_400);
@@ -14,6 +16,31 @@ const FORGET: &str = "DELETE FROM {nodes} WHERE seen_at < {earlier $1}";
 const RETIRE: &str = "DELETE FROM {nodes} WHERE node = $1";
 const NODES: &str =
     "SELECT node, started_at, seen_at, {now}, state FROM {nodes} ORDER BY seen_at DESC, node LIMIT 1000";
+
+/// Nodes that were not seen for a while and hold something perhaps. A quotation mark inside of a text of the state has a
+/// backslash before it, so the pattern matches the field and nothing else.
+const QUIET: &str = "SELECT node, started_at, seen_at, {now}, state FROM {nodes} \
+     WHERE seen_at < {earlier $1} AND state NOT LIKE '%\"released\":true%' ORDER BY seen_at LIMIT 100";
+/// The same of one, which cannot announce itself until the transaction ends.
+const LOCKED: &str = "SELECT node, started_at, seen_at, {now}, state FROM {nodes} WHERE node = $1 {lock}";
+const MARK: &str = "UPDATE {nodes} SET state = $2 WHERE node = $1";
+
+/// No relay counts as vanished sooner than this.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Found without locks: there is no index by holder, and a locking read would lock every row that it looks at.
+const LEASED: &str = "SELECT e.seq FROM {events} e WHERE {pending} AND e.locked_by = $1";
+/// A verdict of the old holder names a holder and a claim that the row has no more. The time stays, which says that the event is
+/// suspect. Claims end at a billion, as the table has it: a row that is there already must not keep the others from being released.
+const RELEASE: &str = "UPDATE {listed events seq ints $1} SET locked_by = NULL, locked_until = {now}, \
+     claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END \
+     {where listed events seq ints $1} AND locked_by = $2 AND {pending of events}";
+/// The holder stays: that it never gave the lease back is what makes the events in its hands suspect.
+const DEPOSE: &str =
+    "UPDATE {leases} SET held_until = {now} WHERE name = $1 AND holder = $2 AND held_until > {now}";
+
+/// How many rows one statement releases.
+const AT_ONCE: usize = 1_000;
 
 impl<DB: Database> SqlStore<DB> {
     pub(super) async fn announce_node(&self, node: &NodeId, state: &NodeState) -> Result<()> {
@@ -29,21 +56,98 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     pub(super) async fn all_nodes(&self) -> Result<Vec<Node>> {
-        let rows = self.fetch(NODES, Vec::new()).await?;
-        let mut nodes = Vec::with_capacity(rows.len());
-        for row in &rows {
-            let (started_at, seen_at) =
-                (DB::time(row, 1)?.unwrap_or_default(), DB::time(row, 2)?.unwrap_or_default());
-            let now = DB::time(row, 3)?.unwrap_or(seen_at);
-            let state = DB::text(row, 4)?.unwrap_or_default();
-            nodes.push(Node {
-                node: NodeId::from(DB::text(row, 0)?.unwrap_or_default()),
-                started_at,
-                seen: (now - seen_at).to_std().unwrap_or_default(),
-                // Of another version, or written by hand: what it says is for people only.
-                state: serde_json::from_str::<NodeState>(&state).unwrap_or_default(),
-            });
+        self.fetch(NODES, Vec::new()).await?.iter().map(Self::node).collect()
+    }
+
+    fn node(row: &DB::Row) -> Result<Node> {
+        let (started_at, seen_at) =
+            (DB::time(row, 1)?.unwrap_or_default(), DB::time(row, 2)?.unwrap_or_default());
+        let now = DB::time(row, 3)?.unwrap_or(seen_at);
+        let state = DB::shown(row, 4).unwrap_or_default();
+        Ok(Node {
+            node: NodeId::from(DB::shown(row, 0).unwrap_or_default()),
+            started_at,
+            seen: (now - seen_at).to_std().unwrap_or_default(),
+            // Of another version, or written by hand: then it says nothing, and nothing is decided by it.
+            state: serde_json::from_str::<NodeState>(&state).unwrap_or_default(),
+        })
+    }
+
+    pub(super) async fn release_all_vanished(&self) -> Result<Vec<(NodeId, u64)>> {
+        let quiet = self.fetch(QUIET, vec![Value::micros(SHORTEST)]).await?;
+        let mut released = Vec::new();
+        for row in &quiet {
+            let node = Self::node(row)?;
+            if node.is_to_be_released()
+                && let Some(events) = self.retried(|| self.release_if_vanished(&node.node)).await?
+            {
+                released.push((node.node, events));
+            }
         }
-        Ok(nodes)
+        Ok(released)
+    }
+
+    /// Releases what a node holds if it has vanished, as one transaction in which it cannot announce itself. `None`: it has not,
+    /// or was released before.
+    async fn release_if_vanished(&self, node: &NodeId) -> Result<Option<u64>> {
+        let leased = self.leased(node).await?;
+        let mut tx = if DB::LISTS { self.begin_by("").await? } else { begin_on(&self.pools.relay).await? };
+        let rows = DB::fetch(&mut tx, self.render(LOCKED), vec![Value::text(node.as_str())]).await?;
+        let found = rows.first().map(Self::node).transpose()?.filter(Node::is_to_be_released);
+        let Some(found) = found else {
+            tx.commit().await?;
+            return Ok(None);
+        };
+        let events = self.release_leases(&mut tx, node, &leased).await?;
+        let state = serde_json::to_string(&NodeState { released: true, ..found.state }).unwrap_or_default();
+        DB::run(&mut tx, self.render(MARK), vec![Value::text(node.as_str()), Value::text(state)]).await?;
+        tx.commit().await?;
+        Ok(Some(events))
+    }
+
+    pub(super) async fn release_all_of(&self, node: &NodeId) -> Result<Released> {
+        let events = self.retried(|| self.release_at_once(node)).await?;
+        // A leader's name ends with its life: a process that is started again under the same name is another.
+        let leader = self.leader(EXCLUSIVE).await?.filter(|leader| {
+            let rest = leader.as_str().strip_prefix(node.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        });
+        let leadership = match leader {
+            Some(leader) => {
+                let values = vec![Value::text(EXCLUSIVE), Value::text(leader.as_str())];
+                self.run(DEPOSE, values).await? > 0
+            }
+            None => false,
+        };
+        Ok(Released { events, leadership })
+    }
+
+    async fn release_at_once(&self, node: &NodeId) -> Result<u64> {
+        let leased = self.leased(node).await?;
+        let mut tx = if DB::LISTS { self.begin_by("").await? } else { begin_on(&self.pools.relay).await? };
+        let events = self.release_leases(&mut tx, node, &leased).await?;
+        tx.commit().await?;
+        Ok(events)
+    }
+
+    /// The numbers of the events that a node holds by their rows.
+    async fn leased(&self, node: &NodeId) -> Result<Vec<i64>> {
+        let rows = self.fetch(LEASED, vec![Value::text(node.as_str())]).await?;
+        let seqs = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        Ok(seqs.into_iter().flatten().collect())
+    }
+
+    /// Releases events that a node holds: by lists, and those of `leased` that it still holds by their rows. All at once, or an
+    /// event of a key would be free while an earlier one is not; even then the earlier one holds it back.
+    async fn release_leases(&self, conn: &mut DB::Connection, node: &NodeId, leased: &[i64]) -> Result<u64> {
+        let mut events = 0;
+        if DB::LISTS {
+            events += self.release_lists(conn, node).await?;
+        }
+        for some in leased.chunks(AT_ONCE) {
+            let values = vec![Value::ints(some.iter().copied()), Value::text(node.as_str())];
+            events += DB::run(conn, self.render(RELEASE), values).await?;
+        }
+        Ok(events)
     }
 }

@@ -86,7 +86,7 @@ impl<DB: Database> SqlStore<DB> {
             let count = DB::int(&row, 1)?.unwrap_or_default().unsigned_abs();
             breakdown.looked_at += DB::int(&row, 3)?.unwrap_or_default().unsigned_abs();
             if count > 0 {
-                let event_type = DB::text(&row, 0)?.unwrap_or_default();
+                let event_type = DB::shown(&row, 0).unwrap_or_default();
                 breakdown.types.push(TypeCount { event_type, count, oldest: DB::time(&row, 2)? });
             }
         }
@@ -104,7 +104,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut more = rows.len() > look_at;
         let mut firsts: HashMap<String, (i64, String)> = HashMap::new();
         for row in rows.iter().take(look_at) {
-            let (Some(key), Some(seq), Some(id)) = (DB::text(row, 2)?, DB::int(row, 1)?, DB::text(row, 0)?)
+            let (Some(key), Some(seq), Some(id)) = (DB::shown(row, 2), DB::int(row, 1)?, DB::shown(row, 0))
             else {
                 continue;
             };

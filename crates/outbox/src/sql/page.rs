@@ -7,7 +7,7 @@ use super::dialect::{Database, Dialect, Value};
 use super::statements as sql;
 use super::store::SqlStore;
 use crate::error::{Error, Result};
-use crate::event::EventId;
+use crate::event::{EventId, GLOBAL};
 use crate::store::{Cursor, EventRow, Filter, MOST_LOOKED_AT, NodeId, Page, PageAsk, Shelf, Status};
 
 /// What is read of a row, in the order that [`SqlStore::event_row`] expects.
@@ -170,8 +170,7 @@ impl<DB: Database> SqlStore<DB> {
 
     /// The columns of [`ROW`], from this one on.
     pub(super) fn event_row(&self, row: &DB::Row, from: usize) -> Result<EventRow> {
-        // A text that is none must not hide all others.
-        let text = |n: usize| DB::text(row, from + n).unwrap_or_else(|_| Some("\u{fffd}".to_owned()));
+        let text = |n: usize| DB::shown(row, from + n);
         let time = |n: usize| DB::time(row, from + n);
         let int = |n: usize| DB::int(row, from + n);
         let id = EventId::from(text(0).unwrap_or_default());
@@ -183,7 +182,7 @@ impl<DB: Database> SqlStore<DB> {
             id,
             seq: int(1)?.unwrap_or_default(),
             event_type: text(2).unwrap_or_default(),
-            aggregate_type: text(3).unwrap_or_default(),
+            aggregate_type: text(3).unwrap_or_else(|| GLOBAL.to_owned()),
             aggregate_id: text(4),
             tenant_id: text(5),
             ordering_key: text(6),

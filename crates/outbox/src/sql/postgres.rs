@@ -9,13 +9,18 @@ use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgListener, Pg
 use sqlx::query::Query;
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
+use super::dialect::{
+    BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, StoredRow, Value, Which, plumbing,
+    stored_rows,
+};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
+use super::sessions::Sessions;
 use super::statements::{insert_lists, insert_values};
 use super::warm::pool;
 use super::watch::PgWatch;
-use crate::error::{Error, Result, without_credentials};
+use crate::connect::{self, Pooler};
+use crate::error::Result;
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};
 
 /// Locks keys, in one order, so that the events of a key become visible in the order of their numbers.
@@ -44,6 +49,11 @@ const FENCE: &str = "WITH f AS MATERIALIZED (\
 impl Dialect for Postgres {
     const QUOTE: char = '"';
     const BEGIN: Option<&'static str> = None;
+    const BEGIN_SHARED: Option<&'static str> = Some("BEGIN; SET LOCAL jit = off");
+    const BEGIN_SHARED_BY_INDEX: Option<&'static str> = Some(
+        "BEGIN; SET LOCAL jit = off; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
+         SET LOCAL enable_mergejoin = off",
+    );
     const MIGRATIONS: &'static [&'static str] = &[
         include_str!("../../migrations/postgres/0001_outbox_event.sql"),
         include_str!("../../migrations/postgres/0002_joins.sql"),
@@ -53,6 +63,8 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0006_node.sql"),
         include_str!("../../migrations/postgres/0007_attempt_audit.sql"),
         include_str!("../../migrations/postgres/0008_batch.sql"),
+        include_str!("../../migrations/postgres/0009_hardening.sql"),
+        include_str!("../../migrations/postgres/0010_due_at.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -71,6 +83,7 @@ impl Dialect for Postgres {
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
             // Of events that are named. Said like this, the planner does not see that the index of what is due has them all.
             ("pending", "by id") => "e.status + 0 IN (0, 2)".to_owned(),
+            ("pending", "of later") => "o.status IN (0, 2)".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
             // That an event is the one that `s` names. Each is searched for: by `=` the planner could also read a whole index and compare every
             // entry with every name. That looks cheap to it while there is little in the table, and it may keep the plan until there
@@ -78,6 +91,7 @@ impl Dialect for Postgres {
             ("named", _) => "e.event_id = ANY(ARRAY[s.id])".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
             ("frontier", _) => "k.frontier".to_owned(),
+            ("destination", _) => "k.destination".to_owned(),
             ("held", _) => format!("(e.locked_until > {{now}} OR {LISTED})"),
             ("free", _) => {
                 format!("((e.locked_until IS NULL OR e.locked_until <= {{now}}) AND NOT {LISTED})")
@@ -114,9 +128,20 @@ impl Dialect for Postgres {
             ("by", _) => String::new(),
             ("unsettled", _) => "e.status <> 1".to_owned(),
             ("place", place) => format!("{{time {}}}", nth(place, 1)),
+            ("bytes", x) => format!("octet_length({x}::text)::bigint"),
             ("size", _) => {
                 "COALESCE(octet_length(e.payload::text), octet_length(e.payload_bytes))::bigint".to_owned()
             }
+            // What is stored in little space cannot be large: compressed, a value takes more than a 512th of it. So small values are
+            // not unpacked to be measured.
+            ("bounded", value) => match value.split_once(' ') {
+                Some(("json", x)) => format!(
+                    "CASE WHEN pg_column_size({x}) < {{most}} / 512 OR octet_length({x}::text) <= {{most}} THEN {x}::text \
+                     WHEN {x} IS NOT NULL THEN '!' || octet_length({x}::text) END"
+                ),
+                Some((_, x)) => format!("CASE WHEN octet_length({x}) <= {{most}} THEN {x} END"),
+                None => String::new(),
+            },
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -132,14 +157,16 @@ impl Dialect for Postgres {
     fn stops(on_dead: OnDead) -> &'static str {
         match on_dead {
             OnDead::Hold => {
-                "SELECT k.key, s.seq FROM unnest($1::text[], $2::bigint[], $3::bigint[]) k(key, frontier, last), \
-                 LATERAL (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
-                 AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($4::bigint[])) ORDER BY o.seq LIMIT 1) s"
+                "SELECT k.key, k.destination, s.seq, s.event_type \
+                 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) k(key, frontier, last, destination), \
+                 LATERAL (SELECT o.seq, o.event_type FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
+                 AND o.status <> 1 AND o.seq NOT IN (SELECT unnest($5::bigint[])) ORDER BY o.seq LIMIT 1) s"
             }
             OnDead::Skip => {
-                "SELECT k.key, s.seq FROM unnest($1::text[], $2::bigint[], $3::bigint[]) k(key, frontier, last), \
-                 LATERAL (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
-                 AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($4::bigint[])) ORDER BY o.seq LIMIT 1) s"
+                "SELECT k.key, k.destination, s.seq, s.event_type \
+                 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) k(key, frontier, last, destination), \
+                 LATERAL (SELECT o.seq, o.event_type FROM {events} o WHERE o.ordering_key = k.key AND {past} AND o.seq < k.last \
+                 AND o.status IN (0, 2) AND o.seq NOT IN (SELECT unnest($5::bigint[])) ORDER BY o.seq LIMIT 1) s"
             }
         }
     }
@@ -247,33 +274,58 @@ impl Dialect for Postgres {
         "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
 
     fn options(url: &str, _: Duration) -> Result<PgConnectOptions> {
-        connect_options(url)
+        connect::postgres(url)
     }
 
-    async fn connect_one(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
-        let mut conn = PgConnection::connect_with(options).await?;
-        set_up(&mut conn).await?;
+    async fn connect_one(
+        options: &PgConnectOptions,
+        sessions: &Sessions,
+    ) -> Result<PgConnection, sqlx::Error> {
+        let mut conn = if sessions.are_unknown() {
+            let (conn, shared) = connect_and_see(options).await?;
+            sessions.learn(shared);
+            conn
+        } else {
+            PgConnection::connect_with(options).await?
+        };
+        if !sessions.are_shared() {
+            set_up(&mut conn).await?;
+        }
         Ok(conn)
     }
 
-    async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
-        let connect = connect_options(url)?;
-        // A pool would try a server that is not there for half a minute, and then say that it is busy.
-        PgConnection::connect_with(&connect).await?.close().await?;
-        let pool = pool(options.max_connections).connect_with(connect).await?;
-        Ok(Self::beside(&pool, options).own())
+    fn sessions(url: &str, pooler: Pooler) -> Result<Sessions> {
+        Ok(Sessions::new(Pooler::of_url(url)?.unwrap_or(pooler)))
     }
 
-    fn beside(write: &PgPool, _: &StoreOptions) -> Pools<Self> {
+    async fn are_shared(options: &PgConnectOptions) -> Result<bool, sqlx::Error> {
+        let (conn, shared) = connect_and_see(options).await?;
+        conn.close().await?;
+        Ok(shared)
+    }
+
+    async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
+        let connect = connect::postgres(url)?;
+        let sessions = Self::sessions(url, options.pooler)?;
+        // A pool would try a server that is not there for half a minute, and then say that it is busy.
+        Self::connect_one(&connect, &sessions).await?.close().await?;
+        let pool = pool(options.max_connections).connect_with(connect).await?;
+        Ok(Self::beside(&pool, options, sessions).own())
+    }
+
+    fn beside(write: &PgPool, _: &StoreOptions, sessions: Sessions) -> Pools<Self> {
         let options = || (*write.connect_options()).clone();
-        let relay = pool(3).after_connect(|conn, _| {
-            Box::pin(async move {
-                set_up(conn).await?;
-                sqlx::raw_sql(ALONG_INDEXES).execute(conn).await.map(drop)
-            })
-        });
-        let read = pool(2).after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
-        Pools::new(write, relay.connect_lazy_with(options()), read.connect_lazy_with(options()))
+        let (mut relay, mut read) = (pool(3), pool(2));
+        if !sessions.are_shared() {
+            relay = relay.after_connect(|conn, _| {
+                Box::pin(async move {
+                    set_up(conn).await?;
+                    sqlx::raw_sql(ALONG_INDEXES).execute(conn).await.map(drop)
+                })
+            });
+            read = read.after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
+        }
+        Pools::new(write, relay.connect_lazy_with(options()), read.connect_lazy_with(options()), sessions)
     }
 
     async fn insert(
@@ -281,7 +333,8 @@ impl Dialect for Postgres {
         conn: &mut PgConnection,
         rows: &[NewRow],
         birth: Option<&BirthLease>,
-    ) -> Result<Option<Vec<String>>> {
+        dated: bool,
+    ) -> Result<Option<Vec<StoredRow>>> {
         let keyed = rows.iter().any(|r| r.event.ordering_key().is_some());
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
         let (mut text, values) = if rows.len() == 1 && !keyed {
@@ -289,14 +342,16 @@ impl Dialect for Postgres {
         } else {
             insert_lists(rows, birth, lock_keys)
         };
-        if !dedup {
+        if !dedup && !dated {
             Self::run(conn, sql.render(&text), values).await?;
             return Ok(None);
         }
-        text.push_str(" ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING RETURNING event_id");
+        if dedup {
+            text.push_str(" ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING");
+        }
+        text.push_str(if dated { " RETURNING event_id, created_at" } else { " RETURNING event_id" });
         let stored = Self::fetch(conn, sql.render(&text), values).await?;
-        let ids = stored.iter().map(|row| Self::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Some(ids.into_iter().flatten().collect()))
+        Ok(Some(stored_rows::<Self>(&stored, dated)?))
     }
 
     const IN_ORDER: Option<&'static str> = Some(
@@ -323,6 +378,7 @@ impl Dialect for Postgres {
 
     async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<()> {
         let lock = Statement::numbered("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))".to_owned());
+        let lock = Statement { named: false, ..lock };
         Self::run(conn, lock, vec![Value::text(names.table.clone())]).await?;
         Ok(())
     }
@@ -362,8 +418,10 @@ impl Listener for Ear {
 /// nothing was leased: expecting one row it would compare each leased row with each of the batch.
 fn fence(by: &Holder) -> (&'static str, &'static str) {
     match by {
-        // Leased by its row, or by a list: then its claims alone say whose it is.
-        Holder::Lease { .. } => ("", "COALESCE(e.locked_by = $1, s.claim = 0) AND $2::bigint IS NOT NULL"),
+        // Leased by a list: then its claims alone say whose it is, whatever a writer has put into locked_by. Or by its row.
+        Holder::Lease { .. } => {
+            ("", "COALESCE(s.claim = 0 OR e.locked_by = $1, FALSE) AND $2::bigint IS NOT NULL")
+        }
         // Its lease may have run out with nobody else leading. Then others may have listed what it read, and the row does not say so.
         // By their numbers: to read lists without an index is what no plan may do here, and one that has to anyway may as well read
         // all events.
@@ -380,18 +438,44 @@ fn settle_rest(by: &Holder, which: Which) -> String {
     let (holds, which) = (fence(by).1, which.condition());
     format!(
         "UPDATE {{events}} e SET status = COALESCE(s.status, e.status), claims = e.claims + 1, attempts = e.attempts + s.counted, \
-         available_at = CASE WHEN s.after IS NULL THEN e.available_at \
+         available_at = CASE WHEN s.after IS NULL OR s.status IS NULL THEN e.available_at \
              ELSE {{now}} + s.after::float8 * interval '1 microsecond' END, \
          last_error = COALESCE(s.error, e.last_error), done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
-         done_by = CASE WHEN s.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
+         done_by = CASE WHEN s.status = 3 THEN $1 END, locked_by = NULL, \
+         locked_until = CASE WHEN s.status IS NULL AND s.after IS NOT NULL THEN {{now}} END, \
+         crashes = CASE WHEN s.status IS NULL THEN e.crashes ELSE 0 END \
          FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[]) \
              s(id, claim, status, counted, after, error) \
          WHERE {{named}} AND e.claims = s.claim AND {{pending by id}} AND {holds}{which}"
     )
 }
 
-pub(super) fn connect_options(url: &str) -> Result<PgConnectOptions> {
-    url.parse().map_err(|e: sqlx::Error| Error::Url { url: without_credentials(url), reason: e.to_string() })
+/// A setting that a connection asks for when it starts. A server gives it to the session that starts
+/// with the connection; a pooler, whose sessions are there already, refuses or forgets it.
+const MARK: (&str, &str) = ("outbox.session", "own");
+
+/// Connects, and says whether the connection shares its session with others.
+async fn connect_and_see(options: &PgConnectOptions) -> Result<(PgConnection, bool), sqlx::Error> {
+    match PgConnection::connect_with(&options.clone().options([MARK])).await {
+        Ok(mut conn) => {
+            // Not prepared: that would leave a statement in the session.
+            let ask = "SELECT COALESCE(current_setting('outbox.session', TRUE), '')";
+            let row = sqlx::raw_sql(ask).fetch_one(&mut conn).await?;
+            let mark: &str = sqlx::Row::try_get(&row, 0)?;
+            let shared = mark != MARK.1;
+            Ok((conn, shared))
+        }
+        // `unsupported startup parameter`, in words and codes that differ. Not so if the user, the
+        // password or the database is wrong, or the server has no room or no time.
+        Err(sqlx::Error::Database(refused))
+            if !["28", "3D", "53", "57"]
+                .iter()
+                .any(|class| refused.code().is_some_and(|code| code.starts_with(class))) =>
+        {
+            Ok((PgConnection::connect_with(options).await?, true))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The relay's statements are short, and look expensive to a planner that knows little of them: compiling them costs a hundred

@@ -51,7 +51,7 @@ impl Promise {
         };
         let (available_at, delay_us) = match event.due() {
             Due::Now => (None, None),
-            Due::At(at) => (Some(at), None),
+            Due::At(at) | Due::Later(at) => (Some(at), None),
             Due::After(delay) => (None, u64::try_from(delay.as_micros()).ok()),
         };
         Self {

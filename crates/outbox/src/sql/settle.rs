@@ -116,7 +116,7 @@ impl<DB: Database> SqlStore<DB> {
         let became = |s: &Settlement| match s.verdict {
             Verdict::Done => Some(Step::Completed),
             Verdict::Dead { .. } => Some(Step::Failed),
-            Verdict::Again { .. } | Verdict::Released => None,
+            Verdict::Again { .. } | Verdict::Released | Verdict::ReleasedSuspect => None,
         };
         let steps: HashMap<&str, Step> = ours
             .iter()
@@ -191,7 +191,8 @@ fn batches<DB: Dialect>(
     batches
 }
 
-/// A settlement as a row: status, counted, after, error. No status: the event stays what it was.
+/// A settlement as a row: status, counted, after, error. No status: the event stays what it was; with a time, it
+/// stays suspect.
 fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<String>) {
     match verdict {
         Verdict::Done => (Some(1), 0, None, None),
@@ -203,6 +204,7 @@ fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<Stri
         ),
         Verdict::Dead { counted, reason } => (Some(3), i64::from(*counted), None, Some(short_error(reason))),
         Verdict::Released => (None, 0, None, None),
+        Verdict::ReleasedSuspect => (None, 0, Some(0), None),
     }
 }
 

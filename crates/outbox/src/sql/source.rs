@@ -31,10 +31,11 @@ impl<DB: Dialect> Clone for Source<DB> {
 }
 
 impl<DB: Dialect> Source<DB> {
+    /// A connection for one statement or more: inside a transaction if its session is shared.
     pub(crate) async fn acquire(&self) -> Result<Conn<DB>, sqlx::Error> {
         Ok(match self {
             Source::Pool(pool) => Conn::Pool(pool.acquire().await?),
-            Source::Line(line) => Conn::Line(line.borrow().await?),
+            Source::Line(line) => Conn::Line(line.acquire().await?),
         })
     }
 
@@ -102,11 +103,20 @@ pub(crate) enum Conn<DB: Dialect> {
 }
 
 impl<DB: Dialect> Conn<DB> {
-    /// Whatever was done with it is done. Without this word a fleet closes it: it may be in the middle of something.
-    pub(crate) fn went_well(self) {
+    /// Whatever was done with it is done, and committed if its session is shared. Without this word a
+    /// fleet closes the connection: it may be in the middle of something.
+    pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
         match self {
-            Conn::Pool(used) => used.went_well(),
-            Conn::Line(borrowed) => borrowed.went_well(),
+            Conn::Pool(used) => used.finish().await,
+            Conn::Line(borrowed) => borrowed.finish().await,
+        }
+    }
+
+    /// The same after a statement that failed.
+    pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
+        match self {
+            Conn::Pool(used) => used.give_up().await,
+            Conn::Line(borrowed) => borrowed.give_up().await,
         }
     }
 }

@@ -11,9 +11,13 @@ use sqlx::sqlite::{
 };
 
 use super::StoreOptions;
-use super::dialect::{BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, Value, Which, plumbing};
+use super::dialect::{
+    BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, StoredRow, Value, Which, plumbing,
+    stored_rows,
+};
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
+use super::sessions::Sessions;
 use super::statements::insert_values;
 use super::warm;
 use crate::error::{Error, Result, without_credentials};
@@ -40,6 +44,8 @@ impl Dialect for Sqlite {
         include_str!("../../migrations/sqlite/0005_topic_progress.sql"),
         include_str!("../../migrations/sqlite/0006_node.sql"),
         include_str!("../../migrations/sqlite/0007_attempt_audit.sql"),
+        include_str!("../../migrations/sqlite/0008_hardening.sql"),
+        include_str!("../../migrations/sqlite/0009_due_at.sql"),
     ];
     const SCHEMAS: bool = false;
     const ARRAYS: bool = false;
@@ -60,9 +66,12 @@ impl Dialect for Sqlite {
             }
             ("time", n) => n.to_owned(),
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
+            // With the condition of the index of keys, which SQLite does not deduce.
+            ("pending", "of later") => "o.status IN (0, 2) AND o.status <> 1".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
             ("frontier", _) => "k.value ->> 1".to_owned(),
+            ("destination", _) => "k.value ->> 3".to_owned(),
             ("held", _) => "e.locked_until > {now}".to_owned(),
             ("free", _) => "(e.locked_until IS NULL OR e.locked_until <= {now})".to_owned(),
             ("holder", _) => "e.locked_by".to_owned(),
@@ -105,7 +114,17 @@ impl Dialect for Sqlite {
                      AND abs(julianday(x.{column}) - julianday({at})) < 0.000000024), {at})"
                 )
             }
-            ("size", _) => "COALESCE(length(CAST(e.payload AS BLOB)), length(e.payload_bytes))".to_owned(),
+            // Unlike `length` of a text, `octet_length` reads the header of the record and not the value.
+            ("bytes", x) => format!("octet_length({x})"),
+            ("size", _) => "COALESCE(octet_length(e.payload), octet_length(e.payload_bytes))".to_owned(),
+            ("bounded", value) => match value.split_once(' ') {
+                Some(("json", x)) => format!(
+                    "CASE WHEN octet_length({x}) <= {{most}} THEN {x} \
+                     WHEN {x} IS NOT NULL THEN '!' || octet_length({x}) END"
+                ),
+                Some((_, x)) => format!("CASE WHEN octet_length({x}) <= {{most}} THEN {x} END"),
+                None => String::new(),
+            },
             _ => unreachable!("no fragment {slot:?}"),
         }
     }
@@ -122,14 +141,17 @@ impl Dialect for Sqlite {
     fn stops(on_dead: OnDead) -> &'static str {
         match on_dead {
             OnDead::Hold => {
-                "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND {past} AND o.seq < k.value ->> 2 AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) \
-                 FROM json_each($1) k"
+                "WITH s AS MATERIALIZED (SELECT k.value ->> 0 AS id, k.value ->> 3 AS destination, \
+                 (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 AND {past} AND o.seq < k.value ->> 2 \
+                 AND o.status <> 1 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) AS stop FROM json_each($1) k) \
+                 SELECT s.id, s.destination, s.stop, (SELECT e.event_type FROM {events} e WHERE e.seq = s.stop) FROM s"
             }
             OnDead::Skip => {
-                "SELECT k.value ->> 0, (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 \
-                 AND {past} AND o.seq < k.value ->> 2 AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} \
-                 ORDER BY o.seq LIMIT 1) FROM json_each($1) k"
+                "WITH s AS MATERIALIZED (SELECT k.value ->> 0 AS id, k.value ->> 3 AS destination, \
+                 (SELECT o.seq FROM {events} o WHERE o.ordering_key = k.value ->> 0 AND {past} AND o.seq < k.value ->> 2 \
+                 AND o.status <> 1 AND o.status <> 3 AND o.seq NOT {in ints $2} ORDER BY o.seq LIMIT 1) AS stop \
+                 FROM json_each($1) k) \
+                 SELECT s.id, s.destination, s.stop, (SELECT e.event_type FROM {events} e WHERE e.seq = s.stop) FROM s"
             }
         }
     }
@@ -155,9 +177,11 @@ impl Dialect for Sqlite {
         format!(
             "WITH b AS MATERIALIZED ({BATCH} AND {holds}{which}) \
              UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
-             available_at = CASE WHEN b.after IS NULL THEN available_at ELSE {{later b.after}} END, \
+             available_at = CASE WHEN b.after IS NULL OR b.status IS NULL THEN available_at ELSE {{later b.after}} END, \
              last_error = COALESCE(b.error, last_error), done_at = CASE WHEN b.status = 3 THEN {{now}} END, \
-             done_by = CASE WHEN b.status = 3 THEN $1 END, locked_by = NULL, locked_until = NULL, crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
+             done_by = CASE WHEN b.status = 3 THEN $1 END, locked_by = NULL, \
+             locked_until = CASE WHEN b.status IS NULL AND b.after IS NOT NULL THEN {{now}} END, \
+             crashes = CASE WHEN b.status IS NULL THEN crashes ELSE 0 END \
              FROM b WHERE {{events}}.seq = b.seq"
         )
     }
@@ -260,17 +284,17 @@ impl Dialect for Sqlite {
         let connect = connect_options(url)?;
         // One connection writes: transactions queue up for it in order instead of colliding.
         let write = pool(1).connect_with(connect).await?;
-        Ok(Self::beside(&write, options).own())
+        Ok(Self::beside(&write, options, Sessions::own()).own())
     }
 
-    fn beside(write: &SqlitePool, options: &StoreOptions) -> Pools<Self> {
+    fn beside(write: &SqlitePool, options: &StoreOptions, sessions: Sessions) -> Pools<Self> {
         let connect = write.connect_options();
         let read = if is_in_memory(&connect) {
             write.clone()
         } else {
             pool(options.max_connections).connect_lazy_with((*connect).clone())
         };
-        Pools::new(write, write.clone(), read)
+        Pools::new(write, write.clone(), read, sessions)
     }
 
     async fn insert(
@@ -278,28 +302,36 @@ impl Dialect for Sqlite {
         conn: &mut SqliteConnection,
         rows: &[NewRow],
         birth: Option<&BirthLease>,
-    ) -> Result<Option<Vec<String>>> {
+        dated: bool,
+    ) -> Result<Option<Vec<StoredRow>>> {
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
-        let mut ids = Vec::new();
+        let mut stored = Vec::new();
         for rows in rows.chunks(CHUNK) {
             let (mut text, values) = insert_values(rows, birth);
-            if !dedup {
+            if !dedup && !dated {
                 Self::run(conn, sql.render(&text), values).await?;
                 continue;
             }
-            text.push_str(
-                " ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING RETURNING event_id",
-            );
-            for row in Self::fetch(conn, sql.render(&text), values).await? {
-                ids.extend(Self::text(&row, 0)?);
+            if dedup {
+                text.push_str(" ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING");
             }
+            text.push_str(if dated { " RETURNING event_id, created_at" } else { " RETURNING event_id" });
+            let rows = Self::fetch(conn, sql.render(&text), values).await?;
+            stored.extend(stored_rows::<Self>(&rows, dated)?);
         }
-        Ok(dedup.then_some(ids))
+        Ok((dedup || dated).then_some(stored))
     }
 
     async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<()> {
         // The transaction that migrates is the only writer.
         Ok(())
+    }
+
+    // A full disk, an I/O error or a trigger may end a transaction. Then ROLLBACK fails, and the driver takes the transaction for
+    // open until one succeeds. Closing the connection would do as well, but not for a database in memory.
+    async fn reopen_transaction(conn: &mut SqliteConnection, depth: usize) -> bool {
+        let savepoints = (1..depth).map(|n| format!("; SAVEPOINT _sqlx_savepoint_{n}"));
+        Self::script(conn, format!("BEGIN{}", savepoints.collect::<String>())).await.is_ok()
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {

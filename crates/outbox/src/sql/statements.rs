@@ -7,7 +7,8 @@
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
 //! | `{held}` `{free}` `{holder}` `{until}` | whether somebody holds the row, who, and until when |
-//! | `{past}` `{frontier}` | what the taker does not have of a key; up to where it has all of it |
+//! | `{past}` `{frontier}` | what the taker does not have of a run; up to where it has all of it |
+//! | `{destination}` | the number of the destination that a run goes to, or NULL |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
@@ -20,34 +21,40 @@
 //! | `{unsettled pending}` `{unsettled dead}` | what of a key its index can search by: at least those |
 //! | `{place available_at $1 $2}` | a time that was read before, of the row with this number |
 //! | `{size}` | how many bytes a payload has |
+//! | `{bounded json x}` `{bounded bytes x}` | x, unless it is larger than the store reads: then `!` and its size, or NULL |
+//! | `{most}` | how many bytes of a payload or of headers the store reads |
+//! | `{bytes x}` | how many bytes JSON has as text |
 //!
 //! What only one database says is in that database's file.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::dialect::{BirthLease, NewRow, Value, micros};
-use crate::event::{Due, Event, Payload};
-use crate::store::{Filter, Holder, Origin, Purgeable, Status, Take};
+use super::dialect::{BirthLease, Dialect, NewRow, Value, micros};
+use crate::event::{Due, Event, GLOBAL, Payload};
+use crate::store::{Filter, Holder, MAX_ERROR, Origin, Status, Take};
 
 /// What is read of an event, in the order that `Dialect::columns` expects.
 const EVENT: &str = "e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.ordering_key, e.correlation_id, \
-     e.dedup_key, {json e.headers}, {json e.payload}, e.payload_bytes, e.content_type, e.occurred_at, e.expires_at, \
-     e.created_at";
+     e.dedup_key, {bounded json e.headers}, {bounded json e.payload}, {bounded bytes e.payload_bytes}, e.content_type, e.occurred_at, e.expires_at, \
+     e.created_at, e.due_at";
 
 /// Where [`EVENT`] starts in what [`window`] and [`list`] read.
 pub(super) const EVENT_FROM: usize = 7;
-/// The first column after it.
-pub(super) const AFTER_EVENT: usize = EVENT_FROM + 14;
+/// Where the last error stands, behind the event.
+pub(super) const LAST_ERROR: usize = EVENT_FROM + 15;
+/// The first column after both.
+pub(super) const AFTER_EVENT: usize = LAST_ERROR + 1;
 
 /// How often it was started as a suspect, if it is one.
 const SUSPECT: &str = "CASE WHEN e.locked_until IS NOT NULL OR e.crashes > 0 THEN e.crashes END";
 
-/// What is read of every taken row: id, seq, available at, attempts, claims, suspect, now, then the event.
+/// What is read of every taken row: id, seq, available at, attempts, claims, suspect, now, then the event and its last
+/// error, which another writer may have made longer than a relay does.
 pub(super) fn columns() -> String {
     format!(
         "e.event_id, e.seq, e.available_at, {{int e.attempts}}, {{int e.claims}}, \
-         {{int {SUSPECT}}}, {{now}}, {EVENT}"
+         {{int {SUSPECT}}}, {{now}}, {EVENT}, SUBSTR(e.last_error, 1, {MAX_ERROR})"
     )
 }
 
@@ -97,6 +104,10 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
         values.push(Value::texts(take.skip_types.iter().map(String::as_str)));
         let _ = write!(due, " AND NOT (e.event_type {{in texts ${}}})", values.len());
     }
+    if let Some(types) = &take.probe {
+        values.push(Value::texts(types.iter().map(String::as_str)));
+        let _ = write!(due, " AND e.event_type {{in texts ${}}}", values.len());
+    }
     let limit = take.limit;
     let mut text = match &take.from {
         Origin::Start => {
@@ -142,6 +153,11 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
 pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
      SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 {where listed events event_id texts $3}";
 
+/// Makes the verdicts of other holders on events of these keys come too late. They keep their leases: no other node handles these
+/// events before those run out.
+pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} SET claims = claims + 1 \
+     {where listed events ordering_key texts $1} AND {pending of events} AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until IS NOT NULL))";
+
 /// Leaves the time: that it ran out is what makes the event suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
@@ -152,7 +168,7 @@ pub(super) const HELD: &str = "SELECT event_id, {int claims} FROM {events} \
 pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 \
      WHERE event_id = $1 AND claims = $2 AND {pending of events}";
 /// What is added to it: who counts.
-pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3";
+pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3 AND locked_until > {now}";
 pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL";
 pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
      WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
@@ -176,6 +192,11 @@ pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until =
 /// Pending, and nobody holds it. Locks it: whether it is a step of a join must not change any more.
 pub(super) const CANCELLABLE: &str =
     "SELECT {int e.joined} FROM {events} e WHERE e.event_id = $1 AND {pending} AND {free} {lock}";
+/// Dead-letters a row that cannot be leased, and so cannot be settled, whatever is wrong with its values.
+pub(super) const DEAD_LETTER: &str = "UPDATE {events} AS e SET status = 3, done_at = {now}, done_by = $2, last_error = $3, \
+     locked_by = NULL, locked_until = NULL, available_at = {now}, claims = 1, crashes = 0, \
+     attempts = CASE WHEN e.attempts BETWEEN 0 AND 1000000000 THEN e.attempts ELSE 0 END \
+     WHERE e.seq = $1 AND {pending} AND {free}";
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
 pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \
@@ -204,6 +225,11 @@ pub(super) fn condition(filter: &Filter) -> (String, Vec<Value>) {
     if filter.pending {
         text.push_str(" AND {pending}");
     }
+    // Other writers may have written NULL for the global aggregate.
+    let is_global = filter.aggregate_type.as_deref() == Some(GLOBAL);
+    if is_global {
+        let _ = write!(text, " AND COALESCE(e.aggregate_type, '{GLOBAL}') = '{GLOBAL}'");
+    }
     let mut values = Vec::new();
     // `$` stands where the value goes.
     let mut add = |condition: &str, value: Option<Value>| {
@@ -213,7 +239,7 @@ pub(super) fn condition(filter: &Filter) -> (String, Vec<Value>) {
     };
     let text_of = |text: &Option<String>| text.as_ref().map(Value::text);
     add("event_type = $", text_of(&filter.event_type));
-    add("aggregate_type = $", text_of(&filter.aggregate_type));
+    add("aggregate_type = $", text_of(&filter.aggregate_type).filter(|_| !is_global));
     add("aggregate_id = $", text_of(&filter.aggregate_id));
     add("tenant_id = $", text_of(&filter.tenant_id));
     add("ordering_key = $", text_of(&filter.ordering_key));
@@ -232,7 +258,7 @@ pub(super) fn list(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let (condition, values) = condition(filter);
     let columns = columns();
     let text = format!(
-        "SELECT {columns}, {{int e.status}}, e.done_at, e.last_error, {{holder}}, {{until}}, e.done_by \
+        "SELECT {columns}, {{int e.status}}, e.done_at, {{holder}}, {{until}}, e.done_by \
          FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"
     );
     (text, values)
@@ -275,22 +301,60 @@ pub(super) fn numbers(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     (format!("SELECT e.seq FROM {{events}} e WHERE {condition} ORDER BY e.seq LIMIT {limit}"), values)
 }
 
-/// The numbers of the rows to purge. Selected first and deleted by number: that takes no lock on a row that
-/// somebody else is at.
-pub(super) fn purgeable(what: Purgeable, limit: usize) -> String {
+/// Which rows one query of a purge selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purged {
+    /// DONE rows by `done_at`, along its index. `from`: not those before the time `$2`.
+    Done { from: bool },
+    /// DONE rows without `done_at`. Read without locks: without an index of their own (MySQL has no partial ones) they lie among
+    /// the pending rows, and a locking read would lock all of those.
+    DoneWithoutTime,
+    /// DEAD rows; `heads`: also those that hold back later events of their key.
+    Dead { heads: bool },
+    /// Pending rows.
+    Pending,
+}
+
+/// Selects rows to purge: their ids, when they were done, and their numbers. Selected first and deleted by id: that takes no lock on a row that
+/// another transaction has locked.
+pub(super) fn purgeable<DB: Dialect>(what: Purged, limit: usize) -> String {
     // A step of a join that is still open may be replayed, and says why the join waits.
     const FREE: &str = "(e.joined = 0 OR NOT EXISTS (SELECT 1 FROM {members} m LEFT JOIN {joins} j ON j.join_id = m.join_id \
         WHERE m.event_id = e.event_id AND (j.status = 0 OR (m.home <> '' AND m.status = 0))))";
-    let condition = match what {
-        Purgeable::Done => "e.status = 1 AND e.done_at < {earlier $1} ORDER BY e.done_at",
-        Purgeable::Finished => "e.done_at < {earlier $1} ORDER BY e.done_at",
-        Purgeable::Everything => {
+    const DEAD: &str = "{dead} AND COALESCE(e.done_at, e.created_at) < {earlier $1}";
+    const NOT_A_HEAD: &str = "(e.ordering_key IS NULL OR NOT EXISTS (SELECT 1 FROM {events} o \
+        WHERE o.ordering_key = e.ordering_key AND o.seq > e.seq AND {pending of later}))";
+    let in_order = if DB::DEAD_BY_TIME { "ORDER BY e.available_at, e.seq" } else { "ORDER BY e.seq" };
+    let (condition, lock) = match what {
+        Purged::Done { from: false } => {
+            ("e.status = 1 AND e.done_at < {earlier $1} ORDER BY e.done_at".to_owned(), "{skip locked}")
+        }
+        Purged::Done { from: true } => (
+            "e.status = 1 AND e.done_at >= {time $2} AND e.done_at < {earlier $1} ORDER BY e.done_at"
+                .to_owned(),
+            "{skip locked}",
+        ),
+        Purged::DoneWithoutTime => {
+            ("e.status = 1 AND e.done_at IS NULL AND e.created_at < {earlier $1}".to_owned(), "")
+        }
+        Purged::Dead { heads: false } => (format!("{DEAD} AND {NOT_A_HEAD} {in_order}"), "{skip locked}"),
+        Purged::Dead { heads: true } => (format!("{DEAD} {in_order}"), "{skip locked}"),
+        Purged::Pending => (
             "{pending} AND e.available_at < {earlier $1} AND e.created_at < {earlier $1} \
              ORDER BY e.available_at, e.seq"
-        }
+                .to_owned(),
+            "{skip locked}",
+        ),
     };
-    format!("SELECT e.event_id FROM {{events}} e WHERE {FREE} AND {condition} LIMIT {limit} {{skip locked}}")
+    format!(
+        "SELECT e.event_id, e.done_at, e.seq FROM {{events}} e WHERE {FREE} AND {condition} LIMIT {limit} {lock}"
+    )
 }
+/// Deletes a row whose id is no text, and names nothing in a list.
+pub(super) const PURGE_ROW: &str = "DELETE FROM {events} WHERE seq = $1";
+/// Deletes what [`Purged::DoneWithoutTime`] selected, unless it changed since.
+pub(super) const PURGE_WITHOUT_TIME: &str = "DELETE {from listed events event_id texts $1} \
+     {where listed events event_id texts $1} AND status = 1 AND done_at IS NULL";
 pub(super) const PURGE: &str =
     "DELETE {from listed events event_id texts $1} {where listed events event_id texts $1}";
 
@@ -328,16 +392,18 @@ struct Given {
     due: bool,
 }
 
+/// Whether a value is more than its column's default.
+fn is_given(value: &Value) -> bool {
+    !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
+}
+
 impl Given {
     fn of(rows: &[NewRow]) -> Self {
         let rows: Vec<_> = rows.iter().map(|row| row_values(&row.event)).collect();
-        let given = |value: &Value| {
-            !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
-        };
         let mut used = [false; ROW_VALUES];
         for row in &rows {
             for (used, value) in used.iter_mut().zip(row) {
-                *used |= given(value);
+                *used |= is_given(value);
             }
         }
         let due = used[AT] || used[DELAY];
@@ -352,6 +418,7 @@ impl Given {
             let _ = write!(text, "{column}, ");
         }
         text.push_str("created_at, available_at");
+        text.push_str(if self.due { ", due_at" } else { "" });
         text.push_str(if leases { ", locked_by, locked_until, claims) " } else { ") " });
         text
     }
@@ -386,11 +453,16 @@ pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (Str
         text.push_str("{now}, ");
         if given.due {
             text.push_str("COALESCE(");
-            for (i, (written, value)) in times.into_iter().enumerate() {
+            for (i, (written, value)) in times.iter().enumerate() {
                 text.push_str(if i == 0 { "" } else { ", " });
-                write_value(&mut text, &mut values, written, value);
+                write_value(&mut text, &mut values, written, value.clone());
             }
-            text.push(')');
+            text.push_str("), ");
+            // The same time, or NULL if it was not said.
+            match times.into_iter().find(|(_, value)| is_given(value)) {
+                Some((written, value)) => write_value(&mut text, &mut values, written, value),
+                None => text.push_str("NULL"),
+            }
         } else {
             text.push_str("{now}");
         }
@@ -445,7 +517,11 @@ pub(super) fn insert_lists(
     }
     select.push_str("{now}, ");
     if due {
-        let _ = write!(select, "COALESCE(r.v{AT}, {{later r.v{DELAY}}})");
+        let _ = write!(
+            select,
+            "COALESCE(r.v{AT}, {{later r.v{DELAY}}}), \
+             CASE WHEN r.v{DELAY} > 0 THEN {{later r.v{DELAY}}} ELSE r.v{AT} END"
+        );
     } else {
         select.push_str("{now}");
     }
@@ -490,7 +566,7 @@ pub(super) fn row_values(event: &Event) -> [Value; ROW_VALUES] {
     let (at, delay) = match event.due() {
         Due::Now => (None, 0),
         Due::After(delay) => (None, micros(delay)),
-        Due::At(at) => (Some(at), 0),
+        Due::At(at) | Due::Later(at) => (Some(at), 0),
     };
     let headers = match event.headers() {
         headers if headers.is_empty() => None,

@@ -2,31 +2,35 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use sqlx::Pool;
 
 use super::StoreOptions;
 use super::batch::Batches;
 use super::begin::begin_on;
 use super::dialect::{
-    BirthLease, Clock, Database, Dialect, NewRow, Pools, Render, Value, migration_script, names_of,
+    BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
 use super::line::Line;
 use super::names::{Names, Statement, render};
+use super::sessions::Sessions;
 use super::settle::batch_values;
 use super::source::{Conn, Source, Work};
-use super::statements as sql;
+use super::statements::{self as sql, Purged};
 use super::window::decode;
+use crate::connect::Pooler;
 use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
     Acted, Backlog, Circumstances, Claim, Completion, EXCLUSIVE, Filter, Holder, JoinAct, JoinFilter,
-    Leadership, Listener, LogStore, Node, NodeId, NodeState, Purge, Purgeable, Replayed, Settled, Settlement,
-    Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
+    JoinMember, Leadership, Listener, LogStore, Node, NodeId, NodeState, Purge, Purgeable, Replayed, Settled,
+    Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -41,14 +45,23 @@ pub struct SqlStore<DB: Database> {
     name: String,
     /// What this process holds by lists.
     pub(super) batches: Batches,
+    /// The latest `done_at` that the last full batch of a purge deleted; `None` to begin with the oldest.
+    purged_until: Mutex<Option<DateTime<Utc>>>,
+    /// How to connect to the server itself, past a pooler.
+    direct: Option<Options<DB>>,
+    /// Whether it was said that nothing wakes the relay.
+    polls: AtomicBool,
 }
 
 /// The names, the dialect and the clock: everything that makes a template a statement.
 struct Sql<DB> {
     names: Names,
     clock: Clock,
+    /// How many bytes of a payload, and of headers, are read.
+    most: usize,
     /// Statements by their templates: most are the same few again and again.
     made: RwLock<HashMap<Box<str>, Statement>>,
+    sessions: Sessions,
     dialect: std::marker::PhantomData<fn() -> DB>,
 }
 
@@ -72,16 +85,18 @@ impl<DB> Sql<DB> {
 
 impl<DB: Dialect> Render for Sql<DB> {
     fn render(&self, template: &str) -> Statement {
+        let named = !self.sessions.are_shared();
         if let Some(statement) = self.kept(template) {
-            return statement;
+            return Statement { named, ..statement };
         }
         let text = render(template, &self.names, &|slot: &str| match (&self.clock, slot) {
             (Clock::Frozen(clock), "now" | "stored") => DB::literal(clock.now()),
+            (_, "most") => self.most.to_string(),
             _ => DB::fragment(slot),
         });
         let statement = DB::statement(text);
         self.keep(template, &statement);
-        statement
+        Statement { named, ..statement }
     }
 
     fn names(&self) -> &Names {
@@ -99,9 +114,18 @@ impl<DB: Database> SqlStore<DB> {
     /// Connects to the database of this URL.
     pub async fn open(url: &str, options: &StoreOptions) -> Result<Self> {
         let names = Self::names(options)?;
+        let direct = Self::direct(options)?;
         let pools = DB::connect(url, options).await?;
+        if let Some(direct) = &direct {
+            // A server that cannot be reached may be there when the relay wants to hear from it.
+            if let Ok(true) = DB::are_shared(direct).await {
+                let reason = "direct_url leads to a pooler: name the PostgreSQL server itself";
+                return Err(Error::Setting(reason.to_owned()));
+            }
+        }
         let name = options.name.clone().unwrap_or_else(|| crate::error::without_credentials(url));
-        Ok(Self::new(pools, names, options, name))
+        warn_if_unverified(&name, url);
+        Ok(Self { direct, ..Self::new(pools, names, options, name) })
     }
 
     /// Lives beside the application's own pool: transactions come from it, the relay gets a small one of its own
@@ -109,15 +133,33 @@ impl<DB: Database> SqlStore<DB> {
     pub fn beside(pool: &Pool<DB>, options: &StoreOptions) -> Result<Self> {
         let names = Self::names(options)?;
         let name = options.name.clone().unwrap_or_else(|| DB::NAME.to_lowercase());
-        Ok(Self::new(DB::beside(pool, options), names, options, name))
+        let direct = Self::direct(options)?;
+        let sessions = match options.pooler {
+            Pooler::Detect => Sessions::own(),
+            pooler => Sessions::new(pooler),
+        };
+        Ok(Self { direct, ..Self::new(DB::beside(pool, options, sessions), names, options, name) })
+    }
+
+    /// How to connect to the server itself, if that was said.
+    fn direct(options: &StoreOptions) -> Result<Option<Options<DB>>> {
+        match &options.direct_url {
+            Some(_) if !DB::RINGS => Err(Error::Setting(format!(
+                "direct_url is for PostgreSQL: {} sends no notifications",
+                DB::NAME
+            ))),
+            Some(url) => Ok(Some(DB::options(&url.0, Duration::ZERO)?)),
+            None => Ok(None),
+        }
     }
 
     /// A database of a fleet.
     pub(crate) fn on_line(line: Arc<Line<DB>>, options: &StoreOptions) -> Result<Self> {
         let names = Self::names(options)?;
         let name = line.seat.name.clone();
+        let sessions = line.sessions.clone();
         let source = Source::Line(line);
-        let pools = Pools { write: source.clone(), relay: source.clone(), read: source };
+        let pools = Pools { write: source.clone(), relay: source.clone(), read: source, sessions };
         Ok(Self::new(pools, names, options, name))
     }
 
@@ -125,10 +167,20 @@ impl<DB: Database> SqlStore<DB> {
         let sql = Sql {
             names,
             clock: options.clock.clone(),
+            most: options.max_payload,
             made: RwLock::default(),
+            sessions: pools.sessions.clone(),
             dialect: std::marker::PhantomData,
         };
-        Self { pools, sql, name, batches: Batches::default() }
+        Self {
+            pools,
+            sql,
+            name,
+            batches: Batches::default(),
+            purged_until: Mutex::default(),
+            direct: None,
+            polls: AtomicBool::new(false),
+        }
     }
 
     fn names(options: &StoreOptions) -> Result<Names> {
@@ -161,14 +213,18 @@ impl<DB: Database> SqlStore<DB> {
         conn: &mut DB::Connection,
         rows: &[NewRow],
         birth: Option<&BirthLease>,
-    ) -> Result<Vec<Event>> {
-        let stored = DB::insert(&self.sql, conn, rows, birth).await.map_err(|e| self.explain(e))?;
+        dated: bool,
+    ) -> Result<Vec<(Event, Option<DateTime<Utc>>)>> {
+        let stored = DB::insert(&self.sql, conn, rows, birth, dated).await.map_err(|e| self.explain(e))?;
         let all = || rows.iter().map(|row| row.event.clone());
         Ok(match stored {
-            None => all().collect(),
-            Some(ids) => {
-                let ids: HashSet<&str> = ids.iter().map(String::as_str).collect();
-                all().filter(|event| ids.contains(event.id().as_str())).collect()
+            None => all().map(|event| (event, None)).collect(),
+            Some(stored) => {
+                let times: HashMap<String, _> = stored.into_iter().collect();
+                all()
+                    .filter_map(|event| Some((times.get(event.id().as_str()).copied()?, event)))
+                    .map(|(at, event)| (event, at))
+                    .collect()
             }
         })
     }
@@ -211,15 +267,18 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     pub(super) async fn run(&self, template: &str, values: Vec<Value>) -> Result<u64> {
-        let mut conn = self.relay_connection().await?;
         let mut tries = 0;
         loop {
+            let mut conn = self.relay_connection().await?;
             let ran = DB::run(&mut conn, self.sql.render(template), values.clone()).await;
             match ran.map_err(|e| self.explain(e.into())) {
-                Err(e) if tries < TRIES && is_collision(&e) => step_aside(&mut tries).await,
+                Err(e) if tries < TRIES && is_collision(&e) => {
+                    conn.give_up().await?;
+                    step_aside(&mut tries).await;
+                }
                 Err(e) => return Err(e),
                 Ok(touched) => {
-                    conn.went_well();
+                    conn.finish().await?;
                     return Ok(touched);
                 }
             }
@@ -244,7 +303,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut conn = self.pools.read.acquire().await?;
         let rows = DB::fetch(&mut conn, self.sql.render(template), values).await;
         let rows = rows.map_err(|e| self.explain(e.into()))?;
-        conn.went_well();
+        conn.finish().await?;
         Ok(rows)
     }
 
@@ -340,44 +399,100 @@ impl<DB: Database> SqlStore<DB> {
         Ok(purged)
     }
 
-    /// Deletes one batch of what may go.
+    /// Deletes one batch of old rows.
     async fn purge_batch(&self, purge: Purge) -> Result<u64> {
-        let cutoff = vec![Value::micros(purge.older_than)];
         let mut tx = begin_on(&self.pools.relay).await?;
-        let mut rows = Vec::new();
-        let kinds: &[Purgeable] = match purge.what {
-            Purgeable::Everything => &[Purgeable::Finished, Purgeable::Everything],
-            Purgeable::Done => &[Purgeable::Done],
-            Purgeable::Finished => &[Purgeable::Finished],
-        };
-        for kind in kinds {
-            let text = sql::purgeable(*kind, purge.limit - rows.len());
-            rows.extend(DB::fetch(&mut tx, self.sql.render(&text), cutoff.clone()).await?);
-        }
-        let ids = rows.iter().map(|row| DB::text(row, 0)).collect::<Result<Vec<_>, _>>()?;
         let mut purged = 0;
-        if !ids.is_empty() {
-            purged = DB::run(&mut tx, self.sql.render(sql::PURGE), vec![Value::Texts(ids)]).await?;
+        if purge.what != Purgeable::Dead {
+            purged += self.purge_done(&mut tx, purge).await?;
+        }
+        let rest: &[Purged] = match purge.what {
+            Purgeable::Done => &[],
+            Purgeable::Dead | Purgeable::Finished => &[Purged::Dead { heads: false }],
+            Purgeable::Everything => &[Purged::Dead { heads: true }, Purged::Pending],
+        };
+        for what in rest {
+            let left = Purge { limit: purge.limit - purged as usize, ..purge };
+            purged += self.purge_selected(&mut tx, *what, left, None).await?.0;
         }
         // Also if there was nothing: a transaction that is dropped keeps its locks for a moment longer.
         tx.commit().await?;
         Ok(purged)
     }
 
+    /// Deletes DONE rows, oldest first.
+    ///
+    /// Dead rows that are kept stay in the index of `done_at`, where the oldest rows are. So that not every batch reads past all of
+    /// them, a batch begins where the one before ended. A batch that finds fewer than it may delete looks from the beginning
+    /// once more: what it leaves is young, locked, or a step of an open join.
+    async fn purge_done(&self, tx: &mut Work<'static, DB>, purge: Purge) -> Result<u64> {
+        let position = || self.purged_until.lock().expect("no one panics while holding this lock");
+        let from = *position();
+        let (mut purged, mut last) =
+            self.purge_selected(tx, Purged::Done { from: from.is_some() }, purge, from).await?;
+        let left = |purged: u64| Purge { limit: purge.limit - purged as usize, ..purge };
+        if from.is_some() && (purged as usize) < purge.limit {
+            let (more, until) =
+                self.purge_selected(tx, Purged::Done { from: false }, left(purged), None).await?;
+            (purged, last) = (purged + more, until);
+        }
+        let is_full = purged as usize == purge.limit;
+        *position() = last.filter(|_| is_full);
+        if !is_full {
+            purged += self.purge_selected(tx, Purged::DoneWithoutTime, left(purged), None).await?.0;
+        }
+        Ok(purged)
+    }
+
+    /// Deletes what one query selects. Returns how many rows, and the latest `done_at` among them.
+    async fn purge_selected(
+        &self,
+        tx: &mut Work<'static, DB>,
+        what: Purged,
+        purge: Purge,
+        from: Option<DateTime<Utc>>,
+    ) -> Result<(u64, Option<DateTime<Utc>>)> {
+        let mut values = vec![Value::micros(purge.older_than)];
+        values.extend(from.map(|from| Value::Time(Some(from))));
+        let select = self.sql.render(&sql::purgeable::<DB>(what, purge.limit));
+        let rows = DB::fetch(tx, select, values).await?;
+        if rows.is_empty() {
+            return Ok((0, None));
+        }
+        let (mut ids, mut purged) = (Vec::with_capacity(rows.len()), 0);
+        for row in &rows {
+            match DB::text(row, 0) {
+                Ok(id) => ids.push(id),
+                // Other programs may write what is no text.
+                Err(_) => {
+                    let number = vec![Value::Int(DB::int(row, 2)?.unwrap_or_default())];
+                    purged += DB::run(tx, self.sql.render(sql::PURGE_ROW), number).await?;
+                }
+            }
+        }
+        // A time that cannot be read is no place to go on from.
+        let last = rows.last().and_then(|row| DB::time(row, 1).ok().flatten());
+        let delete = if what == Purged::DoneWithoutTime { sql::PURGE_WITHOUT_TIME } else { sql::PURGE };
+        if !ids.is_empty() {
+            purged += DB::run(tx, self.sql.render(delete), vec![Value::Texts(ids)]).await?;
+        }
+        Ok((purged, last))
+    }
+
     pub(super) fn stored(&self, row: &DB::Row) -> Result<StoredEvent> {
-        let id = EventId::from(DB::text(row, 0)?.unwrap_or_default());
+        let id = EventId::from(DB::shown(row, 0).unwrap_or_default());
         let seq = DB::int(row, 1)?.unwrap_or_default();
         let available_at = DB::time(row, 2)?.unwrap_or_default();
         let columns = DB::columns(row, sql::EVENT_FROM).map_err(|e| e.to_string());
-        let created_at = columns.as_ref().map_or(available_at, |c| c.created_at);
+        let created_at = columns.as_ref().map_or(available_at, |c| c.created_at.clamped());
         let after = sql::AFTER_EVENT;
         let code = DB::int(row, after)?.unwrap_or_default();
         let status = Status::from_code(code as i16)
             .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
-        let owner = DB::text(row, after + 3)?.map(NodeId::from);
+        let owner = DB::shown(row, after + 2).map(NodeId::from);
         Ok(StoredEvent {
             event: columns
-                .and_then(|c| decode(&id, c, available_at, !DB::CHECKS_JSON))
+                .and_then(|c| decode(&id, c, !DB::CHECKS_JSON))
                 .map_err(|reason| DecodeError { id, reason }),
             seq,
             status,
@@ -385,10 +500,17 @@ impl<DB: Database> SqlStore<DB> {
             created_at,
             available_at,
             done_at: DB::time(row, after + 1)?,
-            last_error: DB::text(row, after + 2)?,
-            done_by: DB::text(row, after + 5)?.map(NodeId::from),
-            lease: owner.zip(DB::time(row, after + 4)?),
+            last_error: DB::shown(row, sql::LAST_ERROR),
+            done_by: DB::shown(row, after + 4).map(NodeId::from),
+            lease: owner.zip(DB::time(row, after + 3)?),
         })
+    }
+}
+
+/// Says that the URL of a store does without the verification of its server.
+pub(crate) fn warn_if_unverified(store: &str, url: &str) {
+    if let Some(reason) = crate::connect::unverified(url) {
+        tracing::warn!(store, "connection to the database server is not verified: {reason}");
     }
 }
 
@@ -435,9 +557,9 @@ impl<DB: Database> Store for SqlStore<DB> {
             Source::Pool(_) => self.begin().await?,
             source => begin_on(source).await?,
         };
-        let stored = self.write(&mut tx, &rows, None).await?;
+        let stored = self.write(&mut tx, &rows, None, false).await?;
         tx.commit().await?;
-        Ok(stored.iter().map(|event| event.id().clone()).collect())
+        Ok(stored.iter().map(|(event, _)| event.id().clone()).collect())
     }
 
     async fn take(&self, take: &Take) -> Result<Taken> {
@@ -445,7 +567,8 @@ impl<DB: Database> Store for SqlStore<DB> {
             Holder::Lease { owner, lease } => self.retried(|| self.claim(take, owner, *lease)).await?,
             Holder::Exclusive { .. } => self.retried(|| self.read(take)).await?,
         };
-        Ok(window.into_taken(!DB::CHECKS_JSON))
+        let dead_lettered = self.dead_letter(take.by.owner(), &window.unusable).await?;
+        Ok(Taken { dead_lettered, ..window.into_taken(!DB::CHECKS_JSON) })
     }
 
     async fn settle(
@@ -598,7 +721,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         let (text, values) = sql::types(filter, limit);
         let mut types = Vec::new();
         for row in self.fetch(&text, values).await? {
-            types.extend(DB::text(&row, 0)?.zip(DB::int(&row, 1)?.map(i64::unsigned_abs)));
+            types.extend(DB::shown(&row, 0).zip(DB::int(&row, 1)?.map(i64::unsigned_abs)));
         }
         Ok(types)
     }
@@ -632,6 +755,10 @@ impl<DB: Database> Store for SqlStore<DB> {
         limit: usize,
     ) -> Result<Vec<(EventId, Option<Step>)>> {
         self.list_steps(join, after, limit).await
+    }
+
+    async fn member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>> {
+        self.find_member(join, step).await
     }
 
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
@@ -694,20 +821,20 @@ impl<DB: Database> Store for SqlStore<DB> {
         self.all_nodes().await
     }
 
+    async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>> {
+        self.release_all_vanished().await
+    }
+
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
-        match &self.pools.read {
-            // Not in a fleet, where every connection counts.
-            Source::Pool(pool) => DB::watch((*pool.pool().connect_options()).clone(), &self.sql.names).await,
-            Source::Line(_) => Ok(None),
+        match self.notifier() {
+            Some(options) => DB::watch(options, &self.sql.names).await,
+            None => Ok(None),
         }
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
-        match &self.pools.read {
-            // Not in a fleet, where every connection counts.
-            Source::Pool(pool) if DB::RINGS => {
-                DB::listen((*pool.pool().connect_options()).clone(), &self.channel()).await
-            }
+        match self.notifier() {
+            Some(options) if DB::RINGS => DB::listen(options, &self.channel()).await,
             _ => Ok(None),
         }
     }
@@ -732,6 +859,28 @@ impl<DB: Database> Store for SqlStore<DB> {
 }
 
 impl<DB: Database> SqlStore<DB> {
+    /// How to connect to a session that may wait for notifications; `None` if there is none.
+    fn notifier(&self) -> Option<Options<DB>> {
+        if let Some(direct) = &self.direct {
+            return Some(direct.clone());
+        }
+        match &self.pools.read {
+            Source::Pool(_) if self.pools.sessions.are_shared() => {
+                if !self.polls.swap(true, Ordering::Relaxed) {
+                    tracing::info!(
+                        store = self.name,
+                        "behind a pooler in transaction mode: notifications cannot be received, so the relay \
+                         polls; set a direct URL to the server to be woken by writers"
+                    );
+                }
+                None
+            }
+            Source::Pool(pool) => Some((*pool.pool().connect_options()).clone()),
+            // Not in a fleet, where every connection counts.
+            Source::Line(_) => None,
+        }
+    }
+
     /// Where processes tell each other that something was appended. Names of channels are the database's: one that is heard
     /// without need does no harm.
     fn channel(&self) -> String {

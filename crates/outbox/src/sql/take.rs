@@ -1,19 +1,19 @@
 //! Taking: what is due is read, what is blocked by an earlier event of its key is left out, the rest is leased or held.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batch::in_the_way;
+use super::batch::{UNLIST, in_the_way};
 use super::begin::begin_on;
 use super::dialect::{Database, Value};
 use super::source::Source;
 use super::statements as sql;
 use super::store::SqlStore;
-use super::window::{Window, WindowRow};
+use super::window::{Window, WindowRow, window_row};
 use crate::error::Result;
-use crate::event::EventId;
-use crate::store::{Claim, Cursor, Holder, NodeId, Origin, Store as _, Take};
+use crate::store::{Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
@@ -25,8 +25,30 @@ impl<DB: Database> SqlStore<DB> {
         let mut window = self.look(&mut tx, take, true).await?;
         self.block(&mut tx, &mut window, take, &[]).await?;
         self.lease_rows(&mut tx, window.rows.iter_mut(), owner, lease).await?;
+        self.fence(&mut tx, &window, owner).await?;
         tx.commit().await?;
         Ok(window)
+    }
+
+    /// Takes keys away as a whole from holders whose lease on an event of the window ran out. Such a holder may be there still, with
+    /// later events of the key in hand: if it settled these, the one that is taken now would come again after them.
+    pub(super) async fn fence(
+        &self,
+        conn: &mut DB::Connection,
+        window: &Window,
+        owner: &NodeId,
+    ) -> Result<()> {
+        let taken_over = window.rows.iter().filter(|row| row.suspect.is_some());
+        let keys: BTreeSet<&str> = taken_over.filter_map(|row| row.key.as_deref()).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let values = || vec![Value::texts(keys.iter().copied()), Value::text(owner.as_str())];
+        DB::run(conn, self.render(sql::FENCE), values()).await?;
+        if DB::LISTS {
+            DB::run(conn, self.render(UNLIST), values()).await?;
+        }
+        Ok(())
     }
 
     /// Leases rows that are locked.
@@ -66,7 +88,7 @@ impl<DB: Database> SqlStore<DB> {
     async fn read_from(&self, source: &Source<DB>, take: &Take) -> Result<Window> {
         let mut conn = source.acquire().await?;
         let window = self.see(&mut conn, take).await?;
-        conn.went_well();
+        conn.finish().await?;
         Ok(window)
     }
 
@@ -89,7 +111,7 @@ impl<DB: Database> SqlStore<DB> {
             }
             _ => vec![take.clone()],
         };
-        let mut rows = Vec::new();
+        let mut window = Window::new(take.max_bytes);
         for take in takes {
             let oldest = match &take.by {
                 Holder::Lease { .. } => self.batches.floor(),
@@ -97,46 +119,33 @@ impl<DB: Database> SqlStore<DB> {
             };
             let lists = DB::LISTS.then_some(oldest);
             let (text, values) = sql::window(&take, &sql::columns(), lock, lists);
-            rows.extend(DB::fetch(conn, self.render(&text), values).await?);
-        }
-        self.window(&rows)
-    }
-
-    fn window(&self, rows: &[DB::Row]) -> Result<Window> {
-        let mut window = Window { scanned: rows.len(), ..Window::default() };
-        for row in rows {
-            let seq = DB::int(row, 1)?.unwrap_or_default();
-            let Some(at) = DB::time(row, 2)? else { continue };
-            window.cursor = window.cursor.max(Some(Cursor { at, seq }));
-            let id = match DB::text(row, 0) {
-                Ok(Some(id)) => EventId::from(id),
-                unreadable => {
-                    tracing::error!(
-                        store = self.name(),
-                        seq,
-                        ?unreadable,
-                        "an event's id cannot be read: row left alone"
-                    );
-                    continue;
-                }
+            let mut each = |row: &DB::Row| {
+                window.add(DB::int(row, 1)?.unwrap_or_default(), window_row::<DB>(row));
+                Ok(())
             };
-            let columns = DB::columns(row, sql::EVENT_FROM);
-            window.rows.push(WindowRow {
-                seq,
-                claim: DB::int(row, 4)?.unwrap_or_default() as Claim,
-                attempts: DB::int(row, 3)?.unwrap_or_default() as u32,
-                suspect: DB::int(row, 5)?.map(|starts| starts as u32),
-                now: DB::time(row, 6)?.unwrap_or(at),
-                available_at: at,
-                key: columns.as_ref().ok().and_then(|c| c.ordering_key.clone()),
-                columns: columns.map_err(|e| e.to_string()),
-                id,
-            });
+            DB::fetch_each(conn, self.render(&text), values, &mut each).await?;
+        }
+        if window.is_cut() {
+            // There are more rows, but no room for their bytes.
+            window.scanned = window.scanned.max(take.limit);
         }
         Ok(window)
     }
 
-    /// Takes out of the window what an earlier event of the same key, outside of it, holds back. `lists` are those that the taker has.
+    /// Dead-letters rows that no statement can take, by their numbers. Returns how many.
+    pub(super) async fn dead_letter(&self, by: &NodeId, unusable: &[(i64, String)]) -> Result<usize> {
+        let mut moved = 0;
+        for (seq, reason) in unusable {
+            tracing::error!(store = self.name(), seq, reason, "dead-lettered an event that cannot be read");
+            let reason = short_error(&format!("cannot be decoded: {reason}"));
+            let values = vec![Value::Int(*seq), Value::text(by.as_str()), Value::text(reason)];
+            moved += self.run(sql::DEAD_LETTER, values).await? as usize;
+        }
+        Ok(moved)
+    }
+
+    /// Takes out of the window what an earlier event of the same run, outside of it, holds back; of a probe, all but one event.
+    /// `lists` are those that the taker has.
     pub(super) async fn block(
         &self,
         conn: &mut DB::Connection,
@@ -144,24 +153,50 @@ impl<DB: Database> SqlStore<DB> {
         take: &Take,
         lists: &[i64],
     ) -> Result<()> {
-        let mut last: HashMap<&str, i64> = HashMap::new();
-        for (key, seq) in window.rows.iter().filter_map(|row| Some((row.key.as_deref()?, row.seq))) {
-            last.entry(key).and_modify(|last| *last = seq.max(*last)).or_insert(seq);
+        self.block_runs(conn, window, take, lists).await?;
+        if take.probe.is_some() {
+            window.keep_first();
+        }
+        Ok(())
+    }
+
+    async fn block_runs(
+        &self,
+        conn: &mut DB::Connection,
+        window: &mut Window,
+        take: &Take,
+        lists: &[i64],
+    ) -> Result<()> {
+        let mut last: HashMap<RunId, i64> = HashMap::new();
+        for (run, seq) in window.rows.iter().filter_map(|row| Some((row.run(&take.destinations)?, row.seq))) {
+            last.entry(run).and_modify(|last| *last = seq.max(*last)).or_insert(seq);
         }
         if last.is_empty() {
             return Ok(());
         }
-        let frontier = |key: &str| take.frontiers.get(key).map_or(0, |frontier| frontier.seq);
+        // Destinations as small numbers: the statement names them.
+        let numbers: BTreeSet<u64> = take.destinations.values().copied().collect();
+        let number = |run: &RunId| -> Option<i64> {
+            let destination = run.destination?;
+            (1..).zip(&numbers).find(|(_, one)| **one == destination).map(|(n, _)| n)
+        };
+        // A node that holds all of a key up to some place holds all that goes to one destination up to there.
+        let frontier = |run: &RunId| {
+            let whole = run.destination.and_then(|_| take.frontiers.get(&RunId::of_key(run.key.clone())));
+            take.frontiers.get(run).into_iter().chain(whole).map(|reach| reach.seq).max().unwrap_or_default()
+        };
         let seqs = Value::ints(window.rows.iter().filter(|row| row.key.is_some()).map(|row| row.seq));
         let mut values = if DB::ARRAYS {
-            let keys = Value::texts(last.keys().copied());
-            let frontiers = Value::ints(last.keys().map(|key| frontier(key)));
-            vec![keys, frontiers, Value::ints(last.into_values()), seqs]
+            let keys = Value::texts(last.keys().map(|run| &*run.key));
+            let frontiers = Value::ints(last.keys().map(frontier));
+            let destinations = Value::Ints(last.keys().map(number).collect());
+            vec![keys, frontiers, Value::ints(last.into_values()), destinations, seqs]
         } else {
-            let rows: Vec<_> = last.into_iter().map(|(key, last)| (key, frontier(key), last)).collect();
+            let row = |(run, last): (&RunId, &i64)| (run.key.to_string(), frontier(run), *last, number(run));
+            let rows: Vec<_> = last.iter().map(row).collect();
             vec![Value::Text(serde_json::to_string(&rows).ok()), seqs]
         };
-        let past = match &take.by {
+        let mut past = match &take.by {
             Holder::Exclusive { .. } => "o.seq > {frontier}".to_owned(),
             Holder::Lease { owner, .. } if DB::LISTS => in_the_way(take, owner, lists, &mut values),
             Holder::Lease { owner, .. } => {
@@ -173,16 +208,55 @@ impl<DB: Database> SqlStore<DB> {
                 )
             }
         };
+        if !numbers.is_empty() {
+            past.push_str(&same_destination(take, &numbers, &mut values));
+        }
         let stops_of = DB::stops(take.on_dead).replace("{past}", &past);
-        let mut stops: HashMap<String, i64> = HashMap::new();
+        let mut stops: HashMap<(String, Option<i64>), i64> = HashMap::new();
         for row in DB::fetch(conn, self.render(&stops_of), values).await? {
-            if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 1)?) {
-                stops.insert(key, stop);
+            if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 2)?) {
+                stops.insert((key, DB::int(&row, 1)?), stop);
+                // Other programs write this column too: a type that is no text is not learned.
+                window.behind_types.extend(DB::text(&row, 3).ok().flatten());
+            }
+        }
+        if stops.is_empty() {
+            return Ok(());
+        }
+        // An event of the window that is left out is in the way of others itself. What holds back an event of one destination
+        // also holds back those of its key that go anywhere, so only these are looked at.
+        let mut cut: HashMap<Arc<str>, i64> = HashMap::new();
+        let stop = |run: &RunId| stops.get(&(run.key.to_string(), number(run))).copied();
+        for row in &window.rows {
+            if let Some(run) = row.run(&take.destinations).filter(|run| run.destination.is_none())
+                && stop(&run).is_some_and(|stop| row.seq > stop)
+            {
+                cut.entry(run.key).and_modify(|cut| *cut = row.seq.min(*cut)).or_insert(row.seq);
             }
         }
         window.leave_out(|row| {
-            row.key.as_ref().is_some_and(|key| stops.get(&**key).is_some_and(|stop| row.seq > *stop))
+            row.run(&take.destinations).is_some_and(|run| {
+                stop(&run).is_some_and(|stop| row.seq > stop)
+                    || cut.get(&run.key).is_some_and(|cut| row.seq > *cut)
+            })
         });
         Ok(())
     }
+}
+
+/// The condition that an event `o` does not go to another destination than a run.
+fn same_destination(take: &Take, numbers: &BTreeSet<u64>, values: &mut Vec<Value>) -> String {
+    values.push(Value::texts(take.destinations.keys().map(String::as_str)));
+    let mut text = format!(" AND CASE WHEN NOT (o.event_type {{in texts ${}}}) THEN TRUE", values.len());
+    for (n, number) in numbers.iter().enumerate() {
+        let types = take.destinations.iter().filter(|(_, one)| *one == number);
+        values.push(Value::texts(types.map(|(event_type, _)| event_type.as_str())));
+        let _ = write!(
+            text,
+            " WHEN {{destination}} = {} THEN o.event_type {{in texts ${}}}",
+            n + 1,
+            values.len()
+        );
+    }
+    text + " ELSE TRUE END"
 }

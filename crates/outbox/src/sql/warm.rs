@@ -13,6 +13,7 @@ use sqlx::{Connection as _, Pool};
 use sqlx_core::transaction::TransactionManager as _;
 
 use super::dialect::Dialect;
+use super::sessions::Sessions;
 
 /// How long a connection waits. Whoever asks the pool itself waits for it no longer than this.
 const WARM: Duration = Duration::from_millis(3);
@@ -27,14 +28,64 @@ const FRESH: Duration = Duration::from_secs(1);
 /// more for every statement and every transaction.
 pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
     let pool = PoolOptions::new().max_connections(max_connections).test_before_acquire(false);
-    pool.before_acquire(|conn: &mut DB::Connection, idle| {
+    let pool = pool.before_acquire(|conn: &mut DB::Connection, idle| {
         Box::pin(async move {
             if idle.idle_for >= FRESH {
                 conn.ping().await?;
             }
             Ok(true)
         })
+    });
+    pool.after_release(|conn: &mut DB::Connection, _| {
+        Box::pin(async move {
+            if depth::<DB>(conn) > 0 {
+                // A rollback that began when the transaction was dropped ends before this is answered.
+                conn.ping().await?;
+            }
+            Ok(leave_transaction::<DB>(conn).await)
+        })
     })
+}
+
+fn depth<DB: Dialect>(conn: &DB::Connection) -> usize {
+    DB::TransactionManager::get_transaction_depth(conn)
+}
+
+/// Ends a transaction that is still open according to the driver. False: the connection has to be closed, because it is not
+/// known what is open on it. The next one's transaction would be part of that, or never begin.
+pub(super) async fn leave_transaction<DB: Dialect>(conn: &mut DB::Connection) -> bool {
+    while depth::<DB>(conn) > 0 {
+        let before = depth::<DB>(conn);
+        let rolled_back = match DB::TransactionManager::rollback(conn).await {
+            Ok(()) => true,
+            Err(_) => {
+                DB::reopen_transaction(conn, before).await
+                    && DB::TransactionManager::rollback(conn).await.is_ok()
+            }
+        };
+        if !rolled_back || depth::<DB>(conn) >= before {
+            return false;
+        }
+    }
+    true
+}
+
+/// How the transactions of a pool begin.
+pub(crate) struct Begin {
+    pub(crate) sessions: Sessions,
+    /// The statement while sessions are shared; the database's own if `None`.
+    pub(crate) shared: Option<&'static str>,
+}
+
+impl Begin {
+    /// Without settings: for the application.
+    pub(crate) fn plain(sessions: &Sessions) -> Self {
+        Self { sessions: sessions.clone(), shared: None }
+    }
+
+    pub(crate) fn statement<DB: Dialect>(&self) -> Option<&'static str> {
+        self.shared.filter(|_| self.sessions.are_shared()).or(DB::BEGIN)
+    }
 }
 
 /// A pool, and those of its connections that were used a moment ago.
@@ -44,6 +95,7 @@ pub struct Warm<DB: Dialect> {
     /// How many may wait here.
     room: usize,
     inner: Mutex<Inner<DB>>,
+    begin: Begin,
 }
 
 struct Inner<DB: Dialect> {
@@ -62,18 +114,18 @@ struct Waiting<DB: Dialect> {
 
 impl<DB: Dialect> Warm<DB> {
     /// For a pool of this store's own. Half of it stays for those who ask the pool itself.
-    pub(crate) fn new(pool: Pool<DB>) -> Arc<Self> {
+    pub(crate) fn new(pool: Pool<DB>, begin: Begin) -> Arc<Self> {
         let room = pool.options().get_max_connections() as usize / 2;
-        Self::with_room(pool, room)
+        Self::with_room(pool, room, begin)
     }
 
     /// For a pool of the application's, which may want to know of each connection that comes back: none waits here.
-    pub(crate) fn never(pool: Pool<DB>) -> Arc<Self> {
-        Self::with_room(pool, 0)
+    pub(crate) fn never(pool: Pool<DB>, begin: Begin) -> Arc<Self> {
+        Self::with_room(pool, 0, begin)
     }
 
-    fn with_room(pool: Pool<DB>, room: usize) -> Arc<Self> {
-        Arc::new(Self { pool, room, inner: Mutex::new(Inner { waiting: Vec::new(), watched: false }) })
+    fn with_room(pool: Pool<DB>, room: usize, begin: Begin) -> Arc<Self> {
+        Arc::new(Self { pool, room, inner: Mutex::new(Inner { waiting: Vec::new(), watched: false }), begin })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<DB>> {
@@ -84,13 +136,30 @@ impl<DB: Dialect> Warm<DB> {
         &self.pool
     }
 
+    /// A connection for one statement or more: inside a transaction if its session is shared.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
+        if self.begin.sessions.are_shared() { self.begin(None).await } else { self.take().await }
+    }
+
+    async fn take(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
         let warm = self.inner().waiting.pop();
         let (conn, out) = match warm {
             Some(Waiting { conn, out, .. }) => (conn, out),
-            None => (self.pool.acquire().await?, Instant::now()),
+            None => (self.acquire_clean().await?, Instant::now()),
         };
         Ok(Used { from: self.clone(), conn: Some(conn), out, open: false })
+    }
+
+    /// A connection of the pool on which no transaction is open. A pool of the application's has those as well that others
+    /// have left in the middle of one.
+    async fn acquire_clean(&self) -> Result<PoolConnection<DB>, sqlx::Error> {
+        loop {
+            let mut conn = self.pool.acquire().await?;
+            if leave_transaction::<DB>(&mut conn).await {
+                return Ok(conn);
+            }
+            let _ = conn.close().await;
+        }
     }
 
     /// Begins a transaction that is going to write, after a statement of its own if there is one.
@@ -98,7 +167,7 @@ impl<DB: Dialect> Warm<DB> {
         // Connections that broke a moment ago say so now. There are no more of them than there are connections.
         let mut broken = self.pool.size();
         loop {
-            let mut used = self.acquire().await?;
+            let mut used = self.take().await?;
             match used.begin(first).await {
                 Ok(()) => return Ok(used),
                 Err(error) if broken > 0 && is_lost(&error) => broken -= 1,
@@ -184,7 +253,8 @@ impl<DB: Dialect> Used<DB> {
         if let Some(statement) = first {
             DB::script(self, statement.to_owned()).await?;
         }
-        DB::TransactionManager::begin(self, DB::BEGIN.map(sqlx::SqlSafeStr::into_sql_str)).await?;
+        let statement = self.from.begin.statement::<DB>();
+        DB::TransactionManager::begin(self, statement.map(sqlx::SqlSafeStr::into_sql_str)).await?;
         self.open = true;
         Ok(())
     }
@@ -197,16 +267,41 @@ impl<DB: Dialect> Used<DB> {
     }
 
     pub(crate) async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::rollback(&mut self).await?;
+        if let Err(error) = DB::TransactionManager::rollback(&mut self).await
+            && !leave_transaction::<DB>(&mut self).await
+        {
+            if let Some(conn) = &mut self.conn {
+                conn.close_on_drop();
+            }
+            return Err(error);
+        }
         self.open = false;
         self.went_well();
         Ok(())
     }
 
+    /// Ends what [`acquire`](Warm::acquire) began: commits, if that was a transaction.
+    pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
+        if self.open {
+            return self.commit().await;
+        }
+        self.went_well();
+        Ok(())
+    }
+
+    /// The same after a statement failed: rolls back, if it was in a transaction.
+    pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
+        if self.open {
+            return self.rollback().await;
+        }
+        self.went_well();
+        Ok(())
+    }
+
     /// Whatever was done with it is done. Without this word its pool looks whether it is in the middle of something.
-    pub(crate) fn went_well(mut self) {
+    fn went_well(mut self) {
         // A transaction that is still open would be the next one's.
-        let clean = |conn: &PoolConnection<DB>| DB::TransactionManager::get_transaction_depth(conn) == 0;
+        let clean = |conn: &PoolConnection<DB>| depth::<DB>(conn) == 0;
         if let Some(conn) = self.conn.take_if(|conn| clean(conn)) {
             self.from.keep(conn, self.out);
         }

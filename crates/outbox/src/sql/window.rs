@@ -1,22 +1,31 @@
 //! From rows to deliveries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde::de::IgnoredAny;
 
-use super::dialect::Columns;
-use crate::event::{AggregateType, Due, Event, EventId, EventType, Parts, Payload};
-use crate::store::{Claim, Cursor, Delivery, Taken};
+use super::dialect::{Columns, Database};
+use super::stamp::Stamp;
+use super::statements as sql;
+use crate::event::{Due, Event, EventId, EventType, Parts, Payload};
+use crate::store::{Claim, Cursor, Delivery, RunId, Taken};
 
 /// What was read, before it becomes deliveries.
-#[derive(Default)]
 pub(super) struct Window {
     pub(super) rows: Vec<WindowRow>,
+    /// Rows that cannot be leased or read: to be dead-lettered by their numbers, for these reasons.
+    pub(super) unusable: Vec<(i64, String)>,
     pub(super) behind: Vec<Arc<str>>,
+    /// The types of what was left out, and of what is in its way.
+    pub(super) behind_types: BTreeSet<String>,
     pub(super) cursor: Option<Cursor>,
     pub(super) scanned: usize,
+    /// How many more bytes may be kept.
+    room: usize,
+    /// Whether rows were read that there was no room for.
+    cut: bool,
 }
 
 pub(super) struct WindowRow {
@@ -28,17 +37,116 @@ pub(super) struct WindowRow {
     pub(super) now: DateTime<Utc>,
     pub(super) available_at: DateTime<Utc>,
     pub(super) key: Option<Arc<str>>,
+    pub(super) last_error: Option<String>,
     pub(super) columns: Result<Columns, String>,
 }
 
+impl WindowRow {
+    pub(super) fn event_type(&self) -> Option<&str> {
+        self.columns.as_ref().ok().map(|columns| columns.event_type.as_str())
+    }
+
+    /// The events that it is delivered in order with, if it has a key.
+    pub(super) fn run(&self, destinations: &BTreeMap<String, u64>) -> Option<RunId> {
+        let destination = self.event_type().and_then(|event_type| destinations.get(event_type).copied());
+        Some(RunId { key: self.key.clone()?, destination })
+    }
+
+    fn bytes(&self) -> usize {
+        self.columns.as_ref().map_or(0, Columns::bytes)
+    }
+}
+
+/// Counters of a row that are larger than this were not written by a relay.
+const MOST_COUNTED: i64 = 1_000_000_000;
+
+/// What a row says, or why it can be neither leased nor settled.
+pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, String> {
+    let unreadable = |column: &'static str| move |_| format!("its {column} cannot be read");
+    let counter = |index: usize, column: &'static str| match DB::int(row, index) {
+        Ok(Some(count @ 0..=MOST_COUNTED)) => Ok(count as i32),
+        Ok(Some(count)) => Err(format!("its {column} is {count}")),
+        Ok(None) | Err(_) => Err(format!("its {column} cannot be read")),
+    };
+    let id = DB::text(row, 0).map_err(unreadable("event_id"))?.ok_or("it has no event_id")?;
+    let seq = DB::int(row, 1).map_err(unreadable("seq"))?.ok_or("it has no seq")?;
+    let available_at = match DB::stamp(row, 2).map_err(unreadable("available_at"))? {
+        // Due since ever, which is no reason not to deliver it.
+        Some(early @ Stamp::Before) => early.clamped(),
+        Some(stamp) => stamp.exact("available_at")?,
+        None => return Err("it has no available_at".to_owned()),
+    };
+    let suspect = match DB::int(row, 5).map_err(unreadable("crashes"))? {
+        Some(_) => Some(counter(5, "crashes")? as u32),
+        None => None,
+    };
+    let now = DB::time(row, 6).map_err(unreadable("time"))?.unwrap_or(available_at);
+    let (attempts, claim) = (counter(3, "attempts")? as u32, counter(4, "claims")?);
+    let columns = DB::columns(row, sql::EVENT_FROM);
+    let key = columns.as_ref().ok().and_then(|c| c.ordering_key.clone());
+    let columns = columns.map_err(|e| e.to_string());
+    let id = EventId::from(id);
+    let last_error = DB::shown(row, sql::LAST_ERROR);
+    Ok(WindowRow { id, seq, claim, attempts, suspect, now, available_at, key, last_error, columns })
+}
+
 impl Window {
+    /// Leaves all rows but one alone: the first that has no earlier event of its key beside it. Rows come in the order of
+    /// their due times, so that an event that was put off stands behind later ones of its key.
+    pub(super) fn keep_first(&mut self) {
+        let mut heads: HashMap<Arc<str>, i64> = HashMap::new();
+        for (key, seq) in self.rows.iter().filter_map(|row| Some((row.key.clone()?, row.seq))) {
+            heads.entry(key).and_modify(|head| *head = seq.min(*head)).or_insert(seq);
+        }
+        let is_head = |row: &WindowRow| row.key.as_ref().is_none_or(|key| heads.get(key) == Some(&row.seq));
+        let first = self.rows.iter().position(is_head).unwrap_or_default();
+        self.rows.truncate(first + 1);
+        self.rows.drain(..first);
+        if let Some(row) = self.rows.first() {
+            self.cursor = Some(Cursor { at: row.available_at, seq: row.seq });
+        }
+    }
+
+    /// An empty window with room for so many bytes. The first row always finds room.
+    pub(super) fn new(room: usize) -> Self {
+        let (rows, unusable, behind) = (Vec::new(), Vec::new(), Vec::new());
+        let behind_types = BTreeSet::new();
+        Self { rows, unusable, behind, behind_types, cursor: None, scanned: 0, room, cut: false }
+    }
+
+    /// Adds a row. One that finds no room is dropped, and so is every row after it: they are read again.
+    pub(super) fn add(&mut self, seq: i64, row: Result<WindowRow, String>) {
+        let bytes = row.as_ref().map_or(0, WindowRow::bytes);
+        if self.cut || (bytes > self.room && !self.rows.is_empty()) {
+            self.cut = true;
+            self.behind.extend(row.ok().and_then(|row| row.key));
+            return;
+        }
+        self.scanned += 1;
+        self.room = self.room.saturating_sub(bytes);
+        match row {
+            Ok(row) => {
+                self.cursor = self.cursor.max(Some(Cursor { at: row.available_at, seq }));
+                self.rows.push(row);
+            }
+            Err(reason) => self.unusable.push((seq, reason)),
+        }
+    }
+
+    /// Whether rows were read that there was no room for.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     /// Leaves out rows that are not to be had now; their keys have to be looked at again.
     pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
-        let behind = &mut self.behind;
+        let (behind, types) = (&mut self.behind, &mut self.behind_types);
         self.rows.retain(|row| {
             let out = which(row);
             if out {
                 behind.extend(row.key.clone());
+                let new = row.event_type().filter(|event_type| !types.contains(*event_type));
+                types.extend(new.map(str::to_owned));
             }
             !out
         });
@@ -49,14 +157,19 @@ impl Window {
         if self.rows.iter().any(|row| row.key.is_some()) {
             self.rows.sort_by_key(|row| row.seq);
         }
-        let mut taken =
-            Taken { cursor: self.cursor, scanned: self.scanned, behind: self.behind, ..Taken::default() };
+        let mut taken = Taken {
+            cursor: self.cursor,
+            scanned: self.scanned,
+            behind: self.behind,
+            behind_types: self.behind_types,
+            ..Taken::default()
+        };
         taken.behind.sort_unstable();
         taken.behind.dedup();
         for row in self.rows {
             let now = row.now;
-            let created_at = row.columns.as_ref().ok().map(|c| c.created_at);
-            match row.columns.and_then(|c| decode(&row.id, c, row.available_at, check_json)) {
+            let created_at = row.columns.as_ref().ok().map(|c| c.created_at.clamped());
+            match row.columns.and_then(|c| decode(&row.id, c, check_json)) {
                 Ok(event) => taken.deliveries.push(Delivery {
                     expires_in: event.expires_at().map(|end| end - now),
                     waited: (now - row.available_at).to_std().unwrap_or_default(),
@@ -66,6 +179,7 @@ impl Window {
                     claim: row.claim,
                     suspect: row.suspect,
                     created_at,
+                    last_error: row.last_error,
                 }),
                 Err(reason) => taken.undecodable.push((row.id, row.claim, reason)),
             }
@@ -75,16 +189,18 @@ impl Window {
 }
 
 /// Makes an event of its columns, or says why not.
-pub(super) fn decode(
-    id: &EventId,
-    c: Columns,
-    available_at: DateTime<Utc>,
-    check_json: bool,
-) -> Result<Event, String> {
+pub(super) fn decode(id: &EventId, c: Columns, check_json: bool) -> Result<Event, String> {
+    let occurred_at = c.occurred_at.exact("occurred_at")?;
+    let due = match c.due_at.map(Stamp::clamped) {
+        None => Due::Now,
+        // The writer's clock was ahead of the database's, by more than the delay.
+        Some(at) if at > c.created_at.clamped() && at <= occurred_at => Due::Later(at),
+        Some(at) => Due::At(at),
+    };
     Ok(Event::from_parts(Parts {
         id: id.clone(),
         event_type: EventType::from(c.event_type),
-        aggregate_type: AggregateType::from(c.aggregate_type),
+        aggregate_type: c.aggregate_type,
         aggregate_id: c.aggregate_id,
         tenant_id: c.tenant_id,
         ordering_key: c.ordering_key,
@@ -92,15 +208,19 @@ pub(super) fn decode(
         dedup_key: c.dedup_key,
         headers: headers(c.headers.as_deref())?,
         payload: payload(c.payload, c.payload_bytes, c.content_type, check_json)?,
-        occurred_at: c.occurred_at,
-        due: Due::At(available_at),
-        expires_at: c.expires_at,
+        occurred_at,
+        due,
+        expires_at: c.expires_at.map_or(Ok(None), |stamp| stamp.end("expires_at"))?,
         tags: Vec::new(),
     }))
 }
 
 pub(super) fn headers(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
-    let Some(text) = text else { return Ok(BTreeMap::new()) };
+    // Writers in other languages put an empty text where they have no headers.
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(BTreeMap::new()) };
+    if let Some(bytes) = too_large(text) {
+        return Err(format!("its headers have {bytes} bytes, more than the limit"));
+    }
     let headers = serde_json::from_str::<Option<BTreeMap<String, String>>>(text).map_err(|e| {
         format!("its headers are not a JSON object of strings (line {}, column {})", e.line(), e.column())
     })?;
@@ -113,7 +233,11 @@ pub(super) fn payload(
     content_type: Option<String>,
     check_json: bool,
 ) -> Result<Payload, String> {
+    if let Some(bytes) = json.as_deref().and_then(too_large) {
+        return Err(format!("its payload has {bytes} bytes, more than the limit"));
+    }
     match (json, bytes, content_type) {
+        (None, None, Some(_)) => Err("its payload has more bytes than the limit".to_owned()),
         (Some(json), None, _) if check_json && serde_json::from_str::<IgnoredAny>(&json).is_err() => {
             Err("its payload is not JSON".to_owned())
         }
@@ -121,4 +245,10 @@ pub(super) fn payload(
         (None, Some(data), Some(content_type)) => Ok(Payload::Bytes { content_type, data }),
         _ => Err("it has not exactly one of payload and payload_bytes with content_type".to_owned()),
     }
+}
+
+/// How many bytes a text had that was too large to be read. The statement puts a mark in its place that no
+/// JSON begins with: see `{bounded}`.
+fn too_large(text: &str) -> Option<&str> {
+    text.strip_prefix('!')
 }

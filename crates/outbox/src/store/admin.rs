@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, NodeId, Overview, Page, PageAsk, Shelf};
+use super::{
+    Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page, PageAsk,
+    Released, Shelf,
+};
 use crate::error::Result;
 use crate::event::EventId;
 
@@ -16,6 +19,12 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Events page by page, in the order of an index. Each one that matches and keeps its place all the while is on exactly one page,
     /// whatever happens to others; one that is put off, or settled, may be missed or come again.
     async fn page(&self, ask: &PageAsk) -> Result<Page>;
+
+    /// One event without the contents of its payload and headers.
+    async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>>;
+
+    /// The same of the event with this place in the table, whatever its id is.
+    async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>>;
 
     /// What stands in the table, at a glance. Counts stop at `most`, which is a million at most.
     async fn overview(&self, most: u64) -> Result<Overview>;
@@ -42,6 +51,13 @@ pub trait AdminStore: Send + Sync + 'static {
 
     /// Gives a dead event another payload. It stays dead until it is replayed. Returns whether there was one.
     async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool>;
+
+    /// Frees everything that a node holds: its leases on events, and the leadership of the whole table.
+    ///
+    /// The claims of those events rise, so that the node settles none of them any more, and they are suspect, as after a lease
+    /// that ran out: one of them may be what ended the node. A node that still runs handles what it has in memory until it
+    /// hears that it has lost it, at its next renewal: meanwhile events may be handled twice, and out of the order of their keys.
+    async fn release_node(&self, node: &NodeId) -> Result<Released>;
 
     /// Writes down who changes what, before it is done. Returns the place in the book.
     async fn audit(&self, deed: &Deed) -> Result<i64>;

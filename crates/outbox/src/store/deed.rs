@@ -1,6 +1,7 @@
 //! What people change by hand, and the book in which it is written down.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -19,10 +20,18 @@ use crate::event::{Event, Payload};
 /// assert!(Edit::json("{").is_err());
 /// # Ok::<(), outbox::EventError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Edit {
     payload: Payload,
     headers: Option<BTreeMap<String, String>>,
+}
+
+/// Names of headers only, as with events.
+impl fmt::Debug for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.headers.as_ref().map(|headers| headers.keys().collect::<Vec<_>>());
+        f.debug_struct("Edit").field("payload", &self.payload).field("headers", &names).finish()
+    }
 }
 
 impl Edit {

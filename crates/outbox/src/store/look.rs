@@ -110,6 +110,28 @@ pub struct EventRow {
     pub payload_bytes: u64,
 }
 
+/// An event as it stands in the table, with all columns but the contents of its payload and headers: their
+/// sizes are there instead. Reading one costs the same however large the payload is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EventMetadata {
+    /// What a page shows; its `last_error` is not cut to 500 characters here.
+    #[serde(flatten)]
+    pub row: EventRow,
+    /// Its deduplication key.
+    pub dedup_key: Option<String>,
+    /// The content type of its payload.
+    pub content_type: String,
+    /// When it happened, as its writer says; `None` if that cannot be read.
+    pub occurred_at: Option<DateTime<Utc>>,
+    /// When it expires.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// How many bytes its headers have, as JSON.
+    pub headers_bytes: u64,
+    /// Why a relay cannot read it, as far as sizes and the columns other than the payload tell.
+    pub unreadable: Option<String>,
+}
+
 /// A count that stops somewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counted {

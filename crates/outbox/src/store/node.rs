@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::OnDead;
+use super::{OnDead, RelayHealth};
 use crate::event::EventId;
 
 /// The name of a process that takes events, or of the owner of work items. Unique among all that share a table.
@@ -78,14 +78,49 @@ pub struct Node {
 }
 
 impl Node {
-    /// How often a relay says that it runs, at least.
-    pub const SAYS_SO: Duration = Duration::from_secs(20);
-    /// How often it says so at most, when what it has counted changes.
+    /// How often a relay says so at most, when what it has counted changes.
     pub const COUNTS_SAID: Duration = Duration::from_secs(2);
+    /// How long after its last announcement a relay counts as vanished, unless it is told otherwise.
+    pub const PRESENCE: Duration = Duration::from_secs(20);
+    /// The same for relays of versions before 0.2, which announce themselves every 20 s and do not say so.
+    const OLD_PRESENCE: Duration = Duration::from_secs(60);
 
-    /// Whether it has been seen lately.
+    /// How often a relay with this presence announces itself, at least, and looks for others that have vanished.
+    pub(crate) fn announces_every(presence: Duration) -> Duration {
+        presence / 4
+    }
+
+    /// How long after its last announcement it counts as vanished.
+    pub fn presence(&self) -> Duration {
+        self.state.presence_ms.map_or(Self::OLD_PRESENCE, Duration::from_millis)
+    }
+
+    /// Whether it has been seen lately. A relay that stops says so; one that has not been seen lately has vanished.
     pub fn is_running(&self) -> bool {
-        self.seen < 3 * Self::SAYS_SO
+        self.seen <= self.presence()
+    }
+
+    /// Whether other relays release its leases: it has vanished, and it is of a version that handles nothing more after it could
+    /// not announce itself for so long. Leases of other relays, and of owners of work items, run out.
+    pub(crate) fn is_to_be_released(&self) -> bool {
+        !self.is_running() && self.state.presence_ms.is_some() && !self.state.released
+    }
+}
+
+/// What was released of a node's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Released {
+    /// How many events it held by leases.
+    pub events: u64,
+    /// Whether it led the whole table, as `single_node` relays do.
+    pub leadership: bool,
+}
+
+impl Released {
+    /// Whether there was nothing to release.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -108,6 +143,15 @@ pub struct NodeState {
     /// What it has settled since it started.
     #[serde(default)]
     pub counts: Counts,
+    /// Its last successes on this database, and the errors that it meets now.
+    #[serde(default)]
+    pub health: RelayHealth,
+    /// How many milliseconds after its last announcement it counts as vanished; `None` for a relay of an older version.
+    #[serde(default)]
+    pub presence_ms: Option<u64>,
+    /// Whether it vanished and another relay has released its leases since. Its next announcement says otherwise.
+    #[serde(default)]
+    pub released: bool,
 }
 
 /// What a relay has settled since it started.

@@ -22,7 +22,7 @@ pub mod conformance;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::event::{Event, EventId};
+use crate::event::{Event, EventId, EventType};
 use crate::outbox::Outbox;
 use crate::sql::dialect::{BirthLease, NewRow};
 use crate::sql::{Database, SqlStore};
@@ -81,9 +81,9 @@ pub async fn write_leased<DB: Database>(
         events.iter().map(|(event, leased)| NewRow { event: event.clone(), leased: *leased }).collect();
     let birth = BirthLease { owner: owner.clone(), lease };
     let mut tx = store.begin().await?;
-    let stored = store.write(&mut tx, &rows, Some(&birth)).await?;
+    let stored = store.write(&mut tx, &rows, Some(&birth), false).await?;
     tx.commit().await?;
-    Ok(stored.iter().map(|event| event.id().clone()).collect())
+    Ok(stored.iter().map(|(event, _)| event.id().clone()).collect())
 }
 
 /// What was written, with assertions that name what they found when they fail.
@@ -97,7 +97,8 @@ impl Written {
     }
 
     /// The events of a type.
-    pub fn of_type(&self, event_type: &str) -> Vec<&Event> {
+    pub fn of_type(&self, event_type: impl Into<EventType>) -> Vec<&Event> {
+        let event_type = event_type.into();
         let events = self.0.iter().filter_map(|stored| stored.event.as_ref().ok());
         events.filter(|event| *event.event_type() == event_type).collect()
     }
@@ -108,8 +109,9 @@ impl Written {
     ///
     /// If there is none, or more than one.
     #[track_caller]
-    pub fn one(&self, event_type: &str) -> &Event {
-        self.count(event_type, 1);
+    pub fn one(&self, event_type: impl Into<EventType>) -> &Event {
+        let event_type = event_type.into();
+        self.count(&event_type, 1);
         self.of_type(event_type)[0]
     }
 
@@ -119,7 +121,7 @@ impl Written {
     ///
     /// If there is one.
     #[track_caller]
-    pub fn none(&self, event_type: &str) {
+    pub fn none(&self, event_type: impl Into<EventType>) {
         self.count(event_type, 0);
     }
 
@@ -129,8 +131,9 @@ impl Written {
     ///
     /// If there are more or fewer.
     #[track_caller]
-    pub fn count(&self, event_type: &str, expected: usize) {
-        let found = self.of_type(event_type).len();
+    pub fn count(&self, event_type: impl Into<EventType>, expected: usize) {
+        let event_type = event_type.into();
+        let found = self.of_type(&event_type).len();
         let there: Vec<&str> = self
             .0
             .iter()

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, Breakdown, Circumstances, Claim, Completion,
-    Deed, Edit, Filter, Frontier, Holder, JoinAct, JoinFilter, Leadership, LogStore, Move, Node, NodeId,
-    NodeState, Origin, Overview, Page, PageAsk, PairStore, Purge, Replayed, Roll, Settled, Settlement,
-    SharedStore, Shelf, Stats, Store, Stored, StoredEvent, Take, Taken, Verdict, Watch,
+    Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, BoundedRead, Breakdown, Circumstances, Claim,
+    Completion, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
+    Leadership, Listener, LogStore, Move, Node, NodeId, NodeState, Origin, Overview, Page, PageAsk,
+    PairStore, Purge, Released, Replayed, Roll, Settled, Settlement, SharedStore, Shelf, Stats, Store,
+    Stored, StoredEvent, Take, Taken, Unreadable, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -26,6 +27,12 @@ pub enum Where {
     Save,
     Read,
     Advance,
+    Extend,
+    Announce,
+    Watch,
+    Purge,
+    Start,
+    Listen,
 }
 
 /// Fails the first calls of one kind.
@@ -203,7 +210,7 @@ impl Store for Failing {
     ) -> Result<Settled> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.fail(Where::Settle)?;
-        if settlements.iter().any(|settlement| settlement.verdict == Verdict::Released) {
+        if settlements.iter().any(|settlement| settlement.verdict.is_release()) {
             tokio::time::sleep(6 * self.slow).await;
         }
         match self.fate().await {
@@ -223,6 +230,7 @@ impl Store for Failing {
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
+        self.fail(Where::Extend)?;
         self.inner.extend(owner, lease, held).await
     }
 
@@ -231,6 +239,7 @@ impl Store for Failing {
     }
 
     async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
+        self.fail(Where::Start)?;
         self.inner.count_start(by, id, claim).await
     }
 
@@ -252,6 +261,7 @@ impl Store for Failing {
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {
+        self.fail(Where::Purge)?;
         self.inner.purge(purge).await
     }
 
@@ -308,6 +318,10 @@ impl Store for Failing {
         self.inner.steps(join, after, limit).await
     }
 
+    async fn member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>> {
+        self.inner.member(join, step).await
+    }
+
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64> {
         self.inner.purge_joins(older_than, limit).await
     }
@@ -317,6 +331,7 @@ impl Store for Failing {
     }
 
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+        self.fail(Where::Announce)?;
         self.inner.announce(node, state).await
     }
 
@@ -328,8 +343,18 @@ impl Store for Failing {
         self.inner.nodes().await
     }
 
+    async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>> {
+        self.inner.release_vanished().await
+    }
+
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        self.fail(Where::Watch)?;
         self.inner.watch().await
+    }
+
+    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+        self.fail(Where::Listen)?;
+        self.inner.listen().await
     }
 
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {
@@ -349,6 +374,14 @@ impl Store for Failing {
 impl AdminStore for Failing {
     async fn page(&self, ask: &PageAsk) -> Result<Page> {
         self.inner.page(ask).await
+    }
+
+    async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>> {
+        self.inner.metadata(id).await
+    }
+
+    async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>> {
+        self.inner.metadata_at(seq).await
     }
 
     async fn overview(&self, most: u64) -> Result<Overview> {
@@ -379,6 +412,10 @@ impl AdminStore for Failing {
         self.inner.edit(id, edit).await
     }
 
+    async fn release_node(&self, node: &NodeId) -> Result<Released> {
+        self.inner.release_node(node).await
+    }
+
     async fn audit(&self, deed: &Deed) -> Result<i64> {
         self.inner.audit(deed).await
     }
@@ -407,6 +444,25 @@ impl LogStore for Failing {
     ) -> Result<Vec<Stored>> {
         self.fail(Where::Read)?;
         self.inner_log().read(query, after, upto, limit).await
+    }
+
+    async fn read_bounded(
+        &self,
+        after: Position,
+        upto: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<BoundedRead> {
+        self.fail(Where::Read)?;
+        self.inner_log().read_bounded(after, upto, limit, max_bytes).await
+    }
+
+    async fn note_unreadable(&self, position: Position, reason: &str) -> Result<bool> {
+        self.inner_log().note_unreadable(position, reason).await
+    }
+
+    async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
+        self.inner_log().unreadable(limit).await
     }
 
     async fn settled(&self, query: &Query) -> Result<Position> {

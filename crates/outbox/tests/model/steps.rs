@@ -3,6 +3,7 @@
 use outbox::OnDead;
 use outbox::store::{Filter, Purgeable, Status};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long leases last, in seconds.
@@ -28,6 +29,7 @@ pub enum Step {
         on_dead: OnDead,
         skip_recent: u64,
         skip_type: bool,
+        apart: Apart,
     },
     Settle {
         by: By,
@@ -63,6 +65,28 @@ pub enum Step {
         late: i64,
     },
     Look(Which),
+}
+
+/// Which events go to different destinations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Apart {
+    /// None: a key is one run.
+    Not,
+    /// Those of either type.
+    Both,
+    /// Those of the other type; the rest may go anywhere.
+    One,
+}
+
+impl Apart {
+    pub fn destinations(self) -> BTreeMap<String, u64> {
+        let types = match self {
+            Apart::Not => &[][..],
+            Apart::Both => &[0, 1],
+            Apart::One => &[1],
+        };
+        types.iter().map(|n| (TYPES[*n].to_owned(), *n as u64 + 5)).collect()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -109,6 +133,7 @@ pub enum Kind {
     Again { after: u64, counted: bool },
     Dead { counted: bool },
     Released,
+    ReleasedSuspect,
 }
 
 /// Which events are looked at. Places are those of the rows that there are.
@@ -146,6 +171,10 @@ impl Which {
     }
 }
 
+fn apart() -> impl Strategy<Value = Apart> {
+    prop_oneof![3 => Just(Apart::Not), 2 => Just(Apart::Both), 1 => Just(Apart::One)]
+}
+
 fn draft() -> impl Strategy<Value = Draft> {
     (
         proptest::bool::weighted(0.2),
@@ -169,6 +198,7 @@ fn kind() -> impl Strategy<Value = Kind> {
         2 => (0..8_u64, any::<bool>()).prop_map(|(after, counted)| Kind::Again { after, counted }),
         1 => any::<bool>().prop_map(|counted| Kind::Dead { counted }),
         1 => Just(Kind::Released),
+        1 => Just(Kind::ReleasedSuspect),
     ]
 }
 
@@ -224,8 +254,13 @@ pub fn history() -> impl Strategy<Value = Vec<Step>> {
 /// A step that decides who has what, of one key or of none.
 fn step_of_leases() -> impl Strategy<Value = Step> {
     let key = prop_oneof![3 => Just(Some(0)), 1 => Just(None)];
-    let draft =
-        key.prop_map(|key| Draft { other_type: false, key, dedup: None, delay: None, expires: false });
+    let draft = (key, proptest::bool::weighted(0.3)).prop_map(|(key, other_type)| Draft {
+        other_type,
+        key,
+        dedup: None,
+        delay: None,
+        expires: false,
+    });
     let taker = (0..3_u8, proptest::bool::weighted(0.8), proptest::bool::weighted(0.8))
         .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward });
     let from =
@@ -235,7 +270,8 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
     let by = prop_oneof![2 => by(), 1 => (0..3_u8).prop_map(By::Owner)];
     prop_oneof![
         4 => prop::collection::vec(draft, 1..3).prop_map(Step::Write),
-        8 => (taker, limit, from).prop_map(|(by, limit, from)| Step::Take {
+        8 => (taker, limit, from, apart()).prop_map(|(by, limit, from, apart)| Step::Take {
+            apart,
             by,
             limit,
             from,
@@ -261,15 +297,20 @@ fn step() -> impl Strategy<Value = Step> {
         prop_oneof![3 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..3_u8).prop_map(From::Key)];
     let skip_recent = prop_oneof![4 => Just(0), 1 => Just(3)];
     let limit = || prop_oneof![1 => Just(1), 2 => Just(3), 2 => Just(10)];
-    let what = prop_oneof![Just(Purgeable::Done), Just(Purgeable::Finished), Just(Purgeable::Everything)];
+    let what = prop_oneof![
+        Just(Purgeable::Done),
+        Just(Purgeable::Dead),
+        Just(Purgeable::Finished),
+        Just(Purgeable::Everything)
+    ];
     let drafts = || prop::collection::vec(draft(), 1..5);
     prop_oneof![
         6 => drafts().prop_map(Step::Write),
         2 => (owner.clone(), drafts()).prop_map(|(owner, drafts)| Step::WriteLeased { owner, drafts }),
         1 => draft().prop_map(Step::WriteAndRollBack),
-        8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1)).prop_map(
-            |(by, limit, from, on_dead, skip_recent, skip_type)|
-                Step::Take { by, limit, from, on_dead, skip_recent, skip_type }),
+        8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1), apart()).prop_map(
+            |(by, limit, from, on_dead, skip_recent, skip_type, apart)|
+                Step::Take { by, limit, from, on_dead, skip_recent, skip_type, apart }),
         8 => (by(), prop::collection::vec((0..8_usize, kind()), 1..5), any::<bool>())
             .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
         1 => owner.clone().prop_map(|owner| Step::Extend { owner }),

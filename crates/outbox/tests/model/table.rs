@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use outbox::store::{Claim, Filter, Holder, Origin, Reach, Settlement, Take, Verdict};
+use outbox::store::{Claim, Filter, Holder, Origin, Reach, RunId, Settlement, Take, Verdict};
 use outbox::{Completion, EventId, NodeId, OnDead, Status};
+
+use crate::steps::Apart;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -72,29 +74,39 @@ pub struct Taken {
 
 /// The events of a key that a relay believes to have in hand, as it remembers them: it does not know what it has lost.
 ///
-/// What dead events do to a key is a setting of a relay: one that is asked with both is like two.
+/// What dead events do to a key, and which events go to different destinations, are settings of a relay: one that is asked with
+/// several is like several.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub owner: NodeId,
-    pub on_dead: OnDead,
-    pub key: Arc<str>,
-    /// Everything of the key up to here is in this run, or was.
+    pub settings: (OnDead, Apart),
+    pub id: RunId,
+    /// Everything of the run up to here is in it, or was.
     pub frontier: Reach,
     /// What it has not told the verdict of.
     pub left: Vec<(EventId, Claim)>,
 }
 
 impl Run {
-    pub fn is(&self, owner: &NodeId, on_dead: OnDead) -> bool {
-        self.owner == *owner && self.on_dead == on_dead
+    pub fn is(&self, owner: &NodeId, settings: (OnDead, Apart)) -> bool {
+        self.owner == *owner && self.settings == settings
     }
 
     /// This owner has just taken this row.
-    pub fn join(runs: &mut Vec<Run>, owner: &NodeId, on_dead: OnDead, row: &Row) {
+    pub fn join(runs: &mut Vec<Run>, owner: &NodeId, settings: (OnDead, Apart), row: &Row) {
         let key = row.key.clone().expect("only keys have runs");
-        let i = runs.iter().position(|run| run.is(owner, on_dead) && run.key == key).unwrap_or_else(|| {
+        let destination = settings.1.destinations().get(&row.event_type).copied();
+        let mut of_key = runs.iter().filter(|run| run.is(owner, settings) && run.id.key == key);
+        // As long as one of a key may go anywhere, all of the key is one run.
+        let whole = of_key.clone().any(|run| run.id.destination.is_none());
+        if !whole && destination.is_none() && of_key.next().is_some() {
+            // What may go anywhere does not join those that go to one destination: a relay gives it back.
+            return;
+        }
+        let id = RunId { key, destination: destination.filter(|_| !whole) };
+        let i = runs.iter().position(|run| run.is(owner, settings) && run.id == id).unwrap_or_else(|| {
             let frontier = Reach { seq: 0, together: true };
-            runs.push(Run { owner: owner.clone(), on_dead, key, frontier, left: Vec::new() });
+            runs.push(Run { owner: owner.clone(), settings, id, frontier, left: Vec::new() });
             runs.len() - 1
         });
         let run = &mut runs[i];
@@ -153,10 +165,51 @@ impl Model {
         }
     }
 
-    /// Whether a row is not in the taker's way, because the taker has it in hand already. A lease that ran out is no such hold.
-    pub fn is_in_hand(&self, row: &Row, take: &Take, now: DateTime<Utc>) -> bool {
-        let reach = row.key.as_ref().and_then(|key| take.frontiers.get(key));
-        reach.is_some_and(|reach| row.seq <= reach.seq)
+    /// Takes keys away from every other holder, since one of their events was taken over. A holder that stalled past its lease
+    /// may still have later events of the key, and must not settle them before the event that was taken over.
+    pub fn fence(&mut self, keys: &HashSet<Arc<str>>, taker: &NodeId) {
+        let is_fenced = |row: &&mut Row| {
+            row.status.is_pending() && row.key.as_ref().is_some_and(|key| keys.contains(key))
+        };
+        let mut unlisted = HashSet::new();
+        for row in self.rows.iter_mut().filter(is_fenced) {
+            match row.list {
+                Some(list) if self.lists[list].owner != *taker => {
+                    unlisted.insert(list);
+                }
+                None if row.locked_until.is_some() && row.locked_by.as_ref() != Some(taker) => {
+                    row.claims += 1;
+                }
+                _ => {}
+            }
+        }
+        for list in unlisted {
+            let List { owner, until, over } = &mut self.lists[list];
+            *over = true;
+            for row in self.rows.iter_mut().filter(|row| row.list == Some(list)) {
+                row.list = None;
+                row.claims += 2;
+                row.locked_by = Some(owner.clone());
+                row.locked_until = Some(*until);
+            }
+        }
+    }
+
+    /// Whether two events of a key are delivered in order: they go to the same destination, or one of them may go anywhere.
+    pub fn is_ordered(take: &Take, one: &Row, other: &Row) -> bool {
+        match (take.destinations.get(&one.event_type), take.destinations.get(&other.event_type)) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        }
+    }
+
+    /// Whether a row is not in the way of a later one, because the taker has it in hand already. A lease that ran out is no such
+    /// hold.
+    pub fn is_in_hand(&self, row: &Row, later: &Row, take: &Take, now: DateTime<Utc>) -> bool {
+        let destination = take.destinations.get(&later.event_type).copied();
+        let ids =
+            [destination, None].map(|destination| RunId { key: later.key.clone().unwrap(), destination });
+        ids.iter().filter_map(|id| take.frontiers.get(id)).any(|reach| row.seq <= reach.seq)
             && match &take.by {
                 Holder::Lease { owner, .. } => {
                     row.status.is_pending()
@@ -202,8 +255,12 @@ impl Model {
             window.sort_by_key(|i| (self.rows[*i].available_at, self.rows[*i].seq));
             window.truncate(take.limit);
         }
-        let has = |i: &usize| {
-            let row = &self.rows[*i];
+        // In the order of the table: what is left out is in the way of what comes behind it.
+        let mut order = window.clone();
+        order.sort_by_key(|i| self.rows[*i].seq);
+        let mut taken: Vec<usize> = Vec::new();
+        for i in order {
+            let row = &self.rows[i];
             let in_the_way = |(j, other): (usize, &Row)| {
                 let blocks = match take.on_dead {
                     OnDead::Hold => other.status != Status::Done,
@@ -212,12 +269,14 @@ impl Model {
                 other.key == row.key
                     && other.seq < row.seq
                     && blocks
-                    && !self.is_in_hand(other, take, now)
-                    && !window.contains(&j)
+                    && Self::is_ordered(take, row, other)
+                    && !self.is_in_hand(other, row, take, now)
+                    && !taken.contains(&j)
             };
-            row.key.is_none() || !self.rows.iter().enumerate().any(in_the_way)
-        };
-        let taken = window.iter().copied().filter(has).collect();
+            if row.key.is_none() || !self.rows.iter().enumerate().any(in_the_way) {
+                taken.push(i);
+            }
+        }
         (window, taken)
     }
 
@@ -276,6 +335,7 @@ impl Model {
                 row.crashes = 0;
             }
             Verdict::Released => {}
+            Verdict::ReleasedSuspect => row.locked_until = Some(now),
         }
         1
     }

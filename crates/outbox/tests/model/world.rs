@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use chrono::{DateTime, Timelike, Utc};
 use outbox::store::{
     Backlog, Claim, Cursor, EXCLUSIVE, Filter, Holder, Leadership, Origin, Purge, Purgeable, Reach, Replayed,
-    Settlement, SharedStore, Stats, Take, Verdict,
+    RunId, Settlement, SharedStore, Stats, Take, Verdict,
 };
 use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
 
-use crate::steps::{By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
+use crate::steps::{Apart, By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
 use crate::support::{Database, Place};
 use crate::table::{Lead, List, Model, Row, Run, Taken};
 
@@ -235,7 +235,7 @@ impl World {
                     ))
                     .await;
             }
-            Step::Take { by, limit, from, on_dead, skip_recent, skip_type } => {
+            Step::Take { by, limit, from, on_dead, skip_recent, skip_type, apart } => {
                 let from = match (from, self.cursor) {
                     (From::Cursor, Some(cursor)) => Origin::After(cursor),
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
@@ -243,8 +243,9 @@ impl World {
                 };
                 let (by, frontiers, together) = match by {
                     Taker::Lease { owner, together, onward } => {
-                        let runs = self.runs.iter().filter(|run| *onward && run.is(&node(*owner), *on_dead));
-                        let frontiers = runs.map(|run| (run.key.clone(), run.frontier)).collect();
+                        let settings = (*on_dead, *apart);
+                        let runs = self.runs.iter().filter(|run| *onward && run.is(&node(*owner), settings));
+                        let frontiers = runs.map(|run| (run.id.clone(), run.frontier)).collect();
                         (lease(*owner), frontiers, *together)
                     }
                     Taker::Leader(owner, in_hand) => {
@@ -252,7 +253,7 @@ impl World {
                         (by, self.frontiers(in_hand), false)
                     }
                 };
-                self.take(&Take {
+                let take = Take {
                     by,
                     from,
                     limit: *limit,
@@ -261,8 +262,11 @@ impl World {
                     skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
                     frontiers,
                     together,
-                })
-                .await;
+                    probe: None,
+                    max_bytes: usize::MAX,
+                    destinations: apart.destinations(),
+                };
+                self.take(&take, *apart).await;
             }
             Step::Settle { by, of, delete } => self.settle(*by, of, *delete).await,
             Step::Extend { owner } => self.extend(&node(*owner)).await,
@@ -272,6 +276,15 @@ impl World {
                     self.store_of(by.owner()).count_start(&by, &taken.id, taken.claim).await.unwrap();
                 let i = self.model.rows.iter().position(|row| row.id == taken.id);
                 let i = i.filter(|i| self.model.holds(&self.model.rows[*i], taken.claim, &by));
+                // A lease on a row that ran out is not worth a start. The lease of a list ends when it is taken away.
+                let now = self.now();
+                let lasts = |row: &Row| match by {
+                    Holder::Lease { .. } if row.list.is_none() => {
+                        row.locked_until.is_some_and(|until| until > now)
+                    }
+                    _ => true,
+                };
+                let i = i.filter(|i| lasts(&self.model.rows[*i]));
                 let expected = i.map(|i| {
                     self.model.rows[i].crashes += 1;
                     self.model.rows[i].crashes
@@ -323,13 +336,13 @@ impl World {
     }
 
     /// For a taker that has the first so many events of each key in hand.
-    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<Arc<str>, Reach> {
+    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<RunId, Reach> {
         let mut frontiers = HashMap::new();
         for (n, in_hand) in in_hand.iter().enumerate().filter(|(_, in_hand)| **in_hand > 0) {
             let key: Arc<str> = format!("key-{n}").into();
             let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
             if let Some(row) = of_key.take(*in_hand).last() {
-                frontiers.insert(key, Reach { seq: row.seq, together: false });
+                frontiers.insert(RunId::of_key(key), Reach { seq: row.seq, together: false });
             }
         }
         frontiers
@@ -387,7 +400,7 @@ impl World {
         assert_eq!(stored, expected);
     }
 
-    async fn take(&mut self, take: &Take) {
+    async fn take(&mut self, take: &Take, apart: Apart) {
         let now = self.now();
         if matches!(take.by, Holder::Lease { .. }) {
             self.model.reap_lists(now);
@@ -438,18 +451,24 @@ impl World {
                     row.locked_until = Some(now + *lease);
                 }
                 if row.key.is_some() {
-                    Run::join(&mut self.runs, owner, take.on_dead, row);
+                    Run::join(&mut self.runs, owner, (take.on_dead, apart), row);
                 }
             }
             assert_eq!(delivery.claim, row.claims);
             let (id, claim, by) = (row.id.clone(), row.claims, take.by.clone());
             self.taken.push(Taken { id, claim, by, list: row.list, told: false });
         }
+        if let Holder::Lease { owner, .. } = &take.by {
+            let taken_over = taken.deliveries.iter().filter(|delivery| delivery.suspect.is_some());
+            let keys = taken_over.filter_map(|delivery| delivery.event.ordering_key().map(Arc::from));
+            self.model.fence(&keys.collect(), owner);
+        }
         // Only the head of a key is ever out: whatever is pending before it came in the same answer, or was in hand.
         for row in self.model.rows.iter().filter(|row| row.key.is_some() && found.contains(&row.id)) {
             let earlier = self.model.rows.iter().filter(|other| other.key == row.key && other.seq < row.seq);
+            let earlier = earlier.filter(|other| Model::is_ordered(take, row, other));
             for other in earlier.filter(|other| other.status.is_pending()) {
-                let is_taken = found.contains(&other.id) || self.model.is_in_hand(other, take, now);
+                let is_taken = found.contains(&other.id) || self.model.is_in_hand(other, row, take, now);
                 assert!(is_taken, "{} overtook {}", row.id, other.id);
             }
         }
@@ -473,6 +492,7 @@ impl World {
                 },
                 Kind::Dead { counted } => Verdict::Dead { counted, reason: "no".to_owned() },
                 Kind::Released => Verdict::Released,
+                Kind::ReleasedSuspect => Verdict::ReleasedSuspect,
             };
             settlements.push(Settlement { id: taken.id, claim: taken.claim, verdict });
         }
@@ -591,7 +611,7 @@ impl World {
             row.done_by = None;
             row.unlock();
             // It is in no run, though it may lie before the end of one.
-            for run in self.runs.iter_mut().filter(|run| row.key.as_ref() == Some(&run.key)) {
+            for run in self.runs.iter_mut().filter(|run| row.key.as_ref() == Some(&run.id.key)) {
                 run.frontier.together = false;
             }
         }
@@ -601,16 +621,35 @@ impl World {
 
     async fn purge(&mut self, what: Purgeable, older_than: u64, limit: usize) {
         let end = self.now() - seconds(older_than);
-        // When a row began to be old enough; `None` if it may not go. Those that are finished go first.
+        // A dead event stays while a later one of its key is pending, unless everything goes.
+        let pending: Vec<(Arc<str>, i64)> = self
+            .model
+            .rows
+            .iter()
+            .filter(|row| row.status.is_pending())
+            .filter_map(|row| Some((row.key.clone()?, row.seq)))
+            .collect();
+        let is_head = |row: &Row| {
+            let key = row.key.as_deref();
+            key.is_some_and(|key| pending.iter().any(|(other, seq)| **other == *key && *seq > row.seq))
+        };
+        // When a row began to be old enough; `None` if it may not go. DONE rows go first, then DEAD ones in no order that
+        // all databases share, then pending ones.
         let since = |row: &Row| {
             let old = |time: DateTime<Utc>| Some(time).filter(|time| *time < end);
-            match (what, row.done_at) {
-                (Purgeable::Done, _) if row.status != Status::Done => None,
-                (_, Some(done_at)) => old(done_at).map(|time| (false, time)),
-                (Purgeable::Everything, None) => {
-                    old(row.available_at).filter(|_| row.created_at < end).map(|time| (true, time))
+            let settled = row.done_at.unwrap_or(row.created_at);
+            match (row.status, what) {
+                (Status::Done, Purgeable::Done | Purgeable::Finished | Purgeable::Everything) => {
+                    old(settled).map(|time| (0, Some(time)))
                 }
-                (Purgeable::Done | Purgeable::Finished, None) => None,
+                (Status::Dead, Purgeable::Dead | Purgeable::Finished) if !is_head(row) => {
+                    old(settled).map(|_| (1, None))
+                }
+                (Status::Dead, Purgeable::Everything) => old(settled).map(|_| (1, None)),
+                (Status::New | Status::Retry, Purgeable::Everything) => {
+                    old(row.available_at).filter(|_| row.created_at < end).map(|time| (2, Some(time)))
+                }
+                _ => None,
             }
         };
         let mut order: Vec<_> = self.model.rows.iter().filter_map(since).collect();

@@ -177,7 +177,8 @@ impl Place {
             }
             #[cfg(feature = "postgres")]
             Database::Postgres(url) => {
-                let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
+                let options = outbox::connect::postgres(url).unwrap();
+                let mut conn = sqlx::PgConnection::connect_with(&options).await.unwrap();
                 sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
             }
             #[cfg(feature = "mysql")]

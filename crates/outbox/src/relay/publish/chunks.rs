@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::log::{Outgoing, Position, Stored, Topic};
+use crate::log::{LogEvent, Outgoing, Position, Topic};
 
 /// How many bytes of events are kept for pairs that come by later.
 const KEPT: usize = 24 << 20;
@@ -12,8 +12,9 @@ const KEPT: usize = 24 << 20;
 const READ: usize = 2 << 20;
 /// How many positions one read covers at first, and at least and most.
 const SPAN: (i64, i64, i64) = (100, 16, 1_000);
-/// The most rows that such a read brings.
+/// The most rows that such a read brings, and the most bytes: sizes may change from one event to the next.
 pub(super) const MOST: usize = 1_000;
+pub(super) const MOST_BYTES: usize = 16 << 20;
 /// For how long what was read is taken for what there is: an event may be mended, or deleted for good reason.
 const LIFE: Duration = Duration::from_secs(5);
 /// What an event costs beside its payload.
@@ -24,13 +25,12 @@ const OVERHEAD: usize = 400;
 pub(super) struct Chunk {
     pub(super) from: Position,
     pub(super) upto: Position,
-    pub(super) rows: Vec<Stored>,
+    pub(super) rows: Vec<LogEvent>,
 }
 
 impl Chunk {
     fn bytes(&self) -> usize {
-        let size = |row: &Stored| row.as_ref().map_or(0, |event| event.payload_bytes().len());
-        self.rows.iter().map(|row| size(row) + OVERHEAD).sum::<usize>() + OVERHEAD
+        self.rows.iter().map(|row| row.payload_bytes().len() + OVERHEAD).sum::<usize>() + OVERHEAD
     }
 }
 
@@ -75,14 +75,6 @@ impl Chunks {
         (self.held, self.bytes) = (BTreeMap::new(), 0);
     }
 
-    /// Forgets the stretch that this position is in.
-    pub(super) fn forget(&mut self, position: Position) {
-        let from = self.held.range(..position).next_back().map(|(from, _)| *from);
-        if let Some(held) = from.and_then(|from| self.held.remove(&from)) {
-            self.bytes -= held.bytes;
-        }
-    }
-
     /// How far to read from here: as much as fits into memory, and not into what is known already.
     pub(super) fn reach(&self, from: Position, safe: Position) -> Position {
         let (first, least, most) = SPAN;
@@ -125,38 +117,25 @@ impl Chunks {
         width: usize,
         (attempt, epoch): (u32, i64),
     ) -> Gathered {
-        let mut gathered = Gathered { events: Vec::new(), upto: cursor, missing: false, unreadable: None };
+        let mut gathered = Gathered { events: Vec::new(), upto: cursor, missing: false };
         while gathered.upto < safe && gathered.events.len() < width {
             let Some(chunk) = self.after(gathered.upto) else {
                 gathered.missing = true;
                 break;
             };
-            let start = chunk.rows.partition_point(|row| position(row) <= gathered.upto);
-            for row in &chunk.rows[start..] {
-                match row {
-                    _ if position(row) > safe => break,
-                    Ok(event) => {
-                        gathered.upto = event.position;
-                        if topic.selects(&event.event) {
-                            gathered.events.push(Outgoing {
-                                event: event.event.clone(),
-                                position: Some(event.position),
-                                attempt,
-                                epoch: Some(epoch),
-                                seq: None,
-                                created_at: Some(event.created_at),
-                            });
-                            if gathered.events.len() == width {
-                                return gathered;
-                            }
-                        }
-                    }
-                    // Nobody can say whether it is for this topic: what is before it goes first.
-                    Err((at, reason)) => {
-                        gathered.upto = Position::new(at.get() - 1);
-                        if gathered.events.is_empty() {
-                            gathered.unreadable = Some((*at, reason.clone()));
-                        }
+            let start = chunk.rows.partition_point(|event| event.position <= gathered.upto);
+            for event in chunk.rows[start..].iter().take_while(|event| event.position <= safe) {
+                gathered.upto = event.position;
+                if topic.selects(&event.event) {
+                    gathered.events.push(Outgoing {
+                        event: event.event.clone(),
+                        position: Some(event.position),
+                        attempt,
+                        epoch: Some(epoch),
+                        seq: None,
+                        created_at: Some(event.created_at),
+                    });
+                    if gathered.events.len() == width {
                         return gathered;
                     }
                 }
@@ -164,13 +143,6 @@ impl Chunks {
             gathered.upto = chunk.upto.min(safe);
         }
         gathered
-    }
-}
-
-fn position(row: &Stored) -> Position {
-    match row {
-        Ok(event) => event.position,
-        Err((position, _)) => *position,
     }
 }
 
@@ -183,8 +155,6 @@ pub(super) struct Gathered {
     pub(super) upto: Position,
     /// What comes after that has to be read first.
     pub(super) missing: bool,
-    /// An event that cannot be read stands in the way.
-    pub(super) unreadable: Option<(Position, String)>,
 }
 
 #[cfg(test)]
@@ -193,18 +163,17 @@ mod tests {
 
     use super::*;
     use crate::event::Event;
-    use crate::log::LogEvent;
 
     fn at(n: i64) -> Position {
         Position::new(n)
     }
 
-    fn event(n: i64, event_type: &str) -> Stored {
+    fn event(n: i64, event_type: &str) -> LogEvent {
         let event = Event::new(event_type).json(&n).build().unwrap();
-        Ok(LogEvent { position: at(n), event, created_at: Utc::now() })
+        LogEvent { position: at(n), event, created_at: Utc::now() }
     }
 
-    fn chunk(from: i64, upto: i64, rows: Vec<Stored>) -> Chunk {
+    fn chunk(from: i64, upto: i64, rows: Vec<LogEvent>) -> Chunk {
         Chunk { from: at(from), upto: at(upto), rows }
     }
 
@@ -246,28 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_cannot_be_read_holds_the_pair_before_it() {
-        let mut chunks = Chunks::default();
-        chunks.add(chunk(0, 3, vec![event(1, "A"), Err((at(2), "odd".to_owned())), event(3, "A")]));
-        let all = Topic::new("all");
-        let gathered = chunks.gather(&all, at(0), at(3), 5, (1, 1));
-        assert_eq!((positions(&gathered), gathered.upto), (vec![1], at(1)));
-        let gathered = chunks.gather(&all, at(1), at(3), 5, (1, 1));
-        assert!(gathered.events.is_empty());
-        assert_eq!(gathered.unreadable.map(|(at, _)| at), Some(at(2)));
-        chunks.forget(at(2));
-        assert!(
-            chunks.gather(&all, at(1), at(3), 5, (1, 1)).missing,
-            "it is read again: somebody may have mended it"
-        );
-    }
-
-    #[test]
     fn memory_is_bounded_and_large_events_are_read_in_small_steps() {
         let mut chunks = Chunks::default();
         for n in 0..100 {
             let big = Event::new("big").bytes("x/y", vec![0; 1_000_000]).build().unwrap();
-            let row = Ok(LogEvent { position: at(n + 1), event: big, created_at: Utc::now() });
+            let row = LogEvent { position: at(n + 1), event: big, created_at: Utc::now() };
             chunks.add(chunk(n, n + 1, vec![row]));
         }
         assert!(chunks.bytes <= KEPT + 1_001_000);

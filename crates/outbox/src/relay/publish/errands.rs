@@ -9,13 +9,12 @@ use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
 use super::book::Book;
-use super::chunks::{Chunk, Gathered, MOST};
+use super::chunks::{Chunk, Gathered, MOST, MOST_BYTES};
 use super::news::{Errand, News};
 use super::strand::{Lead, Outcome};
 use super::{Desk, Doubt};
 use crate::error::Result;
-use crate::handler::Failure;
-use crate::log::{Move, Outgoing, PairId, Position, Publisher, Query, Roll};
+use crate::log::{LogEvent, Move, Outgoing, PairId, Position, Publisher, Query, Roll, Stored};
 use crate::relay::dispatch::guarded;
 
 /// How many reads may be under way.
@@ -54,19 +53,11 @@ impl Desk {
         }
         let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));
         let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, mark);
-        let Gathered { events, upto, missing, unreadable } = gathered;
+        let Gathered { events, upto, missing } = gathered;
         // The next stretch too, before it is needed: reading goes on while publishers work.
         let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
         if events.is_empty() {
             lead.cursor = lead.cursor.max(upto);
-            if let Some((at, reason)) = unreadable {
-                // Somebody may mend it.
-                self.chunks.forget(at);
-                let failure = Failure::retry(format!("the event at position {at} cannot be read: {reason}"));
-                lead.rhythm.failed(now, 1, &failure, rand::random());
-                tracing::error!(store = self.log.name(), pair = %strand.pair.id, error = %failure, "cannot publish");
-                return;
-            }
             return self.want(ahead);
         }
         let span = tracing::debug_span!(
@@ -222,6 +213,7 @@ impl Desk {
         self.tend_at = asked + self.ttl / 4;
         if pairs.is_empty() {
             self.tending = false;
+            self.knows_leads(asked);
             return;
         }
         let (node, ttl) = (self.node.clone(), self.ttl);
@@ -245,8 +237,8 @@ impl Desk {
 /// Asks whether the publisher is well, and has it publish. A panic and a timeout are failures like any other.
 async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> Outcome {
     let published = async {
-        if !publisher.is_healthy().await {
-            return Ok(Outcome::Unavailable(0, "the publisher says that it is not healthy".to_owned()));
+        if let Err(unavailable) = publisher.health().await {
+            return Ok(Outcome::Unavailable(0, unavailable.to_string()));
         }
         Ok(match publisher.publish_batch(events).await {
             Ok(()) => Outcome::Published,
@@ -259,18 +251,42 @@ async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration
     guarded("the publisher", limit, published).await.unwrap_or_else(|failure| Outcome::Failed(0, failure))
 }
 
+/// Reads a stretch of the log. Events that cannot be read are noted and left out: they would stand in the way of every
+/// publisher for ever.
 async fn read_chunk(log: &Book, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
     // One limit, and so one statement, whatever the stretch.
-    let rows = log.read(&Query::all(), from, Some(upto), MOST).await?;
-    if !rows.is_empty() || upto >= safe {
-        return Ok(Chunk { from, upto, rows });
+    let read = log.read_bounded(from, upto, MOST, MOST_BYTES).await?;
+    if !read.rows.is_empty() || upto >= safe {
+        let upto = read.rows.last().filter(|_| read.cut).map_or(upto, position);
+        return Ok(Chunk { from, upto, rows: readable(log, read.rows).await? });
     }
     // Nothing here: a purge may have left a wide gap.
     let next = log.read(&Query::all(), upto, Some(safe), 1).await?;
-    let upto = match next.first() {
-        Some(Ok(event)) => Position::new(event.position.get() - 1),
-        Some(Err((position, _))) => Position::new(position.get() - 1),
-        None => safe,
-    };
+    let upto = next.first().map_or(safe, |row| Position::new(position(row).get() - 1));
     Ok(Chunk { from, upto, rows: Vec::new() })
+}
+
+fn position(row: &Stored) -> Position {
+    match row {
+        Ok(event) => event.position,
+        Err((position, _)) => *position,
+    }
+}
+
+async fn readable(log: &Book, rows: Vec<Stored>) -> Result<Vec<LogEvent>> {
+    let mut events = Vec::with_capacity(rows.len());
+    for row in rows {
+        match row {
+            Ok(event) => events.push(event),
+            Err((position, reason)) => {
+                if log.note_unreadable(position, &reason).await? {
+                    tracing::error!(
+                        store = log.name(), %position, reason,
+                        "an event of the log cannot be read: publishers pass it over"
+                    );
+                }
+            }
+        }
+    }
+    Ok(events)
 }

@@ -25,8 +25,8 @@ mod rhythm;
 mod share;
 mod strand;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -37,12 +37,13 @@ use self::chunks::Chunks;
 use self::news::News;
 use self::share::Share;
 use self::strand::{Lead, Meters, Strand};
-use super::Settings;
+use super::Engine;
+use super::monitor::Monitor;
 use crate::error::{Error, Result};
 use crate::event::EventId;
 use crate::log::{Frontier, Pair, PairId, Position, Topic};
 use crate::metrics::PairMetrics;
-use crate::store::{NodeId, SharedStore};
+use crate::store::{NodeId, RelayTask};
 
 /// How long to wait for a position that is not decided yet, at first and at most.
 const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
@@ -51,17 +52,58 @@ const DEAF: Duration = Duration::from_secs(2);
 /// How long the database has to answer, after the drain time.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How long to wait for a desk that has to be made anew, at a time.
+const AGAIN: Duration = Duration::from_millis(250);
+
 /// What can be asked of the desk while it runs.
 #[derive(Clone)]
-pub(crate) struct Bench(mpsc::UnboundedSender<News>);
+pub(crate) struct Bench {
+    /// The way to the desk that runs now: after a panic there is another.
+    news: Arc<Mutex<mpsc::UnboundedSender<News>>>,
+    stop: CancellationToken,
+}
 
 impl Bench {
+    fn news(&self) -> MutexGuard<'_, mpsc::UnboundedSender<News>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until every pair that this node leads, and that is neither paused nor failing, has published everything.
     pub(crate) async fn quiet(&self) {
-        let (told, hear) = oneshot::channel();
-        if self.0.send(News::Quiet(told)).is_ok() {
-            let _ = hear.await;
+        loop {
+            let (told, hear) = oneshot::channel();
+            let sent = self.news().send(News::Quiet(told)).is_ok();
+            if (sent && hear.await.is_ok()) || self.stop.is_cancelled() {
+                return;
+            }
+            // It panicked with the question in hand: the next one is asked.
+            tokio::time::sleep(AGAIN).await;
         }
+    }
+}
+
+/// Runs the desk; after a panic another, which begins with what the table says. It has a name of its own, so it waits until
+/// the leases of the one before have run out: no position moves back, and no batch is published out of order.
+pub(super) async fn run(engine: Arc<Engine>, bell: Arc<Notify>, bench: Bench, first: Option<Desk>) {
+    let mut desk = first;
+    while desk.is_none() {
+        if engine.stop.is_cancelled() {
+            return;
+        }
+        match Desk::new(&engine, bell.clone()).await {
+            Ok(made) => {
+                *bench.news() = made.news.clone();
+                desk = Some(made);
+            }
+            Err(error) => {
+                tracing::error!(store = engine.name(), %error, retry_in = ?AGAIN, "cannot publish the log yet");
+                engine.monitor.failed(RelayTask::LogRelay, &error.to_string());
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+    if let Some(desk) = desk {
+        desk.run().await;
     }
 }
 
@@ -118,7 +160,12 @@ pub(crate) struct Desk {
     /// How many batches have been sent.
     batches: u64,
     complain_at: Instant,
+    /// Questions that failed when they were last asked.
+    troubles: BTreeMap<&'static str, String>,
+    monitor: Arc<Monitor>,
     waiting: Vec<oneshot::Sender<()>>,
+    /// When this node lost a publisher that the table may still give back to it.
+    lost_at: Option<Instant>,
 
     bell: Arc<Notify>,
     stop: CancellationToken,
@@ -128,14 +175,10 @@ pub(crate) struct Desk {
 
 impl Desk {
     /// Makes the rows of the pairs, and takes the node's share of them. Errors are those of the first contact.
-    pub(crate) async fn new(
-        store: SharedStore,
-        settings: &Settings,
-        bell: Arc<Notify>,
-        stop: CancellationToken,
-    ) -> Result<Self> {
+    pub(crate) async fn new(engine: &Engine, bell: Arc<Notify>) -> Result<Self> {
+        let (settings, stop) = (&engine.settings, engine.stop.clone());
         check(&settings.pairs)?;
-        let log = Book::new(store)?;
+        let log = Book::new(engine.store.clone())?;
         // A node that was given a name and restarted must not pass for the process it was before, which may still run.
         let life = EventId::generate();
         let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
@@ -179,7 +222,10 @@ impl Desk {
             stopping: None,
             batches: 0,
             complain_at: now,
+            troubles: BTreeMap::new(),
+            monitor: engine.monitor.clone(),
             waiting: Vec::new(),
+            lost_at: None,
             bell,
             stop,
             news,
@@ -212,7 +258,7 @@ impl Desk {
     }
 
     pub(crate) fn bench(&self) -> Bench {
-        Bench(self.news.clone())
+        Bench { news: Arc::new(Mutex::new(self.news.clone())), stop: self.stop.clone() }
     }
 
     /// Works until the relay stops, then hands everything over.
@@ -361,13 +407,18 @@ impl Desk {
 }
 
 /// Passes on what other processes say, where the database carries such news.
-pub(crate) async fn listen(store: SharedStore, bell: Arc<Notify>, stop: CancellationToken) {
+pub(crate) async fn listen(engine: Arc<Engine>, bell: Arc<Notify>) {
+    let (store, monitor, stop) = (engine.store.clone(), &engine.monitor, engine.stop.clone());
     let hear = async {
         loop {
             let mut listener = match store.listen().await {
-                Ok(Some(listener)) => listener,
-                Ok(None) => return,
+                Ok(Some(listener)) => {
+                    monitor.succeeded(RelayTask::LogWatch);
+                    listener
+                }
+                Ok(None) => return monitor.rests(RelayTask::LogWatch),
                 Err(error) => {
+                    monitor.failed(RelayTask::LogWatch, &error.to_string());
                     tracing::debug!(store = store.name(), %error, "cannot hear of appends elsewhere: looking for them");
                     tokio::time::sleep(DEAF).await;
                     continue;

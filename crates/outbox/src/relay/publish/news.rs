@@ -10,6 +10,7 @@ use super::strand::{Lead, Outcome};
 use super::{Desk, Doubt, UNDECIDED};
 use crate::error::{Error, Result};
 use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
+use crate::store::RelayTask;
 
 /// How soon the next question how far the log is decided may follow the last one.
 const BREATH: Duration = Duration::from_millis(1);
@@ -75,9 +76,39 @@ pub(super) enum Errand {
     Tell,
 }
 
+impl News {
+    /// Which question it answers, and why that failed if it did.
+    fn question(&self) -> Option<(&'static str, Option<String>)> {
+        fn failure<T>(result: &Result<T>) -> Option<String> {
+            result.as_ref().err().map(ToString::to_string)
+        }
+        Some(match self {
+            News::Advanced { result, .. } => ("advance", failure(result)),
+            News::Head(result) => ("watch", failure(result)),
+            News::Read { result, .. } => ("read", failure(result)),
+            News::Saved { result, .. } => ("save", failure(result)),
+            News::Tended { result, .. } => ("tend", failure(result)),
+            News::Claimed { result, .. } => ("claim", failure(result)),
+            News::Lost(errand) => {
+                let question = match errand {
+                    Errand::Advance => "advance",
+                    Errand::Watch => "watch",
+                    Errand::Read(_) => "read",
+                    Errand::Save => "save",
+                    Errand::Tend => "tend",
+                    Errand::Tell => return None,
+                };
+                (question, Some("the store panicked".to_owned()))
+            }
+            News::Published { .. } | News::Told { .. } | News::Quiet(_) => return None,
+        })
+    }
+}
+
 impl Desk {
     pub(super) fn hear(&mut self, news: News) {
         let now = Instant::now();
+        self.note(&news);
         match news {
             News::Advanced { frontier, result, looked } => self.advanced(frontier, result, looked, now),
             News::Head(result) => {
@@ -121,7 +152,10 @@ impl Desk {
             News::Claimed { asked, result } => {
                 self.tending = false;
                 match result {
-                    Ok(states) => self.claimed(asked, &states),
+                    Ok(states) => {
+                        self.claimed(asked, &states);
+                        self.knows_leads(asked);
+                    }
                     Err(error) => self.complain(&error, "could not take over publishers"),
                 }
             }
@@ -151,6 +185,7 @@ impl Desk {
             if let Some(lead) = &strand.lead {
                 led.push((strand.pair.id.clone(), lead.epoch));
                 strand.lose();
+                self.lost_at = Some(Instant::now());
             }
         }
         self.release(led);
@@ -200,7 +235,23 @@ impl Desk {
         self.watch_at = now + self.watch_pause;
     }
 
-    /// Tells people, but not four times a second for as long as a database is away.
+    /// Reports whether the log can be published: not while any of the questions fails.
+    fn note(&mut self, news: &News) {
+        let Some((question, failure)) = news.question() else { return };
+        match failure {
+            Some(error) => {
+                self.monitor.failed(RelayTask::LogRelay, &error);
+                self.troubles.insert(question, error);
+            }
+            None => {
+                if self.troubles.remove(question).is_some() && self.troubles.is_empty() {
+                    self.monitor.succeeded(RelayTask::LogRelay);
+                }
+            }
+        }
+    }
+
+    /// Logs a warning, but not four times a second for as long as a database is away.
     pub(super) fn complain(&mut self, error: &Error, what: &str) {
         let now = Instant::now();
         if self.complain_at <= now {
@@ -304,6 +355,7 @@ impl Desk {
                     "somebody else has the publisher, or set its position: starting again from what the table says"
                 );
                 self.strands[self.index[&saved.pair]].lose();
+                self.lost_at = Some(now);
                 lost.push((saved.pair.clone(), saved.epoch));
             }
         }
@@ -384,6 +436,17 @@ impl Desk {
         }
     }
 
+    /// The table has said who leads, and what this node wanted of it is claimed: asked then.
+    pub(super) fn knows_leads(&mut self, asked: Instant) {
+        self.lost_at = self.lost_at.filter(|lost| *lost > asked);
+    }
+
+    /// Whether a publisher that no node leads is about to be claimed by this one. Its lease ran out, for example while
+    /// writers kept SQLite busy.
+    fn may_lead_more(&self) -> bool {
+        (self.tending || self.lost_at.is_some()) && self.strands.iter().any(|strand| strand.lead.is_none())
+    }
+
     /// Tells those who wait that everything is published.
     pub(super) fn say_if_quiet(&mut self, now: Instant) {
         if self.waiting.is_empty()
@@ -391,6 +454,7 @@ impl Desk {
             || self.frontier.is_none()
             || self.safe < self.head
             || self.saving
+            || self.may_lead_more()
         {
             return;
         }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::handler::{Again, Failure};
 use crate::log::{Pace, PairStatus};
 
-/// How long a destination that is not available is left alone, at first and at most.
-const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+/// The pause before a destination that is unavailable is tried again, at first and at most.
+const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// The state of a pair between two batches.
 #[derive(Clone, Debug)]
@@ -88,12 +88,15 @@ impl Rhythm {
         self.width = (tried / 2).max(1);
     }
 
-    /// There is no destination at the moment: no error of the events'.
-    pub(super) fn unavailable(&mut self, now: Instant, reason: &str) {
+    /// The destination is unavailable: no error of the events'. It is tried again with one event, less and less often. `random`
+    /// is in `[0, 1)`.
+    pub(super) fn unavailable(&mut self, now: Instant, reason: &str, random: f64) {
         self.unavailable = self.unavailable.saturating_add(1);
         self.last_error = Some(reason.to_owned());
+        self.width = 1;
         let (first, longest) = UNAVAILABLE;
-        self.try_at = now + first.saturating_mul(1 << (self.unavailable - 1).min(16)).min(longest);
+        let pause = first.saturating_mul(1 << (self.unavailable - 1).min(16)).min(longest);
+        self.try_at = now + pause.mul_f64(0.75 + random / 2.0);
     }
 
     /// Somebody said that all is well: tries again at once.
@@ -169,14 +172,16 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_is_not_available_counts_no_error() {
+    fn a_destination_that_is_unavailable_counts_no_error_and_is_probed_ever_less_often() {
         let now = Instant::now();
         let mut rhythm = rhythm(now);
+        rhythm.unavailable(now, "gone", 0.5);
+        assert_eq!((rhythm.try_at, rhythm.width()), (now + SEC / 4, 1));
         for _ in 0..20 {
-            rhythm.unavailable(now, "gone");
+            rhythm.unavailable(now, "gone", 0.5);
         }
         assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
-        assert_eq!(rhythm.try_at, now + SEC);
+        assert_eq!(rhythm.try_at, now + 30 * SEC);
         assert!(rhythm.last_error.is_some());
         rhythm.forgive(now);
         assert_eq!((rhythm.last_error, rhythm.try_at), (None, now));

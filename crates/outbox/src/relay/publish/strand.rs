@@ -75,6 +75,13 @@ pub(super) struct InFlight {
     task: tokio::task::AbortHandle,
 }
 
+impl Drop for InFlight {
+    /// Nothing waits for the batch any more, be it because the whole log relay panicked: another leader may publish it.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// What became of a batch.
 #[derive(Debug)]
 pub(super) enum Outcome {
@@ -158,7 +165,6 @@ impl Lead {
     /// Waits no longer for what is with the publisher: it comes again, in smaller pieces.
     pub(super) fn abandon(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
-            in_flight.task.abort();
             self.rhythm.abandoned(in_flight.positions.len());
         }
     }
@@ -188,7 +194,7 @@ impl Lead {
                 if published > 0 {
                     self.cursor = self.cursor.max(batch.positions[published - 1]);
                 }
-                self.rhythm.unavailable(now, reason);
+                self.rhythm.unavailable(now, reason, random);
                 published
             }
         };

@@ -24,7 +24,10 @@ use super::source::{Conn, Source};
 use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::log::{Appended, Condition, Frontier, Item, LogStore, Position, Query, Stored};
+use crate::log::{
+    Appended, BoundedRead, Condition, Frontier, Item, LogStore, Position, Query, Stored, Unreadable,
+};
+use crate::store::short_error;
 
 /// The named lease whose epoch is how far the log is decided.
 const FRONTIER: &str = "log frontier";
@@ -219,8 +222,14 @@ impl<DB: Database> SqlStore<DB> {
         let range = Range { limit: range.limit.min(u32::MAX as usize), ..range };
         let current = if current { DB::CURRENT } else { "" };
         let (text, values) = statements::read(query.items()?, range, current);
-        let read = DB::fetch_as(conn, self.render(&text), values, DB::stored).await;
-        read.map_err(|e| self.explain_log(e.into()))
+        let mut read = Vec::new();
+        let mut each = |row: &DB::Row| {
+            read.push(DB::stored(row)?);
+            Ok(())
+        };
+        let all = DB::fetch_each(conn, self.render(&text), values, &mut each).await;
+        all.map_err(|e| self.explain_log(e.into()))?;
+        Ok(read)
     }
 
     /// Reads for the application, which has connections of its own.
@@ -232,17 +241,18 @@ impl<DB: Database> SqlStore<DB> {
     async fn read_by(&self, source: &Source<DB>, query: &Query, range: Range) -> Result<Vec<Stored>> {
         let mut conn = source.acquire().await?;
         let read = self.read_on(&mut conn, query, range, false).await?;
-        conn.went_well();
+        conn.finish().await?;
         Ok(read)
     }
 
     async fn append_in_one(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
         let append = Append::new(events, condition, true)?;
-        if DB::APPENDS_AT_ONCE {
+        // On a shared session it would have to be in a transaction anyway.
+        if DB::APPENDS_AT_ONCE && !self.pools.sessions.are_shared() {
             let mut conn: Conn<DB> = self.pools.write.acquire().await?;
             let appended = self.append_as(&mut conn, &append).await;
             if !matches!(appended, Err(Error::Database(_))) {
-                conn.went_well();
+                conn.finish().await.map_err(|e| unknown(e.into()))?;
             }
             match appended {
                 // The database isolates every statement like this, unless told otherwise.
@@ -290,6 +300,70 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         self.read_by(&self.pools.read, query, Range { after, upto, limit }).await
     }
 
+    async fn read_bounded(
+        &self,
+        after: Position,
+        upto: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<BoundedRead> {
+        let range = Range { after, upto: Some(upto), limit };
+        let (text, values) = statements::read(Query::all().items()?, range, "");
+        let (mut read, mut room) = (BoundedRead::default(), max_bytes);
+        let mut each = |row: &DB::Row| {
+            let row = DB::stored(row)?;
+            let bytes = row.as_ref().map_or(0, |event| event.event.bytes());
+            if read.cut || (bytes > room && !read.rows.is_empty()) {
+                read.cut = true;
+            } else {
+                room = room.saturating_sub(bytes);
+                read.rows.push(row);
+            }
+            Ok(())
+        };
+        let mut conn = self.pools.read.acquire().await?;
+        let all = DB::fetch_each(&mut conn, self.render(&text), values, &mut each).await;
+        all.map_err(|e| self.explain_log(e.into()))?;
+        conn.finish().await?;
+        Ok(read)
+    }
+
+    async fn note_unreadable(&self, position: Position, reason: &str) -> Result<bool> {
+        let key = || Value::Int(position.get());
+        let is_noted =
+            async || self.fetch(statements::SEE_UNREADABLE, vec![key()]).await.map(|rows| !rows.is_empty());
+        if is_noted().await? {
+            return Ok(false);
+        }
+        let values = vec![key(), Value::text(short_error(reason))];
+        match self.run(statements::NOTE_UNREADABLE, values).await {
+            Ok(_) => Ok(true),
+            // Another relay has noted it in the meantime, or this is an error of another kind.
+            Err(error) => {
+                if is_noted().await? {
+                    Ok(false)
+                } else {
+                    Err(error)
+                }
+            }
+        }
+    }
+
+    async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
+        let text = format!(
+            "SELECT position, reason, noted_at FROM {{log_unreadable}} ORDER BY position DESC LIMIT {limit}"
+        );
+        let rows = self.fetch(&text, Vec::new()).await?;
+        let one = |row: &DB::Row| {
+            Ok(Unreadable {
+                position: Position::new(DB::int(row, 0)?.unwrap_or_default()),
+                reason: DB::text(row, 1)?.unwrap_or_default(),
+                noted_at: DB::time(row, 2)?.unwrap_or_default(),
+            })
+        };
+        rows.iter().map(one).collect()
+    }
+
     async fn settled(&self, query: &Query) -> Result<Position> {
         let items = query.items()?;
         self.retried(|| async {
@@ -298,7 +372,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
             let mut conn = source.acquire().await?;
             let settled = DB::settle(self.renderer(), &mut conn, items, false).await;
             let settled = settled.map_err(|e| self.explain_log(e))?;
-            conn.went_well();
+            conn.finish().await?;
             Ok(settled)
         })
         .await
@@ -308,7 +382,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         let looked = async {
             let mut conn = self.pools.read.acquire().await?;
             DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
-            conn.went_well();
+            conn.finish().await?;
             Ok(())
         }
         .await;

@@ -104,6 +104,7 @@ macro_rules! stored {
 
             use $crate::event::{AggregateType, Due, Event, EventId, EventType, GLOBAL, Parts};
             use $crate::log::{LogEvent, Position};
+            use $crate::sql::stamp::Stamp;
             use $crate::sql::window::{headers, payload};
 
             let position = Position::new(row.try_get_unchecked(0)?);
@@ -130,13 +131,13 @@ macro_rules! stored {
                         content_type,
                         $check_json,
                     )?,
-                    occurred_at: row.try_get_unchecked(13).map_err(told)?,
+                    occurred_at: row.try_get_unchecked::<Stamp, _>(13).map_err(told)?.exact("occurred_at")?,
                     due: Due::Now,
                     expires_at: None,
                     tags: $tags(row)?,
                 }))
             };
-            let created_at = row.try_get_unchecked(14)?;
+            let created_at = row.try_get_unchecked::<Stamp, _>(14)?.clamped();
             let event = event().map(|event| LogEvent { position, event, created_at });
             Ok(event.map_err(|reason| (position, reason)))
         }

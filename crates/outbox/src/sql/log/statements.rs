@@ -8,12 +8,15 @@ use crate::sql::dialect::{Dialect, Value};
 
 /// What is read of every row, in the order that [`rows::row`](super::rows) expects.
 const COLUMNS: &str = "l.position, l.event_id, l.tags, l.event_type, l.aggregate_type, l.aggregate_id, l.tenant_id, \
-     l.ordering_key, l.correlation_id, {json l.headers}, {json l.payload}, l.payload_bytes, l.content_type, l.occurred_at, \
+     l.ordering_key, l.correlation_id, {bounded json l.headers}, {bounded json l.payload}, {bounded bytes l.payload_bytes}, l.content_type, l.occurred_at, \
      l.created_at";
 
 pub(super) const STORED_FROM: &str = "SELECT l.position, l.created_at FROM {log} l \
      WHERE l.position >= $1 AND l.position <= $2 ORDER BY l.position LIMIT 1";
 
+pub(super) const SEE_UNREADABLE: &str = "SELECT 1 FROM {log_unreadable} WHERE position = $1";
+pub(super) const NOTE_UNREADABLE: &str =
+    "INSERT INTO {log_unreadable} (position, reason, noted_at) VALUES ($1, $2, {now})";
 pub(super) const DECIDED: &str = "SELECT epoch FROM {leases} WHERE name = $1";
 pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1";
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Harness, LEASE, SECOND, Scene, again, dead, event, keyed};
+use super::{Harness, LEASE, SECOND, Scene, again, dead, event, ids, keyed, leasing};
 use crate::event::{Event, EventId};
 use crate::store::{
-    Backlog, EXCLUSIVE, Filter, NodeId, NodeState, Purge, Purgeable, Replayed, Stats, Status, StoredEvent,
-    Verdict,
+    Backlog, EXCLUSIVE, Filter, NodeId, NodeState, OnDead, Purge, Purgeable, Replayed, Stats, Status,
+    StoredEvent, Take, Verdict,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -401,6 +401,93 @@ pub async fn dead_events_are_purged_by_the_time_they_died(harness: &impl Harness
     scene.pass(30 * DAY);
     assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 0);
     assert!(scene.find(&replayed).await.is_some());
+}
+
+/// The status says what a row is, and not a time that another writer has set.
+pub async fn a_pending_event_is_never_purged(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([event("new"), event("retried")]).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Released).await;
+    scene.settle("a", &taken[1], again(0)).await;
+    if !harness.execute("UPDATE {events} SET done_at = created_at").await {
+        return;
+    }
+    scene.pass(100 * DAY);
+    for what in [Purgeable::Done, Purgeable::Dead, Purgeable::Finished] {
+        assert_eq!(purge(&scene, what, SECOND, 10).await, 0, "{what:?}");
+    }
+    let due: Vec<EventId> = scene.lease("b").await.iter().map(|d| d.event.id().clone()).collect();
+    assert_eq!(due, written, "both are still delivered");
+}
+
+/// Where another writer has finished an event without saying when.
+pub async fn finished_events_without_a_time_are_purged_by_their_age(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write([event("done"), event("dead"), event("pending"), event("timed")]).await;
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    scene.settle("a", &taken[1], dead("no")).await;
+    scene.settle("a", &taken[2], Verdict::Released).await;
+    if !harness.execute("UPDATE {events} SET done_at = NULL").await {
+        return;
+    }
+    scene.settle("a", &taken[3], Verdict::Done).await;
+    scene.pass(10 * SECOND);
+    assert_eq!(purge(&scene, Purgeable::Finished, 10 * SECOND, 10).await, 0, "not older than that");
+    scene.pass(SECOND);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 1).await, 1);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 1);
+    assert_eq!(purge(&scene, Purgeable::Done, 10 * SECOND, 10).await, 0);
+    let left = |all: Vec<StoredEvent>| all.iter().map(|s| s.status).collect::<Vec<_>>();
+    assert_eq!(left(scene.all().await), [Status::Dead, Status::New]);
+    assert_eq!(purge(&scene, Purgeable::Dead, 10 * SECOND, 10).await, 1);
+    assert_eq!(left(scene.all().await), [Status::New]);
+}
+
+/// What waits behind it would be delivered as if the dead event had been.
+pub async fn a_dead_event_that_holds_back_its_key_is_not_purged(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let free = scene.bury(event("free")).await;
+    let alone = scene.bury(keyed("alone")).await;
+    let first = scene.bury(keyed("k")).await;
+    let skipping = |owner: &str| Take { on_dead: OnDead::Skip, ..leasing(owner) };
+    let second = scene.write_one(keyed("k")).await;
+    let taken = scene.take(&skipping("a")).await.deliveries;
+    scene.settle("a", &taken[0], dead("no")).await;
+    let waiting = scene.write_one(keyed("k")).await;
+    scene.pass(100 * DAY);
+
+    assert_eq!(purge(&scene, Purgeable::Finished, DAY, 100).await, 2);
+    assert!(scene.find(&free).await.is_none() && scene.find(&alone).await.is_none());
+    assert!(scene.find(&first).await.is_some() && scene.find(&second).await.is_some());
+    assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 0);
+    assert!(scene.lease("b").await.is_empty(), "the key is still held");
+
+    // Nothing is held back any more once the later event is settled.
+    let taken = scene.take(&skipping("a")).await.deliveries;
+    assert_eq!(ids(&taken), [waiting]);
+    assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 0, "it is not settled yet");
+    scene.settle("a", &taken[0], Verdict::Done).await;
+    assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 2);
+}
+
+/// Dead events that are kept lie among them, and full batches begin where the one before ended.
+pub async fn done_events_between_kept_dead_ones_are_all_purged(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write((0..30).map(|_| event("n"))).await;
+    for (n, delivery) in scene.lease("a").await.iter().enumerate() {
+        scene.settle("a", delivery, if n % 3 == 0 { dead("no") } else { Verdict::Done }).await;
+        if n % 4 == 0 {
+            scene.pass(SECOND);
+        }
+    }
+    scene.pass(DAY);
+    for purged in [8, 8, 4, 0] {
+        assert_eq!(purge(&scene, Purgeable::Done, SECOND, 8).await, purged);
+    }
+    assert_eq!(scene.count(status(Status::Dead)).await, 10);
+    assert_eq!(scene.all().await.len(), 10);
 }
 
 /// Each batch is a short transaction.

@@ -102,7 +102,7 @@ pub async fn a_leader_notes_attempts_as_long_as_it_leads(harness: &impl Harness)
     scene.write((0..2).map(|_| event("e"))).await;
     let owner = NodeId::from("a");
     let Leadership::Held { epoch, .. } = scene.store.lead(EXCLUSIVE, &owner, LEASE).await.unwrap() else {
-        panic!("nobody else leads");
+        panic!("no other node leads");
     };
     let by = Holder::Exclusive { owner, epoch };
     let taken = scene.take(&taking(by.clone())).await.deliveries;

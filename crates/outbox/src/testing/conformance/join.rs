@@ -568,6 +568,42 @@ pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
     assert_eq!(told, expected);
 }
 
+/// A report is verified against it: home and outcome of the step, in the step's own database.
+pub async fn the_row_of_a_step_tells_home_and_outcome(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let steps = scene.write([event("step"), event("step"), event("step")]).await;
+    let (away, here) = (JoinId::from("join-7"), scene.start_join(1).await);
+    let to = |join: &JoinId, home: &str, steps: &[EventId]| JoinAct::Attach {
+        join: join.clone(),
+        home: home.to_owned(),
+        steps: steps.to_vec(),
+    };
+    scene.act(to(&away, "acme", &steps[..2])).await;
+    scene.act(to(&here, "", &steps[2..])).await;
+    let member = async |join: &JoinId, step: &EventId| {
+        let found = scene.store.member(join, step).await.unwrap();
+        found.map(|member| (member.home, member.status))
+    };
+    let acme = |status| Some(("acme".to_owned(), status));
+    assert_eq!(member(&away, &steps[0]).await, acme(None));
+    let taken = scene.lease("a").await;
+    let verdicts = [(&taken[0], Verdict::Done), (&taken[1], dead("no")), (&taken[2], Verdict::Done)];
+    scene.settle_all(&holder("a"), verdicts).await;
+    assert_eq!(member(&away, &steps[0]).await, acme(Some(Step::Completed)));
+    assert_eq!(member(&away, &steps[1]).await, acme(Some(Step::Failed)));
+    assert_eq!(member(&here, &steps[2]).await, Some((String::new(), Some(Step::Completed))));
+    for (join, step) in [(&away, &steps[2]), (&here, &steps[0]), (&unknown(), &steps[0])] {
+        assert_eq!(member(join, step).await, None);
+    }
+    // The row outlives a report that waits for the join's database.
+    scene.pass(3_600 * SECOND);
+    scene.store.purge_joins(SECOND, 100).await.unwrap();
+    assert_eq!(member(&away, &steps[0]).await, acme(Some(Step::Completed)));
+    scene.pass(48 * 3_600 * SECOND);
+    scene.store.purge_joins(SECOND, 100).await.unwrap();
+    assert_eq!(member(&away, &steps[0]).await, None);
+}
+
 /// It is at home where the step is.
 pub async fn a_join_at_this_database_by_its_own_name_is_here(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

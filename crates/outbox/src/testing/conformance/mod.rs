@@ -34,6 +34,7 @@ pub mod history;
 pub mod inbox;
 pub mod join;
 pub mod log;
+pub mod nodes;
 pub mod order;
 pub mod overview;
 pub mod page;
@@ -90,6 +91,7 @@ macro_rules! conformance_tests {
                 many_events_keep_the_order_in_which_they_were_given
                 writing_nothing_is_nothing
                 other_languages_need_only_a_type_and_a_payload
+                other_languages_may_leave_headers_blank
                 types_and_keys_differ_by_case_and_trailing_spaces
                 a_deduplication_key_keeps_the_second_event_out
                 a_deduplication_key_counts_inside_one_batch
@@ -99,6 +101,7 @@ macro_rules! conformance_tests {
             }
             take {
                 due_events_come_oldest_first
+                a_due_time_in_the_past_is_due_at_once
                 a_limit_is_kept
                 a_delay_counts_from_the_time_of_storing
                 an_absolute_time_is_waited_for
@@ -115,6 +118,7 @@ macro_rules! conformance_tests {
                 a_cursor_goes_on_past_what_is_held
                 expiry_and_waiting_are_told
                 a_row_that_cannot_be_decoded_does_not_stop_the_rest
+                no_more_bytes_are_taken_than_asked_for
                 the_databases_clock_decides_when_nobody_freezes_it
             }
             settle {
@@ -122,6 +126,7 @@ macro_rules! conformance_tests {
                 settling_twice_moves_nothing
                 a_counted_failure_becomes_a_retry
                 an_uncounted_deferral_stays_new
+                a_delay_is_told_from_a_retry
                 a_dead_event_says_when_and_why
                 a_released_event_is_as_it_was
                 errors_are_kept_to_their_limit
@@ -136,7 +141,13 @@ macro_rules! conformance_tests {
             order {
                 a_key_is_taken_from_its_head_in_order
                 a_held_head_holds_back_its_key_only
+                a_key_is_taken_over_as_a_whole
                 types_to_leave_alone_are_left_alone
+                types_to_leave_alone_hold_back_their_own_destination_only
+                a_failing_event_holds_back_its_own_destination_only
+                a_frontier_is_that_of_one_destination
+                a_probe_is_one_event
+                a_probe_is_the_head_of_its_key
                 a_retrying_head_holds_back_its_key_only
                 a_delayed_head_holds_back_its_key_only
                 a_limit_cuts_a_key_at_its_end
@@ -181,8 +192,21 @@ macro_rules! conformance_tests {
                 the_backlog_counts_what_is_pending_and_what_is_free
                 done_events_are_purged_by_the_time_they_were_done
                 dead_events_are_purged_by_the_time_they_died
+                a_pending_event_is_never_purged
+                finished_events_without_a_time_are_purged_by_their_age
+                a_dead_event_that_holds_back_its_key_is_not_purged
+                done_events_between_kept_dead_ones_are_all_purged
                 a_purge_goes_in_batches
                 purging_everything_takes_pending_events_too
+            }
+            nodes {
+                the_leases_of_a_vanished_relay_are_released_once
+                a_released_event_is_its_old_holder_s_no_more
+                only_relays_that_say_so_are_released
+                a_relay_that_came_back_may_vanish_again
+                releasing_keeps_the_order_of_keys
+                a_node_is_released_by_hand
+                a_leader_is_released_by_hand
             }
             page {
                 each_shelf_is_read_in_its_order
@@ -192,6 +216,8 @@ macro_rules! conformance_tests {
                 a_page_of_nothing_is_refused_and_of_nobody_is_empty
                 pages_hold_what_their_filter_says
                 a_row_shows_all_but_the_payload
+                metadata_tells_sizes_and_never_contents
+                an_event_is_found_whatever_its_id_is
                 times_that_others_wrote_are_paged_through
                 pages_are_read_while_others_settle
             }
@@ -254,6 +280,7 @@ macro_rules! conformance_tests {
                 a_failed_attempt_of_a_step_is_kept
                 what_is_unknown_closed_or_full_is_refused
                 a_join_elsewhere_is_told_by_an_event
+                the_row_of_a_step_tells_home_and_outcome
                 a_join_at_this_database_by_its_own_name_is_here
                 a_database_that_goes_by_two_names_counts_its_steps
                 what_follows_under_a_taken_id_is_not_written_again
@@ -448,8 +475,11 @@ fn taking(by: Holder) -> Take {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        probe: None,
+        destinations: Default::default(),
         frontiers: HashMap::new(),
         together: true,
+        max_bytes: usize::MAX,
     }
 }
 
@@ -494,6 +524,7 @@ mod tests {
             include_str!("inbox.rs"),
             include_str!("join.rs"),
             include_str!("log.rs"),
+            include_str!("nodes.rs"),
             include_str!("order.rs"),
             include_str!("overview.rs"),
             include_str!("page.rs"),

@@ -1,16 +1,26 @@
 //! Order per key: only the oldest unsettled run of a key is ever out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::exclusive::exclusive;
 use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
-use crate::store::{Delivery, OnDead, Origin, Reach, Take, Taken, Verdict};
+use crate::event::EventBuilder;
+use crate::store::{Delivery, OnDead, Origin, Reach, RunId, Take, Taken, Verdict};
 
 /// All of a key is held up to this one.
-fn upto(key: &str, last: &Delivery) -> HashMap<Arc<str>, Reach> {
+fn upto(key: &str, last: &Delivery) -> HashMap<RunId, Reach> {
     let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
-    HashMap::from([(key.into(), reach)])
+    HashMap::from([(RunId::of_key(key), reach)])
+}
+
+/// Events of the type `thing` go to one destination, those of the type `other` to another one, those of other types anywhere.
+fn two_destinations() -> BTreeMap<String, u64> {
+    BTreeMap::from([("thing".to_owned(), 1), ("other".to_owned(), 2)])
+}
+
+fn other(key: &str) -> EventBuilder {
+    event("other").ordering_key(key)
 }
 
 fn behind(taken: &Taken) -> Vec<&str> {
@@ -52,10 +62,37 @@ pub async fn a_held_head_holds_back_its_key_only(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("two").await), written[1..2]);
 }
 
+/// The head's lease ran out, and those behind it were leased later. If its old holder settled these, the head would come again after
+/// them.
+pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
+    for together in [false, true] {
+        let scene = Scene::open(harness).await;
+        let written = scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("b")]).await;
+        let head = scene.take(&Take { limit: 1, together, ..leasing("old") }).await.deliveries.remove(0);
+        scene.pass(LEASE / 2);
+        let frontiers = upto("a", &head);
+        let rest = scene.take(&Take { frontiers, together, ..leasing("old") }).await.deliveries;
+        assert_eq!(ids(&rest), written[1..]);
+        scene.pass(LEASE / 2 + SECOND);
+        let taken = scene.take(&Take { together, ..leasing("new") }).await;
+        assert_eq!(ids(&taken.deliveries), written[..1], "the others are leased still");
+        for delivery in &rest[..2] {
+            assert_eq!(scene.settle("old", delivery, Verdict::Done).await, 0, "it comes too late");
+        }
+        assert!(scene.lease("new").await.is_empty(), "no node handles what another may be handling");
+        assert_eq!(scene.settle("new", &taken.deliveries[0], Verdict::Done).await, 1);
+        scene.pass(LEASE);
+        let taken = scene.lease("new").await;
+        assert_eq!(ids(&taken)[..2], written[1..3], "in their order");
+        for delivery in &taken {
+            assert_eq!(scene.settle("new", delivery, Verdict::Done).await, 1);
+        }
+    }
+}
+
 /// What is not taken because of its type still holds back its key; everything else comes.
 pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let other = |key: &str| event("other").ordering_key(key);
     let written = scene
         .write([event("other"), keyed("a"), other("a"), keyed("a"), other("b"), keyed("b"), event("free")])
         .await;
@@ -74,6 +111,132 @@ pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
         3,
         "the first without a key, and both of b"
     );
+}
+
+/// While the events of a destination are left alone, those of its keys that go elsewhere are not held back; those that may go
+/// anywhere are. Afterwards its own events come in their order.
+pub async fn types_to_leave_alone_hold_back_their_own_destination_only(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([
+            other("a"),
+            keyed("a"),
+            other("a"),
+            keyed("a"),
+            event("any").ordering_key("a"),
+            keyed("a"),
+            other("b"),
+            keyed("b"),
+        ])
+        .await;
+    let (skip_types, destinations) = (vec!["other".to_owned()], two_destinations());
+    let things = [written[1].clone(), written[3].clone(), written[7].clone()];
+    let by = exclusive(&scene, "all").await;
+    let skipping = Take { skip_types, destinations, ..taking(by) };
+    let taken = scene.take(&skipping).await;
+    assert_eq!(ids(&taken.deliveries), things);
+    assert_eq!(behind(&taken), ["a"], "what may go anywhere waits, and so does what is behind it");
+    assert!(taken.behind_types.contains("any") && taken.behind_types.contains("other"));
+    scene.pass(2 * LEASE);
+    let leased = scene.take(&Take { by: holder("one"), ..skipping.clone() }).await;
+    assert_eq!(ids(&leased.deliveries), things);
+    assert_eq!(behind(&leased), ["a"]);
+    let all = Take { skip_types: Vec::new(), ..skipping };
+    let first = scene.take(&Take { by: holder("two"), limit: 1, ..all.clone() }).await;
+    assert_eq!(ids(&first.deliveries), written[..1]);
+    let rest = scene.take(&Take { by: holder("three"), ..all.clone() }).await;
+    assert_eq!(ids(&rest.deliveries), written[6..7], "a's next waits for its first");
+    for (owner, delivery) in [("two", &first.deliveries[0]), ("one", &leased.deliveries[0])] {
+        assert_eq!(scene.settle(owner, delivery, Verdict::Done).await, 1);
+    }
+    assert_eq!(ids(&scene.take(&Take { by: holder("two"), ..all.clone() }).await.deliveries), written[2..3]);
+    assert_eq!(scene.settle("one", &leased.deliveries[1], Verdict::Done).await, 1);
+    let none = scene.take(&Take { by: holder("two"), ..all }).await;
+    assert!(none.deliveries.is_empty(), "another one of a is still out, which goes to the other destination");
+}
+
+/// Nor does an event that is retried, delayed or dead hold back what goes elsewhere.
+pub async fn a_failing_event_holds_back_its_own_destination_only(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for (key, verdict) in [("a", again(10)), ("b", dead("no"))] {
+        let written = scene.write([other(key), keyed(key), other(key), keyed(key)]).await;
+        let from = Origin::Keys(vec![key.into()]);
+        let take = Take { from, destinations: two_destinations(), ..leasing("one") };
+        let head = scene.take(&Take { limit: 1, ..take.clone() }).await;
+        assert_eq!(scene.settle("one", &head.deliveries[0], verdict).await, 1);
+        let whole = Take { destinations: BTreeMap::new(), ..take.clone() };
+        assert!(scene.take(&whole).await.deliveries.is_empty(), "without destinations a key is one run");
+        let one = BTreeMap::from([("thing".to_owned(), 1)]);
+        let taken = scene.take(&Take { destinations: one, ..take.clone() }).await;
+        assert!(taken.deliveries.is_empty(), "an event of an unknown type may go anywhere");
+        assert!(taken.behind_types.contains("other"), "which type that is can be learned");
+        let taken = scene.take(&take).await;
+        assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[3].clone()]);
+        assert_eq!(behind(&taken), [key]);
+        let done = taken.deliveries.iter().map(|d| (d, Verdict::Done));
+        assert_eq!(scene.settle_all(&holder("one"), done).await, 2);
+    }
+}
+
+/// What a taker has in hand of one destination is no reason to wait for another, but for what may go anywhere.
+pub async fn a_frontier_is_that_of_one_destination(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([keyed("a"), keyed("a"), other("a"), keyed("a"), event("any").ordering_key("a"), keyed("a")])
+        .await;
+    let by = exclusive(&scene, "one").await;
+    for by in [by, holder("one")] {
+        let take = Take { by, destinations: two_destinations(), ..leasing("one") };
+        if take.by == holder("one") {
+            scene.pass(2 * LEASE);
+        }
+        let first = scene.take(&Take { limit: 2, ..take.clone() }).await;
+        assert_eq!(ids(&first.deliveries), written[..2]);
+        let last = &first.deliveries[1];
+        let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+        let things = RunId { key: "a".into(), destination: Some(1) };
+        let onward = Take { frontiers: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
+        let taken = scene.take(&onward).await;
+        assert_eq!(ids(&taken.deliveries), written[2..4]);
+        assert_eq!(behind(&taken), ["a"], "what may go anywhere waits for all, and what is behind it for it");
+    }
+}
+
+/// One event of the types that are asked for, and no other row is touched. The next one comes behind it.
+pub async fn a_probe_is_one_event(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene
+        .write([
+            keyed("a"),
+            other("b").deliver_after(SECOND),
+            other("b"),
+            other("c"),
+            other("c"),
+            event("other"),
+        ])
+        .await;
+    let probe = |from| Take { probe: Some(vec!["other".to_owned()]), from, limit: 10, ..leasing("one") };
+    let first = scene.take(&probe(Origin::Start)).await;
+    assert_eq!(ids(&first.deliveries), written[3..4], "b's first is not due");
+    scene.settle("one", &first.deliveries[0], Verdict::Released).await;
+    let second = scene.take(&probe(after(first.cursor))).await;
+    assert_eq!(ids(&second.deliveries), written[5..], "c's first is in the way of its second");
+    assert!(scene.take(&probe(after(second.cursor))).await.deliveries.is_empty());
+    let rest = scene.lease("two").await;
+    assert_eq!(ids(&rest), [written[0].clone(), written[3].clone(), written[4].clone()], "all else is free");
+}
+
+/// Rows come in the order of their due times, in which a head that was put off stands behind the rest of its key.
+pub async fn a_probe_is_the_head_of_its_key(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let written = scene.write([other("a"), other("a"), other("a")]).await;
+    let probe = Take { probe: Some(vec!["other".to_owned()]), limit: 10, ..leasing("one") };
+    for _ in 0..3 {
+        let taken = scene.take(&probe).await;
+        assert_eq!(ids(&taken.deliveries), written[..1]);
+        scene.pass(SECOND);
+        scene.settle("one", &taken.deliveries[0], again(0)).await;
+    }
 }
 
 /// Through every retry.

@@ -282,6 +282,94 @@ pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
     assert!(!told.contains("größe") && !told.contains("do not show"));
 }
 
+/// By id and by place, also of what cannot be decoded; and what is said around an event holds no payload either.
+pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let secret = r#"{"größe": "canary"}"#;
+    let end = scene.now() + chrono::Duration::seconds(60);
+    let full = || {
+        Event::new("order.placed")
+            .json_text(secret)
+            .aggregate("order", "42")
+            .tenant("acme")
+            .ordering_key("k")
+            .correlation("story")
+            .header("name", "canary")
+            .expires_at(end)
+    };
+    let bytes = Event::new("b").bytes("application/x-thing", b"canary".to_vec());
+    let written = scene.write([full().dedup_key("once"), full(), bytes]).await;
+    let first = scene.store.metadata(&written[0]).await.unwrap().expect("it is there");
+    let stored = scene.see(&written[0]).await;
+    assert_eq!((&first.row.id, first.row.seq), (&written[0], stored.seq));
+    assert_eq!((first.row.payload_bytes, first.headers_bytes), (secret.len() as u64, 17));
+    assert_eq!((first.dedup_key.as_deref(), first.content_type.as_str()), (Some("once"), crate::event::JSON));
+    assert_eq!((first.expires_at, first.unreadable.as_deref()), (Some(end), None));
+    assert_eq!(first.occurred_at, stored.event.ok().map(|event| event.occurred_at()));
+    assert_eq!(first.row.ordering_key.as_deref(), Some("k"));
+    assert_eq!(scene.store.metadata_at(first.row.seq).await.unwrap(), Some(first.clone()));
+    let third = scene.store.metadata(&written[2]).await.unwrap().expect("it is there");
+    assert_eq!((third.row.payload_bytes, third.headers_bytes), (6, 0));
+    assert_eq!((third.content_type.as_str(), third.expires_at), ("application/x-thing", None));
+    assert_eq!(scene.store.metadata(&EventId::from("nobody")).await.unwrap(), None);
+    for seq in [-1, i64::MIN, i64::MAX] {
+        assert_eq!(scene.store.metadata_at(seq).await.unwrap(), None, "{seq}");
+    }
+
+    let around = scene.store.circumstances(&written[1]).await.unwrap();
+    assert_eq!(around.pending_ahead.as_ref().map(|event| event.seq), Some(first.row.seq));
+    for told in [format!("{around:?}"), format!("{first:?}{third:?}")] {
+        assert!(!told.contains("canary"), "{told}");
+    }
+    for event in [around.event, around.pending_ahead].into_iter().flatten() {
+        let event = event.event.expect("it can be read");
+        assert_eq!((event.payload_bytes(), event.headers().len()), (&b"null"[..], 0), "it was read");
+    }
+
+    let long = "x".repeat(MAX_ERROR);
+    let taken = scene.lease("a").await;
+    scene.settle("a", &taken[0], dead(&long)).await;
+    let died = scene.store.metadata(&written[0]).await.unwrap().expect("it is there");
+    assert_eq!((died.row.status, died.row.last_error.as_deref()), (Status::Dead, Some(long.as_str())));
+
+    let insert = "INSERT INTO {events} (event_id, event_type, payload, headers) VALUES ('odd', 'x', 'null', '[\"canary\"]')";
+    if harness.execute(insert).await {
+        let odd = scene.store.metadata(&EventId::from("odd")).await.unwrap().expect("it is there");
+        let reason = odd.unreadable.expect("it cannot be read");
+        assert!(reason.contains("headers") && !reason.contains("canary"), "{reason}");
+    }
+
+    // More than a store reads: a relay gives it up, and what is told of it says why.
+    let size = crate::event::MAX_PAYLOAD + 1;
+    let text = format!("\"{}\"", "x".repeat(size - 2));
+    let large = scene.write_one(Event::new("large").max_payload(size).json_text(text)).await;
+    let large = scene.store.metadata(&large).await.unwrap().expect("it is there");
+    assert_eq!(large.row.payload_bytes, size as u64);
+    assert!(large.unreadable.is_some_and(|reason| reason.contains(&size.to_string())));
+}
+
+/// Writers in SQL choose ids: with control characters, or nothing but a space.
+pub async fn an_event_is_found_whatever_its_id_is(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for id in ["a\u{7}b\u{1b}[2J", " x ", "..", "a/b?c#d%41", "\u{202e}", " "] {
+        let insert =
+            format!("INSERT INTO {{events}} (event_id, event_type, payload) VALUES ('{id}', 'x', '1')");
+        if !harness.execute(&insert).await {
+            return;
+        }
+        let found = scene.store.metadata(&EventId::from(id)).await.unwrap().expect("it is found by its id");
+        assert_eq!(found.row.id.as_str(), id);
+        let again = scene.store.metadata_at(found.row.seq).await.unwrap().expect("it is found by its place");
+        assert_eq!(again.row.id.as_str(), id);
+        assert!(scene.store.cancel(&found.row.id).await.unwrap(), "{id:?}");
+    }
+    assert_eq!(
+        scene.store.metadata(&EventId::from("a\0b")).await.unwrap(),
+        None,
+        "no database fails at a NUL"
+    );
+}
+
 /// SQLite compares times as text, and others may write them with another fraction.
 pub async fn times_that_others_wrote_are_paged_through(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

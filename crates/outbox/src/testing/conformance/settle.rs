@@ -272,3 +272,48 @@ pub async fn settling_nothing_moves_nothing(harness: &impl Harness) {
     assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[]).await.unwrap().moved, 0);
     assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &[]).await.unwrap().moved, 0);
 }
+
+/// Retries, snoozes and replays move `available_at`, which is no delay that the writer asked for.
+pub async fn a_delay_is_told_from_a_retry(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let minute = Duration::from_secs(60);
+    let due = scene.now() + minute;
+    let later = || event("later").occurred_at(scene.now());
+    // Together and alone: databases write the two in different ways.
+    let mut ids =
+        scene.write([event("plain"), later().deliver_after(minute), later().available_at(due)]).await;
+    ids.push(scene.write_one(event("plain")).await);
+    ids.push(scene.write_one(later().deliver_after(minute)).await);
+    let created = scene.now();
+    let check = |deliveries: &[Delivery], when: &str| {
+        assert_eq!(deliveries.len(), ids.len(), "{when}");
+        for delivery in deliveries {
+            let delayed = delivery.event.event_type() == "later";
+            assert_eq!(delivery.event.is_delayed(), delayed, "{when}: {:?}", delivery.event);
+            assert_eq!(delivery.event.available_at(), delayed.then_some(due), "{when}");
+            assert_eq!(delivery.created_at, Some(created), "{when}");
+        }
+    };
+    scene.pass(minute);
+    for (after, counted, reason) in [(minute, false, None), (minute, true, Some("no answer"))] {
+        let taken = scene.lease("a").await;
+        check(&taken, "before");
+        for delivery in &taken {
+            assert_eq!(delivery.last_error, None);
+            let verdict = Verdict::Again { after, counted, error: reason.map(str::to_owned) };
+            scene.settle("a", delivery, verdict).await;
+        }
+        scene.pass(minute);
+    }
+    let taken = scene.lease("a").await;
+    check(&taken, "after a snooze and a retry");
+    for delivery in &taken {
+        assert_eq!(delivery.last_error.as_deref(), Some("no answer"));
+        scene.settle("a", delivery, Verdict::Dead { counted: true, reason: "gone".to_owned() }).await;
+    }
+    let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
+    assert_eq!(scene.store.replay(&dead, 10).await.unwrap().moved, 5);
+    let taken = scene.lease("a").await;
+    check(&taken, "after a replay");
+    assert!(taken.iter().all(|delivery| delivery.last_error.as_deref() == Some("gone")));
+}

@@ -23,6 +23,16 @@ pub async fn due_events_come_oldest_first(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("a").await), [first, second, third, fourth, fifth]);
 }
 
+/// Without an `occurred_at` of its own, which would be later than the time it is due.
+pub async fn a_due_time_in_the_past_is_due_at_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let at = scene.now() - chrono::Duration::days(1);
+    let plain = scene.write_one(event("plain")).await;
+    let late = scene.write_one(event("late").available_at(at)).await;
+    assert_eq!(scene.see(&late).await.available_at, at);
+    assert_eq!(ids(&scene.lease("a").await), [late, plain]);
+}
+
 /// Rows looked at, not more than asked for.
 pub async fn a_limit_is_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
@@ -129,7 +139,19 @@ pub async fn a_suspect_that_was_given_back_is_still_suspect(harness: &impl Harne
     let third = scene.lease_one("c").await;
     assert_eq!(third.suspect, Some(1), "its start was counted, and it never came to an end");
     scene.settle("c", &third, again(0)).await;
-    assert_eq!(scene.lease_one("d").await.suspect, None, "it did");
+    let fourth = scene.lease_one("d").await;
+    assert_eq!(fourth.suspect, None, "it did");
+
+    // The same where no start was counted: by the one who knows that it is suspect.
+    scene.pass(LEASE);
+    for _ in 0..2 {
+        let fifth = scene.lease_one("e").await;
+        assert_eq!((fifth.suspect, fifth.attempts), (Some(0), 1));
+        let due = fifth.event.available_at();
+        scene.settle("e", &fifth, Verdict::ReleasedSuspect).await;
+        assert_eq!(scene.see(fifth.event.id()).await.lease, None, "it is free");
+        assert_eq!(scene.see(fifth.event.id()).await.event.unwrap().available_at(), due);
+    }
 }
 
 /// Only what ran out is reaped, and nobody forgets how it got free.
@@ -298,6 +320,32 @@ pub async fn a_row_that_cannot_be_decoded_does_not_stop_the_rest(harness: &impl 
     assert_eq!(store.stats().await.unwrap().dead, 3);
     let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
     assert_eq!(store.list(&dead, 10).await.unwrap().len(), 3);
+}
+
+/// Sizes are bounded as well as numbers: the rest comes with the next take, in its order.
+pub async fn no_more_bytes_are_taken_than_asked_for(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let large = || crate::Event::new("large").json(&"x".repeat(2_000));
+    for together in [true, false] {
+        let ids = scene.write([large(), large(), large(), large(), large(), large()]).await;
+        let mut seen = Vec::new();
+        let mut from = Origin::Start;
+        for _ in 0..6 {
+            let take = Take { from, max_bytes: 5_500, limit: 100, together, ..leasing("a") };
+            let taken = scene.take(&take).await;
+            assert!(taken.deliveries.len() <= 2, "{} of 2,500 bytes each", taken.deliveries.len());
+            assert!(taken.scanned >= 100 || taken.deliveries.len() + seen.len() == 6, "there is more");
+            for delivery in &taken.deliveries {
+                seen.push(delivery.event.id().clone());
+                scene.settle("a", delivery, Verdict::Done).await;
+            }
+            from = after(taken.cursor);
+        }
+        assert_eq!(seen, ids, "each once, in order");
+    }
+    scene.write([large(), large()]).await;
+    let none = Take { max_bytes: 0, ..leasing("a") };
+    assert_eq!(scene.take(&none).await.deliveries.len(), 1, "the first is taken however large it is");
 }
 
 /// Due times, leases and retries, without a frozen clock.

@@ -1,0 +1,162 @@
+//! Changes at the command line are in the audit: noted before they are made, with the user of the operating system.
+
+use anyhow::Result;
+use outbox::store::{Deed, Filter};
+use outbox::{EventId, OpenAudit};
+use serde_json::{Map, Value};
+
+use crate::open::Place;
+
+impl Place {
+    /// Notes a change that is about to be made. A change that cannot be noted is not made.
+    pub(crate) async fn begin_audit(
+        &self,
+        action: &str,
+        target: impl Into<String>,
+        details: Option<Value>,
+    ) -> Result<OpenAudit> {
+        let deed = Deed {
+            actor: user::current(),
+            via: "cli".to_owned(),
+            action: action.to_owned(),
+            target: Some(target.into()),
+            details: details.map(|details| details.to_string()),
+        };
+        self.admin().begin_audit(deed).await.map_err(|error| self.explain(error))
+    }
+
+    /// Makes a change to one event, with its audit entry. Returns whether the event was in the state for that.
+    pub(crate) async fn change_one(
+        &self,
+        action: &str,
+        id: &EventId,
+        if_not: &str,
+        change: impl Future<Output = outbox::Result<bool>>,
+    ) -> Result<bool> {
+        let audit = self.begin_audit(action, id.as_str(), None).await?;
+        match change.await {
+            Ok(true) => audit.finish("done", Some(1)).await,
+            Ok(false) => {
+                audit.finish(&format!("refused: the event {if_not}"), None).await;
+                return Ok(false);
+            }
+            Err(error) => {
+                audit.finish(&format!("failed: {error}"), None).await;
+                return Err(self.explain(error));
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The selection of a change, for its audit entry.
+pub(crate) fn selection(filter: &Filter) -> Value {
+    let texts = [
+        ("event_type", &filter.event_type),
+        ("aggregate_type", &filter.aggregate_type),
+        ("aggregate_id", &filter.aggregate_id),
+        ("tenant_id", &filter.tenant_id),
+        ("ordering_key", &filter.ordering_key),
+        ("correlation_id", &filter.correlation_id),
+    ];
+    let mut told: Map<String, Value> = texts
+        .into_iter()
+        .filter_map(|(name, text)| Some((name.to_owned(), text.as_deref()?.into())))
+        .collect();
+    for (name, age) in [("older_than", filter.settled_before), ("newer_than", filter.settled_within)] {
+        told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
+    }
+    told.extend(filter.after_seq.map(|seq| ("after".to_owned(), seq.into())));
+    Value::Object(told)
+}
+
+/// The user who runs the command.
+mod user {
+    use std::fs;
+
+    /// What the kernel says where no login was recorded.
+    const UNSET: u32 = u32::MAX;
+
+    /// As in `ada (uid 1000)`. The numbers are the kernel's word; names are looked up, and `SUDO_USER`, which every
+    /// user may set, is told as a claim and only where the kernel does not know who logged in.
+    pub(super) fn current() -> String {
+        #[cfg(target_os = "linux")]
+        {
+            let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let login =
+                fs::read_to_string("/proc/self/loginuid").ok().and_then(|text| text.trim().parse().ok());
+            if let Some(uid) = real_uid(&status) {
+                let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+                let claimed = std::env::var("SUDO_USER").ok().filter(|name| !name.is_empty());
+                return told(uid, login.filter(|uid| *uid != UNSET), claimed.as_deref(), &passwd);
+            }
+        }
+        // Elsewhere the system's own command knows; without one, the environment claims to.
+        let said = |flag: &str| {
+            let output = std::process::Command::new("id").arg(flag).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty() && output.status.success())
+        };
+        match (said("-unr"), said("-ur")) {
+            (Some(name), Some(uid)) => format!("{name} (uid {uid})"),
+            (None, Some(uid)) => format!("uid {uid}"),
+            _ => {
+                let claimed = ["USER", "USERNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+                claimed.map_or_else(|| "unknown".to_owned(), |name| format!("{name} (by environment)"))
+            }
+        }
+    }
+
+    /// The first number behind `Uid:`.
+    fn real_uid(status: &str) -> Option<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        line.split_whitespace().next()?.parse().ok()
+    }
+
+    fn told(uid: u32, login: Option<u32>, claimed: Option<&str>, passwd: &str) -> String {
+        let user = named(uid, passwd);
+        match (login, claimed) {
+            (Some(login), _) if login != uid => format!("{user}, logged in as {}", named(login, passwd)),
+            (None, Some(name)) => format!("{user}, SUDO_USER={name}"),
+            _ => user,
+        }
+    }
+
+    fn named(uid: u32, passwd: &str) -> String {
+        let name = passwd.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            let name = fields.next()?;
+            (fields.nth(1)?.parse() == Ok(uid)).then_some(name)
+        });
+        match name {
+            Some(name) => format!("{name} (uid {uid})"),
+            None => format!("uid {uid}"),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/sh\n";
+
+        #[test]
+        fn a_user_is_told_by_number_and_name() {
+            for (uid, login, claimed, text) in [
+                (1000, Some(1000), None, "ada (uid 1000)"),
+                (1000, None, None, "ada (uid 1000)"),
+                (4711, None, None, "uid 4711"),
+                (0, Some(1000), Some("eve"), "root (uid 0), logged in as ada (uid 1000)"),
+                (0, None, Some("ada"), "root (uid 0), SUDO_USER=ada"),
+            ] {
+                assert_eq!(told(uid, login, claimed, PASSWD), text);
+            }
+        }
+
+        #[test]
+        fn the_kernel_says_which_user_it_is() {
+            assert_eq!(real_uid("Name:\toutbox\nUid:\t1000\t0\t0\t0\n"), Some(1000));
+            assert_eq!(real_uid(""), None);
+        }
+    }
+}

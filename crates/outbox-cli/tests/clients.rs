@@ -1,0 +1,187 @@
+//! Clients that do not read, do not speak, or ask by names of others: what the HTTP server of a relay does about them.
+
+mod daemons;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use daemons::{Daemon, Place, until};
+use outbox_testbed::Certificates;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpSocket;
+
+const RELAY: &str = r#"
+[database]
+name = "shop"
+url = "sqlite:{}/shop.db"
+[poller]
+interval = "100ms"
+[publishers.lines.file]
+path = "{}/lines.jsonl"
+[[routes]]
+to = "lines"
+"#;
+
+const TOKENS: &str = "tokens = [{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }]\n";
+
+/// The address behind these words of the log.
+fn address(relay: &Daemon, words: &str) -> String {
+    let log = relay.log();
+    let rest = log.split(words).nth(1).unwrap_or_else(|| panic!("{log}")).split("://").nth(1).unwrap();
+    rest.split('/').next().unwrap().to_owned()
+}
+
+const MAIN: &str = "probes and metrics: ";
+const PROBES: &str = "probes and metrics alone: ";
+
+/// The whole answer to these lines.
+fn raw(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(address: &str, path: &str, hosts: &[&str]) -> u16 {
+    let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
+    let answer = raw(address, &format!("GET {path} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"));
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer:?}"))
+}
+
+/// A client that asks for much, again and again, and reads nothing.
+async fn greedy(address: &str) -> tokio::net::TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut stream = socket.connect(address.parse().unwrap()).await.unwrap();
+    let requests = "GET /chart.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1_000);
+    // The server may have closed it already, for another one.
+    let _ = tokio::time::timeout(Duration::from_millis(100), stream.write_all(requests.as_bytes())).await;
+    stream
+}
+
+/// E-13: as many as `OUTBOX_TEST_GREEDY` says, or twice as many as there are places.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_are_answered_while_clients_that_do_not_read_take_every_place() {
+    let clients = std::env::var("OUTBOX_TEST_GREEDY").ok().and_then(|count| count.parse().ok());
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let bound = if clients.is_some() { "" } else { "max-connections = 32\n" };
+    let http = format!("[http]\nlisten = \"127.0.0.1:0\"\n{bound}{TOKENS}");
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+    relay.says("relay started").await;
+    let address = address(&relay, MAIN);
+    let mut held = Vec::new();
+    for _ in 0..clients.unwrap_or(64) {
+        held.push(greedy(&address).await);
+    }
+    // More of them come all the while: what is answered is answered although every place is taken.
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            held.push(greedy(&address).await);
+            let began = Instant::now();
+            assert_eq!(get(&address, path, &["localhost"]), 200, "{path}");
+            let took = began.elapsed();
+            eprintln!("{path}: {took:?} with {} clients that do not read", held.len());
+            // The machine may be busy with other things.
+            if took < Duration::from_secs(1) {
+                break;
+            }
+            assert!(Instant::now() < end, "{path} takes {took:?}");
+        }
+    }
+}
+
+/// E-13: an orchestrator and a scraper have an address of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_and_metrics_have_a_listener_of_their_own() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let files = Certificates::make(&place.path(""));
+    let http = format!(
+        "[http]\nlisten = \"0.0.0.0:0\"\nprobes-listen = \"127.0.0.1:0\"\ntls-cert = \"{}\"\ntls-key = \"{}\"\n{TOKENS}",
+        files.server.0.display(),
+        files.server.1.display()
+    );
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+    relay.says("relay started").await;
+    let probes = address(&relay, PROBES);
+    assert_eq!(["/healthz", "/readyz", "/metrics"].map(|path| get(&probes, path, &["127.0.0.1"])), [200; 3]);
+    assert_eq!(
+        ["/", "/api/outbox/whoami", "/api/docs"].map(|path| get(&probes, path, &["127.0.0.1"])),
+        [404; 3]
+    );
+    // Nor is it there for sites whose names point to this machine.
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(get(&probes, path, &["evil.example"]), 421, "{path}");
+    }
+
+    // Without the API as well, and by a flag.
+    let alone = place.relay("alone", &place.config(RELAY), &["--probes-listen", "127.0.0.1:0"]);
+    alone.says("relay started").await;
+    assert_eq!(get(&address(&alone, PROBES), "/readyz", &["localhost"]), 200);
+    assert!(!alone.log().contains("dashboard: "), "{}", alone.log());
+
+    let mut refused = place.relay("refused", &place.config(RELAY), &["--probes-listen", "0.0.0.0:0"]);
+    assert_eq!(refused.ended().await.code(), Some(2), "{}", refused.log());
+    assert!(refused.log().contains("`allow-remote = true`"), "{}", refused.log());
+}
+
+/// A page of another site could have its own name point to this machine, and read them by a browser here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_path_is_asked_for_by_a_name_of_this_server() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let http = format!("[http]\nlisten = \"127.0.0.1:0\"\nhosts = [\"outbox.example.com\"]\n{TOKENS}");
+    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
+    relay.says("relay started").await;
+    let here = address(&relay, MAIN);
+    for path in ["/healthz", "/readyz", "/metrics", "/", "/api/docs"] {
+        for host in ["localhost", "127.0.0.1:9090", "10.1.2.3", "[::1]:80", "outbox.example.com"] {
+            assert_eq!(get(&here, path, &[host]), 200, "{path} {host}");
+        }
+        assert_eq!(get(&here, path, &["evil.example"]), 421, "{path}");
+        assert_eq!(get(&here, path, &["localhost", "evil.example"]), 400, "{path}");
+        assert_eq!(get(&here, &format!("http://evil.example{path}"), &["localhost"]), 421, "{path}");
+        assert!(raw(&here, &format!("GET {path} HTTP/1.0\r\n\r\n")).contains(" 421 "), "{path}");
+    }
+    drop(relay);
+
+    // Open to other machines, without an API: a scraper asks by a name that the relay cannot know, unless it was told its own.
+    for (hosts, status) in [("", 200), ("hosts = [\"outbox.example.com\"]\n", 421)] {
+        let config = place.config(&format!("{RELAY}[http]\n{hosts}"));
+        let open = place.relay("open", &config, &["--listen", "0.0.0.0:0", "--allow-remote"]);
+        open.says("relay started").await;
+        let port = address(&open, MAIN).rsplit(':').next().unwrap().to_owned();
+        assert_eq!(get(&format!("127.0.0.1:{port}"), "/metrics", &["scraped-relay:9090"]), status, "{hosts}");
+        assert_eq!(get(&format!("127.0.0.1:{port}"), "/metrics", &["10.1.2.3:9090"]), 200, "{hosts}");
+    }
+}
+
+/// Who is on the machine may open files as well: at the limit of the process a connection gives way, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_are_answered_when_the_process_may_open_few_files() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let config = place.config(&format!("{RELAY}[http]\nmax-connections = 1000\n{TOKENS}"));
+    let relay = place.relay_with_files("relay", &config, &["--listen", "127.0.0.1:0"], 80);
+    relay.says("relay started").await;
+    relay.says("`max-connections` of `[http]` is 1000").await;
+    let address = address(&relay, MAIN);
+    let mut held = Vec::new();
+    for _ in 0..120 {
+        held.push(greedy(&address).await);
+    }
+    until(
+        "a probe is answered",
+        || {
+            let began = Instant::now();
+            get(&address, "/healthz", &["localhost"]) == 200 && began.elapsed() < Duration::from_secs(1)
+        },
+        || relay.log(),
+    )
+    .await;
+}

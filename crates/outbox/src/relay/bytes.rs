@@ -1,0 +1,96 @@
+//! The memory of events that were read from the table: bounded in bytes, beside their number.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
+
+/// How many bytes of events a relay holds at most, unless it is told otherwise.
+pub(crate) const QUEUE_BYTES: usize = 64 << 20;
+
+/// Bytes that events in memory may take. The relays of a fleet share one budget.
+#[derive(Debug)]
+pub(crate) struct ByteBudget {
+    total: usize,
+    used: AtomicUsize,
+    freed: Notify,
+}
+
+impl ByteBudget {
+    pub(crate) fn new(total: usize) -> Arc<Self> {
+        Arc::new(Self { total, used: AtomicUsize::new(0), freed: Notify::new() })
+    }
+
+    /// How many bytes the next read may bring; `None` if it has to wait. Reads wait until a quarter is free:
+    /// one row at a time would cost a round trip each.
+    pub(crate) fn room(&self) -> Option<usize> {
+        let used = self.used.load(Ordering::Acquire);
+        let left = self.total.saturating_sub(used);
+        (used == 0 || left >= self.total.div_ceil(4)).then_some(left)
+    }
+
+    /// Waits until a read may go ahead.
+    pub(crate) async fn wait_for_room(&self) {
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            // From here on nothing is missed.
+            freed.as_mut().enable();
+            if self.room().is_some() {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// Counts bytes as used until the guard is dropped. Never waits: the bytes are in memory already.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> ReservedBytes {
+        self.used.fetch_add(bytes, Ordering::AcqRel);
+        ReservedBytes { budget: self.clone(), bytes }
+    }
+}
+
+/// Bytes of one event in memory.
+#[derive(Debug)]
+pub(crate) struct ReservedBytes {
+    budget: Arc<ByteBudget>,
+    bytes: usize,
+}
+
+impl Drop for ReservedBytes {
+    fn drop(&mut self) {
+        let had_room = self.budget.room().is_some();
+        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        if !had_room && self.budget.room().is_some() {
+            self.budget.freed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn reads_wait_until_a_quarter_of_the_budget_is_free() {
+        let budget = ByteBudget::new(100);
+        assert_eq!(budget.room(), Some(100));
+        let (large, small) = (budget.reserve(70), budget.reserve(6));
+        assert_eq!(budget.room(), None, "24 of 100 are left");
+        let waiting = tokio::time::timeout(Duration::from_millis(1), budget.wait_for_room());
+        assert!(waiting.await.is_err());
+        drop(small);
+        assert_eq!(budget.room(), Some(30));
+        let huge = budget.reserve(1_000);
+        let wait = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.wait_for_room().await }
+        });
+        drop(large);
+        assert_eq!(budget.room(), None, "more is used than there is");
+        drop(huge);
+        tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it is woken up").unwrap();
+        assert_eq!(budget.room(), Some(100));
+    }
+}

@@ -1,0 +1,217 @@
+//! What a relay knows of its own health: last successes, current errors, calls that do not come back.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::Utc;
+use tokio::sync::Notify;
+
+use crate::metrics::Metrics;
+use crate::store::{RelayHealth, RelayTask, TaskError};
+
+/// How long a call may take, beside three poll intervals for a take, before it counts as an error.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Health of one relay. Tasks report to it; probes, `announce` and metrics read it.
+pub(crate) struct Monitor {
+    inner: Mutex<Inner>,
+    /// Notified when an error begins, lasts, changes or ends.
+    changed: Notify,
+    metrics: Metrics,
+    poll_interval: Duration,
+}
+
+#[derive(Default)]
+struct Inner {
+    health: RelayHealth,
+    errors: BTreeMap<RelayTask, TaskError>,
+    /// Calls of the database that have not come back yet.
+    under_way: BTreeMap<RelayTask, Instant>,
+}
+
+impl Monitor {
+    pub(crate) fn new(metrics: Metrics, poll_interval: Duration) -> Self {
+        Self { inner: Mutex::default(), changed: Notify::new(), metrics, poll_interval }
+    }
+
+    /// Valid also after a panic: health has to be told then more than ever, and each field stands for itself.
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call of the database begins.
+    pub(crate) fn began(&self, task: RelayTask) {
+        self.inner().under_way.insert(task, Instant::now());
+    }
+
+    /// The call came back without an error.
+    pub(crate) fn succeeded(&self, task: RelayTask) {
+        let mut inner = self.inner();
+        inner.under_way.remove(&task);
+        let now = Utc::now();
+        match task {
+            RelayTask::Take => {
+                inner.health.last_take = Some(now);
+                self.metrics.last_take.set(seconds(now));
+            }
+            RelayTask::Settle => {
+                inner.health.last_settlement = Some(now);
+                self.metrics.last_settlement.set(seconds(now));
+            }
+            _ => {}
+        }
+        self.clear(&mut inner, task);
+    }
+
+    /// The task has nothing to do: another relay has the table. What failed before is that relay's concern.
+    pub(crate) fn rests(&self, task: RelayTask) {
+        let mut inner = self.inner();
+        inner.under_way.remove(&task);
+        self.clear(&mut inner, task);
+    }
+
+    fn clear(&self, inner: &mut Inner, task: RelayTask) {
+        if inner.errors.remove(&task).is_some() {
+            self.metrics.failing(task).set(0.0);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The call came back with an error, or the task panicked.
+    pub(crate) fn failed(&self, task: RelayTask, error: &str) {
+        self.metrics.errors(task).increment(1);
+        let mut inner = self.inner();
+        inner.under_way.remove(&task);
+        let before = inner.errors.remove(&task);
+        let (since, failures) =
+            before.as_ref().map_or((Utc::now(), 0), |error| (error.since, error.failures));
+        let now = TaskError::new(task, since, error, failures + 1);
+        let is_news =
+            before.is_none_or(|before| before.is_lasting() != now.is_lasting() || before.error != now.error);
+        inner.errors.insert(task, now);
+        drop(inner);
+        if is_news {
+            self.metrics.failing(task).set(1.0);
+            self.changed.notify_one();
+        }
+    }
+
+    /// A destination took something.
+    pub(crate) fn published(&self, destination: &str) {
+        let now = Utc::now();
+        let published = &mut self.inner().health.published;
+        if let Some(last) = published.get_mut(destination) {
+            *last = now;
+        } else if published.len() < RelayHealth::DESTINATIONS {
+            published.insert(destination.to_owned(), now);
+        }
+    }
+
+    /// The relay has ended, and this is why.
+    pub(crate) fn ended(&self, why: &str) {
+        self.inner().health.ended = Some(why.to_owned());
+        self.changed.notify_one();
+    }
+
+    /// Waits until an error begins, lasts, changes or ends.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// What is known now.
+    pub(crate) fn health(&self) -> RelayHealth {
+        let (inner, now) = (self.inner(), Instant::now());
+        let mut errors = inner.errors.clone();
+        for (task, began) in &inner.under_way {
+            if let Some(waited) = stalled(now.saturating_duration_since(*began), self.patience(*task)) {
+                let ago = chrono::Duration::from_std(waited).unwrap_or_default();
+                let since = errors.get(task).map_or_else(|| Utc::now() - ago, |error| error.since);
+                let error = format!("no answer from the database for {} s", waited.as_secs());
+                errors.insert(*task, TaskError::stalled(*task, since, &error));
+            }
+        }
+        RelayHealth { errors: errors.into_values().collect(), ..inner.health.clone() }
+    }
+
+    fn patience(&self, task: RelayTask) -> Duration {
+        match task {
+            RelayTask::Take => self.poll_interval.saturating_mul(3).saturating_add(PATIENCE),
+            _ => PATIENCE,
+        }
+    }
+}
+
+/// How long a call has not come back, if that is longer than it may be.
+fn stalled(waited: Duration, patience: Duration) -> Option<Duration> {
+    (waited > patience).then_some(waited)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time is good enough to the millisecond")]
+fn seconds(time: chrono::DateTime<Utc>) -> f64 {
+    time.timestamp_millis() as f64 / 1_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn monitor() -> Monitor {
+        Monitor::new(Metrics::new("outbox", "main"), Duration::from_secs(5))
+    }
+
+    #[test]
+    fn an_error_keeps_its_beginning_until_a_success() {
+        let monitor = monitor();
+        assert_eq!(monitor.health(), RelayHealth::default());
+        monitor.failed(RelayTask::Take, "no such table");
+        let first = monitor.health().errors[0].clone();
+        monitor.failed(RelayTask::Take, "no such column");
+        monitor.failed(RelayTask::Take, "no such column");
+        let health = monitor.health();
+        let told = health.problem(RelayTask::Take).expect("three times in a row");
+        assert_eq!((told.since, told.error.as_str(), told.failures), (first.since, "no such column", 3));
+        assert_eq!(health.last_take, None);
+        monitor.succeeded(RelayTask::Take);
+        let health = monitor.health();
+        assert!(health.errors.is_empty() && health.last_take.is_some(), "{health:?}");
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_back_is_an_error() {
+        let (patience, second) = (Duration::from_secs(45), Duration::from_secs(1));
+        assert_eq!(stalled(patience, patience), None);
+        assert_eq!(stalled(patience + second, patience), Some(patience + second));
+        let monitor = monitor();
+        assert_eq!(monitor.patience(RelayTask::Take), patience, "three polls, and 30 s");
+        let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
+        monitor.inner().under_way.insert(RelayTask::Take, long_ago);
+        let health = monitor.health();
+        let told = health.problem(RelayTask::Take).expect("it hangs").to_string();
+        assert!(told.ends_with("no answer from the database for 60 s"), "{told}");
+        monitor.rests(RelayTask::Take);
+        assert_eq!(monitor.health(), RelayHealth::default());
+    }
+
+    #[tokio::test]
+    async fn a_change_is_told_once() {
+        let monitor = monitor();
+        monitor.failed(RelayTask::Take, "no");
+        monitor.changed().await;
+        monitor.failed(RelayTask::Take, "no");
+        let waits = tokio::time::timeout(Duration::from_millis(10), monitor.changed()).await;
+        assert!(waits.is_err(), "nothing new");
+        monitor.failed(RelayTask::Take, "no");
+        monitor.changed().await;
+        monitor.succeeded(RelayTask::Take);
+        monitor.changed().await;
+    }
+
+    #[test]
+    fn destinations_are_bounded() {
+        let monitor = monitor();
+        (0..200).for_each(|n| monitor.published(&format!("to-{n}")));
+        monitor.published("to-7");
+        assert_eq!(monitor.health().published.len(), RelayHealth::DESTINATIONS);
+    }
+}

@@ -1,0 +1,175 @@
+//! Presence: announcing that this relay runs, and releasing the leases of relays that vanished.
+//!
+//! A relay announces itself four times in the time of its presence. One that has not been seen for that time has vanished, by the
+//! database's clock, and each relay that is left releases the leases of those that vanished: a crash delays the events in the
+//! hands of the crashed relay by that time, however long their leases are.
+//!
+//! Why that is safe, also if the relay is alive and only could not announce itself:
+//!
+//! - **It handles nothing more by then.** Its own deadline, on its own monotonic clock and counted from before the announcement
+//!   was sent, is over before the database's time is; see `Presence` in `held`. It takes nothing either until it is seen again.
+//! - **It settles nothing more.** A release raises the claims of the events, as taking over an expired lease does, and a verdict
+//!   names its claim.
+//! - **It does not come back in between.** A release locks the row of the node, and an announcement waits for that.
+//! - **Nothing is released because the database was away.** After an outage that kept all relays from announcing themselves,
+//!   the first one to come back would find that all others have vanished. So a relay releases nothing before it has been present
+//!   without a gap for the time that others have: by then those that are alive have announced themselves as well.
+//! - **Order per key is kept**: it is the store that decides what may be taken, and what is still leased holds back its key.
+//! - **An event that kills relays is found out**: what was released is suspect, as what has an expired lease is.
+//!
+//! A handler that was already running goes on, as with a lease that cannot be renewed: its event may be handled a second time.
+//! Relays of older versions do not say how long they count as present, and owners of work items do not announce themselves:
+//! their leases run out. A `single_node` relay holds no leases on events; its leadership runs out after 15 s.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::error::Result;
+use crate::store::{Node, NodeOutage, NodeState, RelayTask};
+
+/// How soon an announcement that failed is tried again, at most.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Announces this relay, with the destinations that are not available to it and what it has counted, until it is over.
+pub(super) async fn announce(engine: Arc<Engine>) {
+    let every = Node::announces_every(engine.settings.presence);
+    // The first announcement was made before anything else was started.
+    let mut pause = every;
+    loop {
+        // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
+        if let Ok(oldest) = engine.store.oldest_due().await {
+            engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = engine.waiting.changed() => {}
+            () = counted(&engine) => {}
+            () = health_changed(&engine) => {}
+            () = engine.over.cancelled() => break,
+        }
+        pause = match engine.announce_once().await {
+            Ok(()) => every,
+            Err(error) => {
+                let present = engine.held.present_for(Instant::now()).is_some();
+                tracing::warn!(store = engine.name(), node = %engine.node(), %error, present, "could not announce this relay");
+                RETRY.min(every)
+            }
+        };
+    }
+    if let Err(error) = engine.store.retire(engine.node()).await {
+        tracing::debug!(store = engine.name(), %error, "could not say that this relay has stopped");
+    }
+}
+
+/// Waits until something was counted, and at least for as long as counts may be out of date.
+async fn counted(engine: &Engine) {
+    tokio::time::sleep(Node::COUNTS_SAID).await;
+    engine.tally.changed().await;
+}
+
+/// Waits until an error began or ended. One that comes and goes does not make a write each time.
+async fn health_changed(engine: &Engine) {
+    tokio::time::sleep(Node::COUNTS_SAID).await;
+    engine.monitor.changed().await;
+}
+
+/// Releases the leases of relays that vanished, until the relay is stopped.
+///
+/// Not by the task that announces: a release may have to wait for row locks.
+pub(super) async fn take_over(engine: Arc<Engine>) {
+    let every = Node::announces_every(engine.settings.presence);
+    let taking_over = async {
+        loop {
+            tokio::time::sleep(every).await;
+            let present_for = engine.held.present_for(Instant::now());
+            if present_for.is_none_or(|present_for| present_for < engine.settings.presence) {
+                continue;
+            }
+            match engine.store.release_vanished().await {
+                Ok(released) => {
+                    engine.monitor.succeeded(RelayTask::Takeover);
+                    for (node, events) in &released {
+                        tracing::warn!(store = engine.name(), %node, events, "relay vanished: released its leases");
+                    }
+                    if released.iter().any(|(_, events)| *events > 0) {
+                        engine.look_everywhere();
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(store = engine.name(), %error, "could not release the leases of vanished relays");
+                    engine.monitor.failed(RelayTask::Takeover, &error.to_string());
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = taking_over => {}
+        () = engine.stop.cancelled() => {}
+    }
+}
+
+impl Engine {
+    /// Announces this relay. If that comes after its presence had lapsed, everything it holds has to be renewed first.
+    pub(super) async fn announce_once(&self) -> Result<()> {
+        let asked = Instant::now();
+        self.monitor.began(RelayTask::Announce);
+        let announced = self.store.announce(self.node(), &self.state()).await;
+        announced.inspect_err(|error| self.monitor.failed(RelayTask::Announce, &error.to_string()))?;
+        self.monitor.succeeded(RelayTask::Announce);
+        if self.held.announced(asked, Instant::now(), self.settings.presence) && !self.station.is_exclusive()
+        {
+            tracing::warn!(
+                store = self.name(),
+                node = %self.node(),
+                "could not announce this relay in time: others may have released its leases; renewing them"
+            );
+            self.runs.doubt();
+            self.renew.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Releases leases that a process of the same name has left behind. One that was stopped has left none, and its name is gone
+    /// from the table.
+    ///
+    /// Before this relay announces itself, and long before it takes anything: what is leased to its name is that process's.
+    pub(super) async fn take_back(&self) -> Result<()> {
+        if self.station.is_exclusive()
+            || !self.store.nodes().await?.iter().any(|node| node.node == *self.node())
+        {
+            return Ok(());
+        }
+        let released = self.store.release_node(self.node()).await?;
+        if released.events > 0 {
+            tracing::warn!(
+                store = self.name(),
+                node = %self.node(),
+                events = released.events,
+                "a relay of this name did not stop properly: took back its leases"
+            );
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> NodeState {
+        NodeState {
+            mode: self.settings.mode.name().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            active: self.station.holder().is_some(),
+            outages: self.waiting.outages(),
+            on_dead: self.settings.on_dead,
+            counts: self.tally.counts(),
+            health: self.monitor.health(),
+            presence_ms: u64::try_from(self.settings.presence.as_millis()).ok(),
+            released: false,
+        }
+    }
+}
+
+impl NodeOutage {
+    pub(super) fn new(destination: &str, outage: crate::destination::Outage, types: Vec<String>) -> Self {
+        let (destination, since, reason) = (destination.to_owned(), outage.since, outage.reason);
+        Self { destination, since, reason, types }
+    }
+}

@@ -1,0 +1,298 @@
+//! Least-privilege roles: the rights that each way of using the tables needs, as GRANT statements.
+
+use std::fmt::Write as _;
+
+use super::names::Names;
+use super::{DatabaseKind, StoreOptions};
+use crate::error::Result;
+
+/// A way of using the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DatabaseRole {
+    /// Inserts events, by SQL or with `outbox send`. Cannot read payloads, nor touch columns of the relay.
+    Writer,
+    /// Runs a relay, publishes the log, serves the dashboard; repairs at the command line.
+    Relay,
+    /// Looks: status, events, dead, joins, log, explain. Changes nothing.
+    Viewer,
+    /// Creates and upgrades the tables.
+    Migrator,
+}
+
+/// Columns that belong to writers. `created_at` because the library writes the database's time there.
+const WRITER: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, \
+    dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, available_at, due_at, expires_at";
+
+/// The same in the log, whose position is drawn by a trigger on PostgreSQL.
+const LOG_WRITER: &str = "event_id, event_type, tags, aggregate_type, aggregate_id, tenant_id, ordering_key, \
+    correlation_id, headers, payload, payload_bytes, content_type, occurred_at";
+
+/// Tables that every database has, but for the version, which only a migration writes, and the audit, from which nothing
+/// is ever deleted.
+const TABLES: &[&str] = &[
+    "events",
+    "leases",
+    "joins",
+    "members",
+    "inbox",
+    "nodes",
+    "attempts",
+    "log",
+    "log_tags",
+    "progress",
+    "log_unreadable",
+];
+
+/// The statements that give a role its rights, as text. They are for an owner of the tables, which must be there already, but
+/// for [`DatabaseRole::Migrator`].
+///
+/// `role` is the name of a role or user; for MySQL and MariaDB `user@host` names an account.
+///
+/// ```
+/// use outbox::{DatabaseKind, DatabaseRole, StoreOptions, grants_sql};
+///
+/// let sql = grants_sql(DatabaseKind::Postgres, &StoreOptions::default(), DatabaseRole::Viewer, "bi")?;
+/// assert!(sql.contains(r#"GRANT SELECT ON "outbox_event" TO "bi";"#));
+/// # Ok::<(), outbox::Error>(())
+/// ```
+pub fn grants_sql(
+    kind: DatabaseKind,
+    options: &StoreOptions,
+    what: DatabaseRole,
+    role: &str,
+) -> Result<String> {
+    match kind {
+        #[cfg(feature = "sqlite")]
+        DatabaseKind::Sqlite => Ok(SQLITE.to_owned()),
+        #[cfg(feature = "postgres")]
+        DatabaseKind::Postgres => {
+            let names = Names::new(options.schema.as_deref(), &options.table, '"')?;
+            let role = format!("\"{}\"", role.replace('"', "\"\""));
+            Ok(postgres(&names, options.schema.as_deref(), what, &role))
+        }
+        #[cfg(feature = "mysql")]
+        DatabaseKind::MySql => {
+            let names = Names::new(options.schema.as_deref(), &options.table, '`')?;
+            let quoted = |name: &str| format!("`{}`", name.replace('`', "``"));
+            let role = match role.rsplit_once('@') {
+                Some((user, host)) => format!("{}@{}", quoted(user), quoted(host)),
+                None => quoted(role),
+            };
+            Ok(mysql(&names, what, &role))
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+const SQLITE: &str = "\
+-- SQLite has no roles: who may read or write the database is decided by the permissions of its file and of the folder that
+-- the file is in, which writers and relays both write to. A viewer needs to write there too, unless nothing else has the
+-- file open: readers of a database in WAL mode share memory with its writers.
+";
+
+/// Statements, one a line.
+struct Grants<'a> {
+    names: &'a Names,
+    role: &'a str,
+    text: String,
+}
+
+impl<'a> Grants<'a> {
+    fn new(names: &'a Names, role: &'a str, about: &str) -> Self {
+        Self { names, role, text: format!("-- {about}\n") }
+    }
+
+    fn named(&self, slot: &str) -> String {
+        self.names.fill(slot).unwrap_or_default()
+    }
+
+    /// Rights on a table, as the slots of statements call it.
+    fn on(&mut self, rights: &str, slot: &str) {
+        let table = self.named(slot);
+        let _ = writeln!(self.text, "GRANT {rights} ON {table} TO {};", self.role);
+    }
+
+    fn on_all(&mut self, rights: &str, slots: &[&str]) {
+        slots.iter().for_each(|slot| self.on(rights, slot));
+    }
+
+    fn line(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+}
+
+const AGAIN: &str = "Run them again after an upgrade of the tables, which may add some.";
+
+#[cfg(feature = "postgres")]
+fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str) -> String {
+    // Schemas are checked names, so the quotes are enough.
+    let schema = schema.unwrap_or("public");
+    let mut grants = Grants::new(names, role, &format!("{} {AGAIN}", about(what)));
+    let usage = |rights: &str| format!("GRANT {rights} ON SCHEMA \"{schema}\" TO {role};");
+    match what {
+        DatabaseRole::Writer => {
+            grants.line(&usage("USAGE"));
+            grants.on(&format!("INSERT ({WRITER})"), "events");
+            grants.line("-- For deduplication keys: what is there already is looked up by them.");
+            grants.on("SELECT (event_id, dedup_key)", "events");
+            grants.line("-- For `outbox send` and the library, which check the version of the tables.");
+            grants.on("SELECT", "version");
+            grants.line("-- For the event log.");
+            grants.on(&format!("INSERT ({LOG_WRITER})"), "log");
+            grants.on("INSERT", "log_tags");
+            grants.on("USAGE", "log_seq");
+            let (log, tags, sequence) =
+                (grants.named("log"), grants.named("log_tags"), grants.named("log_seq"));
+            grants.line("-- Applications that append with the library, and decide by what the log holds, need in addition:");
+            grants.line(&format!("-- GRANT SELECT, INSERT ON {log}, {tags} TO {role};"));
+            grants.line(&format!("-- GRANT SELECT ON SEQUENCE {sequence} TO {role};"));
+        }
+        DatabaseRole::Relay => {
+            grants.line(&usage("USAGE"));
+            grants.on_all("SELECT, INSERT, UPDATE, DELETE", TABLES);
+            grants.on_all("SELECT, INSERT, UPDATE, DELETE", &["batches", "claim_lock"]);
+            grants.on("SELECT, INSERT, UPDATE", "audits");
+            grants.on("SELECT", "version");
+            grants.on("SELECT, USAGE", "log_seq");
+        }
+        DatabaseRole::Viewer => {
+            grants.line(&usage("USAGE"));
+            grants.on_all("SELECT", TABLES);
+            grants.on_all("SELECT", &["batches", "audits", "version", "log_seq"]);
+        }
+        DatabaseRole::Migrator => {
+            grants.line(&usage("USAGE, CREATE"));
+            grants.line("-- Only the owner of a table can change it. For tables that another role created:");
+            for slot in TABLES.iter().chain(&["batches", "claim_lock", "audits", "version"]) {
+                let table = grants.named(slot);
+                grants.line(&format!("-- ALTER TABLE {table} OWNER TO {role};"));
+            }
+            let sequence = grants.named("log_seq");
+            grants.line(&format!("-- ALTER SEQUENCE {sequence} OWNER TO {role};"));
+            for (slot, arguments) in [
+                ("log_insert", "()"),
+                ("log_refuse", "()"),
+                ("call", "()"),
+                ("log_lock", ""),
+                ("log_settled", ""),
+                ("log_append", ""),
+            ] {
+                let function = grants.named(slot);
+                grants.line(&format!("-- ALTER FUNCTION {function}{arguments} OWNER TO {role};"));
+            }
+        }
+    }
+    // A sequence is named as one.
+    let sequence = grants.named("log_seq");
+    grants.text.replace(&format!(" ON {sequence} TO"), &format!(" ON SEQUENCE {sequence} TO"))
+}
+
+#[cfg(feature = "mysql")]
+fn mysql(names: &Names, what: DatabaseRole, role: &str) -> String {
+    let mut grants = Grants::new(names, role, &format!("{} {AGAIN}", about(what)));
+    match what {
+        DatabaseRole::Writer => {
+            grants.on(&format!("INSERT ({WRITER})"), "events");
+            grants.on("SELECT (event_id, dedup_key)", "events");
+            grants.line("-- Rows to lock while an event with an ordering key is written.");
+            grants.on("SELECT, UPDATE", "keys");
+            grants.line("-- For `outbox send` and the library, which check the version of the tables.");
+            grants.on("SELECT", "version");
+            let events = grants.named("events");
+            grants.line("-- Deduplication keys with the library need in addition (with SQL, INSERT IGNORE does without):");
+            grants.line(&format!("-- GRANT SELECT (event_type), UPDATE (event_type) ON {events} TO {role};"));
+            grants.line("-- For the event log, whose position writers draw themselves.");
+            grants.on(&format!("INSERT (position, {LOG_WRITER})"), "log");
+            grants.on("INSERT", "log_tags");
+            grants.on("SELECT, UPDATE", "log_head");
+            let (log, tags) = (grants.named("log"), grants.named("log_tags"));
+            grants.line("-- Applications that append with the library, and decide by what the log holds, need in addition:");
+            grants.line(&format!("-- GRANT SELECT, INSERT ON {log} TO {role};"));
+            grants.line(&format!("-- GRANT SELECT, INSERT ON {tags} TO {role};"));
+        }
+        DatabaseRole::Relay => {
+            grants.on_all("SELECT, INSERT, UPDATE, DELETE", TABLES);
+            grants.on("SELECT, INSERT, UPDATE", "audits");
+            grants.on_all("SELECT, UPDATE", &["keys", "log_head"]);
+            grants.on("SELECT", "version");
+        }
+        DatabaseRole::Viewer => {
+            grants.on_all("SELECT", TABLES);
+            grants.on_all("SELECT", &["audits", "keys", "log_head", "version"]);
+        }
+        DatabaseRole::Migrator => {
+            let rights = "CREATE, ALTER, INDEX, DROP, REFERENCES, SELECT, INSERT, UPDATE, DELETE";
+            grants.on_all(rights, TABLES);
+            grants.on_all(rights, &["audits", "keys", "log_head", "version"]);
+        }
+    }
+    grants.text
+}
+
+fn about(what: DatabaseRole) -> &'static str {
+    match what {
+        DatabaseRole::Writer => "Rights of a writer: inserts events, reads no payload.",
+        DatabaseRole::Relay => "Rights of a relay, with the dashboard and repairs at the command line.",
+        DatabaseRole::Viewer => "Rights of a viewer: reads everything, payloads too, and changes nothing.",
+        DatabaseRole::Migrator => "Rights to create and upgrade the tables.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "postgres")]
+    fn names_are_quoted_and_in_their_schema() {
+        let options = StoreOptions::default().schema("billing").table("orders_event");
+        let sql = grants_sql(DatabaseKind::Postgres, &options, DatabaseRole::Relay, "o\"x; --").unwrap();
+        assert!(sql.contains(r#"GRANT SELECT ON "billing"."orders_event_schema" TO "o""x; --";"#), "{sql}");
+        assert!(
+            sql.contains(r#"GRANT SELECT, USAGE ON SEQUENCE "billing"."orders_log_seq" TO "o""x; --";"#),
+            "{sql}"
+        );
+        assert!(sql.contains(r#"GRANT USAGE ON SCHEMA "billing" TO "o""x; --";"#), "{sql}");
+    }
+
+    #[test]
+    #[cfg(feature = "mysql")]
+    fn an_account_is_a_user_at_a_host() {
+        let options = StoreOptions::default();
+        let of = |role: &str| grants_sql(DatabaseKind::MySql, &options, DatabaseRole::Viewer, role).unwrap();
+        assert!(of("bi@10.%").contains("GRANT SELECT ON `outbox_event` TO `bi`@`10.%`;"));
+        assert!(of("b`i").contains("GRANT SELECT ON `outbox_event` TO `b``i`;"));
+    }
+
+    #[test]
+    #[cfg(all(feature = "postgres", feature = "mysql"))]
+    fn no_table_is_forgotten() {
+        let options = StoreOptions::default();
+        for kind in [DatabaseKind::Postgres, DatabaseKind::MySql] {
+            let script = super::super::migration_sql(kind, &options).unwrap();
+            let tables: Vec<&str> = script
+                .lines()
+                .filter_map(|line| line.strip_prefix("CREATE TABLE IF NOT EXISTS "))
+                .filter_map(|rest| rest.split(' ').next())
+                .collect();
+            assert!(tables.len() > 10, "{tables:?}");
+            for role in [DatabaseRole::Relay, DatabaseRole::Viewer, DatabaseRole::Migrator] {
+                let grants = grants_sql(kind, &options, role, "r").unwrap();
+                // A viewer takes nothing, so it has no business with the claim lock.
+                let needed = |table: &&&str| role != DatabaseRole::Viewer || !table.contains("_claim_lock");
+                for table in tables.iter().filter(needed) {
+                    assert!(grants.contains(&format!(" {table} ")), "{kind:?} {role:?} lacks {table}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "sqlite")]
+    fn sqlite_says_that_files_decide() {
+        let sql =
+            grants_sql(DatabaseKind::Sqlite, &StoreOptions::default(), DatabaseRole::Writer, "w").unwrap();
+        assert!(sql.lines().all(|line| line.starts_with("--")) && sql.contains("permissions"));
+    }
+}

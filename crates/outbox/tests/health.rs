@@ -1,0 +1,186 @@
+//! A relay tells the truth about its health: what last went well, what fails now, and since when.
+
+mod bed;
+#[path = "bed/failing.rs"]
+mod failing;
+
+use std::time::Duration;
+
+use bed::{Base, Bed, Seen, in_time};
+use failing::Failing;
+use outbox::fleet::DatabaseState;
+use outbox::store::RelayTask;
+use outbox::{Cx, Event, Fleet, Outbox, Reason, RelayBuilder};
+use sqlx::Sqlite;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Waits until it is so.
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    while !is_so().await {
+        tokio::time::sleep(20 * MS).await;
+    }
+}
+
+/// Takes need this column.
+const BREAK: &str = "ALTER TABLE {t} RENAME COLUMN correlation_id TO elsewhere";
+const MEND: &str = "ALTER TABLE {t} RENAME COLUMN elsewhere TO correlation_id";
+
+/// Has every claim fail, while everything can be read; and the way back.
+fn no_claims<DB: Base>() -> (&'static str, &'static str) {
+    let name = std::any::type_name::<DB>();
+    if name.contains("Postgres") {
+        return (
+            "CREATE FUNCTION {t}_no() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN RAISE EXCEPTION ''the index is corrupt''; END'; \
+             CREATE TRIGGER {t}_no BEFORE INSERT ON {t}_batch FOR EACH ROW EXECUTE FUNCTION {t}_no()",
+            "DROP TRIGGER {t}_no ON {t}_batch; DROP FUNCTION {t}_no()",
+        );
+    }
+    let fails = if name.contains("MySql") {
+        "CREATE TRIGGER {t}_no BEFORE UPDATE ON {t} FOR EACH ROW \
+         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the index is corrupt'"
+    } else {
+        "CREATE TRIGGER {t}_no BEFORE UPDATE ON {t} BEGIN SELECT RAISE(ABORT, 'the index is corrupt'); END"
+    };
+    (fails, "DROP TRIGGER {t}_no")
+}
+
+on_every_database! {
+    async fn a_relay_whose_takes_fail_says_so_until_they_go_well(|bed|) {
+        let seen = Seen::default();
+        let other = bed.another().await;
+        let relay = other.outbox.multi_node().node("shop-1").on_type("e", seen.handler()).poll_interval(50 * MS)
+            .start().await.unwrap();
+        until(async || relay.health().last_take.is_some()).await;
+        assert!(relay.health().errors.is_empty(), "{:?}", relay.health());
+
+        let (fails, mended) = no_claims::<DB>();
+        bed.run(fails).await.unwrap();
+        let ids = bed.write("e", 0..1).await;
+        until(async || relay.health().problem(RelayTask::Take).is_some()).await;
+        let health = relay.health();
+        let problem = health.problem(RelayTask::Take).unwrap();
+        assert!(problem.error.contains("the index is corrupt"), "{problem}");
+        assert!(problem.failures >= 3, "{health:?}");
+
+        // Others read it in the row of the relay.
+        let explained = async || bed.outbox.admin().explain(&ids[0]).await.unwrap();
+        until(async || matches!(explained().await.reason(), Reason::RelayFails { .. })).await;
+        let text = explained().await.to_string();
+        assert!(text.contains("relay shop-1 has failed to take events"), "{text}");
+        assert!(text.contains("the index is corrupt") && !text.contains("At work"), "{text}");
+
+        bed.run(mended).await.unwrap();
+        seen.reach(1).await;
+        bed.drained().await;
+        until(async || relay.health().errors.is_empty()).await;
+        assert!(relay.health().last_settlement.is_some());
+        let told = async || bed.outbox.store().nodes().await.unwrap().remove(0).state.health;
+        until(async || told().await.errors.is_empty()).await;
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_leader_that_cannot_read_the_table_says_so_until_it_can(|bed|) {
+        let other = bed.another().await;
+        let seen = Seen::default();
+        let relay = other.outbox.single_node().on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
+        until(async || relay.health().last_take.is_some()).await;
+        bed.run(BREAK).await.unwrap();
+        until(async || relay.health().problem(RelayTask::Take).is_some()).await;
+        let problem = relay.health().problem(RelayTask::Take).unwrap().to_string();
+        assert!(problem.contains("correlation_id"), "{problem}");
+        bed.run(MEND).await.unwrap();
+        bed.write("e", 0..1).await;
+        seen.reach(1).await;
+        until(async || relay.health().errors.is_empty()).await;
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_relay_whose_settlements_fail_says_so_until_they_go_well(|bed|) {
+        let store = Failing::settle(bed.outbox.store(), 9, || sqlx::Error::PoolTimedOut.into());
+        let seen = Seen::default();
+        let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
+        bed.write("e", 0..1).await;
+        until(async || relay.health().problem(RelayTask::Settle).is_some()).await;
+        assert_eq!(relay.health().last_settlement, None);
+        bed.drained().await;
+        until(async || relay.health().errors.is_empty()).await;
+        assert!(relay.health().last_settlement.is_some());
+        seen.assert_each_once(0..1);
+        relay.stop().await.unwrap();
+    }
+}
+
+/// One that stands by takes nothing, and does not fail at it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_stands_by_has_no_take_to_fail() {
+    in_time(async {
+        let bed = Bed::<Sqlite>::new().await.unwrap();
+        let other = bed.another().await;
+        let first = bed.outbox.single_node().start().await.unwrap();
+        let second = other.outbox.single_node().poll_interval(5 * MS).start().await.unwrap();
+        until(async || first.health().last_take.is_some()).await;
+        second.poll_once().await.unwrap();
+        assert!(!second.is_active());
+        assert_eq!((second.health().last_take, second.health().errors.len()), (None, 0));
+        second.stop().await.unwrap();
+        first.stop().await.unwrap();
+    })
+    .await;
+}
+
+/// The others go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
+    in_time(async {
+        let folder = tempfile::tempdir().unwrap();
+        let url = |name: &str| format!("sqlite:{}/{name}.db", folder.path().display());
+        let fleet = Fleet::builder()
+            .database("acme", url("acme"))
+            .database("globex", url("globex"))
+            .migrate(true)
+            .open()
+            .await
+            .unwrap();
+        let seen = Seen::default();
+        let relay = fleet
+            .multi_node()
+            .on_type("e", seen.handler())
+            .on_any(async |_: Cx| ())
+            .poll_interval(50 * MS)
+            .start()
+            .await
+            .unwrap();
+        relay.idle().await.unwrap();
+        let state = |name: &str| relay.databases().into_iter().find(|d| d.name == name).unwrap();
+        assert_eq!(state("acme").state, DatabaseState::Active);
+        assert!(state("acme").health.unwrap().last_take.is_some());
+
+        let acme: Outbox<Sqlite> = fleet.outbox("acme").unwrap();
+        let pool = sqlx::SqlitePool::connect(&url("acme")).await.unwrap();
+        let run = async |sql: &str| {
+            let sql = sql.replace("{t}", "outbox_event");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
+        };
+        run(BREAK).await;
+        let is_failing = |name: &str| matches!(state(name).state, DatabaseState::Failing { .. });
+        until(async || is_failing("acme")).await;
+        let DatabaseState::Failing { reason } = state("acme").state else {
+            panic!("it was failing just now")
+        };
+        assert!(reason.starts_with("the relay has failed to take events since "), "{reason}");
+        assert!(reason.contains("correlation_id"), "{reason}");
+        let globex: Outbox<Sqlite> = fleet.outbox("globex").unwrap();
+        globex.send(Event::new("e").json(&1)).await.unwrap();
+        seen.reach(1).await;
+        assert!(!is_failing("globex"));
+
+        run(MEND).await;
+        acme.send(Event::new("e").json(&2)).await.unwrap();
+        seen.reach(2).await;
+        until(async || state("acme").state == DatabaseState::Active).await;
+        relay.stop().await.unwrap();
+    })
+    .await;
+}

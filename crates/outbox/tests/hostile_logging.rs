@@ -1,0 +1,59 @@
+//! Log lines of the library with any subscriber: whatever ids and types a writer chooses, an event of the log is one line.
+//!
+//! A test binary of its own: the subscriber is one for the whole process.
+
+mod lines;
+
+use lines::Lines;
+use outbox::escape::is_unsafe;
+use outbox::{Cx, Failure, LogPublisher, Outbox, Result};
+use tracing_subscriber::filter::LevelFilter;
+
+/// A line of its own, escape sequences, CSI as one character, text that runs backwards, a separator of lines.
+const FORGED: &str = "y\n2026-11-17T04:00:00Z ERROR signed in\u{1b}]0;x\u{7}\u{9b}2J\u{202e}z\u{2028}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_lines_of_hostile_events_are_one_safe_line_each() -> Result<()> {
+    let lines = Lines::keep(LevelFilter::TRACE);
+    let outbox = Outbox::sqlite(":memory:").await?;
+    outbox.migrate().await?;
+    // As SQL would write them: the builder refuses some.
+    let mut tx = outbox.begin().await?;
+    for (id, event_type, expires_at) in [
+        ("good", "good", None),
+        ("bad", "bad", None),
+        ("out", "out", None),
+        ("stranger", "", None),
+        ("gone", "", Some("2020-01-01 00:00:00.000000")),
+    ] {
+        let (id, event_type) = (format!("{id}{}", &FORGED[..20]), format!("{event_type}{FORGED}"));
+        sqlx::query("INSERT INTO outbox_event (event_id, event_type, payload, expires_at, correlation_id) VALUES ($1, $2, '1', $3, $2)")
+            .bind(id)
+            .bind(event_type)
+            .bind(expires_at)
+            .execute(&mut *tx)
+            .await
+            .expect("SQLite takes it");
+    }
+    tx.commit().await?;
+    let relay = outbox
+        .single_node()
+        .on_type(format!("good{FORGED}"), async |_: Cx| tracing::info!("inside of a handler"))
+        .on_type(format!("bad{FORGED}"), async |_: Cx| Err::<(), _>(Failure::dead(FORGED)))
+        .forward([format!("out{FORGED}")], LogPublisher::new())
+        .start()
+        .await?;
+    relay.idle().await?;
+    relay.stop().await?;
+    let text = lines.text();
+    for said in ["handled", "event is dead", "event is dead: expired", "event published", "no handler"] {
+        assert!(text.contains(said), "nothing of {said:?} in {text}");
+    }
+    let of_events = text.lines().filter(|line| line.contains("signed in") || line.contains("event="));
+    for line in of_events {
+        assert!(!line.contains(is_unsafe), "{line:?}");
+        assert!(!line.starts_with("2026-11-17T04:00:00Z ERROR signed in"), "a forged line: {line:?}");
+    }
+    assert!(!text.contains(['\u{1b}', '\u{9b}', '\u{202e}', '\u{2028}']), "{text:?}");
+    Ok(())
+}

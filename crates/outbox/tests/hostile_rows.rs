@@ -1,0 +1,457 @@
+//! Rows that other programs write are input: no value that a column accepts may stop a relay.
+
+mod bed;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bed::{Base, Bed, Gate};
+use outbox::store::{PageAsk, Shelf, Status};
+use outbox::{
+    Cx, Event, EventBuilder, EventId, Outcome, Outgoing, PublishError, Publisher, Query, Relay, Topic,
+};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+
+/// A number from the environment, for long runs.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// A different one each time, printed by a test that fails.
+fn seed() -> u64 {
+    let seed = setting("OUTBOX_HOSTILE_SEED", rand::random());
+    println!("OUTBOX_HOSTILE_SEED={seed}");
+    seed
+}
+
+fn is_sqlite<DB: Base>() -> bool {
+    std::any::TypeId::of::<DB>() == std::any::TypeId::of::<sqlx::Sqlite>()
+}
+
+fn is_postgres<DB: Base>() -> bool {
+    std::any::TypeId::of::<DB>() == std::any::TypeId::of::<sqlx::Postgres>()
+}
+
+/// Times at and beyond the edges of what each database accepts.
+fn times<DB: Base>() -> Vec<&'static str> {
+    let common = ["'1970-01-01 00:00:00'", "'9999-12-31 23:59:59'", "'2026-11-17 12:00:00'"];
+    let own: &[&str] = if is_postgres::<DB>() {
+        &[
+            "'infinity'",
+            "'-infinity'",
+            "'4713-01-01 00:00:00 BC'",
+            "'0001-01-01 00:00:00'",
+            "'10000-01-01'",
+            "'262142-12-31'",
+            "'262143-01-02'",
+            "'294276-12-31'",
+        ]
+    } else if is_sqlite::<DB>() {
+        &[
+            "'2026-02-30 00:00:00'",
+            "'0000-00-00 00:00:00'",
+            "'9999-99-99 99:99:99'",
+            "'aaaa-bb-cc dd:ee:ff'",
+            "'2026-01-01 00:00:00+05:00'",
+            "'2026-01-01 00:00:00.1234567890123'",
+            "'0000-01-01 00:00:00'",
+        ]
+    } else {
+        &["'0000-00-00'", "'2026-00-10'", "'2026-10-00'", "'0001-01-01'", "'9999-12-31 23:59:59.999999'"]
+    };
+    common.into_iter().chain(own.iter().copied()).collect()
+}
+
+/// A time that a column accepts without the checks, and that no relay can use.
+fn impossible_time<DB: Base>() -> &'static str {
+    if is_postgres::<DB>() {
+        "'infinity'"
+    } else if is_sqlite::<DB>() {
+        "'2026-02-30 00:00:00'"
+    } else {
+        "'2026-00-10'"
+    }
+}
+
+/// A column, and a value that may hurt in it.
+fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
+    let integers = ["-1", "-5", "0", "1", "2147483646", "2147483647", "-2147483648", "1000000001"];
+    let wide = ["9223372036854775807", "-9223372036854775808"];
+    let one = |random: &mut SmallRng, of: &[&str]| (*of.choose(random).unwrap()).to_owned();
+    let column = *[
+        "event_type",
+        "aggregate_type",
+        "aggregate_id",
+        "tenant_id",
+        "ordering_key",
+        "correlation_id",
+        "headers",
+        "occurred_at",
+        "created_at",
+        "available_at",
+        "expires_at",
+        "done_at",
+        "locked_until",
+        "locked_by",
+        "status",
+        "attempts",
+        "claims",
+        "crashes",
+        "joined",
+        "last_error",
+        "done_by",
+    ]
+    .choose(random)
+    .unwrap();
+    let value = match column {
+        "occurred_at" | "created_at" | "available_at" | "expires_at" | "done_at" | "locked_until" => {
+            one(random, &times::<DB>())
+        }
+        "attempts" | "claims" | "crashes" => {
+            let all: Vec<&str> = integers
+                .iter()
+                .chain(is_sqlite::<DB>().then_some(&wide).into_iter().flatten())
+                .copied()
+                .collect();
+            one(random, &all)
+        }
+        "joined" => one(random, &["0", "1", "-1", "32767"]),
+        "status" => one(random, &["0", "1", "2", "3"]),
+        "headers" => {
+            let deep = format!("'{}{}'", "[".repeat(3_000), "]".repeat(3_000));
+            let odd = [
+                "'[1]'",
+                "'\"x\"'",
+                "'{\"a\":1}'",
+                "'null'",
+                "'{\"a\":{}}'",
+                "'{\"\":\"\"}'",
+                "'{\"a\":\"b\",\"a\":\"c\"}'",
+            ];
+            if random.random_ratio(1, 10) { deep } else { one(random, &odd) }
+        }
+        // Keys of hostile rows are their own: a row may hold back those of its key.
+        "ordering_key" => format!("'hostile-{}'", random.random_range(0..5)),
+        _ if is_sqlite::<DB>() && random.random_ratio(1, 4) => "CAST(x'ff00fe' AS TEXT)".to_owned(),
+        _ => one(random, &["''", "' '", "'a\tb'", "'ä\u{202e}😀'", "'outbox.join.report'"]),
+    };
+    (column, value)
+}
+
+/// Takes away what refuses such values, as if the rows had been written before there was anything to refuse them.
+async fn without_checks<DB: Base>(bed: &Bed<DB>) {
+    let statements: &[&str] = if is_sqlite::<DB>() {
+        &["DROP TRIGGER {t}_values", "DROP TRIGGER {t}_log_values"]
+    } else if is_postgres::<DB>() {
+        &[
+            "ALTER TABLE {t} DROP CONSTRAINT {t}_times, DROP CONSTRAINT {t}_counters",
+            "ALTER TABLE {t}_log DROP CONSTRAINT {t}_log_times",
+        ]
+    } else {
+        &["ALTER TABLE {t} DROP CONSTRAINT {t}_times, DROP CONSTRAINT {t}_counters"]
+    };
+    for statement in statements {
+        bed.run(statement).await.unwrap();
+    }
+}
+
+/// Inserts a row with some hostile values. Returns its id if the database took it.
+async fn insert_hostile<DB: Base>(bed: &Bed<DB>, random: &mut SmallRng, n: usize) -> Option<String> {
+    let id = format!("hostile-{n}");
+    let mut values: HashMap<&str, String> = HashMap::from([
+        ("event_id", format!("'{id}'")),
+        ("event_type", "'hostile'".to_owned()),
+        ("payload", format!("'{n}'")),
+    ]);
+    for _ in 0..random.random_range(1..=4) {
+        let (column, value) = hostile::<DB>(random);
+        values.insert(column, value);
+    }
+    if is_sqlite::<DB>() && random.random_ratio(1, 20) {
+        values.insert("event_id", format!("CAST(x'ff{n:06x}' AS TEXT)"));
+    }
+    let (columns, values): (Vec<&str>, Vec<String>) = values.into_iter().unzip();
+    let sql = format!("INSERT INTO {{t}} ({}) VALUES ({})", columns.join(", "), values.join(", "));
+    bed.run(&sql).await.is_ok().then_some(id)
+}
+
+async fn send<DB: Base>(bed: &Bed<DB>, event: EventBuilder) -> EventId {
+    bed.outbox.send(event).await.unwrap().expect("it has no deduplication key")
+}
+
+/// How often each event was handled.
+type Handled = Arc<Mutex<HashMap<EventId, u32>>>;
+
+async fn start<DB: Base>(bed: &Bed<DB>, mode: u8, handled: &Handled) -> Relay {
+    let builder = match mode {
+        0 => bed.outbox.single_node(),
+        1 => bed.outbox.multi_node(),
+        _ => bed.outbox.ordered(),
+    };
+    let handled = handled.clone();
+    let handler = move |cx: Cx| {
+        *handled.lock().unwrap().entry(cx.id().clone()).or_default() += 1;
+        async { Ok::<_, outbox::Failure>(Outcome::Done) }
+    };
+    builder.no_hot_path().poll_interval(Duration::from_millis(20)).on_any(handler).start().await.unwrap()
+}
+
+/// Waits until all of these were handled.
+async fn arrived(handled: &Handled, ids: &[EventId]) {
+    loop {
+        let missing = {
+            let handled = handled.lock().unwrap();
+            ids.iter().filter(|id| !handled.contains_key(*id)).count()
+        };
+        if missing == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Everything that people can ask has an answer.
+async fn everything_is_shown<DB: Base>(bed: &Bed<DB>) {
+    let admin = bed.outbox.admin();
+    for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        let mut ask = PageAsk { shelf, limit: 50, ..PageAsk::default() };
+        for _ in 0..100 {
+            let page = admin.page(&ask).await.unwrap();
+            for row in &page.rows {
+                admin.explain(&row.id).await.unwrap();
+            }
+            ask.after = page.next;
+            if ask.after.is_none() {
+                break;
+            }
+        }
+    }
+    admin.stats().await.unwrap();
+    admin.overview(1_000).await.unwrap();
+    for status in [Status::New, Status::Retry, Status::Done, Status::Dead] {
+        let filter = outbox::store::Filter { status: Some(status), ..Default::default() };
+        admin.list(&filter, 10_000).await.unwrap();
+    }
+}
+
+/// No event is handled more often than that, whatever its row says.
+const MOST_OFTEN: u32 = 3;
+
+async fn hostile_rows_stop_nothing<DB: Base>(bed: &Bed<DB>, mode: u8, checks: bool) {
+    if !checks {
+        without_checks(bed).await;
+    }
+    let mut random = SmallRng::seed_from_u64(seed());
+    let handled = Handled::default();
+    let (mut good, mut stored) = (Vec::new(), 0);
+    for n in 0..setting("OUTBOX_HOSTILE_ROWS", 150) as usize {
+        stored += usize::from(insert_hostile(bed, &mut random, n).await.is_some());
+        if n % 3 == 0 {
+            let event = Event::new("good").json(&n);
+            let event = if n % 2 == 0 { event.ordering_key(format!("good-{}", n % 7)) } else { event };
+            good.push(send(bed, event).await);
+        }
+    }
+    assert!(stored > 10, "the database took hostile rows");
+    let relay = start(bed, mode, &handled).await;
+    arrived(&handled, &good).await;
+    // It goes on: also with what is written after all of that.
+    for n in 0..5 {
+        insert_hostile(bed, &mut random, 100_000 + n).await;
+        let id = send(bed, Event::new("good").json(&n)).await;
+        arrived(&handled, &[id]).await;
+    }
+    relay.idle().await.unwrap();
+    everything_is_shown(bed).await;
+    relay.stop().await.unwrap();
+    bed.outbox.admin().purge(Duration::ZERO).await.unwrap();
+    bed.outbox.admin().purge_dead(Duration::ZERO).await.unwrap();
+    let handled = handled.lock().unwrap().clone();
+    for (id, times) in handled {
+        assert!(times <= MOST_OFTEN, "handled {times} times: {:?}", bed.find(&id).await);
+    }
+}
+
+on_every_database! {
+    async fn hostile_rows_stop_no_single_node_relay(|bed|) {
+        hostile_rows_stop_nothing(&bed, 0, false).await;
+    }
+
+    async fn hostile_rows_stop_no_multi_node_relay(|bed|) {
+        hostile_rows_stop_nothing(&bed, 1, false).await;
+    }
+
+    async fn hostile_rows_stop_no_ordered_relay(|bed|) {
+        hostile_rows_stop_nothing(&bed, 2, false).await;
+    }
+
+    async fn what_the_tables_accept_stops_nothing_either(|bed|) {
+        hostile_rows_stop_nothing(&bed, 1, true).await;
+    }
+
+    /// What a reviewer would try first.
+    async fn times_and_counters_that_no_relay_can_use_are_refused(|bed|) {
+        let mut refused = vec![("claims", "-1"), ("claims", "2147483647"), ("attempts", "-1"), ("crashes", "2147483647")];
+        refused.extend(["occurred_at", "available_at"].map(|column| (column, impossible_time::<DB>())));
+        for (column, value) in refused {
+            let sql = format!("INSERT INTO {{t}} (event_type, payload, {column}) VALUES ('x', '1', {value})");
+            assert!(bed.run(&sql).await.is_err(), "{column} = {value} was taken");
+        }
+        if is_postgres::<DB>() {
+            bed.run("INSERT INTO {t} (event_id, event_type, payload, expires_at) VALUES ('never', 'x', '1', 'infinity')").await.unwrap();
+            assert_eq!(bed.find(&"never".into()).await.event.unwrap().expires_at(), None);
+        }
+    }
+
+    /// A table from before the checks is repaired, and then checked.
+    async fn a_migration_repairs_rows_that_the_checks_would_refuse(|bed|) {
+        without_checks(&bed).await;
+        let time = impossible_time::<DB>();
+        bed.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload, occurred_at, claims) VALUES ('old', 'x', '1', {time}, 2147483647)")).await.unwrap();
+        bed.run(&format!("UPDATE {{t}}_schema SET version = {}", if is_postgres::<DB>() { 8 } else { 7 })).await.unwrap();
+        bed.outbox.migrate().await.unwrap();
+        bed.outbox.migrate().await.unwrap();
+        let handled = Handled::default();
+        let relay = start(&bed, 1, &handled).await;
+        let id = send(&bed, Event::new("good").json(&1)).await;
+        arrived(&handled, &[id]).await;
+        relay.idle().await.unwrap();
+        let old = bed.find(&"old".into()).await;
+        assert!(!old.status.is_pending(), "{old:?}");
+        relay.stop().await.unwrap();
+    }
+
+    async fn events_larger_than_the_limit_are_dead_lettered_unread(|bed|) {
+        let small = bed.another_with(|builder| builder.max_payload(1_000)).await;
+        let long = "x".repeat(2_000);
+        bed.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload) VALUES ('payload', 'x', '\"{long}\"')")).await.unwrap();
+        bed.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload, headers) VALUES ('headers', 'x', '1', '{{\"a\":\"{long}\"}}')")).await.unwrap();
+        let bytes = Event::new("x").id("bytes").bytes("x/y", vec![7; 2_000]);
+        bed.outbox.send(bytes).await.unwrap();
+        let handled = Handled::default();
+        let relay = start(&small, 1, &handled).await;
+        let good = send(&bed, Event::new("x").json(&"x".repeat(900))).await;
+        arrived(&handled, &[good]).await;
+        relay.idle().await.unwrap();
+        for id in ["payload", "headers", "bytes"] {
+            let event = bed.find(&id.into()).await;
+            let reason = event.last_error.unwrap_or_default();
+            assert_eq!(event.status, Status::Dead, "{id}: {reason}");
+            assert!(reason.contains("bytes, more than the limit") || reason.contains("more bytes than the limit"), "{reason}");
+        }
+        assert_eq!(handled.lock().unwrap().len(), 1);
+        relay.stop().await.unwrap();
+    }
+
+    async fn a_relay_reads_no_further_than_its_bytes_allow(|bed|) {
+        let events: Vec<EventBuilder> = (0..50).map(|_| Event::new("e").json(&"x".repeat(3_000))).collect();
+        bed.outbox.send_all(events).await.unwrap();
+        let (gate, handled) = (Gate::closed(), Handled::default());
+        let handler = {
+            let (gate, handled) = (gate.clone(), handled.clone());
+            move |cx: Cx| {
+                let (gate, handled) = (gate.clone(), handled.clone());
+                async move {
+                    gate.pass().await;
+                    *handled.lock().unwrap().entry(cx.id().clone()).or_default() += 1;
+                    Ok::<_, outbox::Failure>(Outcome::Done)
+                }
+            }
+        };
+        let relay = bed.outbox.multi_node().no_hot_path().workers(1).queue_bytes(20_000).on_any(handler);
+        let relay = relay.start().await.unwrap();
+        for _ in 0..5 {
+            relay.poll_once().await.unwrap();
+        }
+        let ask = PageAsk { shelf: Shelf::Pending, limit: 50, ..PageAsk::default() };
+        let held = bed.outbox.admin().page(&ask).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
+        assert!((1..=7).contains(&held), "{held} events of 3,500 bytes are in memory");
+        gate.open();
+        relay.idle().await.unwrap();
+        assert_eq!(handled.lock().unwrap().len(), 50);
+        relay.stop().await.unwrap();
+    }
+
+    /// The log has no dead letters: what cannot be read is noted, and passed over.
+    async fn hostile_rows_of_the_log_stop_no_publisher(|bed|) {
+        without_checks(&bed).await;
+        let mut random = SmallRng::seed_from_u64(seed());
+        let log = bed.outbox.log();
+        let (mut good, mut hostile) = (Vec::new(), 0);
+        for n in 0..60 {
+            let (column, value) = loop {
+                let (column, value) = self::hostile::<DB>(&mut random);
+                if ["headers", "occurred_at", "created_at", "aggregate_type", "tenant_id"].contains(&column) {
+                    break (column, value);
+                }
+            };
+            // MySQL and MariaDB: a position is drawn first.
+            let sql = if is_postgres::<DB>() || is_sqlite::<DB>() {
+                format!("INSERT INTO {{t}}_log (event_type, payload, {column}) VALUES ('hostile', '{n}', {value})")
+            } else {
+                format!(
+                    "UPDATE {{t}}_log_head SET position = LAST_INSERT_ID(position + 1); \
+                     INSERT INTO {{t}}_log (position, event_type, payload, {column}) VALUES (LAST_INSERT_ID(), 'hostile', '{n}', {value})"
+                )
+            };
+            hostile += usize::from(bed.run(&sql).await.is_ok());
+            if n % 4 == 0 {
+                log.append([Event::new("good").json(&n)]).await.unwrap();
+                good.push(n);
+            }
+        }
+        assert!(hostile > 10, "the database took hostile rows");
+        let kept = Kept::default();
+        let topic = Topic::new("all").types(["good"]);
+        let relay = bed.outbox.multi_node().publish(topic.to(kept.clone())).start().await.unwrap();
+        log.append([Event::new("good").json(&1_000)]).await.unwrap();
+        good.push(1_000);
+        kept.reach(good.len()).await;
+        assert_eq!(*kept.0.lock().unwrap(), good, "each once, in order");
+        relay.stop().await.unwrap();
+        let unreadable = bed.outbox.store().log().unwrap().unreadable(1_000).await.unwrap();
+        let rows = bed.outbox.store().log().unwrap().read(&Query::all(), outbox::Position::START, None, 1_000).await.unwrap();
+        let bad: BTreeSet<i64> = rows.iter().filter_map(|row| row.as_ref().err()).map(|(at, _)| at.get()).collect();
+        assert!(!bad.is_empty());
+        assert_eq!(unreadable.iter().map(|row| row.position.get()).collect::<BTreeSet<_>>(), bad);
+    }
+}
+
+/// Keeps the numbers of what it publishes.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<i32>>>);
+
+impl Kept {
+    async fn reach(&self, count: usize) {
+        while self.0.lock().unwrap().len() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Publisher for Kept {
+    fn name(&self) -> &'static str {
+        "kept"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.0.lock().unwrap().extend(events.iter().filter_map(|event| event.payload::<i32>().ok()));
+        Ok(())
+    }
+}
+
+/// Positions are drawn: one that is chosen would make another writer's append fail.
+#[tokio::test]
+async fn a_position_of_the_log_that_was_not_drawn_is_refused() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let squatting = "INSERT INTO {t}_log (position, event_type, payload) VALUES (1, 'x', '1')";
+    let error = bed.run(squatting).await.unwrap_err().to_string();
+    assert!(error.contains("has not been drawn"), "{error}");
+    bed.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
+    bed.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
+}

@@ -1,0 +1,362 @@
+//! Storage that is full, read-only or failing: nothing is lost, nothing overtakes, and all goes on when it is well again.
+
+mod bed;
+
+use std::time::Duration;
+
+use bed::{Base, Bed, Seen, in_time};
+use outbox::store::Status;
+use outbox::{Backoff, DatabaseError, Error, Event, EventBuilder, Failure, Outbox, Outcome, StorageFault};
+use sqlx::{MySql, Postgres, Sqlite};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// How each database is made to refuse what is written.
+trait Refusing: Base {
+    /// Statements after which a change of this event's status fails, and what takes that back.
+    fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>);
+}
+
+impl Refusing for Sqlite {
+    fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>) {
+        let refuse = format!(
+            "CREATE TRIGGER {table}_refuse BEFORE UPDATE ON {table} WHEN OLD.event_id = '{id}' \
+             AND NEW.status <> OLD.status BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        );
+        (vec![refuse], vec![format!("DROP TRIGGER {table}_refuse")])
+    }
+}
+
+impl Refusing for Postgres {
+    fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>) {
+        let function = format!(
+            "CREATE OR REPLACE FUNCTION {table}_refuse() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'refused'; END $$"
+        );
+        let trigger = format!(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON {table} FOR EACH ROW WHEN (OLD.event_id = '{id}' \
+             AND NEW.status <> OLD.status) EXECUTE FUNCTION {table}_refuse()"
+        );
+        (vec![function, trigger], vec![format!("DROP TRIGGER refuse ON {table}")])
+    }
+}
+
+impl Refusing for MySql {
+    fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>) {
+        let trigger = format!(
+            "CREATE TRIGGER {table}_refuse BEFORE UPDATE ON {table} FOR EACH ROW \
+             IF OLD.event_id = '{id}' AND NEW.status <> OLD.status THEN \
+             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF"
+        );
+        (vec![trigger], vec![format!("DROP TRIGGER {table}_refuse")])
+    }
+}
+
+fn keyed(number: u64, key: &str) -> EventBuilder {
+    Event::new("e").json(&number).ordering_key(key)
+}
+
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    for _ in 0..3_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::time::sleep(10 * MS).await;
+    }
+    panic!("not within 30 s: {what}");
+}
+
+/// A database refuses the verdict of one event for good, for a reason of its own. The later events of its key wait behind it, however far
+/// they have come; everything else is settled.
+async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(bed: Bed<DB>) {
+    for (n, builder) in [bed.outbox.multi_node(), bed.outbox.single_node()].into_iter().enumerate() {
+        let first = format!("bad-{n}");
+        let (refuse, allow) = DB::refuse(&bed.table, &first);
+        for statement in refuse {
+            bed.run(&statement).await.unwrap();
+        }
+        let seen = Seen::default();
+        let relay = builder.workers(2).on_type("e", seen.handler()).poll_interval(20 * MS).start();
+        let relay = relay.await.unwrap();
+        let mut events = vec![keyed(0, "bad").id(first.as_str())];
+        events.extend((1..6).map(|number| keyed(number, "bad")));
+        let bad = bed.outbox.send_all(events).await.unwrap();
+        let mut good = bed.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap();
+        good.extend(bed.write("e", 20..26).await);
+        for id in &good {
+            until("all others are settled", async || bed.status(id).await == Status::Done).await;
+        }
+        // Also what is written while the verdict is refused.
+        let late = bed.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap();
+        until("another one is settled", async || bed.status(&late[1]).await == Status::Done).await;
+        for id in bad.iter().chain(&late[..1]) {
+            assert_eq!(bed.status(id).await, Status::New, "nothing of the key is settled before the first");
+        }
+        for statement in allow {
+            bed.run(&statement).await.unwrap();
+        }
+        relay.idle().await.unwrap();
+        assert_eq!(seen.of_key("bad"), [0, 1, 2, 3, 4, 5, 6], "once each, and in order");
+        assert_eq!(seen.of_key("good"), [10, 11, 12, 13, 14, 15, 16]);
+        for id in bad.iter().chain(&late) {
+            assert_eq!(bed.status(id).await, Status::Done);
+        }
+        relay.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_settles_a_key_in_order_or_not_at_all() {
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_settles_a_key_in_order_or_not_at_all() {
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_settles_a_key_in_order_or_not_at_all() {
+    if let Some(bed) = Bed::<MySql>::new().await {
+        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    }
+}
+
+/// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.
+async fn fill(bed: &Bed<Sqlite>) {
+    bed.run("CREATE TABLE IF NOT EXISTS filler (bytes blob)").await.unwrap();
+    let pages = bed.number("PRAGMA page_count").await;
+    bed.run(&format!("PRAGMA max_page_count = {pages}")).await.unwrap();
+    for size in [3_000, 300, 30] {
+        while bed.run(&format!("INSERT INTO filler VALUES (zeroblob({size}))")).await.is_ok() {}
+    }
+}
+
+async fn make_room(bed: &Bed<Sqlite>) {
+    bed.run("PRAGMA max_page_count = 1000000").await.unwrap();
+}
+
+fn large(number: u64) -> EventBuilder {
+    Event::new("large").bytes("text/plain", vec![b'x'; 20_000]).id(format!("large-{number}").as_str())
+}
+
+fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> StorageFault {
+    match result {
+        Err(Error::Database(error)) => {
+            assert!(error.is_transient(), "{error}");
+            let fault = error.storage_fault().unwrap_or_else(|| panic!("no fault of storage: {error}"));
+            assert!(error.to_string().ends_with(&format!("(the database: {fault})")), "{error}");
+            fault
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// SQLite ends the transaction itself when there is no room. Its connection must not be taken for one inside of a transaction.
+#[tokio::test]
+async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    // An application's pool beside, with one connection as well.
+    let beside = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    let beside = beside.connect(bed.url()).await.unwrap();
+    let builder = outbox::OutboxBuilder::new().table(&bed.table);
+    let beside = builder.on_pool(&beside).unwrap();
+    for (n, outbox) in [&bed.outbox, &beside].into_iter().enumerate() {
+        let limit = async |outbox: &Outbox<Sqlite>, pages: i64| {
+            let mut conn = outbox.pool().acquire().await.unwrap();
+            Sqlite::execute_sql(&mut conn, &format!("PRAGMA max_page_count = {pages}")).await.unwrap();
+        };
+        limit(outbox, bed.number("PRAGMA page_count").await).await;
+        for number in 0..3 {
+            // Dropped, and rolled back.
+            assert_eq!(fault(outbox.send(large(number)).await), StorageFault::Full);
+            let mut tx = outbox.begin().await.unwrap();
+            assert_eq!(fault(tx.write(large(number)).await), StorageFault::Full);
+            tx.rollback().await.unwrap();
+        }
+        // What is written after that would not be part of the transaction, and there at once.
+        let mut tx = outbox.begin().await.unwrap();
+        tx.write(Event::new("e").json(&1)).await.unwrap();
+        assert_eq!(fault(tx.write(large(4)).await), StorageFault::Full);
+        assert!(matches!(tx.write(Event::new("e").json(&2)).await, Err(Error::Lifecycle(_))));
+        assert!(matches!(tx.commit().await, Err(Error::Lifecycle(_))));
+        assert_eq!(outbox.admin().stats().await.unwrap().new, n as u64);
+        limit(outbox, 1_000_000).await;
+        let number = 10 + n as u64;
+        outbox.send(large(number)).await.unwrap();
+        assert!(outbox.admin().find(&format!("large-{number}").into()).await.unwrap().is_some());
+    }
+}
+
+/// A database in memory is its connection: that is never closed for having been in the middle of something.
+#[tokio::test]
+async fn a_database_in_memory_survives_a_transaction_that_ended_by_itself() {
+    let outbox = Outbox::sqlite(":memory:").await.unwrap();
+    outbox.migrate().await.unwrap();
+    let statement = "CREATE TRIGGER ends BEFORE INSERT ON outbox_event WHEN NEW.event_type = 'ends' \
+                     BEGIN SELECT RAISE(ROLLBACK, 'ended'); END";
+    sqlx::raw_sql(statement).execute(outbox.pool()).await.unwrap();
+    for _ in 0..3 {
+        outbox.send(Event::new("ends").json(&1)).await.unwrap_err();
+        let mut tx = outbox.begin().await.unwrap();
+        let mut inner = outbox.adopt(sqlx::Connection::begin(&mut *tx).await.unwrap());
+        inner.write(Event::new("ends").json(&1)).await.unwrap_err();
+        drop(inner);
+        drop(tx);
+        outbox.send(Event::new("e").json(&1)).await.unwrap();
+    }
+    assert_eq!(outbox.admin().stats().await.unwrap().new, 3);
+}
+
+/// There is room for what is done, and none for what failed, whose error is long: its key waits, nothing overtakes, and no handler is
+/// repeated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_breaks_no_order() {
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    let test = async {
+        let (seen, gate) = (Seen::default(), bed::Gate::closed());
+        let (noted, opened) = (seen.clone(), gate.clone());
+        let handler = move |cx: outbox::Cx| {
+            let (seen, gate) = (noted.clone(), opened.clone());
+            async move {
+                seen.note(&cx);
+                gate.pass().await;
+                match (cx.payload::<u64>(), cx.attempt()) {
+                    (Ok(0), 1) => Err(Failure::retry("ü".repeat(4_000))),
+                    _ => Ok(Outcome::Done),
+                }
+            }
+        };
+        let relay = bed.outbox.multi_node().workers(1).on_type("e", handler).poll_interval(10 * MS);
+        let relay = relay.retry(Backoff::default().base(MS)).lease(1_000 * MS).start().await.unwrap();
+        bed.outbox.send_all((0..5).map(|number| keyed(number, "k"))).await.unwrap();
+        seen.reach(1).await;
+        fill(&bed).await;
+        gate.open();
+        // Longer than the lease, and than a verdict used to be tried that was refused.
+        tokio::time::sleep(2_500 * MS).await;
+        assert_eq!(seen.of_key("k"), [0], "what is not settled is not repeated, and holds back its key");
+        make_room(&bed).await;
+        relay.idle().await.unwrap();
+        assert_eq!(seen.of_key("k"), [0, 0, 1, 2, 3, 4]);
+        assert_eq!(bed.tally().await, (0, 0, 5, 0));
+        relay.stop().await.unwrap();
+    };
+    in_time(test).await;
+}
+
+/// A database of this test's own on the server of the tests, which can be made read-only without any harm to others.
+struct OwnDatabase {
+    server: sqlx::PgPool,
+    name: String,
+    url: String,
+}
+
+impl OwnDatabase {
+    async fn new() -> Option<Self> {
+        let url = std::env::var("OUTBOX_TEST_POSTGRES").ok()?;
+        let server = sqlx::PgPool::connect(&url).await.unwrap();
+        let name = format!("storage_{}", std::process::id());
+        let base = url.rsplit_once('/').map_or(url.as_str(), |(base, _)| base);
+        let own = Self { server, url: format!("{base}/{name}"), name };
+        own.run(&format!("DROP DATABASE IF EXISTS {}", own.name)).await;
+        own.run(&format!("CREATE DATABASE {}", own.name)).await;
+        Some(own)
+    }
+
+    async fn run(&self, sql: &str) {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.server).await.unwrap();
+    }
+
+    /// For all connections: those that there are end.
+    async fn read_only(&self, read_only: bool) {
+        let value = if read_only { "on" } else { "off" };
+        self.run(&format!("ALTER DATABASE {} SET default_transaction_read_only = {value}", self.name)).await;
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ";
+        self.run(&format!("{end}'{}'", self.name)).await;
+    }
+}
+
+/// A server that is a standby for a while, or that an operator has made read-only: nothing is handled twice, and all goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
+    let Some(own) = OwnDatabase::new().await else { return };
+    let test = async {
+        let outbox = Outbox::postgres(&own.url).await.unwrap();
+        outbox.migrate().await.unwrap();
+        let (seen, gate) = (Seen::default(), bed::Gate::closed());
+        let relay = outbox.multi_node().workers(4).on_type("e", seen.behind(&gate)).poll_interval(20 * MS);
+        let relay = relay.start().await.unwrap();
+        let mut events: Vec<_> = (0..4).map(|number| keyed(number, "k")).collect();
+        events.extend((10..13).map(|number| Event::new("e").json(&number)));
+        outbox.send_all(events).await.unwrap();
+        seen.reach(4).await;
+        own.read_only(true).await;
+        let refused = loop {
+            // The connections that were ended say so first.
+            match outbox.send(keyed(99, "k")).await {
+                Err(Error::Database(error)) if error.storage_fault().is_none() => {}
+                other => break other,
+            }
+        };
+        assert_eq!(fault(refused), StorageFault::ReadOnly);
+        gate.open();
+        tokio::time::sleep(1_000 * MS).await;
+        assert_eq!(outbox.admin().stats().await.unwrap().done, 0);
+        own.read_only(false).await;
+        until("all is settled", async || outbox.admin().stats().await.is_ok_and(|stats| stats.done == 7))
+            .await;
+        assert_eq!(seen.of_key("k"), [0, 1, 2, 3], "once each, and in order");
+        assert_eq!(seen.count(), 7);
+        relay.stop().await.unwrap();
+        outbox.close().await;
+    };
+    in_time(test).await;
+    own.run(&format!("DROP DATABASE {} WITH (FORCE)", own.name)).await;
+}
+
+/// What the servers say of their storage, by the codes that they say it with.
+#[tokio::test]
+async fn faults_of_storage_are_told_by_their_cause() {
+    let told = |result: Result<u64, sqlx::Error>| match result {
+        Err(error) => fault(Err::<(), _>(Error::Database(DatabaseError::from(error)))),
+        Ok(_) => panic!("it is said to be an error"),
+    };
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        for (code, expected) in [
+            ("53100", StorageFault::Full),
+            ("25006", StorageFault::ReadOnly),
+            ("58030", StorageFault::Failing),
+            ("XX001", StorageFault::Corrupt),
+            ("XX002", StorageFault::Corrupt),
+        ] {
+            let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'so' USING ERRCODE = '{code}'; END $$");
+            assert_eq!(told(bed.run(&raise).await), expected, "{code}");
+        }
+    }
+    if let Some(bed) = Bed::<MySql>::new().await {
+        for (number, expected) in [
+            (1021, StorageFault::Full),
+            (1114, StorageFault::Full),
+            (1030, StorageFault::Failing),
+            (1026, StorageFault::Failing),
+            (1290, StorageFault::ReadOnly),
+            (1836, StorageFault::ReadOnly),
+            (1792, StorageFault::ReadOnly),
+            (1034, StorageFault::Corrupt),
+            (1712, StorageFault::Corrupt),
+        ] {
+            let signal = format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'so'");
+            assert_eq!(told(bed.run(&signal).await), expected, "{number}");
+        }
+        let collision = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'so'";
+        let collision = DatabaseError::from(bed.run(collision).await.unwrap_err());
+        assert!(collision.is_transient() && collision.storage_fault().is_none(), "{collision}");
+    }
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    bed.run("PRAGMA query_only = on").await.unwrap();
+    assert_eq!(fault(bed.outbox.send(large(1)).await), StorageFault::ReadOnly);
+}

@@ -1,0 +1,355 @@
+//! A task of a relay that panics: it runs again and nothing is lost, or the relay ends with an error.
+
+mod bed;
+#[path = "bed/failing.rs"]
+mod failing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bed::{Bed, Gate, Seen, in_time, numbered};
+use failing::{Failing, Where};
+use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use outbox::store::{RelayTask, Status, Store as _};
+use outbox::{Backoff, Error, Outgoing, PublishError, Publisher, PurgeSettings, RelayBuilder, Topic};
+use sqlx::Sqlite;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What a store does in place of an answer.
+fn boom() -> Error {
+    panic!("out of order")
+}
+
+/// Waits until it is so.
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    while !is_so().await {
+        tokio::time::sleep(5 * MS).await;
+    }
+}
+
+/// The relay has ended, by the fault of this task.
+#[track_caller]
+fn assert_failed(ended: outbox::Result<()>, by: RelayTask, words: &str) {
+    match ended {
+        Err(Error::TaskFailed { task, cause }) => {
+            assert_eq!(task, by, "{cause}");
+            assert!(cause.contains(words), "{cause}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+on_every_database! {
+    async fn taking_goes_on_after_panics(|bed|) {
+        let store = Failing::take(bed.outbox.store(), 3, boom);
+        bed.write("e", 0..20).await;
+        let seen = Seen::default();
+        let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
+        seen.reach(20).await;
+        bed.drained().await;
+        assert_eq!(store.failed(), 3, "all panics happened");
+        seen.assert_each_once(0..20);
+        assert!(relay.health().last_take.is_some() && relay.health().errors.is_empty(), "{:?}", relay.health());
+        relay.stop().await.unwrap();
+    }
+
+    /// The verdicts that the settler had in hand are written by the next one: no handler runs twice, no key out of order.
+    async fn no_verdict_is_lost_when_the_settler_panics(|bed|) {
+        for exclusive in [false, true] {
+            let store = Failing::settle(bed.outbox.store(), 3, boom);
+            store.after(1);
+            let seen = Seen::default();
+            let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
+            // The fifth of each key fails once: what is behind it goes back, and comes again.
+            let handler = seen.says(|cx| match (cx.payload::<u64>(), cx.attempt()) {
+                (Ok(n), 1) if n / 4 == 5 => Err(outbox::Failure::retry("once")),
+                _ => Ok(outbox::Outcome::Done),
+            });
+            let relay = relay.on_type("e", handler).retry(Backoff::default().base(10 * MS).max(10 * MS)).poll_interval(5 * MS)
+                .start().await.unwrap();
+            let keyed = (0..40).map(|n| numbered("e", n).ordering_key(format!("k{}", n % 4)));
+            bed.outbox.send_all(keyed).await.unwrap();
+            bed.drained().await;
+            assert_eq!(store.failed(), 3, "all panics happened");
+            for key in 0..4 {
+                let mut expected: Vec<u64> = (0..10).map(|n| n * 4 + key).collect();
+                expected.insert(5, 20 + key);
+                assert_eq!(seen.of_key(&format!("k{key}")), expected, "exclusive: {exclusive}");
+            }
+            assert!(relay.health().last_settlement.is_some());
+            relay.stop().await.unwrap();
+        }
+    }
+
+    /// What it held is given back at once.
+    async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_goes_on(|bed|) {
+        let store = Failing::take(bed.outbox.store(), usize::MAX, boom);
+        store.after(1);
+        bed.write("e", 0..3).await;
+        let (seen, gate) = (Seen::default(), Gate::closed());
+        let relay = RelayBuilder::multi_node(store.clone()).batch(1).cold_capacity(1).workers(1)
+            .on_type("e", seen.behind(&gate)).drain(50 * MS).poll_interval(5 * MS).start().await.unwrap();
+        seen.reach(1).await;
+        assert_failed(relay.stopped().await, RelayTask::Take, "5 panics within 60 s, the last: out of order");
+        assert!(relay.poll_once().await.is_err() && relay.idle().await.is_err());
+        assert!(relay.health().ended.is_some());
+        assert_failed(relay.stop().await, RelayTask::Take, "out of order");
+
+        let others = Seen::default();
+        let relay = bed.outbox.multi_node().on_type("e", others.handler()).start().await.unwrap();
+        bed.drained().await;
+        others.assert_each_once(0..3);
+        relay.stop().await.unwrap();
+    }
+
+    /// What became of its events is not written: they are not given back, and come again when their lease is over.
+    async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_run_out(|bed|) {
+        let store = Failing::settle(bed.outbox.store(), usize::MAX, boom);
+        let ids = bed.write("e", 0..3).await;
+        let seen = Seen::default();
+        let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).drain(50 * MS)
+            .lease(2_000 * MS).start().await.unwrap();
+        seen.reach(3).await;
+        assert_failed(relay.stopped().await, RelayTask::Settle, "out of order");
+        assert_failed(relay.stop().await, RelayTask::Settle, "out of order");
+        assert_eq!(bed.status(&ids[0]).await, Status::New, "nothing was written");
+
+        let others = Seen::default();
+        let relay = bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", others.handler()).start().await.unwrap();
+        bed.drained().await;
+        others.assert_each_once(0..3);
+        relay.stop().await.unwrap();
+    }
+}
+
+async fn sqlite() -> Bed<Sqlite> {
+    Bed::new().await.expect("SQLite is always there")
+}
+
+/// Tasks beside the main way: after panics they run again, and events are delivered meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delivery_goes_on_while_other_tasks_panic() {
+    for at in [Where::Watch, Where::Announce, Where::Purge, Where::Extend, Where::Listen] {
+        in_time(async {
+            let bed = sqlite().await;
+            let store = Failing::new(bed.outbox.store(), at, 2, boom);
+            // A relay announces itself once before it starts.
+            store.after(usize::from(at == Where::Announce));
+            let (seen, gate) = (Seen::default(), Gate::closed());
+            let purge = PurgeSettings::default().every(20 * MS).retention(Duration::ZERO);
+            let log = Kept::default();
+            let relay = RelayBuilder::multi_node(store.clone())
+                .on_type("e", seen.handler())
+                .on_type("slow", seen.behind(&gate))
+                .purge(purge)
+                .publish(Topic::new("all").to(log.clone()))
+                .lease(2_000 * MS)
+                .presence(2_000 * MS)
+                .start()
+                .await
+                .unwrap();
+            // Held for as long as it takes to renew it after two panics.
+            bed.write("slow", 0..1).await;
+            until(async || store.failed() == 2).await;
+            bed.write("e", 1..5).await;
+            bed.outbox.log().append([numbered("e", 7)]).await.unwrap();
+            seen.reach(5).await;
+            gate.open();
+            until(async || log.0.load(Ordering::SeqCst) == 1).await;
+            until(async || bed.tally().await == (0, 0, 0, 0)).await;
+            until(async || store.nodes().await.unwrap().len() == 1).await;
+            assert_eq!(seen.count(), 5, "{at:?}: no event twice");
+            until(async || relay.health().errors.is_empty()).await;
+            relay.stop().await.unwrap();
+        })
+        .await;
+    }
+}
+
+/// Counts what was published.
+#[derive(Clone, Default)]
+struct Kept(Arc<AtomicUsize>);
+
+#[async_trait]
+impl Publisher for Kept {
+    fn name(&self) -> &'static str {
+        "kept"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.0.fetch_add(events.len(), Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Its name is asked for by a worker, outside of what is guarded.
+struct Nameless;
+
+#[async_trait]
+impl Publisher for Nameless {
+    fn name(&self) -> &'static str {
+        panic!("it has no name")
+    }
+
+    async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
+        Ok(())
+    }
+}
+
+/// No one knows what it did with its events: they come again when their lease is over, and all else at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
+    in_time(async {
+        let bed = sqlite().await;
+        let seen = Seen::default();
+        let relay = bed
+            .outbox
+            .multi_node()
+            .forward(["bad"], Nameless)
+            .on_type("e", seen.handler())
+            .lease(1_500 * MS)
+            .drain(200 * MS)
+            .start()
+            .await
+            .unwrap();
+        bed.write("bad", 0..1).await;
+        assert_failed(relay.stopped().await, RelayTask::Dispatch, "it panicked: it has no name");
+        assert_failed(relay.stop().await, RelayTask::Dispatch, "no name");
+        bed.write("e", 1..3).await;
+        let relay = bed
+            .outbox
+            .multi_node()
+            .poll_interval(20 * MS)
+            .on_type("bad", seen.handler())
+            .on_type("e", seen.handler())
+            .start()
+            .await
+            .unwrap();
+        bed.drained().await;
+        seen.assert_each_once(0..3);
+        relay.stop().await.unwrap();
+    })
+    .await;
+}
+
+/// A recorder one of whose counters panics this many times.
+struct Panics {
+    of: &'static str,
+    left: Arc<Left>,
+}
+
+struct Left(AtomicUsize);
+
+impl CounterFn for Left {
+    fn increment(&self, _: u64) {
+        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        assert!(left.is_err(), "the recorder is broken");
+    }
+
+    fn absolute(&self, _: u64) {}
+}
+
+impl Panics {
+    fn of(of: &'static str, times: usize) -> Self {
+        Self { of, left: Arc::new(Left(times.into())) }
+    }
+
+    fn left(&self) -> usize {
+        self.left.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Recorder for Panics {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        if key.name() == self.of { Counter::from_arc(self.left.clone()) } else { Counter::noop() }
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Between the claim and the queue: those events would be renewed for ever, and handled never.
+#[tokio::test]
+async fn a_panic_after_events_were_claimed_ends_the_relay_at_once() {
+    in_time(async {
+        let bed = sqlite().await;
+        bed.write("e", 0..3).await;
+        let recorder = Panics::of("outbox.enqueue.cold", 1);
+        let mine = metrics::set_default_local_recorder(&recorder);
+        let seen = Seen::default();
+        let relay =
+            bed.outbox.multi_node().on_type("e", seen.handler()).lease(1_500 * MS).start().await.unwrap();
+        assert_failed(relay.stopped().await, RelayTask::Take, "it panicked: the recorder is broken");
+        assert_failed(relay.stop().await, RelayTask::Take, "broken");
+        drop(mine);
+        assert_eq!((recorder.left(), seen.count()), (0, 0));
+        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        bed.drained().await;
+        seen.assert_each_once(0..3);
+        relay.stop().await.unwrap();
+    })
+    .await;
+}
+
+/// The log goes on from what the table says, in order.
+#[tokio::test]
+async fn the_log_is_published_on_after_panics() {
+    in_time(async {
+        let bed = sqlite().await;
+        let recorder = Panics::of("outbox.log.published", 2);
+        let _mine = metrics::set_default_local_recorder(&recorder);
+        let order = Order::default();
+        let relay = RelayBuilder::log_only(bed.outbox.store())
+            .publish(Topic::new("all").to(order.clone()).batch(1))
+            .pair_lease(300 * MS)
+            .start()
+            .await
+            .unwrap();
+        for n in 0..10 {
+            bed.outbox.log().append([numbered("e", n)]).await.unwrap();
+        }
+        until(async || order.last() == Some(9)).await;
+        relay.idle().await.unwrap();
+        assert_eq!(recorder.left(), 0, "all panics happened");
+        let mut seen = order.0.lock().unwrap().clone();
+        assert!(seen.windows(2).all(|pair| pair[0] <= pair[1]), "in order: {seen:?}");
+        seen.dedup();
+        assert_eq!(seen, (0..10).collect::<Vec<_>>(), "what was not saved comes again, nothing is left out");
+        relay.stop().await.unwrap();
+    })
+    .await;
+}
+
+/// Keeps the numbers that were published, in order.
+#[derive(Clone, Default)]
+struct Order(Arc<std::sync::Mutex<Vec<u64>>>);
+
+impl Order {
+    fn last(&self) -> Option<u64> {
+        self.0.lock().unwrap().last().copied()
+    }
+}
+
+#[async_trait]
+impl Publisher for Order {
+    fn name(&self) -> &'static str {
+        "order"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.0.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
+        Ok(())
+    }
+}
