@@ -24,7 +24,8 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
             .filter(|fault| fault.applies_to(database))
             .collect(),
         seed: 1,
-        length: Duration::from_secs(6),
+        // The processes start within it.
+        length: Duration::from_secs(15),
         rate: 10,
         // One that runs out because the machine is busy with other tests is not what this is about.
         lease: Duration::from_secs(10),

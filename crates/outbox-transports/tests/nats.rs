@@ -6,13 +6,17 @@ mod conformance;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::context::ContextBuilder;
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Info};
 use async_nats::{ConnectOptions, jetstream};
 use async_trait::async_trait;
 use base64::Engine as _;
+use conformance::outages::{publish_until_taken, wait_until_healthy, wait_until_unhealthy};
 use conformance::{
-    Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, is_dead, numbered, of_size,
+    Bed, Destination, LONGEST_STALL, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish, is_dead, numbered,
+    of_size,
 };
+use futures_util::future::join_all;
 use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
 use outbox_transports::{Nats, NatsSettings, Promises};
@@ -39,8 +43,13 @@ impl NatsBed {
 
     async fn jetstream(&self) -> jetstream::Context {
         let options = ConnectOptions::with_user_and_password(USER.to_owned(), PASSWORD.to_owned());
-        jetstream::new(options.connect(self.server.bare_url()).await.unwrap())
+        jetstream(&self.server, options).await
     }
+}
+
+async fn jetstream(server: &Server, options: ConnectOptions) -> jetstream::Context {
+    let client = options.connection_timeout(LONGEST_STALL).connect(server.bare_url()).await.unwrap();
+    ContextBuilder::new().timeout(LONGEST_STALL).build(client)
 }
 
 #[async_trait]
@@ -71,10 +80,10 @@ impl Bed for NatsBed {
 
     async fn received(&self, count: usize) -> Vec<Received> {
         let stream = self.jetstream().await.get_stream("orders").await.unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut wait = Wait::until(count);
         let state = loop {
             let Info { state, .. } = stream.get_info().await.unwrap();
-            if state.messages >= count as u64 || Instant::now() > deadline {
+            if wait.left(usize::try_from(state.messages).unwrap()).is_zero() {
                 break state;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -114,7 +123,7 @@ impl Bed for NatsBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::impatient());
+        let mut settings = self.settings(&Wish::default());
         settings.url = format!("{}://{place}", if tls { "tls" } else { "nats" }).as_str().into();
         Some(Arc::new(Nats::new("nats", settings).unwrap()))
     }
@@ -157,16 +166,15 @@ async fn served(
         return None;
     }
     let server = plan.start();
-    let client = async_nats::connect(server.url()).await.unwrap();
     let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..stream };
-    jetstream::new(client).create_stream(stream).await.unwrap();
+    jetstream(&server, ConnectOptions::new()).await.create_stream(stream).await.unwrap();
     let mut settings = NatsSettings::new(&server.url(), "orders.{type}".parse().unwrap());
     change(&server, &mut settings);
     Some((server, Nats::new("nats", settings).unwrap()))
 }
 
 async fn messages(server: &Server) -> u64 {
-    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let jetstream = jetstream(server, ConnectOptions::new()).await;
     jetstream.get_stream("orders").await.unwrap().get_info().await.unwrap().state.messages
 }
 
@@ -176,13 +184,15 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
     let through_proxy = |server: &Server, settings: &mut NatsSettings| {
         let between = Proxy::to(server.port());
         settings.url = format!("nats://127.0.0.1:{}", between.port()).as_str().into();
+        // Of each message, from when it is queued behind the others.
+        settings.ack_timeout = Duration::from_secs(120);
         proxy = Some(between);
     };
     let Some((server, publisher)) = served(Plan::nats(), Config::default(), through_proxy).await else {
         return;
     };
     let proxy = proxy.unwrap();
-    assert!(publisher.health().await.is_ok());
+    wait_until_healthy(&publisher).await;
     // Ten times as much as gets through: most of it waits inside the client when the connection breaks.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.let_through(900_000);
@@ -199,7 +209,7 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
     let arrived = messages(&server).await;
     assert!(published as u64 <= arrived && arrived < 300, "{published} were confirmed, {arrived} arrived");
 
-    publisher.publish_batch(&events).await.unwrap();
+    publish_until_taken(&publisher, &events).await;
     assert_eq!(messages(&server).await, 900);
 }
 
@@ -223,8 +233,7 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
         settings.tls.key_file = file(&key);
     });
     // It got in, and there is no stream.
-    let reason = known.health().await.unwrap_err().to_string();
-    assert!(reason.contains("no stream takes the subject `orders.>`"), "{reason}");
+    wait_until_unhealthy(&known, |reason| reason.contains("no stream takes the subject `orders.>`")).await;
     let error = known.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("no stream takes the subject"), "{error}");
 
@@ -247,12 +256,13 @@ async fn a_server_of_several_that_does_not_answer_costs_its_time_only() {
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     // They are tried in any order.
-    for number in 0..6 {
+    let publishing = (0..6).map(async |number| {
         let url = format!("nats://127.0.0.1:{port},{}", server.url());
         let mut settings = NatsSettings::new(&url, "orders.{type}".parse().unwrap());
-        settings.connect_timeout = Duration::from_millis(800);
+        settings.connect_timeout = Duration::from_secs(10);
         Nats::new("nats", settings).unwrap().publish_batch(&[numbered(number, None)]).await.unwrap();
-    }
+    });
+    join_all(publishing).await;
     assert_eq!(messages(&server).await, 6);
 }
 
@@ -268,8 +278,9 @@ async fn a_token_lets_in() {
     settings.token = Some("correcthorse".into());
     let in_url = server.url().replace("nats://", "nats://correcthorse@");
     for settings in [settings, NatsSettings::new(&in_url, "orders".parse().unwrap())] {
-        let reason = Nats::new("nats", settings).unwrap().health().await.unwrap_err().to_string();
-        assert!(reason.contains("no stream takes the subject `orders`"), "it got in: {reason}");
+        // It got in.
+        let is_told = |reason: &str| reason.contains("no stream takes the subject `orders`");
+        wait_until_unhealthy(&Nats::new("nats", settings).unwrap(), is_told).await;
     }
 }
 
@@ -327,8 +338,8 @@ async fn a_credentials_file_lets_in_and_is_read_anew() {
     assert!(error.is_unavailable() && error.to_string().contains("authorization"), "{error}");
     assert!(!format!("{error:?}").contains(&stranger.seed().unwrap()));
     write(&user);
-    let reason = publisher.health().await.unwrap_err().to_string();
-    assert!(!reason.contains("authorization"), "it got in, to an account without JetStream: {reason}");
+    // It got in, to an account without JetStream.
+    wait_until_unhealthy(&publisher, |reason| !reason.contains("authorization")).await;
 }
 
 #[tokio::test]
@@ -341,7 +352,7 @@ async fn a_publisher_whose_only_subject_is_denied_is_unavailable_at_once() {
     }
     let server = plan.start();
     let options = ConnectOptions::with_user_and_password("ada".to_owned(), "secret".to_owned());
-    let jetstream = jetstream::new(options.connect(server.url()).await.unwrap());
+    let jetstream = jetstream(&server, options).await;
     let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
     jetstream.create_stream(stream).await.unwrap();
     let settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.forbidden".parse().unwrap());
@@ -369,13 +380,13 @@ async fn a_missing_stream_of_one_tenant_is_the_failure_of_its_events() {
         let event = Event::new("placed").header("tenant", tenant).json(&1).build().unwrap();
         Outgoing::new(event)
     };
-    assert!(publisher.health().await.is_ok());
+    wait_until_healthy(&publisher).await;
     let error = publisher.publish_batch(&[of("orders"), of("nowhere"), of("orders")]).await.unwrap_err();
     assert!(!error.is_unavailable(), "{error}");
     assert_eq!((error.fate(0), error.fate(2)), (Some(Fate::Published), Some(Fate::Published)));
     let Some(Fate::Failed(failure)) = error.fate(1) else { panic!("{error}") };
     assert!(failure.to_string().contains("no stream takes the subject `nowhere.placed`"), "{failure}");
-    assert!(publisher.health().await.is_ok());
+    wait_until_healthy(&publisher).await;
 }
 
 #[tokio::test]
@@ -388,11 +399,10 @@ async fn a_subject_that_may_not_be_published_to_is_named() {
     }
     let server = plan.start();
     let options = ConnectOptions::with_user_and_password("ada".to_owned(), "secret".to_owned());
-    let jetstream = jetstream::new(options.connect(server.url()).await.unwrap());
+    let jetstream = jetstream(&server, options).await;
     let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
     jetstream.create_stream(stream).await.unwrap();
-    let mut settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.{type}".parse().unwrap());
-    settings.ack_timeout = Duration::from_secs(2);
+    let settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.{type}".parse().unwrap());
     let publisher = Nats::new("nats", settings).unwrap();
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("forbidden"), event("allowed")]).await.unwrap_err();

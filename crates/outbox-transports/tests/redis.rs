@@ -4,10 +4,13 @@
 mod conformance;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish, numbered};
+use conformance::outages::wait_until_unhealthy;
+use conformance::{
+    Bed, Destination, LONGEST_STALL, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish, numbered,
+};
 use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
 use outbox_transports::{Promises, Redis, RedisSettings};
@@ -36,12 +39,14 @@ impl RedisBed {
         settings.require_persistence = true;
         settings
     }
+}
 
-    async fn connection(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.server.url()).unwrap();
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
-        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
-    }
+async fn connect(server: &Server) -> MultiplexedConnection {
+    let client = redis::Client::open(server.url()).unwrap();
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(LONGEST_STALL))
+        .set_response_timeout(Some(LONGEST_STALL));
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
 type Entries = Vec<(String, Vec<Value>)>;
@@ -97,11 +102,11 @@ impl Bed for RedisBed {
     }
 
     async fn received(&self, count: usize) -> Vec<Received> {
-        let mut connection = self.connection().await;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut connection = connect(&self.server).await;
+        let mut wait = Wait::until(count);
         loop {
             let length: usize = redis::cmd("XLEN").arg("orders").query_async(&mut connection).await.unwrap();
-            if length >= count || Instant::now() > deadline {
+            if wait.left(length).is_zero() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -123,7 +128,7 @@ impl Bed for RedisBed {
     }
 
     async fn create_missing(&self) {
-        let mut connection = self.connection().await;
+        let mut connection = connect(&self.server).await;
         let mut add = redis::cmd("XADD");
         let _: String =
             add.arg("nowhere").arg("*").arg("f").arg("v").query_async(&mut connection).await.unwrap();
@@ -134,7 +139,9 @@ impl Bed for RedisBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::impatient());
+        // The server waits for more of the handshake: TLS always ends by the timeout.
+        let timeout = if tls { Duration::from_secs(5) } else { Wish::default().timeout };
+        let mut settings = self.settings(&Wish { timeout, ..Wish::default() });
         settings.url = format!("{}://{place}", if tls { "rediss" } else { "redis" }).as_str().into();
         Some(Arc::new(Redis::new("redis", settings).unwrap()))
     }
@@ -174,9 +181,7 @@ fn publisher_of(server: &Server, change: impl FnOnce(&mut RedisSettings)) -> Red
 }
 
 async fn length(server: &Server) -> usize {
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    redis::cmd("XLEN").arg("orders").query_async(&mut connection).await.unwrap()
+    redis::cmd("XLEN").arg("orders").query_async(&mut connect(server).await).await.unwrap()
 }
 
 #[tokio::test]
@@ -270,8 +275,7 @@ async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
         return;
     }
     let server = plan.start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = connect(&server).await;
     let mut allow = async |rules: &[&str]| {
         let _: () = redis::cmd("ACL")
             .arg("SETUSER")
@@ -286,8 +290,8 @@ async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
         settings.user = Some("ada".into());
         settings.password = Some("correcthorse42".into());
     });
-    let reason = publisher.health().await.unwrap_err().to_string();
-    assert!(reason.contains("NoPerm") && reason.contains("`orders`"), "{reason}");
+    let is_told = |reason: &str| reason.contains("NoPerm") && reason.contains("`orders`");
+    wait_until_unhealthy(&publisher, is_told).await;
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("NoPerm"), "{error}");
     allow(&["~orders"]).await;
@@ -312,8 +316,7 @@ async fn a_key_that_is_no_stream_fails_its_events_only() {
         return;
     }
     let server = plan.start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = connect(&server).await;
     let () = redis::cmd("SET").arg("taken").arg(1).query_async(&mut connection).await.unwrap();
     let publisher = publisher_of(&server, |settings| settings.stream = "{type}".parse().unwrap());
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());

@@ -64,18 +64,19 @@ fn redis_keeps_its_data_through_a_crash_and_answers_nothing_while_frozen() {
         return;
     }
     let mut redis = Server::redis();
-    let ask = |command: &str| {
+    let ask = |command: &str, patience: Duration| {
         let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
-        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        stream.set_read_timeout(Some(patience)).unwrap();
         write!(stream, "{command}\r\n").unwrap();
         let mut answer = [0; 64];
         stream.read(&mut answer).map(|read| String::from_utf8_lossy(&answer[..read]).into_owned())
     };
-    assert_eq!(ask("SET a 1").unwrap(), "+OK\r\n");
+    let minute = Duration::from_secs(60);
+    assert_eq!(ask("SET a 1", minute).unwrap(), "+OK\r\n");
     redis.freeze();
-    assert!(ask("GET a").is_err());
+    assert!(ask("GET a", Duration::from_millis(300)).is_err());
     redis.thaw();
-    assert_eq!(ask("GET a").unwrap(), "$1\r\n1\r\n");
+    assert_eq!(ask("GET a", minute).unwrap(), "$1\r\n1\r\n");
     redis.kill();
     redis.start();
     let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -13,7 +13,7 @@ use outbox::Publisher;
 use outbox_testbed::{Plan, Server};
 use outbox_transports::{Amqp, AmqpSettings, Promises};
 
-use crate::conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish};
+use crate::conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish};
 
 /// A server, and an exchange with a queue that no other test has.
 pub struct RabbitBed {
@@ -135,7 +135,7 @@ impl Bed for RabbitBed {
 
     async fn received(&self, count: usize) -> Vec<Received> {
         let (_connection, channel) = self.channel().await;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut wait = Wait::until(count);
         let mut moment = 10;
         while moment > 0 {
             match channel
@@ -145,8 +145,8 @@ impl Bed for RabbitBed {
             {
                 Some(message) => self.seen.lock().unwrap().push(received(&message.delivery)),
                 None => {
-                    let enough = self.seen.lock().unwrap().len() >= count || Instant::now() > deadline;
-                    moment -= i32::from(enough);
+                    let seen = self.seen.lock().unwrap().len();
+                    moment -= i32::from(wait.left(seen).is_zero());
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             }
@@ -175,7 +175,7 @@ impl Bed for RabbitBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::impatient());
+        let mut settings = self.settings(&Wish::default());
         let scheme = if tls { "amqps" } else { "amqp" };
         settings.url = format!("{scheme}://{USER}:{PASSWORD}@{place}").as_str().into();
         Some(Arc::new(Amqp::new("rabbit", settings).unwrap()))

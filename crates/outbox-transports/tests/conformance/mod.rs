@@ -14,7 +14,7 @@ mod relay;
 pub mod soak;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::{Event, Failure, Fate, Outgoing, PublishError, Publisher};
@@ -26,6 +26,9 @@ pub const USER: &str = "ada";
 pub const PASSWORD: &str = "correcthorse42";
 /// Another, which must not be shown either: it may be the right one of elsewhere.
 pub const WRONG_PASSWORD: &str = "batterystaple7";
+
+/// No step of a server that is well takes longer: the machine may be busy.
+pub const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// A server of one kind, a destination on it that no other test has, and eyes at the other end.
 #[async_trait]
@@ -42,6 +45,10 @@ pub trait Bed: Send + Sync + Sized + 'static {
     /// Whether what it confirmed is there after a crash, not only after it was asked to end.
     const SURVIVES_CRASHES: bool = true;
 
+    /// Whether a batch ends as soon as its connection breaks. Otherwise the client waits for the
+    /// server.
+    const BREAKS_AT_ONCE: bool = true;
+
     /// A bed, or `None` if there is no such server here.
     async fn open(share: Share) -> Option<Self>;
 
@@ -51,8 +58,8 @@ pub trait Bed: Send + Sync + Sized + 'static {
     /// The publisher and its settings, as `Debug` shows them.
     fn shown(&self) -> String;
 
-    /// What has arrived at the bed's destination since it was opened, in order: waits until there is that much, at most for some
-    /// seconds, and then a moment for more.
+    /// What has arrived at the bed's destination since it was opened, in order: waits until there
+    /// is that much, or until none has come for [`LONGEST_STALL`], and then a moment for more.
     async fn received(&self, count: usize) -> Vec<Received>;
 
     /// Much is about to arrive: a server that does not keep all of it is read from now on.
@@ -158,6 +165,31 @@ impl Received {
 
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("a text")
+    }
+}
+
+/// A wait for messages, which ends early after [`LONGEST_STALL`] without one.
+pub struct Wait {
+    count: usize,
+    seen: usize,
+    since: Instant,
+}
+
+impl Wait {
+    /// Waits until there are so many messages.
+    pub fn until(count: usize) -> Self {
+        Self { count, seen: 0, since: Instant::now() }
+    }
+
+    /// How long to wait for the next message, now that so many have come: zero if the wait is over.
+    pub fn left(&mut self, seen: usize) -> Duration {
+        if seen >= self.count {
+            return Duration::ZERO;
+        }
+        if seen > self.seen {
+            (self.seen, self.since) = (seen, Instant::now());
+        }
+        LONGEST_STALL.saturating_sub(self.since.elapsed())
     }
 }
 

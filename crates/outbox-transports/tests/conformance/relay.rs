@@ -17,21 +17,31 @@ pub struct Progress {
     pub outages: usize,
 }
 
+/// How long no event may be confirmed. A limit on the whole would be one on the speed of the broker's disk: RabbitMQ
+/// confirms a batch of a key's events one by one, each after up to 200 ms.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Sends events in batches until all are confirmed.
 pub async fn deliver(
     publisher: Arc<dyn Publisher>,
     events: Vec<Outgoing>,
     progress: watch::Sender<Progress>,
 ) {
-    let deadline = Instant::now() + Duration::from_secs(120 + events.len() as u64 / 100);
+    let (mut last_confirmed, mut last_error) = (Instant::now(), String::from("none"));
     for batch in events.chunks(20) {
         let mut left = batch.to_vec();
         while !left.is_empty() {
-            assert!(Instant::now() < deadline, "it does not go on: {:?}", progress.borrow().outages);
+            assert!(
+                last_confirmed.elapsed() < PATIENCE,
+                "nothing is confirmed after {} outages and {} events; last error: {last_error}",
+                progress.borrow().outages,
+                progress.borrow().confirmed.len()
+            );
             let outcome = publisher.publish_batch(&left).await;
             let error = match outcome {
                 Ok(()) => {
                     confirm(&progress, &left);
+                    last_confirmed = Instant::now();
                     break;
                 }
                 Err(error) => error,
@@ -48,12 +58,16 @@ pub async fn deliver(
                     Some(Fate::Untried) | None => again.push(event),
                 }
             }
-            confirm(&progress, &done);
+            if !done.is_empty() {
+                confirm(&progress, &done);
+                last_confirmed = Instant::now();
+            }
             left = again;
+            last_error = format!("{error:?}");
             if error.is_unavailable() {
                 progress.send_modify(|progress| progress.outages += 1);
                 while publisher.health().await.is_err() {
-                    assert!(Instant::now() < deadline, "it stays unhealthy; at last: {error}");
+                    assert!(last_confirmed.elapsed() < PATIENCE, "it stays unhealthy; at last: {error}");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             } else {

@@ -1,7 +1,7 @@
 //! The common suite.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use outbox::Publisher;
@@ -9,7 +9,7 @@ use outbox_transports::{Kafka, KafkaSettings, Promises};
 use rdkafka::types::RDKafkaRespErr;
 
 use crate::cluster::{Cluster, Found};
-use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wish};
+use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wait, Wish};
 
 struct KafkaBed {
     cluster: Arc<Cluster>,
@@ -32,8 +32,8 @@ impl KafkaBed {
 
 /// Waits until there is that much, and then a moment for more.
 fn all_of(seen: &Mutex<Vec<Found>>, count: usize) -> Vec<Found> {
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while seen.lock().unwrap().len() < count && Instant::now() < deadline {
+    let mut wait = Wait::until(count);
+    while !wait.left(seen.lock().unwrap().len()).is_zero() {
         std::thread::sleep(Duration::from_millis(10));
     }
     std::thread::sleep(Duration::from_millis(200));
@@ -46,6 +46,8 @@ impl Bed for KafkaBed {
     const CE_PREFIX: &'static str = "ce_";
     /// The cluster in memory lets everybody in.
     const PASSWORDS: bool = false;
+    /// librdkafka sends what it has again, until the timeout.
+    const BREAKS_AT_ONCE: bool = false;
 
     async fn open(_: Share) -> Option<Self> {
         let cluster = Cluster::start(3);
@@ -104,7 +106,9 @@ impl Bed for KafkaBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let settings = KafkaSettings { brokers: place.into(), ..self.settings(&Wish::impatient()) };
+        // Always ends by the timeout.
+        let wish = Wish { timeout: Duration::from_secs(10), ..Wish::default() };
+        let settings = KafkaSettings { brokers: place.into(), ..self.settings(&wish) };
         (!tls).then(|| Arc::new(Kafka::new("kafka", settings).unwrap()) as Arc<dyn Publisher>)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use outbox_transports::KafkaSettings;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -10,6 +10,8 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use crate::conformance::Wait;
 
 pub const PARTITIONS: i32 = 4;
 
@@ -73,7 +75,7 @@ impl Cluster {
 
     pub fn settings(&self) -> KafkaSettings {
         let mut settings = KafkaSettings::new(self.servers.as_str(), "orders".parse().unwrap());
-        settings.timeout = Duration::from_secs(2);
+        settings.timeout = Duration::from_secs(30);
         settings
     }
 
@@ -94,21 +96,20 @@ impl Cluster {
         self.each(move |mock, broker| mock.broker_round_trip_time(broker, by).unwrap());
     }
 
-    /// What is in a topic. Waits until there is that much, at most for some seconds, and then a moment for more.
+    /// What is in a topic. Waits until there is that much, or until no message comes any more, and
+    /// then a moment for more.
     pub fn read(&self, topic: &str, count: usize) -> Vec<Found> {
         let consumer = self.consumer(topic);
-        let deadline = Instant::now() + Duration::from_secs(15);
-        let mut found = Vec::new();
-        while Instant::now() < deadline {
-            let patience = Duration::from_millis(if found.len() < count { 1_000 } else { 200 });
+        let (mut found, mut wait) = (Vec::new(), Wait::until(count));
+        loop {
+            let enough = wait.left(found.len()).is_zero();
+            let patience = Duration::from_millis(if enough { 200 } else { 1_000 });
             match consumer.poll(patience) {
                 Some(Ok(message)) => found.push(Found::of(&message)),
-                Some(Err(_)) => {}
-                None if found.len() >= count => break,
-                None => {}
+                None if enough => return found,
+                Some(Err(_)) | None => {}
             }
         }
-        found
     }
 
     /// Reads a topic from now on, until nobody wants to know any more. The cluster keeps no more than some megabytes of it.

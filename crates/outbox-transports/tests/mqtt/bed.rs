@@ -1,7 +1,7 @@
 //! A Mosquitto server, and eyes at its other end.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use outbox::Publisher;
@@ -12,7 +12,9 @@ use rumqttc::v5::mqttbytes::v5::{Packet, Publish};
 use rumqttc::v5::{AsyncClient, Event, EventLoop, MqttOptions};
 use tokio::time::timeout;
 
-use crate::conformance::{Bed, Destination, PASSWORD, Received, SOURCE, Share, USER, Wish};
+use crate::conformance::{
+    Bed, Destination, LONGEST_STALL, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish,
+};
 
 /// A server, with a session that keeps what comes in.
 pub struct MosquittoBed {
@@ -43,6 +45,7 @@ impl MosquittoBed {
     pub fn eyes(&self, id: &str) -> (AsyncClient, EventLoop) {
         let mut options = MqttOptions::new(id, "127.0.0.1", self.server.port());
         options.set_credentials(USER, PASSWORD).set_clean_start(false);
+        options.set_connection_timeout(LONGEST_STALL.as_secs());
         options.set_session_expiry_interval(Some(u32::MAX)).set_max_packet_size(Some(10_000_000));
         AsyncClient::new(options, 10)
     }
@@ -89,18 +92,16 @@ impl Bed for MosquittoBed {
 
     async fn received(&self, count: usize) -> Vec<Received> {
         let (_client, mut events) = self.eyes("eyes");
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut wait = Wait::until(count);
         loop {
-            let enough = self.seen.lock().unwrap().len() >= count;
-            let moment = if enough { Duration::from_millis(200) } else { Duration::from_secs(2) };
+            let moment = wait.left(self.seen.lock().unwrap().len()).max(Duration::from_millis(200));
             match timeout(moment, events.poll()).await {
                 Ok(Ok(Event::Incoming(Packet::Publish(message)))) => {
                     self.seen.lock().unwrap().push(received(&message));
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => panic!("{error}"),
-                Err(_) if enough || Instant::now() > deadline => break,
-                Err(_) => {}
+                Err(_) => break,
             }
         }
         self.seen.lock().unwrap().clone()
@@ -111,7 +112,7 @@ impl Bed for MosquittoBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::impatient());
+        let mut settings = self.settings(&Wish::default());
         settings.url = format!("{}://{place}", if tls { "mqtts" } else { "mqtt" }).as_str().into();
         Some(Arc::new(Mqtt::new("mosquitto", settings).unwrap()))
     }

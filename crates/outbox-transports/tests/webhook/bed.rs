@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wish};
+use crate::conformance::{self, Bed, Destination, Received, SOURCE, Share, Wait, Wish};
 
 type Inbox = Arc<Mutex<Vec<Received>>>;
 
@@ -101,8 +101,8 @@ impl Bed for WebhookBed {
     }
 
     async fn received(&self, count: usize) -> Vec<Received> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while self.inbox.lock().unwrap().len() < count && Instant::now() < deadline {
+        let mut wait = Wait::until(count);
+        while !wait.left(self.inbox.lock().unwrap().len()).is_zero() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.inbox.lock().unwrap().clone()
@@ -120,7 +120,7 @@ impl Bed for WebhookBed {
     }
 
     fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::impatient());
+        let mut settings = self.settings(&Wish::default());
         settings.url = format!("{}://{place}/in", if tls { "https" } else { "http" }).as_str().into();
         settings.allow = vec!["127.0.0.1".into(), "nosuchhost.invalid".into()];
         Some(Arc::new(Webhook::new("hooks", settings).unwrap()))
