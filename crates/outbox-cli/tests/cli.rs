@@ -1,7 +1,7 @@
 //! The command as its users meet it: the real binary, what it prints, its exit code.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -109,7 +109,12 @@ fn endless_demo(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdo
     let mut child = outbox(["demo"].iter().chain(arguments)).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    while !line.trim_start().starts_with("1 s") {
+    // A line begins with its second, ` 1 s`, and the numbers of written and delivered events.
+    let delivers = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [second, "s", _, delivered, ..] => second.parse::<u64>().is_ok() && delivered != "0",
+        _ => false,
+    };
+    while !delivers(&line) {
         line.clear();
         assert_ne!(out.read_line(&mut line).unwrap(), 0, "the demo ended by itself");
     }
@@ -305,8 +310,10 @@ fn a_wrong_url_is_wrong_usage_and_is_told_without_its_password() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_at_once_and_without_its_password() {
-    // A port that was free a moment ago.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Bound and not listening: refuses connections, and keeps the port from other processes.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let port = held.local_addr().unwrap().port();
     for scheme in ["postgres", "mysql"] {
         let url = format!("{scheme}://ada:{SECRET}@127.0.0.1:{port}/shop");
         for command in ["migrate", "demo"] {

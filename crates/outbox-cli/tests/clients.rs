@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use daemons::{Daemon, Place, until};
+use daemons::{Daemon, Place, once_ready, until};
 use outbox_testbed::Certificates;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpSocket;
@@ -47,8 +47,11 @@ fn raw(address: &str, request: &str) -> String {
 
 fn get(address: &str, path: &str, hosts: &[&str]) -> u16 {
     let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
-    let answer = raw(address, &format!("GET {path} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"));
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer:?}"))
+    once_ready(|| {
+        let answer = raw(address, &format!("GET {path} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"));
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+        status.unwrap_or_else(|| panic!("{answer:?}"))
+    })
 }
 
 /// A client that asks for much, again and again, and reads nothing.

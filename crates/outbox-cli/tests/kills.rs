@@ -3,6 +3,8 @@
 //! Few times by default: `OUTBOX_KILLS=50` is the whole of it.
 #![cfg(feature = "nats")]
 
+mod streams;
+
 use std::collections::{BTreeSet, HashMap};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -88,14 +90,13 @@ async fn kill_and_count(name: &str, direct: &str, url: &str) {
 
 /// Remembers ids for a moment only: what comes twice is to be seen.
 async fn stream(nats: &Server) -> jetstream::stream::Stream {
-    let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
     let config = Config {
         name: "kills".into(),
         subjects: vec!["kills.>".into()],
         duplicate_window: Duration::from_millis(100),
         ..Config::default()
     };
-    jetstream.create_stream(config).await.unwrap()
+    streams::jetstream(nats).await.create_stream(config).await.unwrap()
 }
 
 fn settings(url: &str, table: &str, nats: &Server) -> String {

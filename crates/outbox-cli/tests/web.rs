@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemons::{Daemon, Place, until};
+use daemons::{Daemon, Place, once_ready, until};
 use outbox::Event;
 use outbox_testbed::Certificates;
 use rustls::pki_types::pem::PemObject as _;
@@ -100,6 +100,7 @@ async fn at_a_terminal_without_tokens_a_link_with_one_is_printed() {
     let outbox = place.outbox("shop.db").await;
     let relay = place.relay_at_a_terminal("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
     relay.says("relay started").await;
+    relay.ready().await;
     let log = relay.log();
     let line = log.lines().find(|line| line.starts_with("dashboard: ")).expect(&log);
     let (site, token) = line.trim_start_matches("dashboard: ").split_once("/#token=").unwrap();
@@ -116,7 +117,7 @@ async fn at_a_terminal_without_tokens_a_link_with_one_is_printed() {
     let (status, body) = ask(connect(&relay), "GET", "/", None);
     assert_eq!((status, body.contains("<html")), (200, true), "the page itself holds no data");
     for path in ["/healthz", "/readyz", "/metrics"] {
-        assert_eq!(ask(connect(&relay), "GET", path, None).0, 200, "{path}");
+        assert_eq!(once_ready(|| ask(connect(&relay), "GET", path, None).0), 200, "{path}");
     }
 }
 
@@ -217,9 +218,11 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
     relay.says("relay started").await;
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
     let get = |path: &str, token: Option<&str>| {
-        let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-        tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        ask(encrypted(tcp, &files), "GET", path, token).0
+        once_ready(|| {
+            let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+            tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            ask(encrypted(tcp, &files), "GET", path, token).0
+        })
     };
     let token = Some("canary-token-of-ops");
     assert_eq!(get("/healthz", None), 200);
@@ -230,8 +233,8 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
     let probes =
         log.split("probes and metrics alone: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
     for path in ["/healthz", "/readyz", "/metrics"] {
-        let tcp = TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
-        assert_eq!(ask(tcp, "GET", path, None).0, 200, "{path}");
+        let tcp = || TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
+        assert_eq!(once_ready(|| ask(tcp(), "GET", path, None).0), 200, "{path}");
     }
     // Browsers that came by TLS once keep to it, but for `localhost`, where other servers are without.
     for (host, strict) in
@@ -265,7 +268,8 @@ async fn with_allow_remote_there_are_probes_and_metrics_and_no_api() {
     relay.says("relay started").await;
     assert!(!relay.log().contains("dashboard: "), "{}", relay.log());
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
-    let get = |path| ask(TcpStream::connect(format!("127.0.0.1:{port}")).unwrap(), "GET", path, None).0;
+    let tcp = || TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    let get = |path| once_ready(|| ask(tcp(), "GET", path, None).0);
     assert_eq!(["/healthz", "/readyz", "/metrics"].map(get), [200; 3]);
     assert_eq!(["/", "/api/outbox/whoami", "/api/docs"].map(get), [404; 3]);
 }

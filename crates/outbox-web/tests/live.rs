@@ -2,7 +2,7 @@
 
 mod site;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use outbox::Event;
@@ -10,24 +10,46 @@ use outbox_web::{Role, Token};
 use serde_json::{Value, json};
 use site::{OPERATE, READ, Site};
 
-/// Reads server-sent events until there are so many.
-async fn hear(site: &Site, count: usize) -> Vec<(String, Value)> {
-    let response = site.request("GET", "/api/outbox/live").bearer_auth(READ).send().await.unwrap();
-    assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["content-type"], "text/event-stream");
-    let (mut stream, mut text) = (response.bytes_stream(), String::new());
-    let read = async {
-        while text.matches("data:").count() < count || !text.ends_with("\n\n") {
-            text.push_str(std::str::from_utf8(&stream.next().await.unwrap().unwrap()).unwrap());
+/// Server-sent events of an open stream, one by one.
+struct Listener {
+    response: reqwest::Response,
+    text: String,
+}
+
+impl Listener {
+    async fn new(site: &Site) -> Self {
+        let response = listen(site, READ).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self { response, text: String::new() }
+    }
+
+    /// The name and the data of the next event. The client's timeout bounds the whole stream.
+    async fn next(&mut self) -> (String, Value) {
+        loop {
+            while let Some((block, rest)) = self.text.split_once("\n\n") {
+                let field = |name| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+                let event = field("event: ").zip(field("data: "));
+                self.text = rest.to_owned();
+                if let Some((name, data)) = event {
+                    return (name, serde_json::from_str(&data).unwrap());
+                }
+            }
+            let chunk = self.response.chunk().await.unwrap().expect("the stream goes on");
+            self.text.push_str(std::str::from_utf8(&chunk).unwrap());
         }
-    };
-    tokio::time::timeout(site::FOREVER, read).await.unwrap();
-    let event = |block: &str| {
-        let name = block.lines().find_map(|line| line.strip_prefix("event: "))?;
-        let data = block.lines().find_map(|line| line.strip_prefix("data: "))?;
-        Some((name.to_owned(), serde_json::from_str(data).unwrap()))
-    };
-    text.split("\n\n").filter_map(event).collect()
+    }
+
+    /// The next tick for which the database answered in time.
+    async fn tick(&mut self) -> Value {
+        loop {
+            let (name, tick) = self.next().await;
+            assert_eq!(name, "tick", "{tick}");
+            if tick["error"].is_null() {
+                return tick;
+            }
+        }
+    }
 }
 
 fn counts(delivered: u64) -> outbox::store::NodeState {
@@ -43,32 +65,43 @@ async fn a_listener_gets_the_past_and_then_every_second() {
     let site = Site::start().await;
     site.write(Event::new("order").json(&1)).await;
     site.store.announce(&"node-a".into(), &counts(100)).await.unwrap();
-    let listen = hear(&site, 4);
-    let work = async {
-        tokio::time::sleep(Duration::from_millis(1_300)).await;
-        for _ in 0..5 {
-            site.write(Event::new("order").json(&1)).await;
-        }
-        site.store.announce(&"node-a".into(), &counts(130)).await.unwrap();
-    };
-    let (heard, ()) = tokio::join!(listen, work);
-    assert_eq!(heard[0].0, "history");
-    assert!(heard[1..].iter().all(|(name, _)| name == "tick"), "{heard:?}");
-    let first = &heard[1].1;
+    let began = Instant::now();
+    let mut listener = Listener::new(&site).await;
+    assert_eq!(listener.next().await.0, "history");
+    let first = listener.tick().await;
     assert_eq!(
         (&first["delivered"], &first["overview"]["due"]["count"]),
         (&Value::Null, &json!(1)),
         "{first}"
     );
-    let ticks = || heard[2..].iter().map(|(_, tick)| tick);
-    let most = |of: &str| ticks().filter_map(|tick| tick[of].as_f64()).fold(0.0, f64::max);
-    assert!(most("delivered") >= 10.0 && most("written") >= 2.0 && most("p95") > 0.0, "{heard:?}");
-    assert!(ticks().any(|tick| tick["types"][0]["event_type"] == "order"), "{heard:?}");
-    assert!(ticks().all(|tick| tick["delivered"].as_f64().is_none_or(|rate| rate >= 0.0)));
 
-    // Whoever comes next gets what was before, and so does the overview.
-    let again = hear(&site, 1).await;
-    assert!(again[0].1.as_array().unwrap().len() >= 3, "{again:?}");
+    for _ in 0..5 {
+        site.write(Event::new("order").json(&1)).await;
+    }
+    site.store.announce(&"node-a".into(), &counts(130)).await.unwrap();
+    let delivers = |tick: &Value| tick["delivered"].as_f64().unwrap() > 0.0;
+    let last_seq = |tick: &Value| tick["overview"]["last_seq"].as_i64().unwrap();
+    let all_written = |tick: &Value| last_seq(tick) == last_seq(&first) + 5;
+    let mut ticks: Vec<Value> = Vec::new();
+    while ticks.len() < 2 || !ticks.iter().any(delivers) || !ticks.iter().any(all_written) {
+        ticks.push(listener.tick().await);
+    }
+    // A rate is of the time since the tick before, which is no more than the whole time.
+    let written: f64 = ticks.iter().map(|tick| tick["written"].as_f64().unwrap()).sum();
+    assert!(written * began.elapsed().as_secs_f64() > 4.5, "5 were written: {ticks:?}");
+    // 30 events, spread over 0.5 to 3 s.
+    for tick in ticks.iter().filter(|tick| delivers(tick)) {
+        assert!((10.0..=60.0).contains(&tick["delivered"].as_f64().unwrap()), "{tick}");
+        assert!(tick["p95"].as_f64().unwrap() > 0.0, "{tick}");
+        assert_eq!(tick["types"][0]["event_type"], "order", "{tick}");
+    }
+    assert!(ticks.iter().all(|tick| tick["delivered"].as_f64().unwrap() >= 0.0), "{ticks:?}");
+
+    // The next listener gets the past first, and so does the overview.
+    let mut next = Listener::new(&site).await;
+    let (name, history) = next.next().await;
+    assert_eq!(name, "history");
+    assert!(history.as_array().unwrap().len() >= 3, "{history}");
     let glance = site.read("/api/outbox/overview?history=true").await;
     assert!(glance["history"].as_array().unwrap().len() >= 3);
     assert!(site.read("/api/outbox/nodes").await["nodes"][0]["delivered_per_second"].is_number());
@@ -93,9 +126,9 @@ async fn so_many_may_listen_and_no_more() {
     let refused = site.send(site.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many"));
     drop(listening);
-    let end = std::time::Instant::now() + site::FOREVER;
+    let end = Instant::now() + site::FOREVER;
     while listen(&site, &secret(4)).await.status() != 200 {
-        assert!(std::time::Instant::now() < end, "places are not given back");
+        assert!(Instant::now() < end, "places are not given back");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

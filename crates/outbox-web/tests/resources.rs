@@ -509,7 +509,7 @@ async fn nodes_databases_and_the_audit_are_listed() {
         let released = site.post(release, json!({"running": true})).await;
         assert_eq!(released.json(), json!({"events": 0, "leadership": false}));
         assert_eq!(site.read("/api/outbox/nodes").await["leases"], json!([]));
-        assert_eq!(site.post("/api/outbox/nodes/nobody/release", json!({})).await.status, 404);
+        assert_eq!(site.post("/api/outbox/nodes/unknown/release", json!({})).await.status, 404);
         let audit = site.read("/api/outbox/audit").await;
         let told: Vec<_> = audit["entries"]
             .as_array()
@@ -519,7 +519,7 @@ async fn nodes_databases_and_the_audit_are_listed() {
             .map(|entry| (entry["action"].clone(), entry["target"].clone(), entry["count"].clone()))
             .collect();
         let entry = |target: &str, count: Option<u64>| (json!("node.release"), json!(target), json!(count));
-        assert_eq!(told, [entry("node-a", Some(1)), entry("node-a", Some(0)), entry("nobody", None)]);
+        assert_eq!(told, [entry("node-a", Some(1)), entry("node-a", Some(0)), entry("unknown", None)]);
         let databases = site.read("/api/outbox/databases").await;
         assert_eq!(databases["databases"], json!([{"name": "main", "state": "open", "reason": null}]));
         for _ in 0..3 {

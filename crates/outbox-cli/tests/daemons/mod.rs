@@ -147,6 +147,19 @@ impl Daemon {
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
+
+    /// Waits until `/readyz` answers 200. Returns its body.
+    pub async fn ready(&self) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let (status, body) = self.get("/readyz");
+            if status == 200 {
+                return body;
+            }
+            assert!(Instant::now() < end, "not ready within {PATIENCE:?}: {body}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 impl Drop for Daemon {
@@ -173,11 +186,27 @@ pub async fn until(what: &str, is_so: impl Fn() -> bool, about: impl Fn() -> Str
     }
 }
 
+/// Asks again while the status is 503, which `/readyz` answers while a relay starts, and while its
+/// database takes more than 3 s.
+pub fn once_ready(ask: impl Fn() -> u16) -> u16 {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let status = ask();
+        if status != 503 || Instant::now() > end {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A Redis server, once it is started.
 #[cfg(feature = "redis")]
 pub struct Redis {
     pub port: u16,
     folder: PathBuf,
+    /// Bound and not listening: refuses connections, and keeps the port from other processes until
+    /// the server listens.
+    _held: tokio::net::TcpSocket,
     server: Option<Child>,
 }
 
@@ -186,8 +215,12 @@ impl Redis {
     /// A place for one; an error if there is none on this machine.
     pub fn new(place: &Place) -> std::io::Result<Self> {
         Command::new("redis-server").arg("--version").stdout(Stdio::null()).status()?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        Ok(Self { port, folder: place.folder.path().to_owned(), server: None })
+        let held = tokio::net::TcpSocket::new_v4()?;
+        // The server binds the same port, with this option as well.
+        held.set_reuseaddr(true)?;
+        held.bind(([127, 0, 0, 1], 0).into())?;
+        let port = held.local_addr()?.port();
+        Ok(Self { port, folder: place.folder.path().to_owned(), _held: held, server: None })
     }
 
     pub fn start(&mut self) {

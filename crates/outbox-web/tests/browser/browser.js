@@ -8,8 +8,8 @@ export const BASE = required("OUTBOX_WEB_URL");
 export const TOKEN = required("OUTBOX_WEB_TOKEN");
 export const VIEWS = ["overview", "events", "dead", "keys", "publishers", "joins", "databases", "nodes", "audit"];
 
-/** How long to wait for what a relay does. */
-export const PATIENCE = 30_000;
+/** How long to wait for a page and for a relay. */
+export const PATIENCE = 120_000;
 
 function required(name) {
   const value = process.env[name];
@@ -21,13 +21,21 @@ function required(name) {
 export function launch() {
   return chromium.launch({
     executablePath: process.env.OUTBOX_CHROMIUM ?? "/usr/bin/chromium",
+    timeout: 180_000,
     args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
   });
 }
 
+/** A context of its own, which waits for as long as a busy machine takes. */
+export async function newContext(browser, options) {
+  const context = await browser.newContext(options);
+  context.setDefaultTimeout(PATIENCE);
+  return context;
+}
+
 /** A page that is signed in. `seen` tells what went wrong on it; `check` fails the test if anything did. */
 export async function signIn(browser, { token = TOKEN, width = 1440, height = 900 } = {}) {
-  const context = await browser.newContext({ viewport: { width, height } });
+  const context = await newContext(browser, { viewport: { width, height } });
   const page = await context.newPage();
   const seen = { errors: [], elsewhere: [], dialogs: [] };
   page.on("console", message => { if (message.type() === "error") seen.errors.push(message.text()); });

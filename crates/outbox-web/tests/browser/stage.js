@@ -6,6 +6,7 @@ import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
+import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { promisify } from "node:util";
 
@@ -16,15 +17,19 @@ const run = promisify(execFile);
 const folder = await mkdtemp(join(tmpdir(), "outbox-browser-"));
 const database = `sqlite:${join(folder, "shop.db")}`;
 const receiver = await receive();
-const port = await freePort();
 const relay = await startRelay();
+const port = await listening();
 let code = 1;
 try {
   await ready();
   await seed();
-  const traffic = setInterval(() => send("browser.traffic", { at: Date.now() }).catch(() => {}), 400);
-  code = await tests();
-  clearInterval(traffic);
+  let over = false;
+  const testing = tests().finally(() => { over = true; });
+  while (!over) {
+    await send("browser.traffic", { at: Date.now() }).catch(() => {});
+    await sleep(400);
+  }
+  code = await testing;
 } finally {
   relay.kill("SIGTERM");
   receiver.close();
@@ -46,14 +51,6 @@ async function receive() {
   return server;
 }
 
-async function freePort() {
-  const probe = createServer();
-  await new Promise(done => probe.listen(0, "127.0.0.1", done));
-  const { port: free } = probe.address();
-  await new Promise(done => probe.close(done));
-  return free;
-}
-
 async function startRelay() {
   const config = join(folder, "outbox.toml");
   await writeFile(config, `
@@ -68,7 +65,7 @@ interval = "200ms"
 max-attempts = 2
 base-delay = "20ms"
 [http]
-listen = "127.0.0.1:${port}"
+listen = "127.0.0.1:0"
 tokens = [{ name = "ada", role = "admin", token = "${TOKENS.admin}" }, { name = "rolf", role = "read", token = "${TOKENS.read}" }]
 [publishers.browser-publisher.file]
 path = "${join(folder, "events.jsonl")}"
@@ -86,19 +83,38 @@ to = "browser-publisher"
 name = "browser-topic"
 to = ["browser-publisher"]
 `);
-  const started = spawn(BIN, ["relay", "--config", config], { stdio: ["ignore", "inherit", "inherit"] });
+  const started = spawn(BIN, ["relay", "--config", config], { stdio: ["ignore", "inherit", "pipe"] });
   started.once("error", error => { throw error; });
   return started;
 }
 
-async function ready() {
-  for (let tries = 0; tries < 150; tries++) {
+/** The port of the relay, as its log says. */
+function listening() {
+  return new Promise((done, failed) => {
+    relay.once("exit", exit => failed(new Error(`the relay ended with ${exit}`)));
+    createInterface({ input: relay.stderr }).on("line", line => {
+      console.error(line);
+      const address = /probes and metrics: http:\/\/127\.0\.0\.1:(\d+)/.exec(line);
+      if (address) done(address[1]);
+    });
+  });
+}
+
+/** Waits until it is so. */
+async function until(what, isSo) {
+  const end = Date.now() + 120_000;
+  while (!await isSo()) {
     if (relay.exitCode !== null) throw new Error(`the relay ended with ${relay.exitCode}`);
-    const answer = await fetch(`http://127.0.0.1:${port}/readyz`).catch(() => null);
-    if (answer?.ok) return;
+    if (Date.now() > end) throw new Error(`not within two minutes: ${what}`);
     await sleep(100);
   }
-  throw new Error("the relay is not ready after 15 s");
+}
+
+async function ready() {
+  await until("the relay is ready", async () => {
+    const answer = await fetch(`http://127.0.0.1:${port}/readyz`).catch(() => null);
+    return answer?.ok;
+  });
 }
 
 async function send(type, payload, ...more) {
@@ -118,11 +134,7 @@ async function seed() {
   await send("browser.behind", { step: 2 }, "--key", "browser-key");
   await send("browser.later", {}, "--after", "1h");
   for (let n = 0; n < 20; n++) await send("browser.traffic", { n });
-  for (let tries = 0; tries < 150; tries++) {
-    if (await dead() >= 6) return;
-    await sleep(200);
-  }
-  throw new Error("the events that are to die do not");
+  await until("six events are dead", async () => await dead() >= 6);
 }
 
 async function dead() {
