@@ -267,10 +267,13 @@ fn header(run: &Run, settings: &Settings) {
     println!("  arenas  {arenas}");
     println!("  faults  {}", names(&settings.faults));
     println!(
-        "  replay  cargo xtask torture --seed {} --minutes {} --database {} --arenas {arenas} --faults {}",
+        "  replay  cargo xtask torture --seed {} --minutes {} --database {} --arenas {arenas} --rate {} --lease {} \
+         --faults {}",
         settings.seed,
         run.minutes,
         settings.database,
+        run.rate,
+        run.lease,
         names(&settings.faults)
     );
 }
