@@ -176,7 +176,7 @@ pub async fn a_page_of_nothing_is_refused_and_of_nobody_is_empty(harness: &impl 
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
     for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
         assert!(ids(&scene.store, &PageAsk { after: Some(late), ..shelf(name) }).await.is_empty());
-        let nobody = Filter { id: Some(EventId::from("nobody")), ..Filter::default() };
+        let nobody = Filter { id: Some(EventId::from("unknown")), ..Filter::default() };
         assert!(ids(&scene.store, &PageAsk { filter: nobody, ..shelf(name) }).await.is_empty());
         let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
         let found = ids(&scene.store, &PageAsk { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
@@ -311,7 +311,7 @@ pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
     let third = scene.store.metadata(&written[2]).await.unwrap().expect("it is there");
     assert_eq!((third.row.payload_bytes, third.headers_bytes), (6, 0));
     assert_eq!((third.content_type.as_str(), third.expires_at), ("application/x-thing", None));
-    assert_eq!(scene.store.metadata(&EventId::from("nobody")).await.unwrap(), None);
+    assert_eq!(scene.store.metadata(&EventId::from("unknown")).await.unwrap(), None);
     for seq in [-1, i64::MIN, i64::MAX] {
         assert_eq!(scene.store.metadata_at(seq).await.unwrap(), None, "{seq}");
     }
