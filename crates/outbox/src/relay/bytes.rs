@@ -24,7 +24,10 @@ impl ByteBudget {
     /// How many bytes the next read may bring; `None` if it has to wait. Reads wait until a quarter is free:
     /// one row at a time would cost a round trip each.
     pub(crate) fn room(&self) -> Option<usize> {
-        let used = self.used.load(Ordering::Acquire);
+        self.room_beside(self.used.load(Ordering::Acquire))
+    }
+
+    fn room_beside(&self, used: usize) -> Option<usize> {
         let left = self.total.saturating_sub(used);
         (used == 0 || left >= self.total.div_ceil(4)).then_some(left)
     }
@@ -58,9 +61,10 @@ pub(crate) struct ReservedBytes {
 
 impl Drop for ReservedBytes {
     fn drop(&mut self) {
-        let had_room = self.budget.room().is_some();
-        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
-        if !had_room && self.budget.room().is_some() {
+        // From one value: of two guards that are dropped at once, one sees the step from no room to room.
+        let before = self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        let room = |used| self.budget.room_beside(used).is_some();
+        if !room(before) && room(before - self.bytes) {
             self.budget.freed.notify_waiters();
         }
     }

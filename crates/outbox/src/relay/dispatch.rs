@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -23,6 +23,7 @@ use crate::escape::Escaped;
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
+use crate::log::Outgoing;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{RunId, Settlement, Verdict};
 use crate::suspect::{self, Admitted, Start};
@@ -315,7 +316,7 @@ pub(super) async fn ready<'a>(
 ) -> Ready {
     let delivery = &job.delivery;
     let event = &delivery.event;
-    if !engine.station.covers(job.epoch) || !engine.held.start(event.id(), job.tag(), Instant::now()) {
+    if !engine.may_start(job) {
         tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "not handled: the lease is over");
         engine.let_go(job);
         return Ready::Gone;
@@ -338,15 +339,16 @@ pub(super) async fn ready<'a>(
         engine.settler.catch_up().await;
     }
     // That may have taken longer than the lease lasts.
-    if !engine.held.start(event.id(), job.tag(), Instant::now()) {
+    if !engine.may_start(job) {
         engine.let_go(job);
         return Ready::Gone;
     }
     match count_start(engine, job).await {
         Start::Go => Ready::Go,
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
+        // Given back, if it is this node's still: it should not wait for its lease to run out.
         Start::Leave => {
-            engine.held.forget(event.id(), job.tag());
+            engine.let_go(job);
             Ready::Gone
         }
     }
@@ -450,7 +452,10 @@ pub(super) fn decide_safely(
 /// Notes in the database that an event starts which may have killed its process before.
 async fn count_start(engine: &Engine, job: &Job) -> Start {
     let Some(by) = engine.station.holder() else { return Start::Leave };
-    suspect::start(&*engine.store, &by, job.delivery.event.id(), job.delivery.claim).await
+    let id = job.delivery.event.id();
+    // This node may have claimed the event again since.
+    let claim = engine.held.claim(id, job.tag()).unwrap_or(job.delivery.claim);
+    suspect::start(&*engine.store, &by, id, claim).await
 }
 
 /// Runs interceptors and the handler.
@@ -516,7 +521,8 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
         // Where it goes has changed since this worker took it.
         Call::Publish(destination) => {
             let one = [forward::outgoing(job)];
-            let sent = forward::publish(engine, &destination.gate, &one).await.pop();
+            let is_held = |_: &Outgoing| engine.may_start(job);
+            let sent = forward::publish(engine, &destination.gate, &one, &is_held).await.pop();
             Ended::Said(sent.unwrap_or(Sent::Untried).into_handled())
         }
         Call::InTx(handler) => {

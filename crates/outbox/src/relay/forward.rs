@@ -17,7 +17,7 @@ use super::runs::TURN;
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::destination::{Admission, Destination, Gate, Phase, Probe};
-use crate::event::{Event, EventType};
+use crate::event::{Event, EventId, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing, PublishError};
 use crate::retry::Backoff;
@@ -97,7 +97,8 @@ impl Batch {
                 more.into_iter().for_each(|strand| batch.add(engine, strand, to));
             }
         }
-        (!batch.jobs.is_empty()).then_some(batch)
+        // A run whose next event goes elsewhere by now still needs a worker.
+        (!batch.jobs.is_empty() || !batch.runs.is_empty()).then_some(batch)
     }
 
     fn add(&mut self, engine: &Engine, strand: Strand, to: &Destination) {
@@ -158,7 +159,10 @@ impl Batch {
             }
         }
         let events: Vec<Outgoing> = sending.iter().map(|(_, outgoing)| outgoing.clone()).collect();
-        let sent = publish(engine, &to.gate, &events).await;
+        let jobs = sending.iter().map(|(index, _)| &self.jobs[*index]);
+        let jobs: HashMap<&EventId, &Job> = jobs.map(|job| (job.delivery.event.id(), job)).collect();
+        let is_held = |event: &Outgoing| jobs.get(event.id()).is_some_and(|job| engine.may_start(job));
+        let sent = publish(engine, &to.gate, &events, &is_held).await;
         watch.over();
         if sent.contains(&Sent::Done) {
             engine.monitor.published(to.name());
@@ -169,8 +173,8 @@ impl Batch {
                 after(engine, &cx, entered, &sent.clone().into_handled());
             }
             let verdict = match sent {
-                Sent::Untried => job.released(),
-                Sent::Unavailable => engine.put_off(&job.delivery.event, &to.gate),
+                Sent::Untried => cleared(job, job.released()),
+                Sent::Unavailable => cleared(job, engine.put_off(&job.delivery.event, &to.gate)),
                 sent => decide(engine, job, sent.into_handled(), to),
             };
             report(engine, job, &verdict, true);
@@ -258,6 +262,15 @@ async fn settle_run(engine: &Arc<Engine>, run: &RunId, jobs: Vec<(&Job, Option<V
     }
 }
 
+/// The verdict on an event that was started and goes back. A suspect is cleared by it: the process is still there. Its
+/// start was counted, and an outage would have it dead-lettered by its fourth probe.
+fn cleared(job: &Job, verdict: Verdict) -> Verdict {
+    if job.delivery.suspect.is_some() && verdict.is_release() {
+        return Verdict::Again { after: Duration::ZERO, counted: false, error: None };
+    }
+    verdict
+}
+
 fn decide(engine: &Engine, job: &Job, result: Result<Outcome, Failure>, to: &Destination) -> Verdict {
     let policy = to.retry.as_deref().or(engine.settings.retry.as_deref());
     decide_safely(engine.name(), result, job.delivery.attempts, policy, &Backoff::publishing())
@@ -273,27 +286,36 @@ pub(super) fn outgoing(job: &Job) -> Outgoing {
     }
 }
 
+/// Whether this node still holds an event: asked right before the event is sent, because a batch may have waited for a
+/// suspect, or be sent one by one.
+pub(super) type IsHeld<'a> = dyn Fn(&Outgoing) -> bool + Send + Sync + 'a;
+
 /// Has a batch published, and says what became of each event. If the destination may be available again after an outage, one
 /// event goes first.
-pub(super) async fn publish(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+pub(super) async fn publish(
+    engine: &Engine,
+    gate: &Arc<Gate>,
+    events: &[Outgoing],
+    is_held: &IsHeld<'_>,
+) -> Vec<Sent> {
     if events.is_empty() {
         return Vec::new();
     }
     if events.len() > 1 && gate.suspects_any() && events.iter().any(|event| gate.suspects(event.id())) {
-        return Box::pin(publish_apart(engine, gate, events)).await;
+        return Box::pin(publish_apart(engine, gate, events, is_held)).await;
     }
     let probe = match gate.admit() {
-        Admission::Open => return send(engine, gate, events, None).await,
+        Admission::Open => return send_held(engine, gate, events, None, is_held).await,
         Admission::Refused => return vec![Sent::Unavailable; events.len()],
         Admission::Probe(probe) => probe,
     };
     let chosen = choose(events);
-    let first = send(engine, gate, &events[chosen..=chosen], Some(probe)).await.pop();
+    let first = send_held(engine, gate, &events[chosen..=chosen], Some(probe), is_held).await.pop();
     let first = first.unwrap_or(Sent::Unavailable);
     let rest: Vec<Outgoing> =
         events.iter().enumerate().filter(|(n, _)| *n != chosen).map(|(_, event)| event.clone()).collect();
     let mut sent = match first {
-        Sent::Done => Box::pin(publish(engine, gate, &rest)).await,
+        Sent::Done => Box::pin(publish(engine, gate, &rest, is_held)).await,
         _ => vec![Sent::Unavailable; rest.len()],
     };
     sent.insert(chosen, first);
@@ -341,8 +363,51 @@ async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
     }
 }
 
+/// Sends those events of a batch that this node holds, of each key up to the first that it does not.
+async fn send_held(
+    engine: &Engine,
+    gate: &Arc<Gate>,
+    events: &[Outgoing],
+    probe: Option<Probe>,
+    is_held: &IsHeld<'_>,
+) -> Vec<Sent> {
+    let held = held_of(events, is_held);
+    if held.iter().all(|held| *held) {
+        return send(engine, gate, events, probe, is_held).await;
+    }
+    let rest: Vec<Outgoing> =
+        events.iter().zip(&held).filter(|(_, held)| **held).map(|(event, _)| event.clone()).collect();
+    let mut sent = if rest.is_empty() {
+        Vec::new().into_iter()
+    } else {
+        send(engine, gate, &rest, probe, is_held).await.into_iter()
+    };
+    held.iter().map(|held| if *held { sent.next().unwrap_or(Sent::Untried) } else { Sent::Untried }).collect()
+}
+
+/// Which of the events go: those that are held, of each key up to the first that is not.
+fn held_of(events: &[Outgoing], is_held: &IsHeld<'_>) -> Vec<bool> {
+    let mut lost: HashSet<&str> = HashSet::new();
+    let mut held = Vec::with_capacity(events.len());
+    for event in events {
+        let key = event.ordering_key();
+        let goes = key.is_none_or(|key| !lost.contains(key)) && is_held(event);
+        if !goes {
+            lost.extend(key);
+        }
+        held.push(goes);
+    }
+    held
+}
+
 /// Sends a batch, which is one event if it is a probe.
-async fn send(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing], probe: Option<Probe>) -> Vec<Sent> {
+async fn send(
+    engine: &Engine,
+    gate: &Arc<Gate>,
+    events: &[Outgoing],
+    probe: Option<Probe>,
+    is_held: &IsHeld<'_>,
+) -> Vec<Sent> {
     let all = |sent: Sent| vec![sent; events.len()];
     let unavailable = |probe: Option<Probe>, reason: &str| match probe {
         Some(probe) => probe.failed(reason),
@@ -402,7 +467,7 @@ async fn send(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing], probe: Opt
         }
         (None, [_]) => all(Sent::Failed(error.failure)),
         // The failure is unknown to be of any of them: one at a time tells.
-        (None, _) => Box::pin(publish_each(engine, gate, events)).await,
+        (None, _) => Box::pin(publish_each(engine, gate, events, is_held)).await,
     }
 }
 
@@ -416,7 +481,12 @@ fn known(fate: Fate) -> Sent {
 
 /// Those first that always went well; then one by one those that the destination was unavailable for while it took others, and
 /// what is behind them in their keys.
-async fn publish_apart(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+async fn publish_apart(
+    engine: &Engine,
+    gate: &Arc<Gate>,
+    events: &[Outgoing],
+    is_held: &IsHeld<'_>,
+) -> Vec<Sent> {
     let mut keys: HashSet<&str> = HashSet::new();
     let (mut good, mut suspect) = (Vec::new(), Vec::new());
     for (index, event) in events.iter().enumerate() {
@@ -431,7 +501,7 @@ async fn publish_apart(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -
     let of = |indexes: &[usize]| indexes.iter().map(|n| events[*n].clone()).collect::<Vec<_>>();
     let mut sent = vec![Sent::Untried; events.len()];
     let mut stopped: HashSet<&str> = HashSet::new();
-    for (index, one) in good.iter().zip(publish(engine, gate, &of(&good)).await) {
+    for (index, one) in good.iter().zip(publish(engine, gate, &of(&good), is_held).await) {
         if one != Sent::Done {
             stopped.extend(events[*index].ordering_key());
         }
@@ -441,14 +511,19 @@ async fn publish_apart(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -
         .into_iter()
         .filter(|n| events[*n].ordering_key().is_none_or(|key| !stopped.contains(key)))
         .collect();
-    for (index, one) in suspect.iter().zip(publish_each(engine, gate, &of(&suspect)).await) {
+    for (index, one) in suspect.iter().zip(publish_each(engine, gate, &of(&suspect), is_held).await) {
         sent[*index] = one;
     }
     sent
 }
 
 /// One by one, of each key up to the first that fails.
-async fn publish_each(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) -> Vec<Sent> {
+async fn publish_each(
+    engine: &Engine,
+    gate: &Arc<Gate>,
+    events: &[Outgoing],
+    is_held: &IsHeld<'_>,
+) -> Vec<Sent> {
     let mut stopped = HashSet::new();
     let mut sent = Vec::with_capacity(events.len());
     for event in events {
@@ -457,7 +532,8 @@ async fn publish_each(engine: &Engine, gate: &Arc<Gate>, events: &[Outgoing]) ->
             sent.push(Sent::Untried);
             continue;
         }
-        let one = publish(engine, gate, std::slice::from_ref(event)).await.pop().unwrap_or(Sent::Untried);
+        let one = publish(engine, gate, std::slice::from_ref(event), is_held).await.pop();
+        let one = one.unwrap_or(Sent::Untried);
         if one != Sent::Done {
             stopped.extend(key);
         }
@@ -636,8 +712,9 @@ impl Engine {
                 () = self.stop.cancelled() => break,
             }
         }
-        self.waiting.remove(&gate);
+        // Before the next outage can set it.
         unavailable.set(0.0);
+        self.waiting.remove(&gate);
         self.wake.notify_one();
     }
 }
@@ -646,6 +723,18 @@ impl Engine {
 mod tests {
     use super::*;
     use crate::log::LogPublisher;
+
+    #[test]
+    fn nothing_of_a_key_is_sent_behind_an_event_that_is_not_held() {
+        let event = |n: u8, key: &str| {
+            let event = Event::new("e").id(format!("e{n}")).json(&n);
+            let event = if key.is_empty() { event } else { event.ordering_key(key) };
+            Outgoing::new(event.build().unwrap())
+        };
+        let batch = [event(0, "a"), event(1, "b"), event(2, "a"), event(3, ""), event(4, "b")];
+        let held = held_of(&batch, &|event| event.id().as_str() != "e0");
+        assert_eq!(held, [false, true, false, true, true]);
+    }
 
     /// However many there are, and however long it takes.
     #[tokio::test]

@@ -222,6 +222,14 @@ impl Held {
         }
     }
 
+    /// The claim under which an event is held now, whose job was queued under this one. `None` if this node does not hold
+    /// it, or holds it by leadership.
+    pub(crate) fn claim(&self, id: &EventId, tag: Tag) -> Option<Claim> {
+        let inner = self.inner();
+        let entry = inner.entries.get(id).filter(|entry| entry.until.is_some() && entry.covers(tag))?;
+        Claim::try_from(entry.tag).ok()
+    }
+
     /// Lets events go whose settlement is in the database.
     pub(crate) fn settled<'a>(&self, settled: impl IntoIterator<Item = (&'a EventId, Tag)>, remember: bool) {
         let mut inner = self.inner();

@@ -207,7 +207,7 @@ impl Reservation {
             created_at: self.created_at,
             last_error: None,
         };
-        let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false, _memory: None };
+        let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false, memory: None };
         if engine.lanes.push_hot(job, place) {
             engine.metrics.hot_enqueued.increment(1);
         } else {

@@ -91,7 +91,7 @@ pub(crate) struct Job {
     /// Whether it is counted in the cold lane.
     pub(crate) cold: bool,
     /// Its part of the [byte budget](bytes::ByteBudget), if it was read from the table.
-    pub(crate) _memory: Option<bytes::ReservedBytes>,
+    pub(crate) memory: Option<Arc<bytes::ReservedBytes>>,
 }
 
 impl Job {
@@ -103,7 +103,7 @@ impl Job {
     /// The same, to be written and counted.
     pub(crate) fn told(&self, verdict: Verdict) -> Told {
         let subject = (!verdict.is_release()).then(|| Subject::of(self));
-        Told { settlement: self.settlement(verdict), written: false, subject }
+        Told { settlement: self.settlement(verdict), written: false, subject, _memory: self.memory.clone() }
     }
 
     /// It is given back without having been handled.
@@ -175,6 +175,11 @@ impl Engine {
 
     pub(crate) fn node(&self) -> &NodeId {
         &self.settings.node
+    }
+
+    /// Whether an event may be handled now: this node holds it. Then it counts as running.
+    pub(crate) fn may_start(&self, job: &Job) -> bool {
+        self.station.covers(job.epoch) && self.held.start(job.delivery.event.id(), job.tag(), Instant::now())
     }
 
     /// An event is not this node's any more, as far as it knows.
@@ -320,7 +325,7 @@ impl Relay {
                 Ok(hold) => shared(hold),
                 Err(error) => {
                     // Others would take it for a relay that vanished. What cannot be taken back is out of date soon.
-                    let _ = engine.store.retire(engine.node()).await;
+                    engine.retire().await;
                     return Err(error);
                 }
             };
@@ -584,17 +589,21 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         }
     }
     engine.over.cancel();
+    let announced = tasks.announce.is_some();
     let rest = [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.takeover, tasks.announce];
     for task in rest.into_iter().flatten() {
         let _ = task.await;
     }
-    let result = match engine.supervisor.failure().map(|failed| failed.task) {
+    let (result, leases_left) = match engine.supervisor.failure().map(|failed| failed.task) {
         // Of some events the outcome is known, but not written: their leases run out, as after a crash.
-        Some(RelayTask::Settle) => Ok(()),
+        Some(RelayTask::Settle) => (Ok(()), true),
         // What a worker was at may be what made it panic: it comes again with care, when its lease has run out.
-        Some(RelayTask::Dispatch) => give_back(&engine, false).await,
-        _ => give_back(&engine, all_ended).await,
+        Some(RelayTask::Dispatch) => (give_back(&engine, false).await, true),
+        _ => (give_back(&engine, all_ended).await, false),
     };
+    if announced && result.is_ok() && !leases_left {
+        engine.retire().await;
+    }
     tracing::info!(store = engine.name(), node = %engine.node(), "relay stopped");
     result
 }
@@ -638,6 +647,18 @@ pub(crate) mod tests {
             created_at: None,
             last_error: None,
         };
-        Job { delivery, epoch: 0, taken: Instant::now(), cold: true, _memory: None }
+        Job { delivery, epoch: 0, taken: Instant::now(), cold: true, memory: None }
+    }
+
+    /// The event is in memory until then: counters need its type.
+    #[test]
+    fn the_bytes_of_an_event_are_counted_until_its_verdict_is_written() {
+        let budget = bytes::ByteBudget::new(100);
+        let job = Job { memory: Some(Arc::new(budget.reserve(60))), ..job("e") };
+        let told = job.told(Verdict::Done);
+        drop(job);
+        assert_eq!(budget.room(), Some(40));
+        drop(told);
+        assert_eq!(budget.room(), Some(100));
     }
 }

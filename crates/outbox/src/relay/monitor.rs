@@ -13,6 +13,9 @@ use crate::store::{RelayHealth, RelayTask, TaskError};
 /// How long a call may take, beside three poll intervals for a take, before it counts as an error.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long the database may refuse a verdict before that counts as an error.
+const REFUSED: Duration = Duration::from_secs(5);
+
 /// Health of one relay. Tasks report to it; probes, `announce` and metrics read it.
 pub(crate) struct Monitor {
     inner: Mutex<Inner>,
@@ -28,6 +31,8 @@ struct Inner {
     errors: BTreeMap<RelayTask, TaskError>,
     /// Calls of the database that have not come back yet.
     under_way: BTreeMap<RelayTask, Instant>,
+    /// How many verdicts the database refuses, and since when, while it takes others.
+    refused: Option<(usize, chrono::DateTime<Utc>)>,
 }
 
 impl Monitor {
@@ -73,7 +78,8 @@ impl Monitor {
 
     fn clear(&self, inner: &mut Inner, task: RelayTask) {
         if inner.errors.remove(&task).is_some() {
-            self.metrics.failing(task).set(0.0);
+            let refused = task == RelayTask::Settle && inner.refused.is_some();
+            self.metrics.failing(task).set(if refused { 1.0 } else { 0.0 });
             self.changed.notify_one();
         }
     }
@@ -93,6 +99,19 @@ impl Monitor {
         drop(inner);
         if is_news {
             self.metrics.failing(task).set(1.0);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The database refuses so many verdicts at the moment, for a reason of theirs. Verdicts that it takes do not
+    /// end that.
+    pub(crate) fn refused(&self, count: usize) {
+        let mut inner = self.inner();
+        let before = inner.refused.take();
+        inner.refused = (count > 0).then(|| (count, before.map_or_else(Utc::now, |(_, since)| since)));
+        if before.is_some() != inner.refused.is_some() {
+            let failing = count > 0 || inner.errors.contains_key(&RelayTask::Settle);
+            self.metrics.failing(RelayTask::Settle).set(if failing { 1.0 } else { 0.0 });
             self.changed.notify_one();
         }
     }
@@ -130,6 +149,14 @@ impl Monitor {
                 let error = format!("no answer from the database for {} s", waited.as_secs());
                 errors.insert(*task, TaskError::stalled(*task, since, &error));
             }
+        }
+        if let Some((count, since)) = inner.refused
+            && (Utc::now() - since).to_std().is_ok_and(|lasted| lasted >= REFUSED)
+        {
+            let error = format!("the database refuses to settle {count} events, which are tried again");
+            errors
+                .entry(RelayTask::Settle)
+                .or_insert_with(|| TaskError::stalled(RelayTask::Settle, since, &error));
         }
         RelayHealth { errors: errors.into_values().collect(), ..inner.health.clone() }
     }
@@ -191,6 +218,22 @@ mod tests {
         assert!(told.ends_with("no answer from the database for 60 s"), "{told}");
         monitor.rests(RelayTask::Take);
         assert_eq!(monitor.health(), RelayHealth::default());
+    }
+
+    #[test]
+    fn verdicts_that_are_refused_are_an_error_though_others_are_written() {
+        let monitor = monitor();
+        monitor.refused(3);
+        assert_eq!(monitor.health().problem(RelayTask::Settle), None, "that may pass in a moment");
+        monitor.inner().refused = Some((3, Utc::now() - chrono::Duration::seconds(6)));
+        monitor.failed(RelayTask::Settle, "no");
+        monitor.succeeded(RelayTask::Settle);
+        monitor.refused(2);
+        let health = monitor.health();
+        let told = health.problem(RelayTask::Settle).expect("for 6 s now").to_string();
+        assert!(told.contains("refuses to settle 2 events"), "{told}");
+        monitor.refused(0);
+        assert_eq!(monitor.health().problem(RelayTask::Settle), None);
     }
 
     #[tokio::test]

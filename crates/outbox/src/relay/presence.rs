@@ -31,22 +31,39 @@ use crate::store::{Node, NodeOutage, NodeState, RelayTask};
 /// How soon an announcement that failed is tried again, at most.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Announces this relay, with the destinations that are not available to it and what it has counted, until it is over.
+/// Announces this relay, and measures how long the oldest due event has waited, until the relay is over.
+///
+/// Side by side: other reads may keep all connections for reads busy for longer than presence lasts.
 pub(super) async fn announce(engine: Arc<Engine>) {
+    tokio::join!(keep_announcing(&engine), measure_lag(&engine));
+}
+
+async fn measure_lag(engine: &Engine) {
     let every = Node::announces_every(engine.settings.presence);
-    // The first announcement was made before anything else was started.
-    let mut pause = every;
     loop {
         // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
         if let Ok(oldest) = engine.store.oldest_due().await {
             engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
         }
         tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            () = engine.over.cancelled() => return,
+        }
+    }
+}
+
+/// Announces this relay, with the destinations that are not available to it and what it has counted.
+async fn keep_announcing(engine: &Engine) {
+    let every = Node::announces_every(engine.settings.presence);
+    // The first announcement was made before anything else was started.
+    let mut pause = every;
+    loop {
+        tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = engine.waiting.changed() => {}
-            () = counted(&engine) => {}
-            () = health_changed(&engine) => {}
-            () = engine.over.cancelled() => break,
+            () = counted(engine) => {}
+            () = health_changed(engine) => {}
+            () = engine.over.cancelled() => return,
         }
         pause = match engine.announce_once().await {
             Ok(()) => every,
@@ -56,9 +73,6 @@ pub(super) async fn announce(engine: Arc<Engine>) {
                 RETRY.min(every)
             }
         };
-    }
-    if let Err(error) = engine.store.retire(engine.node()).await {
-        tracing::debug!(store = engine.name(), %error, "could not say that this relay has stopped");
     }
 }
 
@@ -110,6 +124,14 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
 }
 
 impl Engine {
+    /// Removes the row of this relay, which holds nothing any more. One that could not give back its leases keeps its row:
+    /// the others find by it what they may release.
+    pub(super) async fn retire(&self) {
+        if let Err(error) = self.store.retire(self.node()).await {
+            tracing::debug!(store = self.name(), %error, "could not say that this relay has stopped");
+        }
+    }
+
     /// Announces this relay. If that comes after its presence had lapsed, everything it holds has to be renewed first.
     pub(super) async fn announce_once(&self) -> Result<()> {
         let asked = Instant::now();

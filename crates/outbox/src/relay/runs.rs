@@ -299,6 +299,15 @@ impl Runs {
         }
     }
 
+    /// Remembers keys as free: nothing is known of what is left of them.
+    pub(crate) fn set_free(&self, keys: Vec<Arc<str>>) {
+        let mut inner = self.inner();
+        for key in keys {
+            inner.behind.remove(&key);
+            inner.free.push(key);
+        }
+    }
+
     /// Keys of which no rows are left.
     pub(crate) fn not_behind<'a>(&self, keys: impl IntoIterator<Item = &'a Arc<str>>) {
         let mut inner = self.inner();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
+use super::bytes::ReservedBytes;
 use super::tally::Subject;
 use super::{Engine, tag};
 use crate::error::Error;
@@ -28,11 +29,13 @@ pub(crate) struct Told {
     pub(crate) written: bool,
     /// The event, if it is to be counted and could be decoded.
     pub(crate) subject: Option<Subject>,
+    /// Its part of the [byte budget](super::bytes::ByteBudget), which the event takes until then.
+    pub(crate) _memory: Option<Arc<ReservedBytes>>,
 }
 
 impl Told {
     pub(crate) fn to_write(settlement: Settlement) -> Self {
-        Self { settlement, written: false, subject: None }
+        Self { settlement, written: false, subject: None, _memory: None }
     }
 }
 
@@ -307,6 +310,7 @@ impl Settler {
                         first = self.heard.recv() => first,
                         () = tokio::time::sleep_until(self.aside.next.into()), if again => {
                             self.try_again().await;
+                            self.report_refused();
                             self.engine.progress.notify_waiters();
                             continue;
                         }
@@ -320,6 +324,7 @@ impl Settler {
                 self.batch = Some(Batch::new(std::mem::take(&mut self.gathered), sizes));
             }
             self.settle().await;
+            self.report_refused();
             let Some(Batch { waiting, last, sizes, .. }) = self.batch.take() else { return };
             drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
@@ -405,12 +410,19 @@ impl Settler {
         self.aside.put_back(left, progress);
     }
 
+    /// Health counts refused verdicts apart: other verdicts are written meanwhile.
+    fn report_refused(&self) {
+        let refused = self.aside.groups.iter().map(|group| group.range.len()).sum();
+        self.engine.monitor.refused(refused);
+    }
+
     /// The relay ends: what is refused now stays as it is in the database, and comes again when its lease runs out.
     async fn end(&mut self) {
         if self.aside.groups.is_empty() {
             return;
         }
         self.try_again().await;
+        self.report_refused();
         let store = self.engine.name();
         for group in std::mem::take(&mut self.aside.groups) {
             for Told { settlement: s, .. } in group.told() {
@@ -424,14 +436,13 @@ impl Settler {
     /// its key.
     async fn write(&self, epoch: i64, groups: Vec<Group>) -> Vec<Group> {
         let engine = &self.engine;
-        if !engine.station.covers(epoch) {
-            // Taken when this node still led: it does not speak for these any more. If it leads again in the same
-            // epoch, they are read again.
+        if !engine.station.may_settle(epoch) {
+            // Another node has led since these were taken.
             self.stale(groups);
             return Vec::new();
         }
         let by = engine.station.holder_in(epoch);
-        let error = match self.write_one(&by, &groups).await {
+        let error = match self.write_one(&by, epoch, &groups).await {
             Ok(()) => {
                 self.settled(&groups);
                 return Vec::new();
@@ -446,11 +457,11 @@ impl Settler {
             }
             Err(Obstacle::Refused(error)) => error,
         };
-        self.write_each(&by, groups, &error).await
+        self.write_each(&by, epoch, groups, &error).await
     }
 
     /// The groups as a whole are refused: writes one by one, so that one bad verdict does not hold up the others.
-    async fn write_each(&self, by: &Holder, groups: Vec<Group>, error: &Error) -> Vec<Group> {
+    async fn write_each(&self, by: &Holder, epoch: i64, groups: Vec<Group>, error: &Error) -> Vec<Group> {
         let engine = &self.engine;
         let groups: Vec<Group> = groups.into_iter().flat_map(Group::split).collect();
         if groups.len() > 1 {
@@ -464,7 +475,7 @@ impl Settler {
                 left.push(group);
                 continue;
             }
-            match self.write_one(by, std::slice::from_ref(&group)).await {
+            match self.write_one(by, epoch, std::slice::from_ref(&group)).await {
                 Ok(()) => settled.push(group),
                 Err(Obstacle::NotHeld) => self.stale(vec![group]),
                 Err(Obstacle::Refused(error)) => {
@@ -490,7 +501,7 @@ impl Settler {
     }
 
     /// Writes groups in one go. Tries again for as long as the database is in trouble, and not the verdicts.
-    async fn write_one(&self, by: &Holder, groups: &[Group]) -> Result<(), Obstacle> {
+    async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), Obstacle> {
         let engine = &self.engine;
         let mut to_write: Vec<Settlement> =
             groups.iter().flat_map(|group| group.to_write(by)).cloned().collect();
@@ -526,7 +537,7 @@ impl Settler {
                 Err(error) => error,
             };
             engine.monitor.failed(RelayTask::Settle, &error.to_string());
-            if engine.station.holder().is_none() {
+            if !engine.station.may_settle(epoch) {
                 return Err(Obstacle::NotHeld);
             }
             if !error.is_transient() {

@@ -83,6 +83,13 @@ impl Station {
         self.epoch() == Some(epoch)
     }
 
+    /// Whether verdicts on events of this epoch may still be written, as far as this node knows. Not asked of its
+    /// clock: leadership that ran out is this node's still if no other node has taken it, and the fence of a
+    /// settlement tells.
+    pub(crate) fn may_settle(&self, epoch: i64) -> bool {
+        !self.exclusive || self.leading().is_some_and(|leading| leading.epoch == epoch)
+    }
+
     /// Leads in this epoch until then. Returns whether that is news; `suspects` counts only if it is.
     pub(crate) fn lead(&self, epoch: i64, until: Instant, suspects: usize) -> bool {
         let mut leading = self.leading();
@@ -112,5 +119,26 @@ impl Station {
             }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A database that was away for longer than leadership lasts takes the verdicts when it is back.
+    #[test]
+    fn verdicts_may_be_written_after_leadership_ran_out_and_not_after_it_was_lost() {
+        let (owner, lease) = (NodeId::from("a"), Duration::from_secs(30));
+        let station = Station { owner, lease, exclusive: true, leading: Mutex::new(None) };
+        assert!(!station.may_settle(5));
+        let now = Instant::now();
+        assert!(station.lead(5, now, 0));
+        assert!(!station.covers(5), "nothing more is handled");
+        assert!(station.may_settle(5) && !station.may_settle(4));
+        assert!(station.lead(7, now + lease, 0), "another node has led in epoch 6");
+        assert!(!station.may_settle(5));
+        station.step_down();
+        assert!(!station.may_settle(7));
     }
 }

@@ -82,6 +82,19 @@ enum End {
     Empty,
     /// The cold lane is full, or the memory for events is.
     NoRoom,
+    /// This node may not take now: another one leads, or its presence has lapsed.
+    NotHeld,
+}
+
+/// What became of a window that was read.
+struct Absorbed {
+    /// How many events were queued or dead-lettered.
+    count: usize,
+    /// Whether that was all there was to queue.
+    all: bool,
+    /// Whether events of keys wait for the verdict on an event that cannot be decoded, which an earlier read
+    /// found.
+    waits: bool,
 }
 
 /// Times at which something will be due.
@@ -139,11 +152,13 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
     let mut pause = EAGER.min(longest);
     let mut failures = 0u32;
     while !engine.stop.is_cancelled() {
+        let mut may_take = false;
         let passed = taker.lock().await.pass().await;
         engine.progress.notify_waiters();
         match passed {
             Ok((taken, end)) => {
                 failures = 0;
+                may_take = end != End::NotHeld;
                 pause = if taken > 0 { EAGER.min(longest) } else { (pause * 2).min(longest) };
                 if end == End::NoRoom {
                     tokio::select! {
@@ -159,7 +174,8 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
                 tracing::error!(store = engine.name(), %error, retry_in = ?pause, "could not take events");
             }
         }
-        if engine.runs.has_free() && failures == 0 {
+        // Only a read finds out what became of free keys.
+        if may_take && engine.runs.has_free() {
             continue;
         }
         // The databases of a fleet do not all come at the same moment.
@@ -211,7 +227,7 @@ impl Taker {
         let mut total = 0;
         let Some(epoch) = self.engine.station.epoch() else {
             self.engine.monitor.rests(RelayTask::Take);
-            return Ok((0, End::Empty));
+            return Ok((0, End::NotHeld));
         };
         if self.epoch != epoch {
             (self.epoch, self.cursor) = (epoch, None);
@@ -244,7 +260,9 @@ impl Taker {
             if self.cursor.is_some() {
                 let free = self.engine.runs.take_free(KEYS_AT_ONCE.min(room));
                 if !free.is_empty() {
-                    let taken = self.continue_keys(free, room).await?;
+                    let Some(taken) = self.continue_keys(free, room).await? else {
+                        return Ok((total, End::NotHeld));
+                    };
                     Turn::gave(&mut turn, taken);
                     total += taken;
                     continue;
@@ -259,7 +277,7 @@ impl Taker {
             let limit = self.limit(room, full);
             let from = self.cursor.map_or(Origin::Start, Origin::After);
             let Some((taken, scanned, cursor)) = self.read(from, limit, room, None).await? else {
-                return Ok((total, End::Empty));
+                return Ok((total, End::NotHeld));
             };
             Turn::gave(&mut turn, taken);
             total += taken;
@@ -301,13 +319,17 @@ impl Taker {
         }
     }
 
-    /// Goes on with keys of which rows were passed by.
-    async fn continue_keys(&mut self, keys: Vec<Arc<str>>, room: usize) -> Result<usize> {
+    /// Goes on with keys of which rows were passed by. `None` if this node may not take now: the keys
+    /// stay free.
+    async fn continue_keys(&mut self, keys: Vec<Arc<str>>, room: usize) -> Result<Option<usize>> {
         // Before the read: a key may be done with what it gets before this returns, and then goes on by itself.
         self.engine.runs.leave_behind(keys.clone());
         let limit = 1 << room.ilog2();
-        let read = self.read(Origin::Keys(keys), limit, room, None).await?;
-        Ok(read.map_or(0, |(taken, ..)| taken))
+        let read = self.read(Origin::Keys(keys.clone()), limit, room, None).await?;
+        if read.is_none() {
+            self.engine.runs.set_free(keys);
+        }
+        Ok(read.map(|(taken, ..)| taken))
     }
 
     /// Learns which types are not to be taken now.
@@ -355,11 +377,9 @@ impl Taker {
             if self.engine.lanes.cold_room() == 0 || !self.engine.waiting.begin_probe(gate) {
                 continue;
             }
-            if self.probe_one(gate.id, types).await? {
-                total += 1;
-            } else {
-                self.engine.alarm.at(Instant::now() + PROBE_LOST);
-            }
+            total += usize::from(self.probe_one(gate.id, types).await?);
+            // A probe that is taken may still be refused before it is sent.
+            self.engine.alarm.at(Instant::now() + PROBE_LOST);
         }
         Ok(total)
     }
@@ -442,13 +462,17 @@ impl Taker {
         if let Some(oldest) = taken.deliveries.iter().map(|d| d.waited).max().filter(|_| is_full) {
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
         }
-        let (scanned, mut cursor) = (taken.scanned, taken.cursor);
+        let (mut scanned, mut cursor) = (taken.scanned, taken.cursor);
         // Half of it would leave events held, and renewed, that are in no queue.
         let absorbed = engine.supervisor.whole(RelayTask::Take, || self.absorb(taken, &take, asked, room));
-        let Some((count, all)) = absorbed else { return Ok(None) };
+        let Some(Absorbed { count, all, waits }) = absorbed else { return Ok(None) };
         if !all {
             // Not everything found room: read from the start again.
             cursor = None;
+        }
+        if waits {
+            // Not before the verdict is written, which wakes the taker.
+            scanned = 0;
         }
         let (hot, cold) = engine.lanes.depths();
         engine.metrics.hot_depth.set(hot as f64);
@@ -456,8 +480,8 @@ impl Taker {
         Ok(Some((count, scanned, cursor)))
     }
 
-    /// Queues what was taken. Returns how many events, and whether that was all there was to queue.
-    fn absorb(&self, taken: Taken, take: &Take, asked: Instant, room: usize) -> (usize, bool) {
+    /// Queues what was taken.
+    fn absorb(&self, taken: Taken, take: &Take, asked: Instant, room: usize) -> Absorbed {
         let engine = &self.engine;
         let lease = match &take.by {
             Holder::Lease { lease, .. } => Some(*lease),
@@ -474,12 +498,14 @@ impl Taker {
         }
         let mut spoken = Vec::new();
         let undecodable = !taken.undecodable.is_empty();
+        let mut buried = 0;
         for (id, claim, reason) in taken.undecodable {
             if self.hold(&id, super::tag(epoch, claim), asked, lease, false) {
                 tracing::error!(store = engine.name(), event = %Escaped(&id), reason, "an event cannot be decoded");
                 let verdict =
                     Verdict::Dead { counted: false, reason: format!("cannot be decoded: {reason}") };
                 spoken.push(Settlement { id, claim, verdict });
+                buried += 1;
             }
         }
         let mut strands = Vec::new();
@@ -506,8 +532,8 @@ impl Taker {
             if lease.is_none() && engine.station.next_is_suspect() {
                 delivery.suspect.get_or_insert(0);
             }
-            let memory = Some(engine.settings.bytes.reserve(delivery.event.bytes()));
-            let job = Job { delivery, epoch, taken: asked, cold: true, _memory: memory };
+            let memory = Some(Arc::new(engine.settings.bytes.reserve(delivery.event.bytes())));
+            let job = Job { delivery, epoch, taken: asked, cold: true, memory };
             let suspect = job.delivery.suspect.is_some();
             if !self.hold(job.delivery.event.id(), job.tag(), asked, lease, suspect) {
                 continue;
@@ -546,8 +572,9 @@ impl Taker {
         }
         engine.metrics.cold_enqueued.increment(count as u64);
         engine.lanes.push_cold(strands);
-        // One that cannot be decoded was taken as well: those who wait for quiet wait for its burial.
-        (count + usize::from(undecodable), all)
+        // An event that cannot be decoded was taken as well: `idle` waits until it is dead-lettered.
+        let waits = undecodable && buried == 0;
+        Absorbed { count: count + buried, all, waits }
     }
 
     /// Notes that this node holds the event. False if it is queued already, or has just been settled.

@@ -93,6 +93,7 @@ pub(super) async fn run(engine: Arc<Engine>, bell: Arc<Notify>, bench: Bench, fi
         match Desk::new(&engine, bell.clone()).await {
             Ok(made) => {
                 *bench.news() = made.news.clone();
+                engine.monitor.succeeded(RelayTask::LogRelay);
                 desk = Some(made);
             }
             Err(error) => {

@@ -140,6 +140,7 @@ impl Desk {
             News::Tended { asked, result } => match result {
                 Ok(roll) => {
                     let claims = self.meet(asked, &roll);
+                    self.forget_troubles(claims.is_empty());
                     self.claim(claims, asked);
                     self.note_decided();
                 }
@@ -248,6 +249,26 @@ impl Desk {
                     self.monitor.succeeded(RelayTask::LogRelay);
                 }
             }
+        }
+    }
+
+    /// Ends the errors of questions that there is no reason to ask any more: this node leads nothing, say.
+    fn forget_troubles(&mut self, nothing_to_claim: bool) {
+        if self.troubles.is_empty() {
+            return;
+        }
+        let leads_none = self.leads().next().is_none();
+        let all_read = self.reading.is_empty() && self.leads().all(|lead| lead.cursor >= self.safe);
+        let all_saved = !self.saving && !self.leads().any(Lead::is_behind);
+        self.troubles.retain(|question, _| match *question {
+            "claim" => !nothing_to_claim,
+            "watch" => !leads_none,
+            "read" => !all_read,
+            "save" => !all_saved,
+            _ => true,
+        });
+        if self.troubles.is_empty() {
+            self.monitor.succeeded(RelayTask::LogRelay);
         }
     }
 
