@@ -220,11 +220,16 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     let mut cli = Cli::command();
     cli.build();
     let mut command = cli.find_subcommand_mut(name).expect("every command is known to clap");
-    let action = std::env::args().skip(1).find(|word| command.find_subcommand(word).is_some());
+    let action = arguments().skip(1).find(|word| command.find_subcommand(word).is_some());
     if let Some(action) = action {
         command = command.find_subcommand_mut(action).expect("it was just found");
     }
     command.error(ErrorKind::InvalidValue, usage).exit()
+}
+
+/// The words of the command line. A path may be no UTF-8, at which `std::env::args` panics.
+fn arguments() -> impl Iterator<Item = String> {
+    std::env::args_os().map(|argument| argument.to_string_lossy().into_owned())
 }
 
 /// Every user of the machine sees the command lines of all processes.
@@ -239,7 +244,7 @@ fn warn_of_passwords(arguments: impl IntoIterator<Item = String>) {
 
 async fn run(cli: Cli) -> Result<ExitCode> {
     logging::to_stderr(cli.log.as_deref().unwrap_or(cli.command.log()), cli.log_format)?;
-    warn_of_passwords(std::env::args());
+    warn_of_passwords(arguments());
     match cli.command {
         Command::Check(options) => check::run(&options).await,
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,

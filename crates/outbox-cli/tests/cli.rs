@@ -356,6 +356,25 @@ fn wrong_names_and_values_are_wrong_usage() {
     }
 }
 
+/// File names of Unix are bytes.
+#[cfg(unix)]
+#[test]
+fn an_argument_that_is_no_utf8_is_told_like_any_other() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let odd = std::ffi::OsStr::from_bytes(b"/no/such\xff.toml");
+    let os = std::ffi::OsStr::new;
+    for (arguments, code) in [
+        (&[os("relay"), os("--config"), odd, os("--lease"), os("30s")][..], 2),
+        (&[os("status"), os("--database"), odd], 2),
+        (&[odd], 2),
+        (&[os("check"), os("--config"), odd], 1),
+    ] {
+        let ran = run(arguments).expect(code);
+        assert!(!ran.err.contains("panicked"), "{arguments:?}: {}", ran.err);
+    }
+}
+
 #[test]
 fn every_help_has_examples() {
     for arguments in [&["--help"][..], &["demo", "--help"], &["migrate", "--help"], &["relay", "--help"]] {

@@ -164,6 +164,27 @@ async fn every_path_is_asked_for_by_a_name_of_this_server() {
     }
 }
 
+/// `hosts` names the dashboard; a scraper asks for the relay by the name of its container.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_are_checked_at_probes_listen_on_a_loopback_address_only() {
+    let place = Place::new();
+    place.outbox("shop.db").await;
+    let http = format!("[http]\nlisten = \"127.0.0.1:0\"\nhosts = [\"outbox.example.com\"]\n{TOKENS}");
+    let config = place.config(&format!("{RELAY}{http}"));
+    for (probes, status) in [("0.0.0.0:0", 200), ("127.0.0.1:0", 421)] {
+        let relay = place.relay("relay", &config, &["--probes-listen", probes, "--allow-remote"]);
+        relay.says("relay started").await;
+        let port = address(&relay, PROBES).rsplit(':').next().unwrap().to_owned();
+        let here = format!("127.0.0.1:{port}");
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            assert_eq!(get(&here, path, &["scraped-relay:9091"]), status, "{probes} {path}");
+            assert_eq!(get(&here, path, &["outbox.example.com"]), 200, "{probes} {path}");
+        }
+        // The dashboard's own listener goes by `hosts` as before.
+        assert_eq!(get(&address(&relay, MAIN), "/healthz", &["scraped-relay:9091"]), 421, "{probes}");
+    }
+}
+
 /// Who is on the machine may open files as well: at the limit of the process a connection gives way, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_are_answered_when_the_process_may_open_few_files() {

@@ -338,11 +338,82 @@ async fn names_of_no_event_are_not_found() {
             assert_eq!(site.post(&cancel, json!({})).await.status, 404, "{cancel}");
         }
         assert_eq!(site.post("/api/outbox/keys/a%00b/skip", json!({})).await.status, 404);
-        // A literal id comes first.
-        let id = site.write(Event::new("order").id("seq:1").json(&7)).await;
-        let found = site.read("/api/outbox/events/seq:1").await;
-        assert_eq!(found["event"]["id"], id.as_str());
+        // What is no number after `seq:` is an id.
+        let id = site.write(Event::new("order").id("seq:x").json(&7)).await;
+        assert_eq!(site.read("/api/outbox/events/seq:x").await["event"]["id"], id.as_str());
     });
+}
+
+/// Writers choose ids: one with the form of a place must not stand in for the event at that place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_is_never_the_id_of_another_event() {
+    everywhere!(site, {
+        let meant = site.dead(Event::new("order").json(&1), "no").await;
+        let seq = site.store.find(&meant).await.unwrap().unwrap().seq;
+        let path = format!("/api/outbox/events/seq:{seq}");
+        let forged = site.dead(Event::new("forged").id(format!("seq:{seq}")).json(&2), "no").await;
+        assert_eq!(site.read(&path).await["event"]["id"], meant.as_str());
+        assert_eq!(site.read(&format!("{path}/payload")).await["text"], "1");
+        assert_eq!(site.post(&format!("{path}/replay"), json!({})).await.json()["id"], meant.as_str());
+        assert_eq!(
+            (site.status_of(&meant).await, site.status_of(&forged).await),
+            ("NEW".into(), "DEAD".into())
+        );
+        // The event with such an id is reached by its own place.
+        let own = site.store.find(&forged).await.unwrap().unwrap().seq;
+        let skipped = site.post(&format!("/api/outbox/events/seq:{own}/skip"), json!({})).await;
+        assert_eq!(skipped.json(), json!({"id": forged.as_str(), "done": "skipped"}));
+        assert_eq!(site.status_of(&forged).await, "DONE");
+    });
+}
+
+/// In SQLite an id may be no UTF-8, and U+FFFD is shown for it: no event with the id U+FFFD is
+/// changed instead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
+    let site = Site::start().await;
+    let pool = site.pool().await;
+    let table = "SELECT name FROM sqlite_master WHERE name LIKE 'w%' ORDER BY length(name), name LIMIT 1";
+    let table: String = sqlx::query_scalar(table).fetch_one(&pool).await.unwrap();
+    for (id, payload) in [("CAST(x'ff' AS TEXT)", 1), ("'\u{fffd}'", 2)] {
+        let insert = format!(
+            "INSERT INTO {table} (event_id, event_type, payload, ordering_key, status, done_at, last_error) \
+             VALUES ({id}, 'odd', '{payload}', 'key-{payload}', 3, datetime('now'), 'error-{payload}')"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(insert)).execute(&pool).await.unwrap();
+    }
+    let status = async |seq: i64| -> i64 {
+        let status = format!("SELECT status FROM {table} WHERE seq = {seq}");
+        sqlx::query_scalar(sqlx::AssertSqlSafe(status)).fetch_one(&pool).await.unwrap()
+    };
+    let shown = site.read("/api/outbox/events/seq:1").await;
+    assert_eq!((&shown["event"]["seq"], &shown["event"]["last_error"]), (&json!(1), &json!("error-1")));
+    assert!(shown["event"]["unreadable"].is_string(), "{shown}");
+    let explained = shown["explanation"].to_string();
+    assert!(explained.contains("error-1") && !explained.contains("error-2"), "{explained}");
+    assert!(explained.contains("WHERE seq = 1") && !explained.contains("dead replay"), "{explained}");
+    assert_eq!(site.read("/api/outbox/events/seq:1/payload").await["text"], "1");
+    // Changes that go by the id are refused.
+    let refused = [("seq:1/skip", "events"), ("seq:1/cancel", "events"), ("key-1/skip", "keys")];
+    for (what, of) in refused {
+        let refused = site.post(&format!("/api/outbox/{of}/{what}"), json!({})).await;
+        assert_eq!(refused.status, 409, "{what}");
+        assert!(refused.text.contains("WHERE seq = 1"), "{}", refused.text);
+    }
+    let edit = site.request("PUT", "/api/outbox/events/seq:1/payload").bearer_auth(ADMIN);
+    assert_eq!(site.send(edit.json(&json!({"payload": "3"}))).await.status, 409);
+    assert_eq!((status(1).await, status(2).await), (3, 3));
+    for path in ["/api/outbox/events/seq:1/replay", "/api/outbox/keys/key-1/replay"] {
+        let replayed = site.post(path, json!({})).await;
+        assert_eq!(replayed.json(), json!({"id": "seq:1", "done": "replayed"}), "{path}");
+        assert_eq!((status(1).await, status(2).await), (0, 3), "{path}");
+        assert_eq!(site.read("/api/outbox/audit").await["entries"][0]["target"], "seq:1");
+        let dead = format!("UPDATE {table} SET status = 3, done_at = datetime('now') WHERE seq = 1");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(dead)).execute(&pool).await.unwrap();
+    }
+    // The event with the id U+FFFD is itself.
+    let other = site.post("/api/outbox/events/%EF%BF%BD/skip", json!({})).await;
+    assert_eq!((other.status.as_u16(), status(1).await, status(2).await), (200, 3, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

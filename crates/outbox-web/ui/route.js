@@ -33,8 +33,14 @@ export function href(path, query = {}) {
   return `#/${parts}${search.size ? `?${search}` : ""}`;
 }
 
-/** The name of an event in a path: its id, or its place in the table where a URL would swallow the id. */
-export const named = event => (/^\.{0,2}$/.test(event.id) ? `seq:${event.seq}` : event.id);
+/**
+ * Whether an id can name its event in a path. Not if a URL would swallow it, if it has the form of a place in the table, or if
+ * U+FFFD stands for an id that cannot be read.
+ */
+export const isName = id => !/^(\.{0,2}|\ufffd|seq:[^]*)$/.test(id);
+
+/** The name of an event in a path: its id, or its place in the table where the id cannot name it. */
+export const named = event => (isName(event.id) ? event.id : `seq:${event.seq}`);
 
 /** Shows the same once more. */
 export function again() {

@@ -1,10 +1,11 @@
 //! From a database URL to sqlx's connect options: TLS that is verified unless the URL says otherwise,
 //! and the pooler that may stand in front of PostgreSQL.
 //!
-//! The connection to a server on another machine is encrypted, and the server's certificate and name
-//! are verified: `sslmode=verify-full` (PostgreSQL) or `ssl-mode=VERIFY_IDENTITY` (MySQL, MariaDB)
-//! holds unless the URL names another mode. A server on a loopback address or behind a socket file is
-//! connected to as sqlx does it: encrypted if the server offers that, unverified.
+//! The connection to a server on another machine is encrypted, and the server's certificate and
+//! name are verified: `sslmode=verify-full` (PostgreSQL) or `ssl-mode=VERIFY_IDENTITY` (MySQL,
+//! MariaDB) holds unless the URL, or for PostgreSQL the variable `PGSSLMODE`, names another mode. A
+//! server on a loopback address or behind a socket file is connected to as sqlx does it: encrypted
+//! if the server offers that, unverified.
 //!
 //! | parameter of the URL | meaning |
 //! | --- | --- |
@@ -47,6 +48,14 @@ impl Pooler {
 /// The connect options for a PostgreSQL URL.
 #[cfg(feature = "postgres")]
 pub fn postgres(url: &str) -> Result<sqlx::postgres::PgConnectOptions> {
+    postgres_with(url, std::env::var("PGSSLMODE").ok().as_deref())
+}
+
+/// The same with this value of the variable `PGSSLMODE`. A value that names no mode, such as the
+/// empty text that a template leaves behind, counts as unset: sqlx takes it for `prefer`, which
+/// verifies nothing.
+#[cfg(feature = "postgres")]
+fn postgres_with(url: &str, pgsslmode: Option<&str>) -> Result<sqlx::postgres::PgConnectOptions> {
     use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
     let (plain, _) = split(url)?;
@@ -55,10 +64,11 @@ pub fn postgres(url: &str) -> Result<sqlx::postgres::PgConnectOptions> {
     // later write those in full without it.
     let options = options.extra_float_digits(None);
     let is_local = options.get_socket().is_some() || is_local(options.get_host());
-    if is_local || names_tls_mode(&plain) || std::env::var_os("PGSSLMODE").is_some() {
+    if is_local || names_tls_mode(&plain) {
         return Ok(options);
     }
-    Ok(options.ssl_mode(PgSslMode::VerifyFull))
+    let mode = pgsslmode.and_then(|mode| mode.parse().ok()).unwrap_or(PgSslMode::VerifyFull);
+    Ok(options.ssl_mode(mode))
 }
 
 /// The connect options for a URL of MySQL or MariaDB.
@@ -276,6 +286,19 @@ mod tests {
         assert!(unverified(weak).is_some());
         assert_eq!(unverified("sqlite:shop.db"), None);
         assert_eq!(unverified("postgres://db.example:port/"), None, "it cannot be read");
+    }
+
+    #[test]
+    fn only_a_mode_in_the_environment_holds() {
+        let mode = |url, value| postgres_with(url, value).unwrap().get_ssl_mode();
+        let remote = "postgres://db.example/shop";
+        for value in [None, Some(""), Some(" "), Some("verify_full"), Some("VERIFY_IDENTITY"), Some("off")] {
+            assert!(matches!(mode(remote, value), PgSslMode::VerifyFull), "{value:?}");
+        }
+        assert!(matches!(mode(remote, Some("require")), PgSslMode::Require));
+        assert!(matches!(mode(remote, Some("Disable")), PgSslMode::Disable));
+        let url = "postgres://db.example/shop?sslmode=verify-ca";
+        assert!(matches!(mode(url, Some("disable")), PgSslMode::VerifyCa), "the URL goes before it");
     }
 
     #[test]

@@ -172,8 +172,10 @@ impl OutboxBuilder {
         self
     }
 
-    /// How large a payload may be; [`MAX_PAYLOAD`] if not set. A relay of this outbox dead-letters larger
-    /// ones, which other programs have written, without reading them.
+    /// How large a payload may be; [`MAX_PAYLOAD`] if not set. A relay of this outbox dead-letters
+    /// larger ones, which other programs have written, without reading them, and publishers of the
+    /// log pass them over. A relay in another process needs the same value: it has a limit of its
+    /// own.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = Some(bytes);
         self.options = self.options.max_payload(bytes);

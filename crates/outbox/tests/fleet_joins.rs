@@ -219,6 +219,79 @@ async fn a_forged_report_is_dead_and_settles_no_join() {
     fleet.close().await;
 }
 
+/// JSON can spell NUL, and PostgreSQL refuses to compare with it: an error that no retry removes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_with_a_nul_is_dead_at_once_in_every_database() {
+    let scene = Scene::new().await;
+    let relay = scene.relay(&Seen::default(), &Seen::default()).await;
+    for kind in &scene.kinds {
+        let dead = match *kind {
+            "sqlite" => dead_reports::<Sqlite>(&scene.fleet, kind).await,
+            "postgres" => dead_reports::<Postgres>(&scene.fleet, kind).await,
+            _ => dead_reports::<MySql>(&scene.fleet, kind).await,
+        };
+        for reason in dead {
+            assert_eq!(reason, "forged join report: a text in the payload contains NUL", "{kind}");
+        }
+    }
+    relay.stop().await.unwrap();
+    scene.fleet.close().await;
+}
+
+/// Writes reports with a NUL in each of their texts. Returns the reasons of their deaths.
+async fn dead_reports<DB: Database>(fleet: &Fleet, name: &str) -> Vec<String> {
+    let outbox: Outbox<DB> = fleet.outbox(name).unwrap();
+    let reports = [
+        forged("home\0", "join-7", "step-7", "completed"),
+        forged("home", "join-7\0", "step-7", "completed"),
+        forged("home", "join-7", "\0step-7", "failed"),
+    ];
+    let count = reports.len();
+    outbox.send_all(reports).await.unwrap();
+    let began = std::time::Instant::now();
+    loop {
+        let dead = outbox.admin().dead(&Default::default(), 100).await.unwrap();
+        if dead.len() == count {
+            return dead.into_iter().map(|event| event.last_error.unwrap_or_default()).collect();
+        }
+        assert!(began.elapsed() < bed::FOREVER, "{name}: {dead:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// `occurred_at` is the writer's: it neither shortens the life of a report nor prolongs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reports_age_counts_from_the_time_of_storing() {
+    let folder = Folder::new();
+    let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
+    let a: Outbox<Sqlite> = fleet.outbox("a").unwrap();
+    let seen = Seen::default();
+    let step = a.send(numbered("step", 1)).await.unwrap().unwrap();
+    a.joins().attach(JoinId::from("join-7").at("gone"), &step).await.unwrap();
+    for (set, dead) in [
+        ("occurred_at = '2020-01-01 00:00:00.000000'", 0),
+        ("occurred_at = '2999-01-01 00:00:00.000000', created_at = '2020-01-01 00:00:00.000000'", 1),
+    ] {
+        let relay = fleet.multi_node().on_any(seen.handler()).start().await.unwrap();
+        seen.reach(1).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        let mut tx = a.begin().await.unwrap();
+        let change = format!(
+            "UPDATE outbox_event SET available_at = '2020-01-01 00:00:00.000000', {set} \
+             WHERE event_type = 'outbox.join.report'"
+        );
+        let changed = sqlx::query(sqlx::AssertSqlSafe(change)).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(changed.rows_affected(), 1);
+        let relay = fleet.multi_node().on_any(seen.handler()).start().await.unwrap();
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        assert_eq!(a.admin().stats().await.unwrap().dead, dead, "{set}");
+    }
+    fleet.close().await;
+}
+
 /// Such a report is not tried for ever: a fleet that has the database may be a day late, not more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_to_an_unknown_database_dies_after_a_day() {
@@ -236,7 +309,8 @@ async fn a_report_to_an_unknown_database_dies_after_a_day() {
     relay.stop().await.unwrap();
     let mut tx = a.begin().await.unwrap();
     let older = "UPDATE outbox_event SET available_at = '2020-01-01 00:00:00.000000', \
-                 occurred_at = '2020-01-01 00:00:00.000000' WHERE event_type = 'outbox.join.report'";
+                 created_at = '2020-01-01 00:00:00.000000', occurred_at = '2020-01-01 00:00:00.000000' \
+                 WHERE event_type = 'outbox.join.report'";
     let changed = sqlx::query(older).execute(&mut *tx).await.unwrap().rows_affected();
     tx.commit().await.unwrap();
     assert_eq!(changed, 1);

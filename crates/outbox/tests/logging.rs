@@ -84,6 +84,11 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         let text = lines.text();
         let told = |line: &&str| line.contains("WARN") && line.contains("is not verified: sslmode=disable");
         assert_eq!(text.lines().filter(told).count(), usize::from(url.contains(CANARY)), "{text}");
+        // The direct URL as well, with a pool of the application's own.
+        let outbox = OutboxBuilder::new().direct_url(format!("{url}?sslmode=disable"));
+        outbox.on_pool(&sqlx::PgPool::connect_lazy("postgres://localhost/none")?)?;
+        let text = lines.text();
+        assert_eq!(text.lines().filter(told).count(), 2 * usize::from(url.contains(CANARY)), "{text}");
     }
 
     let text = lines.text();

@@ -90,14 +90,16 @@ impl Server {
             if let Some(api) = &api {
                 api.tell(scheme, address, serve.to_people);
             }
-            let router = router(asked.clone(), api.as_ref(), address, http);
+            let names = if http.hosts.is_empty() { Names::OnLoopback } else { Names::Always };
+            let router = router(asked.clone(), api.as_ref(), address, Hosts::new(http.host_names()), names);
             let router = if tls.is_some() { router.layer(from_fn(strict_transport)) } else { router };
             let limits = Limits::of(connections(http));
             server.tasks.push(tokio::spawn(serve::serve(listener, tls, router, limits)));
         }
         if let Some((listener, address)) = probes {
             tracing::info!("probes and metrics alone: http://{address}/healthz /readyz /metrics");
-            let router = router(asked, None, address, http);
+            let hosts = Hosts::new(http.host_names());
+            let router = router(asked, None, address, hosts, Names::OnLoopback);
             server.tasks.push(tokio::spawn(serve::serve(listener, None, router, Limits::of(PROBES))));
         }
         server.tasks.push(tokio::spawn(async move {
@@ -153,21 +155,32 @@ fn recorder() -> Result<PrometheusHandle> {
 /// `/healthz` is open to all. So are the others where there is no API, and on an address that only this machine can reach: they
 /// tell no secrets, and who scrapes them has no token. Beside an API that other machines can reach they need a token like the rest.
 ///
-/// All of them are asked by a name of this server: a site could have its own name point to this machine, and read them through a
-/// browser here. Where other machines can reach probes without an API, names are only checked if the settings name some: a scraper
-/// in another container asks by a name that the relay cannot know, and sees nothing there that others on its network could not.
-fn router(asked: Asked, api: Option<&Api>, address: SocketAddr, http: &Http) -> Router {
+/// All of them are asked by a name of this server: a site could have its own name point to this
+/// machine, and read them through a browser here. Where other machines can reach probes without an
+/// API, [`Names`] says whether names are checked.
+fn router(asked: Asked, api: Option<&Api>, address: SocketAddr, hosts: Hosts, names: Names) -> Router {
     let alive = Router::new().route("/healthz", get(healthz)).with_state(asked.health.clone());
     let probes =
         Router::new().route("/readyz", get(readyz)).route("/metrics", get(metrics)).with_state(asked);
-    let hosts = Hosts::new(http.host_names());
     let is_local = address.ip().is_loopback();
     match api {
         Some(api) if is_local => hosts.protect(alive.merge(probes)).merge(api.web.router()),
         Some(api) => hosts.protect(alive).merge(api.web.protect(Role::Read, probes)).merge(api.web.router()),
-        None if is_local || !http.hosts.is_empty() => hosts.protect(alive.merge(probes)),
+        None if is_local || names == Names::Always => hosts.protect(alive.merge(probes)),
         None => alive.merge(probes),
     }
+}
+
+/// Where the host names of requests to probes without an API are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    /// On a loopback address only: a site can reach that address through a browser of this machine,
+    /// and in no other way. An address that other machines can reach answers each of them without a
+    /// token or a cookie, with nothing that can be changed; there a check of names would mostly
+    /// refuse scrapers, which ask by the name of a container.
+    OnLoopback,
+    /// On every address: `hosts` is set, and `listen` is what it describes.
+    Always,
 }
 
 /// Fails once the relay has ended, which only a restart of the process mends. Errors that may pass are for `/readyz`.

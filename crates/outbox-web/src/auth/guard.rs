@@ -15,8 +15,18 @@ use super::{Caller, peer};
 use crate::problem::{Answer, Kind, PROBLEM_JSON, Problem};
 use crate::state::Shared;
 
-/// The largest body.
-pub(crate) const LARGEST: usize = 1024 * 1024;
+/// Bounds on reading a body.
+struct Bounds {
+    bytes: usize,
+    time: Duration,
+}
+
+/// For a caller that has shown a token or a session.
+const KNOWN: Bounds = Bounds { bytes: 1024 * 1024, time: PATIENCE };
+
+/// For a caller that has not: the body of a sign-in holds a token, and any client can send one on
+/// every connection that it can open.
+const UNKNOWN: Bounds = Bounds { bytes: 4 * 1024, time: Duration::from_secs(5) };
 
 /// How long a request may take, reading it included. A stream may last longer once it has begun.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,18 +95,19 @@ async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request>
     if !changes {
         return Ok(Request::from_parts(parts, Body::empty()));
     }
-    let body = read(&parts.headers, body).await?;
+    let body = read(&parts.headers, body, if by_name { KNOWN } else { UNKNOWN }).await?;
     Ok(Request::from_parts(parts, body))
 }
 
 /// Reads the body of a change: JSON of a bounded size, or nothing.
-async fn read(headers: &HeaderMap, body: Body) -> Answer<Body> {
+async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
+    let Bounds { bytes: largest, time } = bounds;
     let too_large = || {
-        Problem::new(Kind::TooLarge, format!("the body has more than {LARGEST} bytes"))
+        Problem::new(Kind::TooLarge, format!("the body has more than {largest} bytes"))
             .advice("Send less at once.")
     };
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: usize| length > LARGEST) {
+    if length.is_some_and(|length: usize| length > largest) {
         return Err(too_large());
     }
     let not_json = || {
@@ -112,7 +123,9 @@ async fn read(headers: &HeaderMap, body: Body) -> Answer<Body> {
         return Err(not_json());
     }
     // An error here is a body without end, or one that breaks off.
-    let bytes = to_bytes(body, LARGEST).await.map_err(|_| too_large())?;
+    let read = tokio::time::timeout(time, to_bytes(body, largest)).await;
+    let late = |_| Problem::new(Kind::TimedOut, format!("no body within {} s", time.as_secs()));
+    let bytes = read.map_err(late)?.map_err(|_| too_large())?;
     if !bytes.is_empty() && kind.is_none() {
         return Err(not_json());
     }
@@ -173,4 +186,18 @@ fn as_problem(response: Response) -> Response {
         response.headers_mut().insert(header::ALLOW, allow);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_body_of_a_caller_that_is_not_known_arrives_within_five_seconds() {
+        let body = Body::from_stream(futures_util::stream::pending::<std::io::Result<Vec<u8>>>());
+        let asked = tokio::time::Instant::now();
+        let problem = read(&HeaderMap::new(), body, UNKNOWN).await.unwrap_err();
+        assert_eq!(problem.into_response().status(), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(asked.elapsed().as_secs(), 5);
+    }
 }

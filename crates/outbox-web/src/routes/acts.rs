@@ -2,11 +2,11 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use outbox::{Admin, EventId, NodeId};
+use outbox::NodeId;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::event::{Which, find};
+use super::event::{Found, Which, find};
 use crate::auth::Caller;
 use crate::deeds::{Deeds, Happened, nothing};
 use crate::extract::{Params, Place};
@@ -36,10 +36,9 @@ pub(crate) async fn replay(
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
-    let id = find(&database, id).await?.row.id;
-    let admin = Admin::new(database.store.clone());
-    let deed = Deeds::new(&database, &caller, "event.replay", id.to_string());
-    change(deed, &id, "replayed", "dead", admin.replay(&id)).await
+    let found = find(&database, id).await?;
+    let deed = Deeds::new(&database, &caller, "event.replay", found.name());
+    change(deed, &found, "replayed", "dead", found.replay(&database)).await
 }
 
 /// Skip a dead event
@@ -54,10 +53,10 @@ pub(crate) async fn skip(
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
-    let id = find(&database, id).await?.row.id;
-    let by = hand_of(&caller);
-    let deed = Deeds::new(&database, &caller, "event.skip", id.to_string());
-    change(deed, &id, "skipped", "dead", database.store.skip(&id, &by)).await
+    let found = find(&database, id).await?;
+    let (id, by) = (found.id()?, hand_of(&caller));
+    let deed = Deeds::new(&database, &caller, "event.skip", found.name());
+    change(deed, &found, "skipped", "dead", database.store.skip(id, &by)).await
 }
 
 /// Cancel a pending event
@@ -73,25 +72,27 @@ pub(crate) async fn cancel(
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
-    let id = find(&database, id).await?.row.id;
+    let found = find(&database, id).await?;
+    let id = found.id()?;
     let state = "pending, or is being handled right now";
-    let deed = Deeds::new(&database, &caller, "event.cancel", id.to_string());
-    change(deed, &id, "cancelled", state, database.store.cancel(&id)).await
+    let deed = Deeds::new(&database, &caller, "event.cancel", found.name());
+    change(deed, &found, "cancelled", state, database.store.cancel(id)).await
 }
 
 /// Changes one event that was found, if it is in the state for that.
 pub(crate) async fn change(
     deed: Deeds<'_>,
-    id: &EventId,
+    found: &Found,
     done: &'static str,
     state: &'static str,
     work: impl Future<Output = outbox::Result<bool>>,
 ) -> Answer<Json<DoneTo>> {
-    let outcome = DoneTo { id: id.to_string(), done };
+    let id = found.name();
+    let outcome = DoneTo { id: id.clone(), done };
     let work = async {
         match work.await? {
             true => Ok(Happened { count: 1, outcome }),
-            false => Err(nothing(format!("the event `{}` is not {state}", text::shown(id.as_str())))
+            false => Err(nothing(format!("the event `{}` is not {state}", text::shown(&id)))
                 .advice("GET /api/outbox/events/ID tells where it stands.")),
         }
     };

@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::EventMetadata;
-use outbox::{Admin, EventId};
+use outbox::store::{Circumstances, EventMetadata, Filter, StoredEvent};
+use outbox::{Admin, EventId, Explanation};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -95,7 +95,9 @@ pub(crate) struct ExplanationView {
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "tells the document of the path")]
 pub(crate) struct Which {
-    /// The id of the event, percent-encoded; or `seq:` and its place in the table.
+    /// The id of the event, percent-encoded; or `seq:` and its place in the table. `seq:4711` is
+    /// always the event with the place 4711: an event whose id has this form is named by its own
+    /// place.
     #[param(min_length = 1, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
     id: String,
 }
@@ -112,6 +114,13 @@ pub(crate) async fn one(
     Params(place): Params<Place>,
 ) -> Answer<Json<OneEvent>> {
     let database = place.choose(&web)?;
+    let found = find(&database, id).await?;
+    let attempts = match found.id() {
+        Ok(id) => database.store.attempts(id, ATTEMPTS).await?,
+        // Attempts are stored by id.
+        Err(_) => Vec::new(),
+    };
+    let explanation = explained(&database, &found).await?;
     let EventMetadata {
         row,
         dedup_key,
@@ -121,9 +130,7 @@ pub(crate) async fn one(
         headers_bytes,
         unreadable,
         ..
-    } = find(&database, id).await?;
-    let attempts = database.store.attempts(&row.id, ATTEMPTS).await?;
-    let explanation = explained(&database, &row.id).await?;
+    } = found.event;
     let event = EventFacts {
         dedup_key,
         occurred_at,
@@ -164,41 +171,117 @@ pub(crate) async fn explain(
     Params(place): Params<Place>,
 ) -> Answer<Json<ExplanationView>> {
     let database = place.choose(&web)?;
-    let id = find(&database, id).await?.row.id;
-    let explanation = explained(&database, &id).await?;
+    let found = find(&database, id).await?;
+    let explanation = explained(&database, &found).await?;
     if explanation.reason == "unknown" {
-        return Err(unknown(&id).advice(explanation.advice.unwrap_or_default()));
+        return Err(unknown(&found.event.row.id).advice(explanation.advice.unwrap_or_default()));
     }
     Ok(Json(explanation))
 }
 
-async fn explained(database: &Chosen, id: &EventId) -> Answer<ExplanationView> {
-    let explanation = Admin::new(database.store.clone()).explain(id).await?;
-    let reasons: Vec<serde_json::Value> =
-        explanation.reasons.iter().filter_map(|reason| serde_json::to_value(reason).ok()).collect();
-    let first = reasons.first().and_then(|reason| reason.get("reason")?.as_str());
-    Ok(ExplanationView {
-        text: explanation.to_string(),
-        advice: explanation.advice(),
-        reason: first.unwrap_or("unknown").to_owned(),
-        reasons,
-        asked_at: explanation.asked_at,
-    })
+async fn explained(database: &Chosen, found: &Found) -> Answer<ExplanationView> {
+    if let Ok(id) = found.id() {
+        return Ok(Admin::new(database.store.clone()).explain(id).await?.into());
+    }
+    // By id the event, the events ahead of it and the command that replays it would be another's.
+    let around = database.store.circumstances(&found.event.row.id).await?;
+    let event = found.read(database).await?;
+    let own = Circumstances { event, pending_ahead: None, dead_ahead: None, due_before: 0, ..around };
+    let mut view = ExplanationView::from(Explanation::of(&EventId::from(found.name()), &own));
+    let (advised, advice) = (view.advice.take().unwrap_or_default(), found.in_sql());
+    let told = view.text.strip_suffix(&advised).unwrap_or(&view.text).trim_end();
+    view.text = format!("{told}\n{advice}");
+    view.advice = Some(advice);
+    Ok(view)
 }
 
-/// The event that a path names, without its payload. An id may have any characters, percent-encoded; where no event has the id
-/// `seq:4711`, that is the event with this place in the table, so that an event whose id cannot stand in a path can be named.
-pub(crate) async fn find(database: &Chosen, named: String) -> Answer<EventMetadata> {
-    let id = EventId::from(named);
-    if let Some(found) = database.store.metadata(&id).await? {
-        return Ok(found);
+impl From<Explanation> for ExplanationView {
+    fn from(explanation: Explanation) -> Self {
+        let reasons: Vec<serde_json::Value> =
+            explanation.reasons.iter().filter_map(|reason| serde_json::to_value(reason).ok()).collect();
+        let first = reasons.first().and_then(|reason| reason.get("reason")?.as_str());
+        Self {
+            text: explanation.to_string(),
+            advice: explanation.advice(),
+            reason: first.unwrap_or("unknown").to_owned(),
+            reasons,
+            asked_at: explanation.asked_at,
+        }
     }
-    let seq = id.as_str().strip_prefix("seq:").and_then(|seq| seq.parse().ok());
-    let found = match seq {
-        Some(seq) => database.store.metadata_at(seq).await?,
-        None => None,
+}
+
+/// An event that a path names, without its payload.
+pub(crate) struct Found {
+    pub(crate) event: EventMetadata,
+    /// Whether its id finds the same row. An id of a row in SQLite may be no UTF-8: the text that
+    /// is shown in its place finds no row, or the row of another event.
+    has_id: bool,
+}
+
+impl Found {
+    /// The id to act by.
+    pub(crate) fn id(&self) -> Answer<&EventId> {
+        if self.has_id {
+            return Ok(&self.event.row.id);
+        }
+        let seq = self.event.row.seq;
+        let detail = format!("the id of the event at place {seq} cannot be read, and this needs an id");
+        Err(Problem::conflict(detail).advice(self.in_sql()))
+    }
+
+    /// How to change an event whose id cannot be read.
+    fn in_sql(&self) -> String {
+        format!(
+            "Change the row, or give it another `event_id`, in SQL: … WHERE seq = {}.",
+            self.event.row.seq
+        )
+    }
+
+    /// What the audit and the answer call it.
+    pub(crate) fn name(&self) -> String {
+        let row = &self.event.row;
+        if self.has_id { row.id.to_string() } else { format!("seq:{}", row.seq) }
+    }
+
+    /// Matches this row alone.
+    pub(crate) fn place(&self) -> Filter {
+        let seq = self.event.row.seq;
+        Filter { after_seq: Some(seq.saturating_sub(1)), upto_seq: Some(seq), ..Filter::default() }
+    }
+
+    /// Reads the whole event.
+    pub(crate) async fn read(&self, database: &Chosen) -> Answer<Option<StoredEvent>> {
+        Ok(database.store.list(&self.place(), 1).await?.pop())
+    }
+
+    /// Makes the event new again. Returns whether it was dead.
+    pub(crate) async fn replay(&self, database: &Chosen) -> outbox::Result<bool> {
+        Ok(database.store.replay(&self.place(), 1).await?.moved > 0)
+    }
+}
+
+/// The event that a path names. An id may have any characters, percent-encoded. `seq:4711` is the
+/// event with this place in the table, even if another event has that text for an id: writers
+/// choose ids, and must not choose which row an operator changes. An event with such an id is named
+/// by its own place.
+pub(crate) async fn find(database: &Chosen, named: String) -> Answer<Found> {
+    if let Some(seq) = named.strip_prefix("seq:").and_then(|seq| seq.parse().ok()) {
+        let found = find_at(database, seq).await?;
+        return found.ok_or_else(|| unknown(&EventId::from(named)));
+    }
+    let id = EventId::from(named);
+    let found = database.store.metadata(&id).await?;
+    found.map(|event| Found { event, has_id: true }).ok_or_else(|| unknown(&id))
+}
+
+/// The event with this place in the table.
+pub(crate) async fn find_at(database: &Chosen, seq: i64) -> Answer<Option<Found>> {
+    let Some(event) = database.store.metadata_at(seq).await? else { return Ok(None) };
+    let has_id = match event.unreadable {
+        None => true,
+        Some(_) => database.store.metadata(&event.row.id).await?.is_some_and(|same| same.row.seq == seq),
     };
-    found.ok_or_else(|| unknown(&id))
+    Ok(Some(Found { event, has_id }))
 }
 
 pub(crate) fn unknown(id: &EventId) -> Problem {

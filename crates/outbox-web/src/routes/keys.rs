@@ -2,13 +2,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use outbox::store::{Filter, PageAsk, SharedStore, Shelf};
-use outbox::{Admin, EventId};
+use outbox::store::{Filter, PageAsk, Shelf};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::acts::{DoneTo, change, hand_of};
+use super::event::{Found, find_at};
 use crate::auth::Caller;
+use crate::databases::Chosen;
 use crate::deeds::Deeds;
 use crate::extract::{Params, Place, choose, page_size};
 use crate::problem::{Answer, Problem};
@@ -93,10 +94,9 @@ pub(crate) async fn replay(
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
-    let id = head(&database.store, &key).await?;
-    let admin = Admin::new(database.store.clone());
-    let deed = Deeds::new(&database, &caller, "key.replay", id.to_string());
-    change(deed, &id, "replayed", "dead", admin.replay(&id)).await
+    let found = head(&database, &key).await?;
+    let deed = Deeds::new(&database, &caller, "key.replay", found.name());
+    change(deed, &found, "replayed", "dead", found.replay(&database)).await
 }
 
 /// Skip the head of a key
@@ -111,14 +111,14 @@ pub(crate) async fn skip(
     Params(place): Params<Place>,
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
-    let id = head(&database.store, &key).await?;
-    let by = hand_of(&caller);
-    let deed = Deeds::new(&database, &caller, "key.skip", id.to_string());
-    change(deed, &id, "skipped", "dead", database.store.skip(&id, &by)).await
+    let found = head(&database, &key).await?;
+    let (id, by) = (found.id()?, hand_of(&caller));
+    let deed = Deeds::new(&database, &caller, "key.skip", found.name());
+    change(deed, &found, "skipped", "dead", database.store.skip(id, &by)).await
 }
 
 /// The first dead event of a key.
-async fn head(store: &SharedStore, key: &str) -> Answer<EventId> {
+async fn head(database: &Chosen, key: &str) -> Answer<Found> {
     let nothing = || {
         Problem::not_found(format!("the key `{}` has no dead event", text::shown(key)))
             .advice("GET /api/outbox/keys lists the keys that are blocked.")
@@ -130,5 +130,6 @@ async fn head(store: &SharedStore, key: &str) -> Answer<EventId> {
     let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
     // Of a key, in the order of the table: the first one is its head.
     let ask = PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: LOOK_AT_IN_KEY, ..PageAsk::default() };
-    store.page(&ask).await?.rows.pop().map(|row| row.id).ok_or_else(nothing)
+    let first = database.store.page(&ask).await?.rows.pop().ok_or_else(nothing)?;
+    find_at(database, first.seq).await?.ok_or_else(nothing)
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use outbox::store::Edit;
+use outbox::store::{Edit, EventMetadata};
 use outbox::{Event, Payload};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -73,19 +73,20 @@ pub(crate) async fn show(
 ) -> Answer<Json<PayloadView>> {
     let database = place.choose(&web)?;
     let found = find(&database, id).await?;
-    let (id, size) = (found.row.id, found.row.payload_bytes.saturating_add(found.headers_bytes));
+    let EventMetadata { row, headers_bytes, .. } = &found.event;
+    let size = row.payload_bytes.saturating_add(*headers_bytes);
     if size > LARGEST {
         return Err(Problem::conflict(format!(
             "payload and headers have {size} bytes, and no more than {LARGEST} are shown"
         ))
-        .advice(format!("Read it in the database: its place in the table is {}.", found.row.seq)));
+        .advice(format!("Read it in the database: its place in the table is {}.", row.seq)));
     }
     let _reading = web.payloads.acquire().await.map_err(|_| Problem::internal())?;
-    let stored = database.store.find(&id).await?.ok_or_else(|| unknown(&id))?;
+    let stored = found.read(&database).await?.ok_or_else(|| unknown(&row.id))?;
     let event = stored
         .event
         .map_err(|error| Problem::conflict(format!("the event cannot be read: {}", error.reason)))?;
-    let look = Deeds::new(&database, &caller, "payload.read", id.to_string());
+    let look = Deeds::new(&database, &caller, "payload.read", found.name());
     look.carry_out(async { Ok(Happened { count: 1, outcome: () }) }).await?;
     let bytes = event.payload_bytes();
     let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
@@ -113,21 +114,21 @@ pub(crate) async fn edit(
 ) -> Answer<Json<DoneTo>> {
     let database = place.choose(&web)?;
     let found = find(&database, id).await?;
-    let id = found.row.id;
-    let edit = new.edit(&found.content_type)?;
+    let id = found.id()?;
+    let edit = new.edit(&found.event.content_type)?;
     let after = match edit.payload() {
         Payload::Json(text) => digest(text.as_bytes()),
         Payload::Bytes { data, .. } => digest(data),
     };
     // One that is too large to be read has no digest.
-    let stored = database.store.find(&id).await?.and_then(|stored| stored.event.ok());
+    let stored = found.read(&database).await?.and_then(|stored| stored.event.ok());
     let details = serde_json::json!({
         "before": stored.as_ref().map(Event::payload_bytes).map(digest),
         "after": after,
         "headers": if edit.new_headers().is_some() { "replaced" } else { "kept" },
     });
-    let deed = Deeds::new(&database, &caller, "payload.edit", id.to_string()).details(&details);
-    change(deed, &id, "edited", "dead", database.store.edit(&id, &edit)).await
+    let deed = Deeds::new(&database, &caller, "payload.edit", found.name()).details(&details);
+    change(deed, &found, "edited", "dead", database.store.edit(id, &edit)).await
 }
 
 /// Tells one payload from another without showing either.

@@ -55,7 +55,9 @@ impl WhoAmI {
 /// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token that has to be sent with changes.
 #[utoipa::path(post, path = "/outbox/session", tag = "session", request_body = SignIn,
     responses((status = 200, description = "Signed in", body = WhoAmI,
-               headers(("set-cookie" = String, description = "The session")))))]
+               headers(("set-cookie" = String, description = "The session"))),
+              (status = 413, description = "The body has more than 4 KiB"),
+              (status = 504, description = "The body did not arrive within 5 s, or it took too long")))]
 pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
     let peer = peer(request.extensions());
     let name = cookie_name(web.porter.tls, port(request.headers(), request.uri()));

@@ -89,3 +89,9 @@ test("a pause in the history stays a hole in the chart", async () => {
   const drawn = await call("series.js", "buckets", points, 120_000, ["delivered"]);
   assert.ok(drawn.some(point => point.delivered === undefined), JSON.stringify(drawn));
 });
+
+test("an event is linked by its place where its id would name something else", async () => {
+  for (const [id, name] of [["01JD2Q", "01JD2Q"], ["", "seq:7"], ["..", "seq:7"], ["seq:4711", "seq:7"], ["seq:x\ny", "seq:7"], ["\ufffd", "seq:7"], ["my-seq:1", "my-seq:1"]]) {
+    assert.equal(await call("route.js", "named", { id, seq: 7 }), name, JSON.stringify(id));
+  }
+});

@@ -6,7 +6,7 @@ import { fill, h, patch } from "../dom.js";
 import { number, when } from "../format.js";
 import { badge, bar, card, eventLink, facts, head, status } from "../parts.js";
 import { act } from "../role.js";
-import { href } from "../route.js";
+import { href, isName } from "../route.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
 import { attempt } from "../toast.js";
@@ -104,7 +104,7 @@ function stepList(place, id, signal) {
   const list = table({
     caption: "Steps", key: step => step.event_id,
     columns: [
-      { name: "Event", wide: true, cell: step => eventLink(step.event_id) },
+      { name: "Event", wide: true, cell: step => (isName(step.event_id) ? eventLink(step.event_id) : h("span.mono", null, step.event_id)) },
       { name: "Step", cell: step => badge(...(words[step.status] ?? ["wait", "Not settled"])) },
     ],
   });

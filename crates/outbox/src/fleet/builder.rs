@@ -110,7 +110,8 @@ impl FleetBuilder {
         self
     }
 
-    /// How large a payload may be; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD) if not set.
+    /// How large a payload may be; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD) if not set. The relay of the
+    /// fleet dead-letters larger ones: a writer with a larger limit needs the same value here.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.outbox = self.outbox.max_payload(bytes);
         self

@@ -30,14 +30,20 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
         Err(_) => return Err(Failure::dead("forged join report: the payload is not one of a report")),
     };
     let Report { home, join, step, became } = report;
+    if [&home, &join, &step].iter().any(|text| text.contains('\0')) {
+        return Err(Failure::dead("forged join report: a text in the payload contains NUL"));
+    }
     let (join, step) = (JoinId::from(join), EventId::from(step));
     let age = age(cx);
     let member = match engine.store.member(&join, &step).await {
         Ok(member) => member,
         Err(error) => {
-            let (store, event) = (engine.name(), cx.id());
-            tracing::warn!(store, event = %Escaped(event), %error, "could not verify a join report: trying again");
-            return Ok(Outcome::RetryAfter(SOONEST));
+            let outcome = unverified(&error, age);
+            if outcome.is_ok() {
+                let (store, event) = (engine.name(), cx.id());
+                tracing::warn!(store, event = %Escaped(event), %error, "could not verify a join report: trying again");
+            }
+            return outcome;
         }
     };
     match verify(member.as_ref(), &home, became) {
@@ -77,9 +83,23 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     }
 }
 
-/// How long ago the step was settled.
+/// Time since the database stored the report. `occurred_at` does not count: any writer can set it.
 fn age(cx: &Cx) -> Duration {
-    (chrono::Utc::now() - cx.occurred_at()).to_std().unwrap_or_default()
+    let created_at = cx.created_at().unwrap_or_else(chrono::Utc::now);
+    (chrono::Utc::now() - created_at).to_std().unwrap_or_default()
+}
+
+/// Outcome of a report whose step could not be read. Transient errors are retried without end.
+/// Other errors are retried for [`REPORT_PATIENCE`]: a missing privilege, an unfinished migration
+/// or a pool that closes while the relay stops must not dead-letter a genuine report.
+fn unverified(error: &Error, age: Duration) -> Result<Outcome, Failure> {
+    if error.is_transient() {
+        return Ok(Outcome::RetryAfter(SOONEST));
+    }
+    if age > REPORT_PATIENCE {
+        return Err(Failure::dead(format!("the join report could not be verified for a day: {error}")));
+    }
+    Ok(Outcome::RetryAfter(pause(age)))
 }
 
 fn pause(age: Duration) -> Duration {
@@ -138,6 +158,18 @@ mod tests {
             assert_ne!(verified, Verified::Outdated);
         }
         assert_eq!(verify(member("acme", Some(Completed)).as_ref(), "acme", Failed), Verified::Outdated);
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_verified_is_dead_after_a_day_unless_the_error_is_transient() {
+        let (young, old) = (Duration::from_secs(60), REPORT_PATIENCE + Duration::from_secs(1));
+        let away = Error::Unavailable { store: "acme".to_owned(), reason: "no answer".to_owned() };
+        for age in [young, old] {
+            assert_eq!(unverified(&away, age), Ok(Outcome::RetryAfter(SOONEST)));
+        }
+        let closed = Error::from(sqlx::Error::PoolClosed);
+        assert_eq!(unverified(&closed, young), Ok(Outcome::RetryAfter(young)));
+        assert!(unverified(&closed, old).is_err_and(|failure| failure.is_dead()));
     }
 
     #[test]

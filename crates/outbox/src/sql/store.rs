@@ -148,7 +148,11 @@ impl<DB: Database> SqlStore<DB> {
                 "direct_url is for PostgreSQL: {} sends no notifications",
                 DB::NAME
             ))),
-            Some(url) => Ok(Some(DB::options(&url.0, Duration::ZERO)?)),
+            Some(url) => {
+                let direct = DB::options(&url.0, Duration::ZERO)?;
+                warn_if_unverified(&crate::error::without_credentials(&url.0), &url.0);
+                Ok(Some(direct))
+            }
             None => Ok(None),
         }
     }
