@@ -79,7 +79,18 @@ fn impossible_time<DB: Base>() -> &'static str {
 
 /// A column, and a value that may hurt in it.
 fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
-    let integers = ["-1", "-5", "0", "1", "2147483646", "2147483647", "-2147483648", "1000000001"];
+    let integers = [
+        "-1",
+        "-5",
+        "0",
+        "1",
+        "999999999",
+        "1000000000",
+        "1000000001",
+        "2147483646",
+        "2147483647",
+        "-2147483648",
+    ];
     let wide = ["9223372036854775807", "-9223372036854775808"];
     let one = |random: &mut SmallRng, of: &[&str]| (*of.choose(random).unwrap()).to_owned();
     let column = *[
@@ -291,6 +302,34 @@ on_every_database! {
 
     async fn what_the_tables_accept_stops_nothing_either(|bed|) {
         hostile_rows_stop_nothing(&bed, 1, true).await;
+    }
+
+    /// The tables accept these counters, and refuse what a relay would make of them by adding one.
+    async fn counters_at_their_limit_are_dead_lettered_in_every_mode(|bed|) {
+        for mode in 0..3 {
+            let mut hostile = Vec::new();
+            for column in ["claims", "attempts", "crashes"] {
+                for value in ["999000000", "999999999", "1000000000"] {
+                    let id = format!("{mode}-{column}-{value}");
+                    bed.run(&format!(
+                        "INSERT INTO {{t}} (event_id, event_type, payload, ordering_key, {column}) \
+                         VALUES ('{id}', 'hostile', '1', '{id}', {value})"
+                    )).await.unwrap();
+                    hostile.push(EventId::from(id));
+                }
+            }
+            let handled = Handled::default();
+            let relay = start(&bed, mode, &handled).await;
+            let good = send(&bed, Event::new("good").json(&mode)).await;
+            arrived(&handled, &[good]).await;
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            for id in &hostile {
+                let event = bed.find(id).await;
+                assert_eq!(event.status, Status::Dead, "mode {mode}: {event:?}");
+            }
+            assert_eq!(handled.lock().unwrap().len(), 1, "none of them was handled");
+        }
     }
 
     /// What a reviewer would try first.

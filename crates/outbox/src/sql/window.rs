@@ -57,14 +57,15 @@ impl WindowRow {
     }
 }
 
-/// Counters of a row that are larger than this were not written by a relay.
-const MOST_COUNTED: i64 = 1_000_000_000;
+/// Counters from this one on were not written by a relay: the row is dead-lettered. The tables
+/// refuse counters above 1,000,000,000, so adding to a counter that was read is never refused.
+const UNUSABLE: i64 = 999_000_000;
 
 /// What a row says, or why it can be neither leased nor settled.
 pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, String> {
     let unreadable = |column: &'static str| move |_| format!("its {column} cannot be read");
     let counter = |index: usize, column: &'static str| match DB::int(row, index) {
-        Ok(Some(count @ 0..=MOST_COUNTED)) => Ok(count as i32),
+        Ok(Some(count @ 0..UNUSABLE)) => Ok(count as i32),
         Ok(Some(count)) => Err(format!("its {column} is {count}")),
         Ok(None) | Err(_) => Err(format!("its {column} cannot be read")),
     };
