@@ -100,10 +100,17 @@ impl Dialect for MySql {
             // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for every row of the table.
             ("listed", listed) => {
                 let Listed { table, column, kind, list } = Listed::parse(listed);
+                // The index whose first column it is. By another index every row of the table is
+                // read, and locked by a statement that changes rows.
                 let index = match (table, column) {
                     ("events", "event_id") => "{events_id}",
+                    ("events", "ordering_key") => "{events_key}",
                     ("members", "event_id") => "{events_step_event}",
-                    _ => "PRIMARY",
+                    ("events", "seq")
+                    | ("joins" | "members", "join_id")
+                    | ("leases", "name")
+                    | ("attempts", "attempt_id") => "PRIMARY",
+                    _ => unreachable!("no index of {table} by {column}"),
                 };
                 format!(
                     "{} STRAIGHT_JOIN {{{table}}} e FORCE INDEX ({index}) ON e.{column} = j.v",

@@ -6,6 +6,7 @@
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
+//! | `{pending of events}` `{pending of key}` | pending without an alias; as the index of keys has it |
 //! | `{held}` `{free}` `{holder}` `{until}` | whether somebody holds the row, who, and until when |
 //! | `{past}` `{frontier}` | what the taker does not have of a run; up to where it has all of it |
 //! | `{destination}` | the number of the destination that a run goes to, or NULL |
