@@ -1,4 +1,5 @@
-//! Storage that is full, read-only or failing: nothing is lost, nothing overtakes, and all goes on when it is well again.
+//! Storage that is full, read-only, locked or failing: nothing is lost, nothing overtakes, and all
+//! goes on when it is well again.
 
 mod bed;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 use bed::{Base, Bed, Seen, in_time};
 use outbox::store::Status;
 use outbox::{Backoff, DatabaseError, Error, Event, EventBuilder, Failure, Outbox, Outcome, StorageFault};
-use sqlx::{MySql, Postgres, Sqlite};
+use sqlx::{AssertSqlSafe, Connection as _, MySql, PgConnection, Postgres, Sqlite};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -123,6 +124,33 @@ async fn mariadb_settles_a_key_in_order_or_not_at_all() {
     if let Some(bed) = Bed::<MySql>::new().await {
         in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
     }
+}
+
+/// Writers wait while a migration alters the table, so its time must not grow with the finished
+/// events.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_reads_no_finished_events_on_postgres() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let fill = "INSERT INTO {t} (event_type, payload, status, done_at) \
+        SELECT 'e', '1', 1, now() FROM generate_series(1, 20000)";
+    bed.run(fill).await.unwrap();
+    bed.run("UPDATE {t}_schema SET version = 8").await.unwrap();
+    bed.outbox.migrate().await.unwrap();
+    // Each session tells its counters when it ends.
+    bed.outbox.close().await;
+    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
+    let mut count = async |what: &str| {
+        let ask = format!("SELECT COALESCE(sum({what}), 0)::bigint FROM ");
+        let (table, index) = ("pg_stat_user_tables WHERE relname", "pg_stat_user_indexes WHERE indexrelname");
+        let (from, name) = match what {
+            "idx_scan" => (index, format!("{}_due", bed.table)),
+            _ => (table, bed.table.clone()),
+        };
+        let ask = AssertSqlSafe(format!("{ask}{from} = '{name}'"));
+        sqlx::query_scalar::<_, i64>(ask).fetch_one(&mut beside).await.unwrap()
+    };
+    until("the counters are told", async || count("idx_scan").await > 0).await;
+    assert_eq!(count("seq_tup_read").await, 0);
 }
 
 /// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.
