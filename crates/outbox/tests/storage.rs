@@ -126,6 +126,64 @@ async fn mariadb_settles_a_key_in_order_or_not_at_all() {
     }
 }
 
+/// Statements that have the next migration alter the table, and the query that tells whether it
+/// waits.
+trait Upgrading: Base {
+    const DOWNGRADE: &'static [&'static str];
+    const WAITING: &'static str;
+}
+
+impl Upgrading for Postgres {
+    const DOWNGRADE: &'static [&'static str] = &["UPDATE {t}_schema SET version = 8"];
+    const WAITING: &'static str =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = '{t}'::regclass";
+}
+
+impl Upgrading for MySql {
+    const DOWNGRADE: &'static [&'static str] = &[
+        "ALTER TABLE {t} DROP CONSTRAINT {t}_times, DROP CONSTRAINT {t}_counters",
+        "UPDATE {t}_schema SET version = 7",
+    ];
+    const WAITING: &'static str = "SELECT count(*) FROM information_schema.processlist \
+        WHERE state LIKE 'Waiting for table metadata lock%' AND info LIKE '%ALTER TABLE%{t}%'";
+}
+
+/// Writers wait behind a statement that waits to alter their table, so a migration waits for a
+/// moment at a time.
+async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(bed: Bed<DB>) {
+    for statement in DB::DOWNGRADE {
+        bed.run(statement).await.unwrap();
+    }
+    let mut long = bed.outbox.begin().await.unwrap();
+    bed.outbox.write(&mut long, Event::new("e").json(&1)).await.unwrap();
+    let migrating = tokio::spawn({
+        let other = bed.another().await;
+        async move { other.outbox.migrate().await }
+    });
+    until("the migration waits", async || bed.number(DB::WAITING).await > 0).await;
+    let written = tokio::time::timeout(Duration::from_secs(20), bed.outbox.send(Event::new("e").json(&2)));
+    written.await.expect("the writer does not wait for the end of the other one").unwrap();
+    assert!(!migrating.is_finished(), "the table is in use");
+    long.commit().await.unwrap();
+    migrating.await.unwrap().unwrap();
+    bed.outbox.store().check_schema().await.unwrap();
+    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_get_through_while_a_migration_waits_on_postgres() {
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_get_through_while_a_migration_waits_on_mariadb() {
+    if let Some(bed) = Bed::<MySql>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    }
+}
+
 /// Writers wait while a migration alters the table, so its time must not grow with the finished
 /// events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

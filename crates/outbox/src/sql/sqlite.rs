@@ -323,9 +323,9 @@ impl Dialect for Sqlite {
         Ok((dedup || dated).then_some(stored))
     }
 
-    async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<()> {
+    async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<bool> {
         // The transaction that migrates is the only writer.
-        Ok(())
+        Ok(true)
     }
 
     // A full disk, an I/O error or a trigger may end a transaction. Then ROLLBACK fails, and the driver takes the transaction for
