@@ -8,7 +8,7 @@ use std::time::Duration;
 use bed::{Base, Bed, Seen, in_time};
 use outbox::store::Status;
 use outbox::{Backoff, DatabaseError, Error, Event, EventBuilder, Failure, Outbox, Outcome, StorageFault};
-use sqlx::{AssertSqlSafe, Connection as _, MySql, PgConnection, Postgres, Sqlite};
+use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, PgConnection, Postgres, Sqlite};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -209,6 +209,37 @@ async fn a_migration_reads_no_finished_events_on_postgres() {
     };
     until("the counters are told", async || count("idx_scan").await > 0).await;
     assert_eq!(count("seq_tup_read").await, 0);
+}
+
+/// Another process migrates the same tables, for longer than one wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_waits_for_another_one_on_mariadb() {
+    let Some(bed) = Bed::<MySql>::new().await else { return };
+    for statement in <MySql as Upgrading>::DOWNGRADE {
+        bed.run(statement).await.unwrap();
+    }
+    let mut other = MySqlConnection::connect(bed.url()).await.unwrap();
+    let lock = AssertSqlSafe(format!("SELECT GET_LOCK('outbox {}', 0)", bed.table));
+    assert_eq!(sqlx::query_scalar::<_, i64>(lock).fetch_one(&mut other).await.unwrap(), 1);
+    let migrating = tokio::spawn({
+        let outbox = bed.outbox.clone();
+        async move { outbox.migrate().await }
+    });
+    // By the number of the statement that waits: the second is another one.
+    let waiting = "SELECT COALESCE(max(query_id), 0) FROM information_schema.processlist \
+        WHERE state = 'User lock' AND info LIKE '%GET_LOCK%'";
+    let mut first = 0;
+    until("it waits again", async || {
+        let now = bed.number(waiting).await;
+        first = if first == 0 { now } else { first };
+        now > first
+    })
+    .await;
+    assert!(!migrating.is_finished());
+    assert_eq!(bed.number("SELECT version FROM {t}_schema").await, 7);
+    other.close().await.unwrap();
+    migrating.await.unwrap().unwrap();
+    bed.outbox.store().check_schema().await.unwrap();
 }
 
 /// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.

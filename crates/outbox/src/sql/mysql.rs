@@ -379,13 +379,16 @@ impl Dialect for MySql {
 
     async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<bool> {
         // DDL commits by itself and would let go of a row lock.
-        let lock = Statement::positional("SELECT GET_LOCK($1, 60)");
-        Self::run(conn, lock, vec![lock_name(names)]).await?;
-        // For locks on metadata, for which the server waits a day by default.
-        let limit =
-            "SET @outbox_lock_wait_timeout = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2";
-        Self::script(conn, limit.to_owned()).await?;
-        Ok(true)
+        let lock = Statement::positional("SELECT CAST(GET_LOCK($1, 2) AS SIGNED)");
+        let rows = Self::fetch(conn, lock, vec![lock_name(names)]).await?;
+        let locked = rows.first().map(|row| Self::int(row, 0)).transpose()?.flatten() == Some(1);
+        if locked {
+            // For locks on metadata, for which the server waits a day by default.
+            let limit =
+                "SET @outbox_lock_wait_timeout = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2";
+            Self::script(conn, limit.to_owned()).await?;
+        }
+        Ok(locked)
     }
 
     async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
