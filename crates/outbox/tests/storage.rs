@@ -6,8 +6,10 @@ mod bed;
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time};
-use outbox::store::Status;
-use outbox::{Backoff, DatabaseError, Error, Event, EventBuilder, Failure, Outbox, Outcome, StorageFault};
+use outbox::store::{Holder, Origin, Status, Take};
+use outbox::{
+    Backoff, DatabaseError, Error, Event, EventBuilder, Failure, OnDead, Outbox, Outcome, StorageFault,
+};
 use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, PgConnection, Postgres, Sqlite};
 
 const MS: Duration = Duration::from_millis(1);
@@ -123,6 +125,61 @@ async fn postgres_settles_a_key_in_order_or_not_at_all() {
 async fn mariadb_settles_a_key_in_order_or_not_at_all() {
     if let Some(bed) = Bed::<MySql>::new().await {
         in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    }
+}
+
+/// A row can be neither leased nor dead-lettered: the events that were claimed beside it are
+/// returned all the same.
+async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Bed<DB>) {
+    let (refuse, allow) = DB::refuse(&bed.table, "bad");
+    for statement in refuse {
+        bed.run(&statement).await.unwrap();
+    }
+    let insert =
+        "INSERT INTO {t} (event_id, event_type, payload, claims) VALUES ('bad', 'e', '1', 1000000000)";
+    bed.run(insert).await.unwrap();
+    let good = bed.write("e", 0..3).await;
+    let store = bed.outbox.store();
+    let take = Take {
+        by: Holder::Lease { owner: "one".into(), lease: Duration::from_secs(30) },
+        from: Origin::Start,
+        limit: 100,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
+        probe: None,
+        destinations: Default::default(),
+        frontiers: Default::default(),
+        together: true,
+        max_bytes: usize::MAX,
+    };
+    let taken = store.take(&take).await.unwrap();
+    let ids: Vec<_> = taken.deliveries.iter().map(|delivery| delivery.event.id().clone()).collect();
+    assert_eq!((ids, taken.dead_lettered), (good, 0));
+    for statement in allow {
+        bed.run(&statement).await.unwrap();
+    }
+    assert_eq!(store.take(&take).await.unwrap().dead_lettered, 1);
+    assert_eq!(bed.status(&"bad".into()).await, Status::Dead);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    if let Some(bed) = Bed::<MySql>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
     }
 }
 

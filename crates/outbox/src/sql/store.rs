@@ -540,7 +540,7 @@ impl<DB: Database> Store for SqlStore<DB> {
             Holder::Lease { owner, lease } => self.retried(|| self.claim(take, owner, *lease)).await?,
             Holder::Exclusive { .. } => self.retried(|| self.read(take)).await?,
         };
-        let dead_lettered = self.dead_letter(take.by.owner(), &window.unusable).await?;
+        let dead_lettered = self.dead_letter(take.by.owner(), &window.unusable).await;
         Ok(Taken { dead_lettered, ..window.into_taken(!DB::CHECKS_JSON) })
     }
 

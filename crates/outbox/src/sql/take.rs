@@ -12,7 +12,7 @@ use super::source::Source;
 use super::statements as sql;
 use super::store::SqlStore;
 use super::window::{Window, WindowRow, window_row};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::{Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
@@ -133,15 +133,31 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Dead-letters rows that no statement can take, by their numbers. Returns how many.
-    pub(super) async fn dead_letter(&self, by: &NodeId, unusable: &[(i64, String)]) -> Result<usize> {
-        let mut moved = 0;
+    ///
+    /// A failure is not returned: other events of the window are claimed already, and an error
+    /// would lose them until their leases run out. The next take reads the rows again.
+    pub(super) async fn dead_letter(&self, by: &NodeId, unusable: &[(i64, String)]) -> usize {
+        let (store, mut moved) = (self.name(), 0);
         for (seq, reason) in unusable {
-            tracing::error!(store = self.name(), seq, reason, "dead-lettered an event that cannot be read");
-            let reason = short_error(&format!("cannot be decoded: {reason}"));
-            let values = vec![Value::Int(*seq), Value::text(by.as_str()), Value::text(reason)];
-            moved += self.run(sql::DEAD_LETTER, values).await? as usize;
+            let last_error = short_error(&format!("cannot be decoded: {reason}"));
+            let values = vec![Value::Int(*seq), Value::text(by.as_str()), Value::text(last_error)];
+            match self.run(sql::DEAD_LETTER, values).await {
+                // Another relay has done it.
+                Ok(0) => {}
+                Ok(_) => {
+                    tracing::error!(store, seq, reason, "dead-lettered an event that cannot be read");
+                    moved += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(store, seq, reason, %error, "event that cannot be read was not dead-lettered");
+                    // A database that does not answer does not answer for the next row either.
+                    if !matches!(&error, Error::Database(e) if e.inner().as_database_error().is_some()) {
+                        break;
+                    }
+                }
+            }
         }
-        Ok(moved)
+        moved
     }
 
     /// Takes out of the window what an earlier event of the same run, outside of it, holds back; of a probe, all but one event.
