@@ -202,6 +202,9 @@ pub(super) const DEAD_LETTER: &str = "UPDATE {events} AS e SET status = 3, done_
      locked_by = NULL, locked_until = NULL, available_at = {now}, claims = 1, crashes = 0, \
      attempts = CASE WHEN e.attempts BETWEEN 0 AND 1000000000 THEN e.attempts ELSE 0 END \
      WHERE e.seq = $1 AND {pending} AND {free}";
+/// The id of a row that was dead-lettered, if it is a step of a join.
+pub(super) const DEAD_STEP: &str =
+    "SELECT e.event_id FROM {events} e WHERE e.seq = $1 AND {dead} AND e.joined = 1";
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
 pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \

@@ -277,6 +277,7 @@ macro_rules! conformance_tests {
                 a_replayed_step_moves_from_failed_to_completed
                 a_replay_after_the_end_counts_but_changes_no_end
                 a_cancelled_event_fails_its_step
+                an_event_that_cannot_be_leased_fails_its_step
                 a_skipped_step_stays_failed
                 a_failed_attempt_of_a_step_is_kept
                 what_is_unknown_closed_or_full_is_refused
