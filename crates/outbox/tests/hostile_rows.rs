@@ -494,3 +494,37 @@ async fn a_position_of_the_log_that_was_not_drawn_is_refused() {
     bed.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
     bed.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
 }
+
+/// MySQL and MariaDB: writers name the position, so one may name a position that it has not drawn.
+#[tokio::test]
+async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
+    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
+    let log = bed.outbox.log();
+    let squat = async |position: i64| {
+        let insert =
+            format!("INSERT INTO {{t}}_log (position, event_type, payload) VALUES ({position}, 'x', '1')");
+        bed.run(&insert).await.unwrap();
+    };
+    let append = async |count: usize| -> Vec<i64> {
+        let events = (0..count).map(|n| Event::new("good").json(&n).tag("a", "b"));
+        let appended = log.append(events).await.unwrap();
+        appended.iter().map(|position| position.get()).collect()
+    };
+    assert_eq!(append(1).await, [1]);
+    for position in [2, 3, 5, i64::MAX] {
+        squat(position).await;
+    }
+    assert_eq!(append(1).await, [4], "the first that is free");
+    assert_eq!(append(2).await, [6, 7], "the first with room for all");
+    assert_eq!(append(1).await, [8], "the counter has moved");
+    bed.run("INSERT INTO {t}_log_tag (tag, position) VALUES ('a=b', 9)").await.unwrap();
+    assert_eq!(append(1).await, [9], "the tag is there already");
+    // In the second of two statements.
+    squat(1_100).await;
+    let many = append(1_200).await;
+    assert_eq!(many[..1_000], (10..1_010).collect::<Vec<_>>());
+    assert_eq!(many[1_000..], (1_101..1_301).collect::<Vec<_>>());
+    assert_eq!(append(1).await, [1_301]);
+    let found = log.read(&Query::tag("a", "b"), outbox::Position::START, 10_000).await.unwrap();
+    assert_eq!(found.len(), 1 + 1 + 2 + 1 + 1 + 1_200 + 1);
+}
