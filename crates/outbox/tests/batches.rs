@@ -1,4 +1,5 @@
-//! Taking on PostgreSQL: what leases of many events at once cost, what happens when somebody hangs while taking, and how much is read.
+//! Taking, most of it on PostgreSQL: what leases of many events at once cost, what happens when a
+//! relay hangs while taking, and how much is read.
 #![cfg(feature = "postgres")]
 #![allow(missing_docs)]
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Bed, numbered};
+use bed::{Base, Bed, numbered};
 use outbox::store::{
     Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, RunId, Settlement, SharedStore, Take,
     Verdict,
@@ -292,6 +293,33 @@ async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
     assert_eq!(begun.available_permits(), 0, "it was handled again");
     assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE status = 1").await, 1);
     relay.stop().await.unwrap();
+}
+
+/// A relay that takes over a key writes to all events of the key. It finds them without reading
+/// events of other keys, which may be locked by their writers.
+async fn taking_over_a_key_waits_for_no_writer_of_another<DB: Base>() {
+    let Some(bed) = Bed::<DB>::frozen().await else { return };
+    let store = bed.outbox.store();
+    bed.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("key"))).await.unwrap();
+    let mut open = bed.outbox.begin().await.unwrap();
+    bed.outbox.write(&mut open, numbered("e", 3).ordering_key("another")).await.unwrap();
+    assert_eq!(take(&store, "one").await.len(), 2);
+    bed.advance(LEASE);
+    let taken = tokio::time::timeout(Duration::from_secs(20), take(&store, "two")).await;
+    let taken = taken.expect("no lock of another key is waited for");
+    assert!(taken.len() == 2 && taken.iter().all(|d| d.suspect.is_some()), "{taken:?}");
+    open.rollback().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taking_over_a_key_waits_for_no_writer_of_another_on_postgres() {
+    taking_over_a_key_waits_for_no_writer_of_another::<Postgres>().await;
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread")]
+async fn taking_over_a_key_waits_for_no_writer_of_another_on_mariadb() {
+    taking_over_a_key_waits_for_no_writer_of_another::<sqlx::MySql>().await;
 }
 
 /// How many entries of an index were read, ever.

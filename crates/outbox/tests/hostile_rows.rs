@@ -79,7 +79,18 @@ fn impossible_time<DB: Base>() -> &'static str {
 
 /// A column, and a value that may hurt in it.
 fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
-    let integers = ["-1", "-5", "0", "1", "2147483646", "2147483647", "-2147483648", "1000000001"];
+    let integers = [
+        "-1",
+        "-5",
+        "0",
+        "1",
+        "999999999",
+        "1000000000",
+        "1000000001",
+        "2147483646",
+        "2147483647",
+        "-2147483648",
+    ];
     let wide = ["9223372036854775807", "-9223372036854775808"];
     let one = |random: &mut SmallRng, of: &[&str]| (*of.choose(random).unwrap()).to_owned();
     let column = *[
@@ -293,6 +304,34 @@ on_every_database! {
         hostile_rows_stop_nothing(&bed, 1, true).await;
     }
 
+    /// The tables accept these counters, and refuse what a relay would make of them by adding one.
+    async fn counters_at_their_limit_are_dead_lettered_in_every_mode(|bed|) {
+        for mode in 0..3 {
+            let mut hostile = Vec::new();
+            for column in ["claims", "attempts", "crashes"] {
+                for value in ["999000000", "999999999", "1000000000"] {
+                    let id = format!("{mode}-{column}-{value}");
+                    bed.run(&format!(
+                        "INSERT INTO {{t}} (event_id, event_type, payload, ordering_key, {column}) \
+                         VALUES ('{id}', 'hostile', '1', '{id}', {value})"
+                    )).await.unwrap();
+                    hostile.push(EventId::from(id));
+                }
+            }
+            let handled = Handled::default();
+            let relay = start(&bed, mode, &handled).await;
+            let good = send(&bed, Event::new("good").json(&mode)).await;
+            arrived(&handled, &[good]).await;
+            relay.idle().await.unwrap();
+            relay.stop().await.unwrap();
+            for id in &hostile {
+                let event = bed.find(id).await;
+                assert_eq!(event.status, Status::Dead, "mode {mode}: {event:?}");
+            }
+            assert_eq!(handled.lock().unwrap().len(), 1, "none of them was handled");
+        }
+    }
+
     /// What a reviewer would try first.
     async fn times_and_counters_that_no_relay_can_use_are_refused(|bed|) {
         let mut refused = vec![("claims", "-1"), ("claims", "2147483647"), ("attempts", "-1"), ("crashes", "2147483647")];
@@ -454,4 +493,38 @@ async fn a_position_of_the_log_that_was_not_drawn_is_refused() {
     assert!(error.contains("has not been drawn"), "{error}");
     bed.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
     bed.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
+}
+
+/// MySQL and MariaDB: writers name the position, so one may name a position that it has not drawn.
+#[tokio::test]
+async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
+    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
+    let log = bed.outbox.log();
+    let squat = async |position: i64| {
+        let insert =
+            format!("INSERT INTO {{t}}_log (position, event_type, payload) VALUES ({position}, 'x', '1')");
+        bed.run(&insert).await.unwrap();
+    };
+    let append = async |count: usize| -> Vec<i64> {
+        let events = (0..count).map(|n| Event::new("good").json(&n).tag("a", "b"));
+        let appended = log.append(events).await.unwrap();
+        appended.iter().map(|position| position.get()).collect()
+    };
+    assert_eq!(append(1).await, [1]);
+    for position in [2, 3, 5, i64::MAX] {
+        squat(position).await;
+    }
+    assert_eq!(append(1).await, [4], "the first that is free");
+    assert_eq!(append(2).await, [6, 7], "the first with room for all");
+    assert_eq!(append(1).await, [8], "the counter has moved");
+    bed.run("INSERT INTO {t}_log_tag (tag, position) VALUES ('a=b', 9)").await.unwrap();
+    assert_eq!(append(1).await, [9], "the tag is there already");
+    // In the second of two statements.
+    squat(1_100).await;
+    let many = append(1_200).await;
+    assert_eq!(many[..1_000], (10..1_010).collect::<Vec<_>>());
+    assert_eq!(many[1_000..], (1_101..1_301).collect::<Vec<_>>());
+    assert_eq!(append(1).await, [1_301]);
+    let found = log.read(&Query::tag("a", "b"), outbox::Position::START, 10_000).await.unwrap();
+    assert_eq!(found.len(), 1 + 1 + 2 + 1 + 1 + 1_200 + 1);
 }

@@ -1,13 +1,16 @@
-//! Storage that is full, read-only or failing: nothing is lost, nothing overtakes, and all goes on when it is well again.
+//! Storage that is full, read-only, locked or failing: nothing is lost, nothing overtakes, and all
+//! goes on when it is well again.
 
 mod bed;
 
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time};
-use outbox::store::Status;
-use outbox::{Backoff, DatabaseError, Error, Event, EventBuilder, Failure, Outbox, Outcome, StorageFault};
-use sqlx::{MySql, Postgres, Sqlite};
+use outbox::store::{Holder, Origin, Status, Take};
+use outbox::{
+    Backoff, DatabaseError, Error, Event, EventBuilder, Failure, OnDead, Outbox, Outcome, StorageFault,
+};
+use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, PgConnection, Postgres, Sqlite};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -123,6 +126,177 @@ async fn mariadb_settles_a_key_in_order_or_not_at_all() {
     if let Some(bed) = Bed::<MySql>::new().await {
         in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
     }
+}
+
+/// A row can be neither leased nor dead-lettered: the events that were claimed beside it are
+/// returned all the same.
+async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Bed<DB>) {
+    let (refuse, allow) = DB::refuse(&bed.table, "bad");
+    for statement in refuse {
+        bed.run(&statement).await.unwrap();
+    }
+    let insert =
+        "INSERT INTO {t} (event_id, event_type, payload, claims) VALUES ('bad', 'e', '1', 1000000000)";
+    bed.run(insert).await.unwrap();
+    let good = bed.write("e", 0..3).await;
+    let store = bed.outbox.store();
+    let take = Take {
+        by: Holder::Lease { owner: "one".into(), lease: Duration::from_secs(30) },
+        from: Origin::Start,
+        limit: 100,
+        skip_recent: Duration::ZERO,
+        on_dead: OnDead::Hold,
+        skip_types: Vec::new(),
+        probe: None,
+        destinations: Default::default(),
+        frontiers: Default::default(),
+        together: true,
+        max_bytes: usize::MAX,
+    };
+    let taken = store.take(&take).await.unwrap();
+    let ids: Vec<_> = taken.deliveries.iter().map(|delivery| delivery.event.id().clone()).collect();
+    assert_eq!((ids, taken.dead_lettered), (good, 0));
+    for statement in allow {
+        bed.run(&statement).await.unwrap();
+    }
+    assert_eq!(store.take(&take).await.unwrap().dead_lettered, 1);
+    assert_eq!(bed.status(&"bad".into()).await, Status::Dead);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    let bed = Bed::<Sqlite>::new().await.unwrap();
+    in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_claims_beside_a_row_that_cannot_be_dead_lettered() {
+    if let Some(bed) = Bed::<MySql>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    }
+}
+
+/// Statements that have the next migration alter the table, and the query that tells whether it
+/// waits.
+trait Upgrading: Base {
+    const DOWNGRADE: &'static [&'static str];
+    const WAITING: &'static str;
+}
+
+impl Upgrading for Postgres {
+    const DOWNGRADE: &'static [&'static str] = &["UPDATE {t}_schema SET version = 8"];
+    const WAITING: &'static str =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = '{t}'::regclass";
+}
+
+impl Upgrading for MySql {
+    const DOWNGRADE: &'static [&'static str] = &[
+        "ALTER TABLE {t} DROP CONSTRAINT {t}_times, DROP CONSTRAINT {t}_counters",
+        "UPDATE {t}_schema SET version = 7",
+    ];
+    const WAITING: &'static str = "SELECT count(*) FROM information_schema.processlist \
+        WHERE state LIKE 'Waiting for table metadata lock%' AND info LIKE '%ALTER TABLE%{t}%'";
+}
+
+/// Writers wait behind a statement that waits to alter their table, so a migration waits for a
+/// moment at a time.
+async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(bed: Bed<DB>) {
+    for statement in DB::DOWNGRADE {
+        bed.run(statement).await.unwrap();
+    }
+    let mut long = bed.outbox.begin().await.unwrap();
+    bed.outbox.write(&mut long, Event::new("e").json(&1)).await.unwrap();
+    let migrating = tokio::spawn({
+        let other = bed.another().await;
+        async move { other.outbox.migrate().await }
+    });
+    until("the migration waits", async || bed.number(DB::WAITING).await > 0).await;
+    let written = tokio::time::timeout(Duration::from_secs(20), bed.outbox.send(Event::new("e").json(&2)));
+    written.await.expect("the writer does not wait for the end of the other one").unwrap();
+    assert!(!migrating.is_finished(), "the table is in use");
+    long.commit().await.unwrap();
+    migrating.await.unwrap().unwrap();
+    bed.outbox.store().check_schema().await.unwrap();
+    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_get_through_while_a_migration_waits_on_postgres() {
+    if let Some(bed) = Bed::<Postgres>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_get_through_while_a_migration_waits_on_mariadb() {
+    if let Some(bed) = Bed::<MySql>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    }
+}
+
+/// Writers wait while a migration alters the table, so its time must not grow with the finished
+/// events.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_reads_no_finished_events_on_postgres() {
+    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let fill = "INSERT INTO {t} (event_type, payload, status, done_at) \
+        SELECT 'e', '1', 1, now() FROM generate_series(1, 20000)";
+    bed.run(fill).await.unwrap();
+    bed.run("UPDATE {t}_schema SET version = 8").await.unwrap();
+    bed.outbox.migrate().await.unwrap();
+    // Each session tells its counters when it ends.
+    bed.outbox.close().await;
+    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
+    let mut count = async |what: &str| {
+        let ask = format!("SELECT COALESCE(sum({what}), 0)::bigint FROM ");
+        let (table, index) = ("pg_stat_user_tables WHERE relname", "pg_stat_user_indexes WHERE indexrelname");
+        let (from, name) = match what {
+            "idx_scan" => (index, format!("{}_due", bed.table)),
+            _ => (table, bed.table.clone()),
+        };
+        let ask = AssertSqlSafe(format!("{ask}{from} = '{name}'"));
+        sqlx::query_scalar::<_, i64>(ask).fetch_one(&mut beside).await.unwrap()
+    };
+    until("the counters are told", async || count("idx_scan").await > 0).await;
+    assert_eq!(count("seq_tup_read").await, 0);
+}
+
+/// Another process migrates the same tables, for longer than one wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_waits_for_another_one_on_mariadb() {
+    let Some(bed) = Bed::<MySql>::new().await else { return };
+    for statement in <MySql as Upgrading>::DOWNGRADE {
+        bed.run(statement).await.unwrap();
+    }
+    let mut other = MySqlConnection::connect(bed.url()).await.unwrap();
+    let lock = AssertSqlSafe(format!("SELECT GET_LOCK('outbox {}', 0)", bed.table));
+    assert_eq!(sqlx::query_scalar::<_, i64>(lock).fetch_one(&mut other).await.unwrap(), 1);
+    let migrating = tokio::spawn({
+        let outbox = bed.outbox.clone();
+        async move { outbox.migrate().await }
+    });
+    // By the number of the statement that waits: the second is another one.
+    let waiting = "SELECT COALESCE(max(query_id), 0) FROM information_schema.processlist \
+        WHERE state = 'User lock' AND info LIKE '%GET_LOCK%'";
+    let mut first = 0;
+    until("it waits again", async || {
+        let now = bed.number(waiting).await;
+        first = if first == 0 { now } else { first };
+        now > first
+    })
+    .await;
+    assert!(!migrating.is_finished());
+    assert_eq!(bed.number("SELECT version FROM {t}_schema").await, 7);
+    other.close().await.unwrap();
+    migrating.await.unwrap().unwrap();
+    bed.outbox.store().check_schema().await.unwrap();
 }
 
 /// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.

@@ -7,6 +7,8 @@ CREATE TABLE IF NOT EXISTS {log_unreadable} (
 
 -- Values that no relay can work with are refused where they are written: dates without a day or a month, which some SQL
 -- modes accept, and counters near the end of their type. Rows that have such values are repaired first.
+-- READ COMMITTED: the statement reads all rows, and keeps locks only on those that it repairs.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 UPDATE {events} SET
     occurred_at = CASE WHEN YEAR(occurred_at) * MONTH(occurred_at) * DAYOFMONTH(occurred_at) > 0 THEN occurred_at ELSE utc_timestamp(6) END,
     created_at = CASE WHEN YEAR(created_at) * MONTH(created_at) * DAYOFMONTH(created_at) > 0 THEN created_at ELSE utc_timestamp(6) END,

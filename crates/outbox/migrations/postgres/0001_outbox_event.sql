@@ -51,6 +51,9 @@ CREATE INDEX IF NOT EXISTS {events_key} ON {events} (ordering_key, seq) WHERE or
 CREATE UNIQUE INDEX IF NOT EXISTS {events_dedup} ON {events} (dedup_key) WHERE dedup_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {events_dead} ON {events} (seq) WHERE status = 3;
 CREATE INDEX IF NOT EXISTS {events_done} ON {events} (done_at) WHERE done_at IS NOT NULL;
+-- Finds DONE rows that another writer has left without `done_at`, which a purge deletes by
+-- `created_at`. As a rule it is empty.
+CREATE INDEX IF NOT EXISTS {events_done_untimed} ON {events} (created_at) WHERE status = 1 AND done_at IS NULL;
 
 -- Named leases: who may act alone, in which epoch, until when.
 CREATE TABLE IF NOT EXISTS {leases} (

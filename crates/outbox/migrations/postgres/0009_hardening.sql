@@ -13,6 +13,8 @@ ALTER TABLE {events} DROP CONSTRAINT IF EXISTS {events_counters};
 ALTER TABLE {events} ADD CONSTRAINT {events_counters} CHECK (
     LEAST(claims, attempts, crashes) >= 0 AND GREATEST(claims, attempts, crashes) <= 1000000000
 ) NOT VALID;
+-- Pending rows and dead rows apart: each statement has the condition of an index, and reads no
+-- finished row.
 UPDATE {events} SET
     occurred_at = LEAST(GREATEST(occurred_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
     created_at = LEAST(GREATEST(created_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
@@ -21,7 +23,19 @@ UPDATE {events} SET
     claims = CASE WHEN claims BETWEEN 0 AND 1000000000 THEN claims ELSE 1 END,
     attempts = LEAST(GREATEST(attempts, 0), 1000000000),
     crashes = LEAST(GREATEST(crashes, 0), 1000000000)
-WHERE status IN (0, 2, 3) AND NOT (
+WHERE status IN (0, 2) AND NOT (
+    LEAST(claims, attempts, crashes) >= 0 AND GREATEST(claims, attempts, crashes) <= 1000000000
+    AND LEAST(occurred_at, created_at, available_at, expires_at) >= '0001-01-01 00:00:00+00'
+    AND GREATEST(occurred_at, created_at, available_at) < '10000-01-01 00:00:00+00');
+UPDATE {events} SET
+    occurred_at = LEAST(GREATEST(occurred_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
+    created_at = LEAST(GREATEST(created_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
+    available_at = LEAST(GREATEST(available_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
+    expires_at = CASE WHEN expires_at IS NOT NULL THEN GREATEST(expires_at, '0001-01-01 00:00:00+00') END,
+    claims = CASE WHEN claims BETWEEN 0 AND 1000000000 THEN claims ELSE 1 END,
+    attempts = LEAST(GREATEST(attempts, 0), 1000000000),
+    crashes = LEAST(GREATEST(crashes, 0), 1000000000)
+WHERE status = 3 AND NOT (
     LEAST(claims, attempts, crashes) >= 0 AND GREATEST(claims, attempts, crashes) <= 1000000000
     AND LEAST(occurred_at, created_at, available_at, expires_at) >= '0001-01-01 00:00:00+00'
     AND GREATEST(occurred_at, created_at, available_at) < '10000-01-01 00:00:00+00');
@@ -57,7 +71,8 @@ CREATE TABLE IF NOT EXISTS {log_unreadable} (
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Finds DONE rows that another writer has left without `done_at`, which a purge deletes by `created_at`. As a rule it is empty.
+-- Made with the table, unless the table is from before the first release: then it is read once
+-- here.
 CREATE INDEX IF NOT EXISTS {events_done_untimed} ON {events} (created_at) WHERE status = 1 AND done_at IS NULL;
 -- The claim lock. A relay that takes events locks this table, which stays empty, until its transaction
 -- ends: one relay takes at a time. A lock on a table needs a right on that table, whereas every role

@@ -27,5 +27,5 @@ CREATE TABLE IF NOT EXISTS {log_unreadable} (
     noted_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now'))
 ) STRICT;
 
--- Finds DONE rows that another writer has left without `done_at`, which a purge deletes by `created_at`. As a rule it is empty.
+-- Made with the table, unless the table is from before the first release.
 CREATE INDEX IF NOT EXISTS {events_done_untimed} ON {events} (created_at) WHERE status = 1 AND done_at IS NULL;

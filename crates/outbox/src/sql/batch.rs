@@ -231,7 +231,7 @@ impl<DB: Database> SqlStore<DB> {
     /// Takes what is due: together what nobody has held before if that is wanted, the rest by their rows.
     pub(super) async fn claim_listed(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         match self.claim_alone(take, owner, lease).await {
-            Err(error) if is_lock_timeout(&error) => {
+            Err(Error::Database(error)) if DB::is_lock_timeout(error.inner()) => {
                 self.end_stalled_takers().await?;
                 self.claim_alone(take, owner, lease).await
             }
@@ -398,10 +398,4 @@ pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut
         text = text.replace(slot, &format!("${}", values.len()));
     }
     text
-}
-
-/// Whether it was a lock that could not be had in time.
-fn is_lock_timeout(error: &Error) -> bool {
-    let Error::Database(error) = error else { return false };
-    error.inner().as_database_error().is_some_and(|e| e.code().as_deref() == Some("55P03"))
 }

@@ -391,11 +391,19 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(None) }
     }
 
-    /// Holds off other migrations until the transaction ends.
-    fn lock_migrations(conn: &mut Self::Connection, names: &Names)
-    -> impl Future<Output = Result<()>> + Send;
+    /// Holds off other migrations until the transaction ends, and bounds the time for which a
+    /// statement of this migration waits for a lock. False: another migration still runs.
+    fn lock_migrations(
+        conn: &mut Self::Connection,
+        names: &Names,
+    ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Lets them go on, where the end of the transaction does not.
+    /// Whether the error says that a lock was not free in time.
+    fn is_lock_timeout(_: &sqlx::Error) -> bool {
+        false
+    }
+
+    /// Lets other migrations go on, where the end of the transaction does not.
     fn unlock_migrations(_: &mut Self::Connection, _: &Names) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }

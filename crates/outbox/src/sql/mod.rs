@@ -1,6 +1,6 @@
 //! The store on SQL databases.
 //!
-//! One [`SqlStore`] serves all three. What it does is in `store.rs`, how rows become deliveries in `window.rs`, the
+//! One [`SqlStore`] serves all three. What it does is in `store.rs`, migrations in `migrate.rs`, how rows become deliveries in `window.rs`, the
 //! SQL that they share in `statements.rs`, leases of many events at once in `batch.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
 //! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
 
@@ -17,6 +17,7 @@ mod joins;
 pub(crate) mod line;
 pub(crate) mod log;
 mod look;
+mod migrate;
 mod names;
 mod nodes;
 mod overview;

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::mysql::{MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, MySqlPool};
+use sqlx::mysql::{
+    MySql, MySqlArguments, MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlPool,
+};
 use sqlx::query::Query;
 
 use super::StoreOptions;
@@ -100,10 +102,17 @@ impl Dialect for MySql {
             // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for every row of the table.
             ("listed", listed) => {
                 let Listed { table, column, kind, list } = Listed::parse(listed);
+                // The index whose first column it is. By another index every row of the table is
+                // read, and locked by a statement that changes rows.
                 let index = match (table, column) {
                     ("events", "event_id") => "{events_id}",
+                    ("events", "ordering_key") => "{events_key}",
                     ("members", "event_id") => "{events_step_event}",
-                    _ => "PRIMARY",
+                    ("events", "seq")
+                    | ("joins" | "members", "join_id")
+                    | ("leases", "name")
+                    | ("attempts", "attempt_id") => "PRIMARY",
+                    _ => unreachable!("no index of {table} by {column}"),
                 };
                 format!(
                     "{} STRAIGHT_JOIN {{{table}}} e FORCE INDEX ({index}) ON e.{column} = j.v",
@@ -368,17 +377,31 @@ impl Dialect for MySql {
         Ok(Some(stored_rows::<Self>(&found, dated)?))
     }
 
-    async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
+    async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<bool> {
         // DDL commits by itself and would let go of a row lock.
-        let lock = Statement::positional("SELECT GET_LOCK($1, 60)");
-        Self::run(conn, lock, vec![lock_name(names)]).await?;
-        Ok(())
+        let lock = Statement::positional("SELECT CAST(GET_LOCK($1, 2) AS SIGNED)");
+        let rows = Self::fetch(conn, lock, vec![lock_name(names)]).await?;
+        let locked = rows.first().map(|row| Self::int(row, 0)).transpose()?.flatten() == Some(1);
+        if locked {
+            // For locks on metadata, for which the server waits a day by default.
+            let limit =
+                "SET @outbox_lock_wait_timeout = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2";
+            Self::script(conn, limit.to_owned()).await?;
+        }
+        Ok(locked)
     }
 
     async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
+        // The session is one of the application's pool.
+        Self::script(conn, "SET SESSION lock_wait_timeout = @outbox_lock_wait_timeout".to_owned()).await?;
         let unlock = Statement::positional("SELECT RELEASE_LOCK($1)");
         Self::run(conn, unlock, vec![lock_name(names)]).await?;
         Ok(())
+    }
+
+    fn is_lock_timeout(error: &sqlx::Error) -> bool {
+        let error = error.as_database_error().and_then(|e| e.try_downcast_ref::<MySqlDatabaseError>());
+        error.is_some_and(|e| e.number() == 1205)
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {

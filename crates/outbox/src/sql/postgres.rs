@@ -376,11 +376,19 @@ impl Dialect for Postgres {
         Ok(Some(Box::new(PgWatch::open(options, names).await?)))
     }
 
-    async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<()> {
+    async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<bool> {
+        // Writers wait while a migration alters their table: it must read by the indexes, also with
+        // statistics from a time when the table was small.
+        let limits = "SET LOCAL lock_timeout = 2000; SET LOCAL enable_seqscan = off";
+        Self::script(conn, limits.to_owned()).await?;
         let lock = Statement::numbered("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))".to_owned());
         let lock = Statement { named: false, ..lock };
         Self::run(conn, lock, vec![Value::text(names.table.clone())]).await?;
-        Ok(())
+        Ok(true)
+    }
+
+    fn is_lock_timeout(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|e| e.code().as_deref() == Some("55P03"))
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {

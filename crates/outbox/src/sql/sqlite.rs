@@ -68,6 +68,7 @@ impl Dialect for Sqlite {
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
             // With the condition of the index of keys, which SQLite does not deduce.
             ("pending", "of later") => "o.status IN (0, 2) AND o.status <> 1".to_owned(),
+            ("pending", "of key") => "status IN (0, 2) AND status <> 1".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
             ("frontier", _) => "k.value ->> 1".to_owned(),
@@ -322,9 +323,9 @@ impl Dialect for Sqlite {
         Ok((dedup || dated).then_some(stored))
     }
 
-    async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<()> {
+    async fn lock_migrations(_: &mut SqliteConnection, _: &Names) -> Result<bool> {
         // The transaction that migrates is the only writer.
-        Ok(())
+        Ok(true)
     }
 
     // A full disk, an I/O error or a trigger may end a transaction. Then ROLLBACK fails, and the driver takes the transaction for
@@ -418,6 +419,16 @@ mod tests {
     fn assert_searched(plan: &[String], what: &str) {
         let (whole, alias) = (plan.iter().any(|step| step == "SCAN outbox_event"), "SCAN e");
         assert!(!whole && !plan.iter().any(|step| step == alias), "{what}: {plan:#?}");
+    }
+
+    #[tokio::test]
+    async fn a_key_is_taken_over_by_the_index_of_keys() {
+        let store = SqlStore::<Sqlite>::open("sqlite::memory:", &StoreOptions::default()).await.unwrap();
+        store.migrate().await.unwrap();
+        let values = vec![Value::texts(["key"]), Value::text("a")];
+        let plan = plan(&store, crate::sql::statements::FENCE, values).await;
+        let searched = "SEARCH outbox_event USING INDEX outbox_event_key (ordering_key=?)";
+        assert!(plan.iter().any(|step| step == searched), "{plan:#?}");
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 //! | `{now}` | the database's clock, or a test's |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
 //! | `{pending}` `{dead}` | which rows those are, as the index has it |
+//! | `{pending of events}` `{pending of key}` | pending without an alias; as the index of keys has it |
 //! | `{held}` `{free}` `{holder}` `{until}` | whether somebody holds the row, who, and until when |
 //! | `{past}` `{frontier}` | what the taker does not have of a run; up to where it has all of it |
 //! | `{destination}` | the number of the destination that a run goes to, or NULL |
@@ -155,8 +156,12 @@ pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
 
 /// Makes the verdicts of other holders on events of these keys come too late. They keep their leases: no other node handles these
 /// events before those run out.
-pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} SET claims = claims + 1 \
-     {where listed events ordering_key texts $1} AND {pending of events} AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until IS NOT NULL))";
+///
+/// These rows have not been read, so the claims that another program wrote there end at a billion,
+/// as the table has it. At a billion the fence does not hold, but no relay holds such a row.
+pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} \
+     SET claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END \
+     {where listed events ordering_key texts $1} AND {pending of key} AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until IS NOT NULL))";
 
 /// Leaves the time: that it ran out is what makes the event suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
@@ -197,6 +202,9 @@ pub(super) const DEAD_LETTER: &str = "UPDATE {events} AS e SET status = 3, done_
      locked_by = NULL, locked_until = NULL, available_at = {now}, claims = 1, crashes = 0, \
      attempts = CASE WHEN e.attempts BETWEEN 0 AND 1000000000 THEN e.attempts ELSE 0 END \
      WHERE e.seq = $1 AND {pending} AND {free}";
+/// The id of a row that was dead-lettered, if it is a step of a join.
+pub(super) const DEAD_STEP: &str =
+    "SELECT e.event_id FROM {events} e WHERE e.seq = $1 AND {dead} AND e.joined = 1";
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
 
 pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status = 0, attempts = 0, crashes = 0, \

@@ -17,6 +17,7 @@ use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
 use super::line::Line;
+use super::migrate::newest_version;
 use super::names::{Names, Statement, render};
 use super::sessions::Sessions;
 use super::settle::batch_values;
@@ -322,29 +323,6 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows)
     }
 
-    async fn migrate_in(&self, conn: &mut DB::Connection) -> Result<()> {
-        let known = newest_version::<DB>();
-        DB::script(conn, self.sql.render(sql::MAKE_VERSION).text.to_string()).await?;
-        let rows = DB::fetch(conn, self.sql.render(sql::SEE_VERSION), Vec::new()).await?;
-        let found = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or(0);
-        if found > known {
-            return Err(Error::SchemaTooNew { found, known });
-        }
-        if found < known {
-            for migration in &DB::MIGRATIONS[found as usize..] {
-                let ran = DB::script(conn, render(migration, &self.sql.names, &DB::fragment)).await;
-                match ran {
-                    Err(e) if DB::is_already_there(&e) => {}
-                    ran => ran?,
-                }
-            }
-            DB::run(conn, self.sql.render(sql::CLEAR_VERSION), Vec::new()).await?;
-            DB::run(conn, self.sql.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
-            tracing::info!(store = self.name, from = found, to = known, "migrated the outbox tables");
-        }
-        Ok(())
-    }
-
     /// Takes, keeps or is refused a named lease whose row is there.
     async fn lead_by_row(&self, name: &Value, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let mut tx = begin_on(&self.pools.relay).await?;
@@ -518,11 +496,6 @@ pub(crate) fn warn_if_unverified(store: &str, url: &str) {
     }
 }
 
-/// The version of the tables that this build makes.
-fn newest_version<DB: Dialect>() -> i64 {
-    i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
-}
-
 /// Whether two transactions were in each other's way, so that trying again helps.
 fn is_collision(error: &Error) -> bool {
     let Error::Database(e) = error else { return false };
@@ -571,7 +544,7 @@ impl<DB: Database> Store for SqlStore<DB> {
             Holder::Lease { owner, lease } => self.retried(|| self.claim(take, owner, *lease)).await?,
             Holder::Exclusive { .. } => self.retried(|| self.read(take)).await?,
         };
-        let dead_lettered = self.dead_letter(take.by.owner(), &window.unusable).await?;
+        let dead_lettered = self.dead_letter(take.by.owner(), &window.unusable).await;
         Ok(Taken { dead_lettered, ..window.into_taken(!DB::CHECKS_JSON) })
     }
 
@@ -804,13 +777,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn migrate(&self) -> Result<()> {
-        let mut tx = begin_on(&self.pools.write).await?;
-        DB::lock_migrations(&mut tx, &self.sql.names).await?;
-        let migrated = self.migrate_in(&mut tx).await;
-        DB::unlock_migrations(&mut tx, &self.sql.names).await?;
-        migrated?;
-        tx.commit().await?;
-        Ok(())
+        self.migrate_patiently().await
     }
 
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {

@@ -12,7 +12,8 @@ use super::source::Source;
 use super::statements as sql;
 use super::store::SqlStore;
 use super::window::{Window, WindowRow, window_row};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::join::Step;
 use crate::store::{Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
@@ -133,14 +134,45 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Dead-letters rows that no statement can take, by their numbers. Returns how many.
-    pub(super) async fn dead_letter(&self, by: &NodeId, unusable: &[(i64, String)]) -> Result<usize> {
-        let mut moved = 0;
+    ///
+    /// A failure is not returned: other events of the window are claimed already, and an error
+    /// would lose them until their leases run out. The next take reads the rows again.
+    pub(super) async fn dead_letter(&self, by: &NodeId, unusable: &[(i64, String)]) -> usize {
+        let (store, mut moved) = (self.name(), 0);
         for (seq, reason) in unusable {
-            tracing::error!(store = self.name(), seq, reason, "dead-lettered an event that cannot be read");
-            let reason = short_error(&format!("cannot be decoded: {reason}"));
-            let values = vec![Value::Int(*seq), Value::text(by.as_str()), Value::text(reason)];
-            moved += self.run(sql::DEAD_LETTER, values).await? as usize;
+            match self.retried(|| self.dead_letter_row(by, *seq, reason)).await {
+                Ok(true) => {
+                    tracing::error!(store, seq, reason, "dead-lettered an event that cannot be read");
+                    moved += 1;
+                }
+                // Another relay has done it.
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(store, seq, reason, %error, "event that cannot be read was not dead-lettered");
+                    // A database that does not answer does not answer for the next row either.
+                    if !matches!(&error, Error::Database(e) if e.inner().as_database_error().is_some()) {
+                        break;
+                    }
+                }
+            }
         }
+        moved
+    }
+
+    /// Dead-letters one row, and fails the step that the event is, as a verdict would.
+    async fn dead_letter_row(&self, by: &NodeId, seq: i64, reason: &str) -> Result<bool> {
+        let reason = short_error(&format!("cannot be decoded: {reason}"));
+        let values = vec![Value::Int(seq), Value::text(by.as_str()), Value::text(reason)];
+        let mut tx = begin_on(&self.pools.relay).await?;
+        let moved = DB::run(&mut tx, self.render(sql::DEAD_LETTER), values).await? > 0;
+        if moved {
+            let rows = DB::fetch(&mut tx, self.render(sql::DEAD_STEP), vec![Value::Int(seq)]).await?;
+            // An id that is no text is the id of no step.
+            if let Some(id) = rows.first().and_then(|row| DB::text(row, 0).ok().flatten()) {
+                self.count_steps(&mut tx, &HashMap::from([(id.as_str(), Step::Failed)])).await?;
+            }
+        }
+        tx.commit().await?;
         Ok(moved)
     }
 

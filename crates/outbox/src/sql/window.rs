@@ -57,14 +57,15 @@ impl WindowRow {
     }
 }
 
-/// Counters of a row that are larger than this were not written by a relay.
-const MOST_COUNTED: i64 = 1_000_000_000;
+/// Counters from this one on were not written by a relay: the row is dead-lettered. The tables
+/// refuse counters above 1,000,000,000, so adding to a counter that was read is never refused.
+const UNUSABLE: i64 = 999_000_000;
 
 /// What a row says, or why it can be neither leased nor settled.
 pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, String> {
     let unreadable = |column: &'static str| move |_| format!("its {column} cannot be read");
     let counter = |index: usize, column: &'static str| match DB::int(row, index) {
-        Ok(Some(count @ 0..=MOST_COUNTED)) => Ok(count as i32),
+        Ok(Some(count @ 0..UNUSABLE)) => Ok(count as i32),
         Ok(Some(count)) => Err(format!("its {column} is {count}")),
         Ok(None) | Err(_) => Err(format!("its {column} cannot be read")),
     };
@@ -248,7 +249,33 @@ pub(super) fn payload(
 }
 
 /// How many bytes a text had that was too large to be read. The statement puts a mark in its place that no
-/// JSON begins with: see `{bounded}`.
+/// JSON begins with: see `{bounded}`. Another program may write a text that begins like the mark,
+/// so only a number is believed, and repeated in errors.
 fn too_large(text: &str) -> Option<&str> {
-    text.strip_prefix('!')
+    const LONGEST: usize = 19;
+    let bytes = text.strip_prefix('!')?;
+    let is_number = (1..=LONGEST).contains(&bytes.len()) && bytes.bytes().all(|b| b.is_ascii_digit());
+    is_number.then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_begins_like_the_mark_is_not_repeated() {
+        let long = format!("!{}", "7".repeat(1_000));
+        for text in ["!", "!secret", "!12 secret", "!-1", "!+1", "!１", long.as_str()] {
+            let errors = [
+                headers(Some(text)).map(drop).unwrap_err(),
+                payload(Some(text.to_owned()), None, None, true).map(drop).unwrap_err(),
+            ];
+            assert!(errors[0].starts_with("its headers are not a JSON object of strings"), "{}", errors[0]);
+            assert_eq!(errors[1], "its payload is not JSON");
+        }
+        let told = headers(Some("!2000000")).unwrap_err();
+        assert_eq!(told, "its headers have 2000000 bytes, more than the limit");
+        let told = payload(Some("!2000000".to_owned()), None, None, false).map(drop).unwrap_err();
+        assert_eq!(told, "its payload has 2000000 bytes, more than the limit");
+    }
 }

@@ -19,6 +19,14 @@ const CHUNK: usize = 1_000;
 /// Adds to the counter, and gives its new value as the id of what was inserted: no second statement is needed for it.
 const COUNT: &str = "UPDATE {log_head} SET position = LAST_INSERT_ID(position + $1) WHERE id = 1";
 
+/// Sets the counter, whose row is locked.
+const MOVE: &str = "UPDATE {log_head} SET position = $1 WHERE id = 1";
+
+/// Finds the taken positions from `$1` on, which the counter has not reached. A locking read, to
+/// see all that is committed.
+const TAKEN: &str =
+    "SELECT l.position FROM {log} l WHERE l.position >= $1 ORDER BY l.position LOCK IN SHARE MODE";
+
 /// Tags and positions as a table.
 const LIST: &str = "JSON_TABLE($1, '$[*]' COLUMNS (\
      tag varchar(255) {exact} PATH '$[0]', position bigint PATH '$[1]')) j";
@@ -84,8 +92,7 @@ async fn append_all(sql: &dyn Render, conn: &mut MySqlConnection, append: &Appen
     if let Some(refused) = refused(sql, conn, append, Position::new(head)).await? {
         return Ok(refused);
     }
-    write(sql, conn, append.events, head + 1).await?;
-    Ok(Outcome::New((head + 1..=last).map(Position::new).collect()))
+    Ok(Outcome::New(write(sql, conn, append.events, head + 1).await?))
 }
 
 /// Why the events cannot be appended to a log that ends here. Nobody else appends meanwhile.
@@ -107,18 +114,86 @@ async fn refused(
     Ok(None)
 }
 
-async fn write(sql: &dyn Render, conn: &mut MySqlConnection, events: &[Event], first: i64) -> Result<()> {
-    for (events, first) in events.chunks(CHUNK).zip((first..).step_by(CHUNK)) {
-        let (text, values) = rows::insert(events, Some(first));
-        MySql::run(conn, sql.render(&text), values).await?;
-        let tags = tags_from(events, first);
-        if !tags.is_empty() {
-            let insert =
-                format!("INSERT INTO {{log_tags}} (tag, position) SELECT j.tag, j.position FROM {LIST}");
-            MySql::run(conn, sql.render(&insert), vec![json(&tags)]).await?;
+/// Writes events from this position on. Returns their positions, which rise and may leave some out.
+///
+/// Nothing keeps a writer from a position that it has not drawn. Where rows are in the way, the
+/// events go behind them, and so does the counter: otherwise no append would succeed any more.
+async fn write(
+    sql: &dyn Render,
+    conn: &mut MySqlConnection,
+    events: &[Event],
+    first: i64,
+) -> Result<Vec<Position>> {
+    let (mut positions, mut next, mut left) = (Vec::with_capacity(events.len()), first, events);
+    while !left.is_empty() {
+        let (chunk, rest) = left.split_at(left.len().min(CHUNK));
+        match write_chunk(sql, conn, chunk, next).await {
+            Err(error) if is_taken_position(&error) => {
+                // The statement that failed has written nothing.
+                next = move_behind(sql, conn, next, left.len()).await?;
+                write_chunk(sql, conn, chunk, next).await?;
+            }
+            written => written?,
         }
+        positions.extend((next..).take(chunk.len()).map(Position::new));
+        next += chunk.len() as i64;
+        left = rest;
+    }
+    Ok(positions)
+}
+
+async fn write_chunk(
+    sql: &dyn Render,
+    conn: &mut MySqlConnection,
+    events: &[Event],
+    first: i64,
+) -> Result<(), sqlx::Error> {
+    let (text, values) = rows::insert(events, Some(first));
+    MySql::run(conn, sql.render(&text), values).await?;
+    let tags = tags_from(events, first);
+    if !tags.is_empty() {
+        // IGNORE: another writer may have put the same tag there. Tags are neither NULL nor too
+        // long.
+        let insert =
+            format!("INSERT IGNORE INTO {{log_tags}} (tag, position) SELECT j.tag, j.position FROM {LIST}");
+        MySql::run(conn, sql.render(&insert), vec![json(&tags)]).await?;
     }
     Ok(())
+}
+
+/// Moves the counter behind the rows that are in the way, to the first gap of `count` positions.
+/// Returns the first of these.
+async fn move_behind(
+    sql: &dyn Render,
+    conn: &mut MySqlConnection,
+    first: i64,
+    count: usize,
+) -> Result<i64, sqlx::Error> {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let mut next = first;
+    let mut each = |row: &MySqlRow| {
+        let taken: i64 = row.try_get(0)?;
+        if taken - next < count {
+            next = taken.saturating_add(1);
+        }
+        Ok(())
+    };
+    MySql::fetch_each(conn, sql.render(TAKEN), vec![Value::Int(first)], &mut each).await?;
+    tracing::warn!(
+        from = first,
+        to = next,
+        "positions of the log were taken without being drawn; passed over"
+    );
+    let last = next.saturating_add(count - 1);
+    MySql::run(conn, sql.render(MOVE), vec![Value::Int(last)]).await?;
+    Ok(next)
+}
+
+/// Whether the error says that a position is taken, and not an event's id.
+fn is_taken_position(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|e| e.is_unique_violation() && e.message().trim_end().ends_with("PRIMARY'"))
 }
 
 /// The tags of events, the first of which has this position.

@@ -459,6 +459,25 @@ pub async fn a_cancelled_event_fails_its_step(harness: &impl Harness) {
     assert_eq!(scene.followed().await, (0, 1));
 }
 
+/// A row that no relay can lease is dead-lettered without a verdict. Its step fails all the same.
+pub async fn an_event_that_cannot_be_leased_fails_its_step(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let step = scene.write_one(event("step")).await;
+    let join = scene.start_join(1).await;
+    scene.attach(&join, std::slice::from_ref(&step)).await;
+    scene.wait(&join, true).await;
+    if !harness.execute(&format!("UPDATE {{events}} SET claims = 1000000000 WHERE event_id = '{step}'")).await
+    {
+        return;
+    }
+    let taken = scene.take(&leasing("a")).await;
+    assert!(taken.deliveries.is_empty(), "it cannot be leased");
+    assert_eq!(taken.dead_lettered, 1);
+    assert_eq!(scene.see(&step).await.status, Status::Dead);
+    assert_eq!(scene.counters(&join).await, (1, 0, 1));
+    assert_eq!(scene.followed().await, (0, 1));
+}
+
 /// Nothing was done, so nothing that follows a success may follow.
 pub async fn a_skipped_step_stays_failed(harness: &impl Harness) {
     let scene = Scene::open(harness).await;

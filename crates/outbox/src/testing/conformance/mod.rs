@@ -142,6 +142,7 @@ macro_rules! conformance_tests {
                 a_key_is_taken_from_its_head_in_order
                 a_held_head_holds_back_its_key_only
                 a_key_is_taken_over_as_a_whole
+                a_key_is_taken_over_beside_claims_at_their_limit
                 types_to_leave_alone_are_left_alone
                 types_to_leave_alone_hold_back_their_own_destination_only
                 a_failing_event_holds_back_its_own_destination_only
@@ -276,6 +277,7 @@ macro_rules! conformance_tests {
                 a_replayed_step_moves_from_failed_to_completed
                 a_replay_after_the_end_counts_but_changes_no_end
                 a_cancelled_event_fails_its_step
+                an_event_that_cannot_be_leased_fails_its_step
                 a_skipped_step_stays_failed
                 a_failed_attempt_of_a_step_is_kept
                 what_is_unknown_closed_or_full_is_refused

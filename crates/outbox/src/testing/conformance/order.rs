@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::exclusive::exclusive;
 use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
-use crate::event::EventBuilder;
+use crate::event::{EventBuilder, EventId};
 use crate::store::{Delivery, OnDead, Origin, Reach, RunId, Take, Taken, Verdict};
 
 /// All of a key is held up to this one.
@@ -88,6 +88,25 @@ pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
             assert_eq!(scene.settle("new", delivery, Verdict::Done).await, 1);
         }
     }
+}
+
+/// A take-over adds to the claims of rows that it has not read, whatever another program wrote.
+pub async fn a_key_is_taken_over_beside_claims_at_their_limit(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    for (id, claims, until) in [("head", 1, "2000-01-01"), ("next", 1_000_000_000, "2900-01-01")] {
+        let insert = format!(
+            "INSERT INTO {{events}} (event_id, event_type, payload, ordering_key, claims, locked_by, locked_until) \
+             VALUES ('{id}', 'thing', '1', 'a', {claims}, 'old', '{until} 00:00:00')"
+        );
+        if !harness.execute(&insert).await {
+            return;
+        }
+    }
+    // The rows have the time of the database's clock.
+    scene.pass(LEASE);
+    let taken = scene.lease("new").await;
+    assert_eq!(ids(&taken), [EventId::from("head")]);
+    assert_eq!(scene.settle("new", &taken[0], Verdict::Done).await, 1);
 }
 
 /// What is not taken because of its type still holds back its key; everything else comes.
