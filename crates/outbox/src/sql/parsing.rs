@@ -209,7 +209,11 @@ proptest! {
 
     #[test]
     fn a_payload_is_json_or_bytes_and_never_both(
-        json in proptest::option::of(like_json()), bytes in proptest::option::of(any::<Vec<u8>>()), typed in any::<bool>(),
+        json in proptest::option::of(
+            like_json().prop_filter("marks a text that was too large", |text| !text.starts_with('!')),
+        ),
+        bytes in proptest::option::of(any::<Vec<u8>>()),
+        typed in any::<bool>(),
     ) {
         let whole = json.is_some() ^ (bytes.is_some() && typed) && !(json.is_some() && bytes.is_some());
         let content_type = typed.then(|| "x/y".to_owned());

@@ -425,7 +425,8 @@ mod tests {
     async fn a_key_is_taken_over_by_the_index_of_keys() {
         let store = SqlStore::<Sqlite>::open("sqlite::memory:", &StoreOptions::default()).await.unwrap();
         store.migrate().await.unwrap();
-        let values = vec![Value::texts(["key"]), Value::text("a")];
+        let fenced = Value::Time(Some(crate::sql::statements::FENCED));
+        let values = vec![Value::texts(["key"]), Value::text("a"), fenced];
         let plan = plan(&store, crate::sql::statements::FENCE, values).await;
         let searched = "SEARCH outbox_event USING INDEX outbox_event_key (ordering_key=?)";
         assert!(plan.iter().any(|step| step == searched), "{plan:#?}");

@@ -31,6 +31,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use chrono::{DateTime, Utc};
+
 use super::dialect::{BirthLease, Dialect, NewRow, Value, micros};
 use crate::event::{Due, Event, GLOBAL, Payload};
 use crate::store::{Filter, Holder, MAX_ERROR, Origin, Status, Take};
@@ -157,11 +159,20 @@ pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
 /// Makes the verdicts of other holders on events of these keys come too late. They keep their leases: no other node handles these
 /// events before those run out.
 ///
+/// Events whose lease ran out stay suspect, and get a time long ago ($3) that tells that they were
+/// fenced. Without it every take of a key with thousands of suspects would write all of them.
+///
 /// These rows have not been read, so the claims that another program wrote there end at a billion,
 /// as the table has it. At a billion the fence does not hold, but no relay holds such a row.
 pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} \
-     SET claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END \
-     {where listed events ordering_key texts $1} AND {pending of key} AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until IS NOT NULL))";
+     SET claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END, \
+     locked_by = CASE WHEN locked_until > {now} THEN locked_by END, \
+     locked_until = CASE WHEN locked_until > {now} THEN locked_until WHEN locked_until IS NOT NULL THEN {time $3} END \
+     {where listed events ordering_key texts $1} AND {pending of key} \
+     AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until > {time $3}))";
+
+/// When the lease of a fenced event ended, as far as its row tells.
+pub(super) const FENCED: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
 /// Leaves the time: that it ran out is what makes the event suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \

@@ -44,10 +44,11 @@ impl<DB: Database> SqlStore<DB> {
         if keys.is_empty() {
             return Ok(());
         }
-        let values = || vec![Value::texts(keys.iter().copied()), Value::text(owner.as_str())];
-        DB::run(conn, self.render(sql::FENCE), values()).await?;
+        let of_others = || vec![Value::texts(keys.iter().copied()), Value::text(owner.as_str())];
+        let fenced = Value::Time(Some(sql::FENCED));
+        DB::run(conn, self.render(sql::FENCE), [of_others(), vec![fenced]].concat()).await?;
         if DB::LISTS {
-            DB::run(conn, self.render(UNLIST), values()).await?;
+            DB::run(conn, self.render(UNLIST), of_others()).await?;
         }
         Ok(())
     }

@@ -167,7 +167,9 @@ impl Model {
 
     /// Takes keys away from every other holder, since one of their events was taken over. A holder that stalled past its lease
     /// may still have later events of the key, and must not settle them before the event that was taken over.
-    pub fn fence(&mut self, keys: &HashSet<Arc<str>>, taker: &NodeId) {
+    ///
+    /// An event whose lease ran out is fenced once.
+    pub fn fence(&mut self, keys: &HashSet<Arc<str>>, taker: &NodeId, now: DateTime<Utc>) {
         let is_fenced = |row: &&mut Row| {
             row.status.is_pending() && row.key.as_ref().is_some_and(|key| keys.contains(key))
         };
@@ -177,8 +179,13 @@ impl Model {
                 Some(list) if self.lists[list].owner != *taker => {
                     unlisted.insert(list);
                 }
-                None if row.locked_until.is_some() && row.locked_by.as_ref() != Some(taker) => {
+                None if row.locked_until.is_some_and(|until| until > DateTime::UNIX_EPOCH)
+                    && row.locked_by.as_ref() != Some(taker) =>
+                {
                     row.claims += 1;
+                    if row.locked_until.is_some_and(|until| until <= now) {
+                        (row.locked_by, row.locked_until) = (None, Some(DateTime::UNIX_EPOCH));
+                    }
                 }
                 _ => {}
             }

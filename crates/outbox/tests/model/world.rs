@@ -461,7 +461,7 @@ impl World {
         if let Holder::Lease { owner, .. } = &take.by {
             let taken_over = taken.deliveries.iter().filter(|delivery| delivery.suspect.is_some());
             let keys = taken_over.filter_map(|delivery| delivery.event.ordering_key().map(Arc::from));
-            self.model.fence(&keys.collect(), owner);
+            self.model.fence(&keys.collect(), owner, now);
         }
         // Only the head of a key is ever out: whatever is pending before it came in the same answer, or was in hand.
         for row in self.model.rows.iter().filter(|row| row.key.is_some() && found.contains(&row.id)) {

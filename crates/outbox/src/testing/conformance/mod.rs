@@ -142,6 +142,7 @@ macro_rules! conformance_tests {
                 a_key_is_taken_from_its_head_in_order
                 a_held_head_holds_back_its_key_only
                 a_key_is_taken_over_as_a_whole
+                an_event_that_was_left_behind_is_fenced_once
                 a_key_is_taken_over_beside_claims_at_their_limit
                 types_to_leave_alone_are_left_alone
                 types_to_leave_alone_hold_back_their_own_destination_only

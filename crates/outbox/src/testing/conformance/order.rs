@@ -109,6 +109,26 @@ pub async fn a_key_is_taken_over_beside_claims_at_their_limit(harness: &impl Har
     assert_eq!(scene.settle("new", &taken[0], Verdict::Done).await, 1);
 }
 
+/// A crash may leave thousands of events of a key behind: a take writes those that it takes, not all of
+/// them again.
+pub async fn an_event_that_was_left_behind_is_fenced_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("a")]).await;
+    let left = scene.take(&Take { together: false, ..leasing("old") }).await.deliveries;
+    assert_eq!(left.iter().map(|delivery| delivery.claim).collect::<Vec<_>>(), [1; 4]);
+    scene.pass(LEASE + SECOND);
+    let mut claims = Vec::new();
+    for _ in &left {
+        let take = Take { limit: 1, together: false, ..leasing("new") };
+        let head = scene.take(&take).await.deliveries.remove(0);
+        assert!(head.suspect.is_some(), "its holder vanished");
+        claims.push(head.claim);
+        assert_eq!(scene.settle("new", &head, Verdict::Done).await, 1);
+    }
+    assert_eq!(claims, [2, 3, 3, 3], "the first take fenced the others, and no later one did");
+    assert_eq!(scene.settle("old", &left[3], Verdict::Done).await, 0, "it comes too late");
+}
+
 /// What is not taken because of its type still holds back its key; everything else comes.
 pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
