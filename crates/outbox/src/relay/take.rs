@@ -529,15 +529,16 @@ impl Taker {
                 }
                 continue;
             }
-            if lease.is_none() && engine.station.next_is_suspect() {
-                delivery.suspect.get_or_insert(0);
+            let (tag, suspect) = (super::tag(epoch, delivery.claim), delivery.suspect.is_some());
+            if !self.hold(delivery.event.id(), tag, asked, lease, suspect) {
+                continue;
+            }
+            // Only events that are not in hand already: a leader reads those again and again.
+            if lease.is_none() && !suspect && engine.station.next_is_suspect() {
+                delivery.suspect = Some(0);
             }
             let memory = Some(Arc::new(engine.settings.bytes.reserve(delivery.event.bytes())));
             let job = Job { delivery, epoch, taken: asked, cold: true, memory };
-            let suspect = job.delivery.suspect.is_some();
-            if !self.hold(job.delivery.event.id(), job.tag(), asked, lease, suspect) {
-                continue;
-            }
             count += 1;
             match job.delivery.event.key().cloned() {
                 Some(key) => {

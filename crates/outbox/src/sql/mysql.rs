@@ -326,10 +326,12 @@ impl Dialect for MySql {
     }
 
     fn beside(write: &MySqlPool, _: &StoreOptions, sessions: Sessions) -> Pools<Self> {
-        let relay = pool(3)
-            .after_connect(|conn, _| Box::pin(read_committed(conn)))
-            .connect_lazy_with((*write.connect_options()).clone());
-        Pools::new(write, relay.clone(), relay, sessions)
+        let beside = |size| {
+            pool(size)
+                .after_connect(|conn, _| Box::pin(read_committed(conn)))
+                .connect_lazy_with((*write.connect_options()).clone())
+        };
+        Pools::new(write, beside(3), beside(2), sessions)
     }
 
     async fn insert(

@@ -75,7 +75,11 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Reads what is due without writing anything: the taker holds the whole table.
     pub(super) async fn read(&self, take: &Take) -> Result<Window> {
-        let Some(settings) = DB::IN_ORDER else { return self.read_from(&self.pools.read, take).await };
+        let Some(settings) = DB::IN_ORDER else {
+            // Not among the reads of people, which may be slow; on SQLite not behind the one writer.
+            let source = if DB::READS_APART { &self.pools.read } else { &self.pools.relay };
+            return self.read_from(source, take).await;
+        };
         // The relay's own connections are told once how to plan; those of a fleet serve everybody.
         if let Source::Pool(_) = self.pools.relay {
             return self.read_from(&self.pools.relay, take).await;

@@ -136,7 +136,7 @@ async fn write(
             written => written?,
         }
         positions.extend((next..).take(chunk.len()).map(Position::new));
-        next += chunk.len() as i64;
+        next = positions.last().map_or(next, |last| last.get() + 1);
         left = rest;
     }
     Ok(positions)
