@@ -95,12 +95,13 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let bed = Bed::<sqlx::Sqlite>::frozen_with(|builder| builder.name("orders")).await.unwrap();
     let latch = LatchPublisher::expecting(5);
+    let lease = Duration::from_secs(3);
     let relay = bed
         .outbox
         .log_only()
-        .pair_lease(Duration::from_millis(200))
+        .pair_lease(lease)
         .publish(Topic::new("all").to(latch.clone()))
         .publish(Topic::new("all").to(Fails))
         .start()
@@ -108,9 +109,9 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
         .unwrap();
     bed.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
     latch.wait(bed::FOREVER).await.unwrap();
-    // Lag is told when the node looks around.
-    tokio::time::sleep(Duration::from_millis(300)).await;
     relay.idle().await.unwrap();
+    // Lag is told when the node looks around.
+    bed.noticed_by_leader("latch", lease).await;
     let mut counted = BTreeMap::new();
     for (key, _, _, value) in snapshots.snapshot().into_vec() {
         let (_, key) = key.into_parts();

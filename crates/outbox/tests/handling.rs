@@ -554,7 +554,9 @@ mod on_sqlite {
     async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
         let bed = fresh().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
-        let relay = bed.outbox.single_node().handler_timeout(50 * MS).on_type("e", seen.behind(&gate));
+        let retry = Backoff::default().base(SEC * 3_600).max(SEC * 3_600);
+        let relay = bed.outbox.single_node().retry(retry).handler_timeout(50 * MS);
+        let relay = relay.on_type("e", seen.behind(&gate));
         let stored = deliver(&bed, relay, numbered("e", 1)).await;
         assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
         assert_eq!(stored.last_error.as_deref(), Some("the handler did not finish within 50ms"));

@@ -76,7 +76,7 @@ on_every_database! {
             seen.reach(1).await;
             let began = Instant::now();
             first.stop().await.unwrap();
-            assert!(began.elapsed() < 5 * SEC, "{:?}", began.elapsed());
+            assert!(began.elapsed() < 30 * SEC, "{:?}", began.elapsed());
             let stored = bed.find(&id).await;
             assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
 
@@ -88,12 +88,13 @@ on_every_database! {
         }
     }
 
-    /// With a handler that is fast and a backlog that is long there is always room for more.
+    /// With a handler that is faster than takes and a backlog that is long there is always room for more.
     async fn stop_takes_nothing_more(|bed|) {
         bed.write("e", 0..4_000).await;
         for exclusive in [true, false] {
             let seen = Seen::default();
-            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let store = failing::Failing::paced(bed.outbox.store(), 20 * MS);
+            let relay = if exclusive { RelayBuilder::single_node(store) } else { RelayBuilder::multi_node(store) };
             let relay = relay.batch(10).cold_capacity(10).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(1).await;
             let before = seen.count();
@@ -134,7 +135,7 @@ on_every_database! {
             bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             let began = Instant::now();
             first.stop().await.unwrap();
-            assert!(began.elapsed() < 5 * SEC, "an open transaction must not hold up a stop: {:?}", began.elapsed());
+            assert!(began.elapsed() < 30 * SEC, "an open transaction must not hold up a stop: {:?}", began.elapsed());
             tx.commit().await.unwrap();
             let second = relay().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(1).await;
@@ -326,7 +327,7 @@ async fn a_start_that_fails_half_way_leaves_nothing_behind() {
     assert!(nodes.is_empty(), "a relay that does not run is not announced: {nodes:?}");
     let seen = Seen::default();
     let relay = bed.outbox.single_node().node("second").on_type("e", seen.handler()).start().await.unwrap();
-    assert!(relay.is_active(), "the door is free, and nobody leads");
+    assert!(relay.is_active(), "the door is free, and no relay leads");
     bed.write("e", 0..1).await;
     seen.reach(1).await;
     relay.stop().await.unwrap();

@@ -21,7 +21,7 @@ use support::Player;
 
 const NODES: usize = 3;
 /// A pair that has something to publish and does not is idle. No longer than this.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(30);
 
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
@@ -64,9 +64,9 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     };
     let mut nodes: Vec<Player> = (0..NODES).map(|_| start()).collect();
 
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let writer = tokio::spawn(write(outbox.clone(), stop.clone()));
-    let watcher = tokio::spawn(watch(outbox.clone(), pairs, stop.clone()));
+    let watcher = tokio::spawn(watch(outbox.clone(), pairs, over.clone()));
     for _ in 0..kills {
         tokio::time::sleep(Duration::from_millis(rand::random_range(500..6_000))).await;
         nodes.remove(rand::random_range(0..NODES)).kill();
@@ -76,7 +76,6 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     tokio::time::sleep(Duration::from_secs(1)).await;
     stop.store(true, Ordering::SeqCst);
     let positions = writer.await.unwrap();
-    let longest = watcher.await.unwrap();
 
     let head = *positions.last().unwrap();
     let done = async {
@@ -85,6 +84,8 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
         }
     };
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("everything is published");
+    over.store(true, Ordering::SeqCst);
+    let longest = watcher.await.unwrap();
     nodes.into_iter().for_each(Player::stop);
     assert!(
         outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()),

@@ -276,7 +276,7 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
         at(99),
         at(100)
     ));
-    assert!(at(50) < Duration::from_secs(1), "half of them took {:?} or longer", at(50));
+    assert!(at(50) < Duration::from_secs(10), "half of them took {:?} or longer", at(50));
 }
 
 /// One transaction of a writer. Returns its events, and whether they were committed.

@@ -20,6 +20,8 @@ const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 /// What waits for that never comes in a test.
 const NEVER: Duration = Duration::from_secs(3_600);
+/// How long a pair is leased where the test moves the clock.
+const LEASE: Duration = Duration::from_secs(3);
 
 type Say = dyn Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync;
 
@@ -307,9 +309,9 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn pause_and_resume_and_reset_by_the_library(|bed|) {
+    async fn pause_and_resume_and_reset_by_the_library(frozen |bed|) {
         let (sink, other) = (Sink::named("sink"), Sink::named("other"));
-        let relay = bed.outbox.log_only().pair_lease(400 * MS)
+        let relay = bed.outbox.log_only().pair_lease(LEASE)
             .publish(Topic::new("t").to(sink.clone()))
             .publish(Topic::new("t").to(other.clone()))
             .start().await.unwrap();
@@ -317,8 +319,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         let admin = bed.outbox.log_admin();
         admin.pause("sink").await.unwrap();
-        // Nodes hear of it when they next look.
-        tokio::time::sleep(300 * MS).await;
+        bed.noticed_by_leader("sink", LEASE).await;
         append(&bed.outbox, "A", 5..10).await;
         other.reach(10).await;
         tokio::time::sleep(100 * MS).await;
@@ -344,10 +345,10 @@ on_every_database! {
     }
 
     /// The statements are the seed's.
-    async fn pause_and_resume_and_reset_by_sql(|bed|) {
+    async fn pause_and_resume_and_reset_by_sql(frozen |bed|) {
         let sink = Sink::named("sink");
         sink.says(|_| Err(Failure::retry_after(NEVER, "down").into()));
-        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&bed.outbox, "A", 0..5).await;
         until(&bed, "t", "sink", |state| state.error_count == 1).await;
         let progress = progress(&bed);
@@ -358,7 +359,7 @@ on_every_database! {
         sink.reach(5).await;
         relay.idle().await.unwrap();
         bed.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
-        tokio::time::sleep(300 * MS).await;
+        bed.noticed_by_leader("sink", LEASE).await;
         append(&bed.outbox, "A", 5..6).await;
         tokio::time::sleep(200 * MS).await;
         assert_eq!(sink.numbers().len(), 5);
@@ -455,7 +456,7 @@ on_every_database! {
     }
 
     /// What was published but not saved comes again: that is all.
-    async fn another_node_takes_over_from_one_that_vanished(|bed|) {
+    async fn another_node_takes_over_from_one_that_vanished(frozen |bed|) {
         let sink = Sink::named("sink");
         // A leader that will never be heard of again.
         let store = bed.outbox.store();
@@ -463,8 +464,9 @@ on_every_database! {
         let id = outbox::PairId::new("t", "sink");
         log.register(&[(id.clone(), false)]).await.unwrap();
         assert_eq!(log.claim(&"ghost".into(), 300 * MS, &[id]).await.unwrap().len(), 1);
-        let relay = bed.outbox.log_only().pair_lease(300 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&bed.outbox, "A", 0..5).await;
+        bed.advance(300 * MS);
         sink.reach(5).await;
         let state = stands(&bed, "t", "sink").await;
         assert_eq!(state.epoch, 2);
@@ -473,9 +475,9 @@ on_every_database! {
     }
 
     /// Cases 5 and 6: the follower starts to publish, and the leader that was cut off moves nothing any more.
-    async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(|bed|) {
+    async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |bed|) {
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&bed.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
         let before = stands(&bed, "t", "sink").await;
@@ -487,6 +489,7 @@ on_every_database! {
         let taken = stands(&bed, "t", "sink").await;
         assert_eq!((taken.position, taken.leader), (before.position, Some("usurper".into())));
         // It is never heard of again.
+        bed.advance(LEASE);
         until(&bed, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -534,10 +537,10 @@ on_every_database! {
     }
 
     /// What was read before is not what is there now.
-    async fn a_deleted_event_is_not_published_again_after_a_reset(|bed|) {
+    async fn a_deleted_event_is_not_published_again_after_a_reset(frozen |bed|) {
         append(&bed.outbox, "A", 0..3).await;
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(3).await;
         relay.idle().await.unwrap();
         bed.run(&format!("DELETE FROM {}_log WHERE position = 2", bed.table)).await.unwrap();
@@ -631,10 +634,10 @@ on_every_database! {
     }
 
     /// As after a failover to a replica that was behind, or a restore: positions are drawn again that were published before.
-    async fn a_log_that_went_back_is_published_as_it_now_is(|bed|) {
+    async fn a_log_that_went_back_is_published_as_it_now_is(frozen |bed|) {
         append(&bed.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
         let (table, progress) = (&bed.table, progress(&bed));
@@ -646,8 +649,8 @@ on_every_database! {
         for statement in [
             format!("DELETE FROM {table}_log_tag WHERE position > 3"),
             format!("DELETE FROM {table}_log WHERE position > 3"),
-            format!("UPDATE {progress} SET last_position = 3"),
             counter,
+            format!("UPDATE {progress} SET last_position = 3"),
         ] {
             bed.run(&statement).await.unwrap();
         }

@@ -18,8 +18,13 @@ use support::Player;
 const WORKERS: usize = 2;
 /// How many handlers each worker runs at once.
 const AT_ONCE: usize = 3;
-const LEASE: Duration = Duration::from_secs(1);
-const SLOW: Duration = Duration::from_secs(3);
+
+/// How long an item is leased, and how long its handler takes. A lease that is renewed outlasts a
+/// process that stands still for some seconds.
+fn times(renew: bool) -> (Duration, Duration) {
+    let (lease, slow) = if renew { (6, 8) } else { (1, 3) };
+    (Duration::from_secs(lease), Duration::from_secs(slow))
+}
 
 fn item_count() -> usize {
     std::env::var("OUTBOX_TEST_ITEMS").ok().and_then(|n| n.parse().ok()).unwrap_or(4)
@@ -122,7 +127,7 @@ async fn work_off<DB: Database>(
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let limit = Duration::from_secs(30) + SLOW * u32::try_from(items).unwrap() * 2;
+    let limit = Duration::from_secs(30) + times(renew).1 * u32::try_from(items).unwrap() * 2;
     tokio::time::timeout(limit, drained).await.expect("the queue is worked off in time");
     workers.into_iter().for_each(Player::stop);
     assert_eq!(outbox.admin().stats().await.unwrap().done, items as u64);
@@ -172,7 +177,7 @@ async fn a_worker_when_told_to_be_one() {
         hands.spawn(async move {
             let me = NodeId::generate();
             while !stop.load(Ordering::SeqCst) {
-                let items = queue.claim(&me, LEASE, 1).await.unwrap();
+                let items = queue.claim(&me, times(renew).0, 1).await.unwrap();
                 let Some(item) = items.first() else {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
@@ -189,15 +194,16 @@ async fn a_worker_when_told_to_be_one() {
     hands.join_all().await;
 }
 
-/// Takes far longer than the lease, the first two times at least: else two that take turns would never come to an end.
+/// Takes longer than the lease, the first two times at least: else two that take turns would never come to an end.
 async fn work(queue: &WorkQueue, me: &NodeId, item: &WorkItem, renew: bool) {
     let claim: u32 = item.id().to_string().rsplit(':').nth(1).unwrap().parse().unwrap();
-    let end = Instant::now() + if claim <= 2 { SLOW } else { Duration::from_millis(100) };
+    let (lease, slow) = times(renew);
+    let end = Instant::now() + if claim <= 2 { slow } else { Duration::from_millis(100) };
     while Instant::now() < end {
         let left = end - Instant::now();
         tokio::time::sleep(left.min(Duration::from_millis(300))).await;
         if renew {
-            let held = queue.extend(me, LEASE, [item.id()]).await.unwrap();
+            let held = queue.extend(me, lease, [item.id()]).await.unwrap();
             assert_eq!(held.len(), 1, "a lease that is renewed is not lost");
         }
     }

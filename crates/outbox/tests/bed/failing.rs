@@ -48,6 +48,8 @@ pub struct Failing {
     error: fn() -> Error,
     /// How long a read from the start of the table takes; giving something back takes six times as long.
     slow: Duration,
+    /// How long each take takes at least.
+    pace: Duration,
     /// Draws what becomes of each call, if that is left to chance.
     chance: Option<std::sync::Mutex<rand::rngs::SmallRng>>,
 }
@@ -100,6 +102,12 @@ impl Failing {
         Arc::new(Self { slow, ..never })
     }
 
+    /// Fails nothing, but has each take take this long.
+    pub fn paced(inner: SharedStore, pace: Duration) -> Arc<Self> {
+        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
+        Arc::new(Self { pace, ..never })
+    }
+
     fn made(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Self {
         Self {
             inner,
@@ -111,6 +119,7 @@ impl Failing {
             scanned: 0.into(),
             error,
             slow: Duration::ZERO,
+            pace: Duration::ZERO,
             chance: None,
         }
     }
@@ -142,6 +151,11 @@ impl Failing {
     /// Lets this many calls of its kind through before it fails any.
     pub fn after(&self, calls: usize) {
         self.before.store(calls, Ordering::SeqCst);
+    }
+
+    /// Fails nothing from now on.
+    pub fn heal(&self) {
+        self.left.store(0, Ordering::SeqCst);
     }
 
     /// Fails nothing, and only counts.
@@ -196,6 +210,9 @@ impl Store for Failing {
         }
         if take.from == Origin::Start {
             tokio::time::sleep(self.slow).await;
+        }
+        if !self.pace.is_zero() {
+            tokio::time::sleep(self.pace).await;
         }
         let taken = self.inner.take(take).await?;
         self.scanned.fetch_add(taken.scanned, Ordering::SeqCst);

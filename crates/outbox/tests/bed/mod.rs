@@ -19,7 +19,7 @@ use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
 
 /// Longer than anything here takes: a test that hangs fails instead.
-pub const FOREVER: Duration = Duration::from_secs(60);
+pub const FOREVER: Duration = Duration::from_secs(240);
 
 /// A database that tests run on.
 pub trait Base: Database {
@@ -102,9 +102,13 @@ impl<DB: Base> Bed<DB> {
 
     /// With a clock that the test moves.
     pub async fn frozen() -> Option<Self> {
+        Self::frozen_with(|builder| builder).await
+    }
+
+    pub async fn frozen_with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         let clock = FrozenClock::at(chrono::Utc::now());
         let theirs = clock.clone();
-        let mut bed = Self::with(move |builder| builder.clock(Clock::Frozen(theirs))).await?;
+        let mut bed = Self::with(move |builder| set_up(builder.clock(Clock::Frozen(theirs)))).await?;
         bed.clock = Some(clock);
         Some(bed)
     }
@@ -172,6 +176,21 @@ impl<DB: Base> Bed<DB> {
     /// Writes numbered events of a type, in one transaction.
     pub async fn write(&self, event_type: &str, numbers: std::ops::Range<u64>) -> Vec<EventId> {
         self.outbox.send_all(numbers.map(|n| numbered(event_type, n))).await.unwrap()
+    }
+
+    /// Waits until the relay that leads a publisher of the log knows what the table says now. The relay
+    /// renews its lease, reads the table after that, and renews again only after it has acted on that.
+    pub async fn noticed_by_leader(&self, publisher: &str, lease: Duration) {
+        for _ in 0..2 {
+            self.advance(Duration::from_millis(1));
+            let is_renewed = async || {
+                let pairs = self.outbox.log_admin().pairs().await.unwrap();
+                pairs.iter().any(|pair| pair.id.publisher() == publisher && pair.remaining == lease)
+            };
+            while !is_renewed().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
 
     /// Waits until nothing is pending any more, whoever delivers.

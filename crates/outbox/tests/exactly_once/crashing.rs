@@ -22,6 +22,8 @@ pub struct Role {
     pub url: String,
     pub table: String,
     progress: File,
+    /// At so many pieces of work it waits to be killed.
+    limit: u64,
 }
 
 impl Role {
@@ -34,12 +36,16 @@ impl Role {
             url: told("URL").unwrap(),
             table: told("TABLE").unwrap(),
             progress: OpenOptions::new().append(true).open(told("PROGRESS").unwrap()).unwrap(),
+            limit: told("LIMIT").unwrap().parse().unwrap(),
         })
     }
 
     /// Tells the test that a piece of work is done. When it is killed depends on that.
     pub fn progress(&mut self) {
         self.progress.write_all(b".").unwrap();
+        while self.progress.metadata().unwrap().len() >= self.limit {
+            std::thread::park();
+        }
     }
 }
 
@@ -55,7 +61,7 @@ pub struct Survived {
 /// how many pieces there are at least.
 pub async fn survive<DB: Base>(bed: &Bed<DB>, role: &str, kills: usize, work: usize) -> Survived {
     let progress = tempfile::NamedTempFile::new().unwrap();
-    let start = || -> Child {
+    let start = |limit: u64| -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", PLAYER, "--nocapture"])
             .env("OUTBOX_ROLE_NAME", role)
@@ -63,6 +69,7 @@ pub async fn survive<DB: Base>(bed: &Bed<DB>, role: &str, kills: usize, work: us
             .env("OUTBOX_ROLE_URL", bed.url())
             .env("OUTBOX_ROLE_TABLE", &bed.table)
             .env("OUTBOX_ROLE_PROGRESS", progress.path())
+            .env("OUTBOX_ROLE_LIMIT", limit.to_string())
             .stdout(Stdio::null())
             .spawn()
             .unwrap()
@@ -73,8 +80,9 @@ pub async fn survive<DB: Base>(bed: &Bed<DB>, role: &str, kills: usize, work: us
     let began = Instant::now();
     let mut killed = 0;
     for _ in 0..kills {
-        let mut child = start();
-        let goal = pieces() + rand::random_range(1..=most);
+        let before = pieces();
+        let mut child = start(before + most);
+        let goal = before + rand::random_range(1..=most);
         while pieces() < goal && child.try_wait().unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -84,7 +92,7 @@ pub async fn survive<DB: Base>(bed: &Bed<DB>, role: &str, kills: usize, work: us
         assert!(status.success() || status.signal() == Some(9), "it failed by itself: {status}");
         killed += usize::from(status.signal() == Some(9));
     }
-    let status = start().wait().unwrap();
+    let status = start(u64::MAX).wait().unwrap();
     assert!(status.success(), "left alone, it comes to an end: {status}");
     Survived { kills: killed, time: began.elapsed() }
 }

@@ -87,7 +87,7 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
     let queue = outbox.queue();
     let (me, stranger) = (NodeId::generate(), NodeId::generate());
     loop {
-        let items = queue.claim(&me, Duration::from_secs(3), 25).await.unwrap();
+        let items = queue.claim(&me, Duration::from_secs(10), 25).await.unwrap();
         if items.is_empty() {
             if outbox.admin().backlog().await.unwrap().pending == 0 {
                 return;
