@@ -13,7 +13,7 @@ use super::forward::{self, Sent, forward};
 use super::in_tx::{AnyOutbox, End, Ended, InTx};
 use super::lanes::Strand;
 use super::report;
-use super::runs::{Next, TURN, Way};
+use super::runs::{Next, RunKey, TURN, Way};
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::EVENTS;
@@ -25,7 +25,7 @@ use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_ha
 use crate::join;
 use crate::log::Outgoing;
 use crate::retry::{Backoff, RetryPolicy, decide};
-use crate::store::{RunId, Settlement, Verdict};
+use crate::store::{Settlement, Verdict};
 use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
@@ -263,7 +263,7 @@ pub(crate) async fn work(engine: Arc<Engine>) {
 }
 
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn follow(engine: &Arc<Engine>, key: RunId) {
+async fn follow(engine: &Arc<Engine>, key: RunKey) {
     for _ in 0..TURN {
         let job = match engine.runs.next(&key, |job| engine.routes.way(&job.delivery.event)) {
             Next::Job(job) => job,

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::dispatch::{Ready, Routes, Watch, after, before, decide_safely, guarded, ready, report};
 use super::lanes::Strand;
-use super::runs::TURN;
+use super::runs::{RunKey, TURN};
 use super::settle::{Spoken, Told};
 use super::{Engine, Job};
 use crate::destination::{Admission, Destination, Gate, Phase, Probe};
@@ -21,7 +21,7 @@ use crate::event::{Event, EventId, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing, PublishError};
 use crate::retry::Backoff;
-use crate::store::{NodeOutage, RunId, Verdict};
+use crate::store::{NodeOutage, Verdict};
 use crate::suspect::Admitted;
 
 /// At most this many events at a time.
@@ -74,7 +74,7 @@ pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destinati
 struct Batch {
     jobs: Vec<Job>,
     /// The runs that this worker is at now, and which jobs are of each.
-    runs: Vec<(RunId, Range<usize>)>,
+    runs: Vec<(RunKey, Range<usize>)>,
 }
 
 impl Batch {
@@ -85,7 +85,7 @@ impl Batch {
             let wanted = |strand: &Strand| match strand {
                 Strand::One(job) => engine.is_for(job, to),
                 Strand::Key(run) => {
-                    run.destination.is_none_or(|gate| gate == to.gate.id)
+                    run.id.destination.is_none_or(|gate| gate == to.gate.id)
                         && engine.runs.peek(run, |job| engine.is_for(job, to)).unwrap_or(false)
                 }
             };
@@ -228,12 +228,12 @@ impl Batch {
 }
 
 /// Gives back the events of a run which go elsewhere by now: what is queued there already must not come after them.
-pub(super) async fn give_back(engine: &Arc<Engine>, run: &RunId) {
+pub(super) async fn give_back(engine: &Arc<Engine>, run: &RunKey) {
     settle_run(engine, run, Vec::new(), true).await;
 }
 
 /// Settles the events of a run, up to the first that is not done; behind that one, or if `halted`, everything goes back.
-async fn settle_run(engine: &Arc<Engine>, run: &RunId, jobs: Vec<(&Job, Option<Verdict>)>, halted: bool) {
+async fn settle_run(engine: &Arc<Engine>, run: &RunKey, jobs: Vec<(&Job, Option<Verdict>)>, halted: bool) {
     let halted = halted
         || engine.runs.is_refused(run)
         || jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
@@ -659,14 +659,15 @@ impl Engine {
         }
     }
 
-    pub(super) fn destination_of_run(&self, run: &RunId) -> Option<Destination> {
+    pub(super) fn destination_of_run(&self, run: &RunKey) -> Option<Destination> {
         self.runs.peek(run, |job| self.routes.destination(&job.delivery.event)).flatten()
     }
 
     /// Whether the next event of a run that goes to one destination does not go there any more.
-    pub(super) fn is_rerouted(&self, run: &RunId) -> bool {
+    pub(super) fn is_rerouted(&self, run: &RunKey) -> bool {
         let gate = |job: &Job| self.routes.destination(&job.delivery.event).map(|to| to.gate.id);
-        run.destination.is_some() && self.runs.peek(run, gate).is_some_and(|gate| gate != run.destination)
+        let destination = run.id.destination;
+        destination.is_some() && self.runs.peek(run, gate).is_some_and(|gate| gate != destination)
     }
 
     fn leads_to(&self, event: &Event, to: &Destination) -> bool {

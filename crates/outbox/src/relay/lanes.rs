@@ -7,15 +7,15 @@ use std::sync::{Arc, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::Job;
+use super::runs::RunKey;
 use super::sync::{AtomicUsize, Mutex};
-use crate::store::RunId;
 
 /// A run of deliveries for one worker.
 pub(crate) enum Strand {
     /// An event without a key: a run of one.
     One(Job),
     /// The events of a key, or of it for one destination, one after another. Which ones, [`Runs`](super::runs::Runs) knows.
-    Key(RunId),
+    Key(RunKey),
 }
 
 /// How far a worker looks for strands to take along: this many times as many as it wants.

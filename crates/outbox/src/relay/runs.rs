@@ -11,6 +11,14 @@ use super::Job;
 use super::sync::Mutex;
 use crate::store::{Reach, RunId};
 
+/// A run of one epoch; with leases there is one epoch. After another node has led, a worker that is still busy with an
+/// event of a run does not find the run any more, though the key was taken anew since.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RunKey {
+    pub(crate) id: RunId,
+    pub(crate) epoch: i64,
+}
+
 /// How many events of one key a worker handles before the others get a turn.
 pub(crate) const TURN: usize = 64;
 
@@ -22,7 +30,7 @@ pub(crate) struct Runs {
 
 #[derive(Default)]
 struct Inner {
-    runs: HashMap<RunId, Run>,
+    runs: HashMap<RunKey, Run>,
     /// How many runs of each key go to one destination only.
     split: HashMap<Arc<str>, usize>,
     /// Keys of which rows were passed by, because an earlier event was in the way.
@@ -37,13 +45,13 @@ struct Inner {
 
 impl Inner {
     /// The run that an event belongs to; `None` if it cannot be taken in now.
-    fn place(&self, id: RunId) -> Option<RunId> {
-        let whole = RunId::of_key(id.key.clone());
+    fn place(&self, run: RunKey) -> Option<RunKey> {
+        let whole = RunKey { id: RunId::of_key(run.id.key.clone()), epoch: run.epoch };
         if self.runs.contains_key(&whole) {
             return Some(whole);
         }
-        let is_split = id.destination.is_none() && self.split.contains_key(&id.key);
-        (!is_split).then_some(id)
+        let is_split = run.id.destination.is_none() && self.split.contains_key(&run.id.key);
+        (!is_split).then_some(run)
     }
 
     /// Whether the current read may be older than the end of a halt of this run.
@@ -55,11 +63,11 @@ impl Inner {
         !self.unsure.is_empty() && self.unsure.iter().any(same)
     }
 
-    fn remove(&mut self, id: &RunId) {
-        if self.runs.remove(id).is_some() && id.destination.is_some() {
-            match self.split.get_mut(&id.key) {
+    fn remove(&mut self, run: &RunKey) {
+        if self.runs.remove(run).is_some() && run.id.destination.is_some() {
+            match self.split.get_mut(&run.id.key) {
                 Some(count) if *count > 1 => *count -= 1,
-                _ => drop(self.split.remove(&id.key)),
+                _ => drop(self.split.remove(&run.id.key)),
             }
         }
     }
@@ -91,7 +99,7 @@ enum State {
 #[derive(Default)]
 pub(crate) struct Pushed {
     /// Runs that need a worker.
-    pub(crate) scheduled: Vec<RunId>,
+    pub(crate) scheduled: Vec<RunKey>,
     /// Those that were not taken in: an earlier event of their key was not done just now.
     pub(crate) refused: Vec<Job>,
 }
@@ -130,8 +138,15 @@ impl Runs {
         let mut inner = self.inner();
         inner.ended.clear();
         inner.unsure.clear();
-        let sure = inner.runs.iter().filter(|(_, run)| !run.doubtful);
-        sure.map(|(key, run)| (key.clone(), run.frontier)).collect()
+        let mut frontiers: HashMap<RunId, Reach> = HashMap::new();
+        for (RunKey { id, .. }, run) in inner.runs.iter().filter(|(_, run)| !run.doubtful) {
+            let frontier = frontiers.entry(id.clone()).or_insert(run.frontier);
+            // Of a run whose epoch is over there may be some left: then less of the key is known.
+            if run.frontier.seq < frontier.seq {
+                *frontier = run.frontier;
+            }
+        }
+        frontiers
     }
 
     /// Leases were lost: until what there is now is settled, nobody goes on from where it ends.
@@ -148,7 +163,8 @@ impl Runs {
         let mut guard = self.inner();
         let inner = &mut *guard;
         for (id, job) in jobs {
-            let place = inner.place(id.clone()).filter(|_| !closed.contains(&id.key));
+            let run = RunKey { id: id.clone(), epoch: job.epoch };
+            let place = inner.place(run).filter(|_| !closed.contains(&id.key));
             let halted =
                 place.as_ref().and_then(|place| inner.runs.get(place)).map(|run| run.state == State::Halted);
             let refused = place.is_none() || halted == Some(true);
@@ -164,8 +180,8 @@ impl Runs {
                 pushed.refused.push(job);
                 continue;
             };
-            if halted.is_none() && place.destination.is_some() {
-                *inner.split.entry(place.key.clone()).or_default() += 1;
+            if halted.is_none() && place.id.destination.is_some() {
+                *inner.split.entry(place.id.key.clone()).or_default() += 1;
             }
             let run = inner.runs.entry(place.clone()).or_insert_with(|| Run {
                 queue: VecDeque::new(),
@@ -188,7 +204,7 @@ impl Runs {
     }
 
     /// The next event of a run for the worker that is at it, if that is the way.
-    pub(crate) fn next(&self, key: &RunId, way: impl FnOnce(&Job) -> Way) -> Next {
+    pub(crate) fn next(&self, key: &RunKey, way: impl FnOnce(&Job) -> Way) -> Next {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Next::Nothing };
         let Some(job) = run.queue.front() else {
@@ -207,7 +223,7 @@ impl Runs {
     }
 
     /// Nothing is left to handle of a key.
-    fn rest(&self, inner: &mut Inner, key: &RunId) {
+    fn rest(&self, inner: &mut Inner, key: &RunKey) {
         let Some(run) = inner.runs.get_mut(key) else { return };
         run.state = State::Idle;
         if run.unsettled == 0 {
@@ -216,12 +232,12 @@ impl Runs {
     }
 
     /// Looks at the next event of a key.
-    pub(crate) fn peek<T>(&self, key: &RunId, look: impl FnOnce(&Job) -> T) -> Option<T> {
+    pub(crate) fn peek<T>(&self, key: &RunKey, look: impl FnOnce(&Job) -> T) -> Option<T> {
         self.inner().runs.get(key)?.queue.front().map(look)
     }
 
     /// The next events of a key for the worker that is at it: at most this many, while they are wanted.
-    pub(crate) fn next_while(&self, key: &RunId, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
+    pub(crate) fn next_while(&self, key: &RunKey, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         let most = most.min(run.queue.len());
@@ -230,7 +246,7 @@ impl Runs {
     }
 
     /// The worker at a key is done with what it took: true if there is more, and the key needs a worker.
-    pub(crate) fn goes_on(&self, key: &RunId) -> bool {
+    pub(crate) fn goes_on(&self, key: &RunKey) -> bool {
         let mut inner = self.inner();
         let more = inner.runs.get(key).is_some_and(|run| !run.queue.is_empty());
         if !more {
@@ -240,31 +256,31 @@ impl Runs {
     }
 
     /// The database refused a verdict of this key. It is not taken any further until that is written.
-    pub(crate) fn refused(&self, key: &RunId) {
+    pub(crate) fn refused(&self, key: &RunKey) {
         if let Some(run) = self.inner().runs.get_mut(key) {
             (run.refused, run.doubtful) = (true, true);
         }
     }
 
-    pub(crate) fn is_refused(&self, key: &RunId) -> bool {
+    pub(crate) fn is_refused(&self, key: &RunKey) -> bool {
         self.inner().runs.get(key).is_some_and(|run| run.refused)
     }
 
     /// An event was not done: nothing more of its key is handled. Returns what was still queued.
-    pub(crate) fn halt(&self, key: &RunId) -> Vec<Job> {
+    pub(crate) fn halt(&self, key: &RunKey) -> Vec<Job> {
         let mut inner = self.inner();
-        inner.behind.insert(key.key.clone());
+        inner.behind.insert(key.id.key.clone());
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
         run.state = State::Halted;
         std::mem::take(&mut run.queue).into()
     }
 
     /// So many events of these runs are settled in the database; `true` if that ends a halt.
-    pub(crate) fn settled(&self, runs: impl IntoIterator<Item = (RunId, usize, bool)>) {
+    pub(crate) fn settled(&self, runs: impl IntoIterator<Item = (RunKey, usize, bool)>) {
         let mut guard = self.inner();
         let inner = &mut *guard;
-        for (id, events, halted) in runs {
-            if let Some(run) = inner.runs.get_mut(&id) {
+        for (key, events, halted) in runs {
+            if let Some(run) = inner.runs.get_mut(&key) {
                 run.unsettled = run.unsettled.saturating_sub(events);
                 let over = match run.state {
                     State::Halted => halted,
@@ -274,14 +290,15 @@ impl Runs {
                 if !over {
                     continue;
                 }
-                inner.remove(&id);
+                inner.remove(&key);
                 if halted {
-                    inner.unsure.insert(id.clone());
+                    inner.unsure.insert(key.id.clone());
                 }
             }
-            inner.ended.insert(id.key.clone());
-            if inner.behind.remove(&id.key) {
-                inner.free.push(id.key);
+            let key = key.id.key;
+            inner.ended.insert(key.clone());
+            if inner.behind.remove(&key) {
+                inner.free.push(key);
             }
         }
     }
@@ -340,5 +357,26 @@ impl Runs {
     /// Everything that is queued, and no run at all: the right to them is lost.
     pub(crate) fn clear(&self) {
         *self.inner() = Inner::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::tests::job;
+
+    /// Its handler was still busy while another node led, and this one again.
+    #[test]
+    fn a_worker_of_an_epoch_that_is_over_takes_nothing_of_the_next() {
+        let runs = Runs::default();
+        let of = |epoch| vec![(RunId::of_key("k"), Job { epoch, ..job("e") })];
+        let old = runs.push(of(5)).scheduled.remove(0);
+        assert!(matches!(runs.next(&old, |_| Way::Here), Next::Job(_)));
+        runs.clear();
+        let new = runs.push(of(7)).scheduled.remove(0);
+        assert!(matches!(runs.next(&old, |_| Way::Here), Next::Nothing));
+        assert!(runs.halt(&old).is_empty());
+        runs.settled([(old, 1, true)]);
+        assert!(matches!(runs.next(&new, |_| Way::Here), Next::Job(_)));
     }
 }

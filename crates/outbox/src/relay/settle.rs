@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::bytes::ReservedBytes;
+use super::runs::RunKey;
 use super::tally::Subject;
 use super::{Engine, tag};
 use crate::error::Error;
 use crate::escape::Escaped;
-use crate::store::{Holder, RelayTask, RunId, Settled, Settlement, Verdict};
+use crate::store::{Holder, RelayTask, Settled, Settlement, Verdict};
 
 /// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
 const BATCH: usize = 2_000;
@@ -49,7 +50,7 @@ pub(crate) enum Spoken {
         /// The epoch that they were taken in; 0 with leases.
         epoch: i64,
         /// Their run, if they have an ordering key.
-        key: Option<RunId>,
+        key: Option<RunKey>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
         /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
@@ -168,12 +169,12 @@ struct Group {
     /// Which of them.
     range: Range<usize>,
     epoch: i64,
-    key: Option<RunId>,
+    key: Option<RunKey>,
     halted: bool,
 }
 
 impl Group {
-    fn new(told: Vec<Told>, epoch: i64, key: Option<RunId>, halted: bool) -> Self {
+    fn new(told: Vec<Told>, epoch: i64, key: Option<RunKey>, halted: bool) -> Self {
         Self { range: 0..told.len(), all: Arc::new(told), epoch, key, halted }
     }
 
@@ -228,7 +229,7 @@ impl Aside {
         Self { groups: Vec::new(), next: Instant::now(), pause: SHORTEST_PAUSE }
     }
 
-    fn holds(&self, key: Option<&RunId>) -> bool {
+    fn holds(&self, key: Option<&RunKey>) -> bool {
         key.is_some() && self.groups.iter().any(|group| group.key.as_ref() == key)
     }
 
@@ -468,7 +469,7 @@ impl Settler {
             tracing::warn!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
         }
         let (mut settled, mut left) = (Vec::new(), Vec::new());
-        let mut refused: HashSet<RunId> = HashSet::new();
+        let mut refused: HashSet<RunKey> = HashSet::new();
         let (mut first, mut over) = (None, false);
         for group in groups {
             if over || group.key.as_ref().is_some_and(|key| refused.contains(key)) {
