@@ -117,9 +117,10 @@ fn settled_at(link: &Link<'_>, state: &State) -> u64 {
         Some(Said::Failed) => link.spec.kind == Kind::Worn && run.attempt >= WORN_OUT_AFTER,
         _ => false,
     };
-    let said = link.runs.iter().filter(settles).map(|run| run.end).min();
-    // One that was buried was given up after it was last started.
+    // An event that was dead-lettered for ending processes was given up after it was last started. What
+    // a process that was stopped meanwhile says of it comes too late, or the row would not be dead.
     let is_buried = state.rows.get(link.id).is_some_and(Row::is_buried);
     let buried = is_buried.then(|| link.runs.last().map_or(0, |run| run.start));
-    said.or(buried).unwrap_or(u64::MAX)
+    let said = || link.runs.iter().filter(settles).map(|run| run.end).min();
+    buried.or_else(said).unwrap_or(u64::MAX)
 }

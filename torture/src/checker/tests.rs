@@ -389,6 +389,23 @@ fn an_event_is_buried_only_after_three_blows() {
     story.finds(&[]);
 }
 
+/// Its last holder was stopped for longer than its lease, and finished when the event was dead.
+#[test]
+fn a_verdict_that_comes_after_a_burial_settles_nothing() {
+    let mut story = good();
+    story.committed(8_000, &[keyed("killer"), keyed("next")]);
+    story.run_until(4 * SECOND, 31 * SECOND, A, "killer", Said::Done);
+    for n in 1..=3 {
+        story.gone((n + 4) * SECOND, &format!("multi-relay-3.{n}"), "signal 9", true);
+    }
+    story.window("stop", A, 10 * SECOND, 30 * SECOND);
+    story.run(20 * SECOND, B, "next", Said::Done);
+    story.finds(&[Breach::Order]);
+    let row = story.state.rows.get_mut("killer").unwrap();
+    (row.status, row.error) = (3, "was started 3 times and never came back".to_owned());
+    story.finds(&[]);
+}
+
 #[test]
 fn wrong_counters_of_joins_and_wrong_follow_ups_are_caught() {
     let mut story = good();
