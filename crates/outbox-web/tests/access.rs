@@ -280,13 +280,13 @@ async fn little_is_read_of_a_caller_that_is_not_known() {
         let body = body[body.len() - bytes..].to_owned();
         site.request("POST", path).header("content-type", "application/json").body(body)
     };
-    assert_eq!(site.send(json("/api/outbox/session", 4_096)).await.status, 200);
+    assert_eq!(site.send(json("/api/outbox/session", 16_384)).await.status, 200);
     // The dashboard's files take no changes, and ask for no token.
     for path in ["/api/outbox/session", "/", "/api/docs"] {
-        let refused = site.send(json(path, 4_097)).await;
+        let refused = site.send(json(path, 16_385)).await;
         assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{path}");
     }
-    let stream = futures_util::stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1_024])));
+    let stream = futures_util::stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 4_096])));
     let chunked = site.request("POST", "/api/outbox/session").header("content-type", "application/json");
     let chunked = site.send(chunked.body(reqwest::Body::wrap_stream(stream))).await;
     assert_eq!(chunked.status, 413, "also without a length");

@@ -24,9 +24,9 @@ struct Bounds {
 /// For a caller that has shown a token or a session.
 const KNOWN: Bounds = Bounds { bytes: 1024 * 1024, time: PATIENCE };
 
-/// For a caller that has not: the body of a sign-in holds a token, and any client can send one on
-/// every connection that it can open.
-const UNKNOWN: Bounds = Bounds { bytes: 4 * 1024, time: Duration::from_secs(5) };
+/// For a caller that has not: any client can send a body on every connection that it can open. The body
+/// of a sign-in holds a token of 1,000 characters, of which JSON may write each in 12 bytes.
+const UNKNOWN: Bounds = Bounds { bytes: 16 * 1024, time: Duration::from_secs(5) };
 
 /// How long a request may take, reading it included. A stream may last longer once it has begun.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -56,7 +56,7 @@ impl WhoAmI {
 #[utoipa::path(post, path = "/outbox/session", tag = "session", request_body = SignIn,
     responses((status = 200, description = "Signed in", body = WhoAmI,
                headers(("set-cookie" = String, description = "The session"))),
-              (status = 413, description = "The body has more than 4 KiB"),
+              (status = 413, description = "The body has more than 16 KiB"),
               (status = 504, description = "The body did not arrive within 5 s, or it took too long")))]
 pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
     let peer = peer(request.extensions());
