@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use outbox::escape::is_unsafe;
-use outbox::{DatabaseRole, Error, StoreOptions, grants_sql, migration_sql, open_store};
+use outbox::{DatabaseKind, DatabaseRole, Error, StoreOptions, grants_sql, migration_sql, open_store};
 
 use crate::database::{DatabaseUrl, Tables};
 use crate::{Usage, say};
@@ -76,13 +76,23 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         }
         say(grants_sql(kind, &tables, role, name)?.trim_end());
     } else if options.print {
-        say(sql.trim_end());
+        say(for_client(kind, &sql).trim_end());
     } else {
         let database = DatabaseUrl::parse(&options.tables.database)?;
         let done = migrate(&database, &tables, version(&sql)).await?;
         say(format_args!("{database}: table {} {done}", options.tables.table));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The script as the client of its server reads it. Those of MySQL and MariaDB end a statement at the
+/// first `;`, unless they are told of another delimiter, which the servers themselves do not know.
+fn for_client(kind: DatabaseKind, sql: &str) -> String {
+    let Some((before, trigger)) = sql.split_once("CREATE TRIGGER").filter(|_| kind == DatabaseKind::MySql) else {
+        return sql.to_owned();
+    };
+    let trigger = trigger.trim_end().trim_end_matches(';');
+    format!("{before}DELIMITER //\nCREATE TRIGGER{trigger}//\nDELIMITER ;\n")
 }
 
 /// Migrates, and says what that meant.

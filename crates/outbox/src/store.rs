@@ -72,6 +72,11 @@ pub trait Store: AdminStore + fmt::Debug {
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>>;
 
+    /// Makes the table order events by aggregate. From now on every event that is written with an
+    /// aggregate id and without a key, by whatever program, gets its aggregate as key. Pending events
+    /// get theirs as well: returns how many.
+    async fn order_by_aggregate(&self) -> Result<u64>;
+
     /// Frees rows whose lease has run out. [`take`](Store::take) takes such rows over by itself; this is for
     /// those who want to see them free.
     async fn reap(&self) -> Result<u64>;
@@ -83,8 +88,9 @@ pub trait Store: AdminStore + fmt::Debug {
     /// Takes, keeps or renews a named lease for `ttl`.
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership>;
 
-    /// Gives a named lease back, if it is still held in this epoch.
-    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()>;
+    /// Gives a named lease back, if it is still held in this epoch. Unless `clean`, the next holder takes it
+    /// over as from a holder that vanished, but at once.
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64, clean: bool) -> Result<()>;
 
     /// Who holds a named lease now, if anybody.
     async fn leader(&self, name: &str) -> Result<Option<NodeId>>;
@@ -317,6 +323,8 @@ pub struct Take {
     pub together: bool,
     /// How many bytes of events to take at most. The first event is taken however large it is.
     pub max_bytes: usize,
+    /// Leave alone, and [count](Taken::unkeyed), events with an aggregate id and without a key.
+    pub by_aggregate: bool,
 }
 
 /// Names events that are delivered one after another: those of an ordering key, or those of them that go to one destination.
@@ -380,6 +388,9 @@ pub struct Taken {
     pub cursor: Option<Cursor>,
     /// How many rows were looked at: fewer than the limit means the end was reached.
     pub scanned: usize,
+    /// How many events were left alone because they should be ordered by aggregate and have no key
+    /// yet: [`Store::order_by_aggregate`] gives them one.
+    pub unkeyed: usize,
     /// Keys of which rows were left behind, because an earlier event of the key is in the way.
     pub behind: Vec<Arc<str>>,
     /// The types of the events that were left behind, and of those that are in their way.

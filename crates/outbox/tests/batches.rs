@@ -38,6 +38,7 @@ fn everything(by: Holder) -> Take {
         frontiers: HashMap::new(),
         together: true,
         max_bytes: usize::MAX,
+        by_aggregate: false,
     }
 }
 

@@ -61,6 +61,7 @@ mod sql {
             frontiers: Default::default(),
             together: false,
             max_bytes: usize::MAX,
+            by_aggregate: false,
         };
         let taken = store.take(&take).await.unwrap().deliveries;
         let done: Vec<_> = taken

@@ -343,6 +343,7 @@ on_every_database! {
                 frontiers: Default::default(),
                 together: false,
                 max_bytes: usize::MAX,
+                by_aggregate: false,
             };
             takes.push((store, take, Duration::MAX));
         }

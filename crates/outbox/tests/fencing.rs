@@ -48,6 +48,7 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
         frontiers: std::collections::HashMap::new(),
         together: false,
         max_bytes: usize::MAX,
+        by_aggregate: false,
     };
     let taken = store.take(&take).await.unwrap();
     let done = |d: &outbox::store::Delivery| Settlement {

@@ -7,7 +7,7 @@ mod failing;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, Gate, Seen, numbered};
-use outbox::store::Status;
+use outbox::store::{EXCLUSIVE, Leadership, Status};
 use outbox::{Cx, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
 
 const MS: Duration = Duration::from_millis(1);
@@ -15,6 +15,21 @@ const SEC: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::from_secs(3_600);
 
 on_every_database! {
+    /// A leader that took over from one that vanished, and stops before it has read all that the latter may have had in
+    /// hand, hands its care on. An event that kills its process would live one life longer otherwise.
+    async fn care_after_a_takeover_outlives_a_stop(frozen |bed|) {
+        let store = bed.outbox.store();
+        let next = async |name: &str| store.lead(EXCLUSIVE, &name.into(), MS).await.unwrap();
+        let take_over = async || bed.outbox.single_node().start().await.unwrap().stop().await.unwrap();
+        take_over().await;
+        let held = next("vanishes").await;
+        assert!(matches!(held, Leadership::Held { clean: true, .. }), "nothing was left behind: {held:?}");
+        bed.advance(MS);
+        take_over().await;
+        let held = next("a").await;
+        assert!(matches!(held, Leadership::Held { clean: false, .. }), "{held:?}");
+    }
+
     async fn stop_drains_what_is_queued(|bed|) {
         for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
             let seen = Seen::default();

@@ -152,6 +152,7 @@ async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Be
         frontiers: Default::default(),
         together: true,
         max_bytes: usize::MAX,
+        by_aggregate: false,
     };
     let taken = store.take(&take).await.unwrap();
     let ids: Vec<_> = taken.deliveries.iter().map(|delivery| delivery.event.id().clone()).collect();

@@ -54,6 +54,7 @@ async fn seize<DB: bed::Base>(bed: &Bed<DB>, node: &str, presence_ms: u64) -> us
         frontiers: Default::default(),
         together: true,
         max_bytes: usize::MAX,
+        by_aggregate: false,
     };
     store.take(&take).await.unwrap().deliveries.len()
 }

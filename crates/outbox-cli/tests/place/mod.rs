@@ -146,6 +146,7 @@ impl Place {
             frontiers: Default::default(),
             together: false,
             max_bytes: usize::MAX,
+            by_aggregate: false,
         };
         self.store.take(&take).await.unwrap().deliveries
     }

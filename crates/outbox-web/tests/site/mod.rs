@@ -224,6 +224,7 @@ impl Site {
             frontiers: Default::default(),
             together: false,
             max_bytes: usize::MAX,
+            by_aggregate: false,
         };
         self.store.take(&take).await.unwrap()
     }

@@ -122,6 +122,10 @@ impl Store for Guarded {
         self.quick(self.inner.extend(owner, lease, held)).await
     }
 
+    async fn order_by_aggregate(&self) -> Result<u64> {
+        self.slow(self.inner.order_by_aggregate()).await
+    }
+
     async fn reap(&self) -> Result<u64> {
         self.slow(self.inner.reap()).await
     }
@@ -134,8 +138,8 @@ impl Store for Guarded {
         self.quick(self.inner.lead(name, holder, ttl)).await
     }
 
-    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
-        self.quick(self.inner.resign(name, holder, epoch)).await
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64, clean: bool) -> Result<()> {
+        self.quick(self.inner.resign(name, holder, epoch, clean)).await
     }
 
     async fn leader(&self, name: &str) -> Result<Option<NodeId>> {

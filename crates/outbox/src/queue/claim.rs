@@ -159,6 +159,7 @@ impl Claiming<'_> {
             // Whoever has the owner's name may settle what was claimed.
             together: false,
             max_bytes: MOST_BYTES,
+            by_aggregate: false,
         }
     }
 

@@ -49,6 +49,11 @@ impl Mode {
         }
     }
 
+    /// Whether events without a key are ordered by their aggregate.
+    pub(crate) fn orders_by_aggregate(self) -> bool {
+        matches!(self, Mode::Ordered)
+    }
+
     pub(crate) fn delivers(self) -> bool {
         !matches!(self, Mode::WriterOnly | Mode::LogOnly)
     }

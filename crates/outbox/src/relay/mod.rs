@@ -280,6 +280,9 @@ impl Relay {
         } else {
             None
         };
+        if settings.mode.orders_by_aggregate() {
+            store.order_by_aggregate().await?;
+        }
         let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
         let metrics = Metrics::new(&settings.metrics_prefix, store.name());
         let monitor = Arc::new(Monitor::new(metrics.clone(), settings.poll_interval));
@@ -619,7 +622,9 @@ async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
             tracing::info!(store = engine.name(), count, "gave back what was not finished");
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {
-            engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch).await?;
+            // Of events that a leader before this one had in hand when it vanished, some may not have been read yet.
+            let clean = !engine.station.expects_suspects();
+            engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch, clean).await?;
         }
         _ => {}
     }

@@ -110,6 +110,11 @@ impl Station {
         self.leading().take().is_some()
     }
 
+    /// Whether there may be events to treat with care that were not read yet.
+    pub(crate) fn expects_suspects(&self) -> bool {
+        self.leading().is_some_and(|leading| leading.suspects > 0)
+    }
+
     /// Whether the next event read is one to treat with care.
     pub(crate) fn next_is_suspect(&self) -> bool {
         match &mut *self.leading() {

@@ -435,6 +435,7 @@ impl Taker {
             probe,
             destinations: self.destinations.clone(),
             max_bytes: engine.settings.bytes.room().unwrap_or_default(),
+            by_aggregate: engine.settings.mode.orders_by_aggregate(),
         };
         engine.monitor.began(RelayTask::Take);
         let taken = match engine.store.take(&take).await {
@@ -462,13 +463,17 @@ impl Taker {
         if let Some(oldest) = taken.deliveries.iter().map(|d| d.waited).max().filter(|_| is_full) {
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
         }
-        let (mut scanned, mut cursor) = (taken.scanned, taken.cursor);
+        let (mut scanned, mut cursor, unkeyed) = (taken.scanned, taken.cursor, taken.unkeyed);
         // Half of it would leave events held, and renewed, that are in no queue.
         let absorbed = engine.supervisor.whole(RelayTask::Take, || self.absorb(taken, &take, asked, room));
         let Some(Absorbed { count, all, waits }) = absorbed else { return Ok(None) };
         if !all {
             // Not everything found room: read from the start again.
             cursor = None;
+        }
+        if unkeyed > 0 && engine.store.order_by_aggregate().await? > 0 {
+            // Written by a transaction from before this mode was switched on. Reads the window again.
+            (scanned, cursor) = (limit, None);
         }
         if waits {
             // Not before the verdict is written, which wakes the taker.

@@ -246,6 +246,20 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     const LATERAL: bool;
     /// Makes the row of a named lease, if it is not there.
     const NEW_LEASE: &'static str;
+    /// Switches on the flag by which the table gives rows without a key the key of their aggregate.
+    const BY_AGGREGATE: &'static str;
+
+    /// Creates the trigger that keeps writers of one ordering key in order, where a server may refuse
+    /// it, unless it is there. False: the server refuses it, and the tables work without it.
+    fn create_order_trigger(
+        _: &mut Self::Connection,
+        _: &Names,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        async { Ok(true) }
+    }
+
+    /// The statement that creates that trigger, for the script of the whole schema.
+    const ORDER_TRIGGER: Option<&'static str> = None;
 
     /// Notes in the inbox that consumer `$1` has had event `$2`; touches no row if it was there.
     const ONCE: &'static str;
@@ -632,5 +646,10 @@ pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions) -> Result<St
     script.push_str(";\n");
     script.push_str(&mark.replace("$1", &DB::MIGRATIONS.len().to_string()));
     script.push_str(";\n");
+    if let Some(trigger) = DB::ORDER_TRIGGER {
+        let drop = render("DROP TRIGGER IF EXISTS {order_trigger};\n", &names, &DB::fragment);
+        script.push_str(&drop);
+        script.push_str(&render(trigger, &names, &DB::fragment));
+    }
     Ok(script)
 }

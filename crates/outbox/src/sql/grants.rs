@@ -155,6 +155,8 @@ fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str)
             grants.on("SELECT, INSERT, UPDATE", "audits");
             grants.on("SELECT", "version");
             grants.on("SELECT, USAGE", "log_seq");
+            grants.line("-- For mode `ordered`, which tells the table to order events by aggregate.");
+            grants.on("USAGE", "by_aggregate");
         }
         DatabaseRole::Viewer => {
             grants.line(&usage("USAGE"));
@@ -168,9 +170,12 @@ fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str)
                 let table = grants.named(slot);
                 grants.line(&format!("-- ALTER TABLE {table} OWNER TO {role};"));
             }
-            let sequence = grants.named("log_seq");
-            grants.line(&format!("-- ALTER SEQUENCE {sequence} OWNER TO {role};"));
+            for slot in ["log_seq", "by_aggregate"] {
+                let sequence = grants.named(slot);
+                grants.line(&format!("-- ALTER SEQUENCE {sequence} OWNER TO {role};"));
+            }
             for (slot, arguments) in [
+                ("order_key", "()"),
                 ("log_insert", "()"),
                 ("log_refuse", "()"),
                 ("call", "()"),
@@ -184,8 +189,11 @@ fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str)
         }
     }
     // A sequence is named as one.
-    let sequence = grants.named("log_seq");
-    grants.text.replace(&format!(" ON {sequence} TO"), &format!(" ON SEQUENCE {sequence} TO"))
+    let name_sequence = |text: String, slot: &str| {
+        let sequence = grants.named(slot);
+        text.replace(&format!(" ON {sequence} TO"), &format!(" ON SEQUENCE {sequence} TO"))
+    };
+    ["log_seq", "by_aggregate"].into_iter().fold(grants.text.clone(), name_sequence)
 }
 
 #[cfg(feature = "mysql")]
@@ -214,8 +222,10 @@ fn mysql(names: &Names, what: DatabaseRole, role: &str) -> String {
         DatabaseRole::Relay => {
             grants.on_all("SELECT, INSERT, UPDATE, DELETE", TABLES);
             grants.on("SELECT, INSERT, UPDATE", "audits");
-            grants.on_all("SELECT, UPDATE", &["keys", "log_head"]);
+            grants.on("SELECT, UPDATE", "log_head");
             grants.on("SELECT", "version");
+            grants.line("-- INSERT for mode `ordered`, which tells the table to order events by aggregate.");
+            grants.on("SELECT, INSERT, UPDATE", "keys");
         }
         DatabaseRole::Viewer => {
             grants.on_all("SELECT", TABLES);
@@ -225,6 +235,9 @@ fn mysql(names: &Names, what: DatabaseRole, role: &str) -> String {
             let rights = "CREATE, ALTER, INDEX, DROP, REFERENCES, SELECT, INSERT, UPDATE, DELETE";
             grants.on_all(rights, TABLES);
             grants.on_all(rights, &["audits", "keys", "log_head", "version"]);
+            grants.line("-- For the trigger that keeps plain SQL writers of one ordering key in order. On a server with a");
+            grants.line("-- binary log the right is not enough without log_bin_trust_function_creators = 1.");
+            grants.on("TRIGGER", "events");
         }
     }
     grants.text

@@ -81,6 +81,14 @@ impl<DB: Database> SqlStore<DB> {
             DB::run(conn, self.render(sql::PUT_VERSION), vec![Value::Int(known)]).await?;
             tracing::info!(store = self.name(), from = found, to = known, "migrated the outbox tables");
         }
+        if !DB::create_order_trigger(conn, self.renderer().names()).await? {
+            tracing::warn!(
+                store = self.name(),
+                "the server refuses the trigger that keeps plain SQL writers of one ordering key in order \
+                 (with a binary log it wants log_bin_trust_function_creators = 1). Events that this library writes \
+                 are in order without it. Allow it, and migrate again"
+            );
+        }
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ mod look;
 mod migrate;
 mod names;
 mod nodes;
+mod order;
 mod overview;
 mod page;
 mod pairs;

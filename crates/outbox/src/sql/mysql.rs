@@ -19,7 +19,7 @@ use super::dialect::{
     stored_rows,
 };
 use super::inbox::returned;
-use super::names::{Listed, Names, Statement, nth};
+use super::names::{Listed, Names, Statement, nth, render};
 use super::sessions::Sessions;
 use super::statements::insert_values;
 use super::warm::pool;
@@ -34,8 +34,11 @@ const CHUNK: usize = 1_000;
 /// statement of their own.
 const RETURNING_TIMES: &str = " /*M!100500 RETURNING event_id, created_at */";
 
+/// Keeps writers of one ordering key in order. No numbered migration, because a server may refuse it.
+const ORDER_TRIGGER: &str = include_str!("../../migrations/mysql/order_trigger.sql");
+
 /// How many rows the table of key locks has.
-const KEY_SLOTS: u64 = 512;
+const KEY_SLOTS: u32 = 16_384;
 
 /// A settlement batch as a table. Straight joins from it: the optimizer must not start from the events.
 const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]', \
@@ -59,6 +62,7 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0007_attempt_audit.sql"),
         include_str!("../../migrations/mysql/0008_hardening.sql"),
         include_str!("../../migrations/mysql/0009_due_at.sql"),
+        include_str!("../../migrations/mysql/0010_order.sql"),
     ];
     // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
     // read, where snapshots are strict (MariaDB 11.6 and later).
@@ -71,6 +75,8 @@ impl Dialect for MySql {
         "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now})";
     // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
     const CHECKS_JSON: bool = false;
+    const BY_AGGREGATE: &'static str = "INSERT IGNORE INTO {keys} (slot) VALUES (-1)";
+    const ORDER_TRIGGER: Option<&'static str> = Some(ORDER_TRIGGER);
     const NEW_LEASE: &'static str = "INSERT IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
     fn fragment(slot: &str) -> String {
@@ -145,6 +151,9 @@ impl Dialect for MySql {
             ("unsettled", _) => "e.lane = 0".to_owned(),
             ("place", place) => nth(place, 1).to_owned(),
             ("bytes", x) => format!("CAST(OCTET_LENGTH({x}) AS SIGNED)"),
+            ("aggregate", _) => {
+                "CONCAT(COALESCE(aggregate_type, '__GLOBAL__'), '/', aggregate_id)".to_owned()
+            }
             ("size", _) => {
                 "CAST(COALESCE(OCTET_LENGTH(e.payload), OCTET_LENGTH(e.payload_bytes)) AS SIGNED)".to_owned()
             }
@@ -393,6 +402,28 @@ impl Dialect for MySql {
         Ok(locked)
     }
 
+    async fn create_order_trigger(conn: &mut MySqlConnection, names: &Names) -> Result<bool, sqlx::Error> {
+        let there = Statement::positional(
+            "SELECT CAST(count(*) AS SIGNED) FROM information_schema.triggers t \
+             WHERE t.event_object_schema = COALESCE($1, database()) AND t.event_object_table = $2 AND t.trigger_name = $3",
+        );
+        let (schema, name) = (names.schema.clone(), format!("{}_order", names.table));
+        let values = vec![Value::Text(schema), Value::text(names.table.clone()), Value::text(name)];
+        let there = Self::fetch(conn, there, values).await?;
+        if there.first().map(|row| Self::int(row, 0)).transpose()?.flatten() == Some(1) {
+            return Ok(true);
+        }
+        let create = render(ORDER_TRIGGER, names, &Self::fragment);
+        match Self::script(conn, create).await {
+            // There, but this account may not see it.
+            Err(error) if number(&error) == Some(1359) => Ok(true),
+            // The account may not create triggers; or it may, but not on a server with a binary log
+            // that does not trust it.
+            Err(error) if matches!(number(&error), Some(1142 | 1227 | 1419)) => Ok(false),
+            created => created.map(|()| true),
+        }
+    }
+
     async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
         // The session is one of the application's pool.
         Self::script(conn, "SET SESSION lock_wait_timeout = @outbox_lock_wait_timeout".to_owned()).await?;
@@ -402,8 +433,7 @@ impl Dialect for MySql {
     }
 
     fn is_lock_timeout(error: &sqlx::Error) -> bool {
-        let error = error.as_database_error().and_then(|e| e.try_downcast_ref::<MySqlDatabaseError>());
-        error.is_some_and(|e| e.number() == 1205)
+        number(error) == Some(1205)
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
@@ -420,12 +450,17 @@ impl Dialect for MySql {
     plumbing!(bind);
 }
 
+/// The row of the table of key locks that a key locks. The trigger for plain SQL writers computes the
+/// same number, by `CRC32`.
 fn key_slot(key: &str) -> i64 {
-    // FNV-1a: every build of every version maps a key to the same row, which std's hashers do not promise.
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    i64::try_from(hash % KEY_SLOTS).unwrap_or_default()
+    const CRC32: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
+    i64::from(CRC32.checksum(key.as_bytes()) % KEY_SLOTS)
+}
+
+/// The server's number of an error.
+fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(error.number())
 }
 
 /// A list as a table `j` with one column `v`.

@@ -89,6 +89,9 @@ impl Names {
             "attempts" => self.table("_attempt"),
             "audits" => self.table("_audit"),
             "call" => self.table("_call"),
+            "order_trigger" => self.table("_order"),
+            "order_key" => self.table("_order_key"),
+            "by_aggregate" => self.table("_by_aggregate"),
             "version" => self.table("_schema"),
             "log" => self.of_log(""),
             "log_tags" => self.of_log("_tag"),
@@ -229,8 +232,8 @@ mod tests {
             assert_eq!(names.fill("log").unwrap(), format!("\"{log}\""));
         }
         let longest = Names::new(None, &"x".repeat(MAX_NAME), '"').unwrap();
-        for slot in ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"]
-        {
+        let of_log = ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"];
+        for slot in of_log.into_iter().chain(["order_key", "by_aggregate"]) {
             assert!(longest.fill(slot).unwrap().len() <= 63 + 2, "{slot}");
         }
         let names = Names::new(Some("app"), "outbox_event", '"').unwrap();

@@ -1,5 +1,6 @@
 //! What PostgreSQL does its own way: arrays, leases of many events at once, advisory locks.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,7 +24,11 @@ use crate::connect::{self, Pooler};
 use crate::error::Result;
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};
 
-/// Locks keys, in one order, so that the events of a key become visible in the order of their numbers.
+/// How many keys an insert locks by itself. The trigger of the table locks more of them together.
+const MOST_KEYS: usize = 1_000;
+
+/// Locks keys, in one order, so that the events of a key become visible in the order of their numbers. The trigger of the
+/// table locks them as well, but in the order of the rows, in which two writers may wait for each other in a circle.
 fn lock_keys(keys: &str) -> String {
     format!(
         "SELECT count(pg_advisory_xact_lock(h)) >= 0 AS done FROM (\
@@ -65,6 +70,7 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0008_batch.sql"),
         include_str!("../../migrations/postgres/0009_hardening.sql"),
         include_str!("../../migrations/postgres/0010_due_at.sql"),
+        include_str!("../../migrations/postgres/0011_order.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -129,6 +135,9 @@ impl Dialect for Postgres {
             ("unsettled", _) => "e.status <> 1".to_owned(),
             ("place", place) => format!("{{time {}}}", nth(place, 1)),
             ("bytes", x) => format!("octet_length({x}::text)::bigint"),
+            ("aggregate", _) => {
+                "concat(COALESCE(aggregate_type, '__GLOBAL__'), '/', aggregate_id)".to_owned()
+            }
             ("size", _) => {
                 "COALESCE(octet_length(e.payload::text), octet_length(e.payload_bytes))::bigint".to_owned()
             }
@@ -270,6 +279,8 @@ impl Dialect for Postgres {
 
     const LISTS: bool = true;
 
+    const BY_AGGREGATE: &'static str = "SELECT CASE WHEN pg_sequence_last_value('{by_aggregate}'::regclass) IS NULL \
+        THEN nextval('{by_aggregate}'::regclass) END";
     const NEW_LEASE: &'static str =
         "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
 
@@ -335,12 +346,14 @@ impl Dialect for Postgres {
         birth: Option<&BirthLease>,
         dated: bool,
     ) -> Result<Option<Vec<StoredRow>>> {
-        let keyed = rows.iter().any(|r| r.event.ordering_key().is_some());
+        let keys: BTreeSet<&str> = rows.iter().filter_map(|r| r.event.ordering_key()).collect();
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
-        let (mut text, values) = if rows.len() == 1 && !keyed {
+        let (mut text, values) = if rows.len() == 1 && keys.is_empty() {
             insert_values(rows, birth)
-        } else {
+        } else if keys.len() <= MOST_KEYS {
             insert_lists(rows, birth, lock_keys)
+        } else {
+            insert_lists(rows, birth, |_| "SELECT TRUE AS done".to_owned())
         };
         if !dedup && !dated {
             Self::run(conn, sql.render(&text), values).await?;

@@ -25,6 +25,7 @@
 //! | `{bounded json x}` `{bounded bytes x}` | x, unless it is larger than the store reads: then `!` and its size, or NULL |
 //! | `{most}` | how many bytes of a payload or of headers the store reads |
 //! | `{bytes x}` | how many bytes JSON has as text |
+//! | `{aggregate key}` | the ordering key of a row that is ordered by its aggregate |
 //!
 //! What only one database says is in that database's file.
 
@@ -174,6 +175,15 @@ pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} \
 /// When the lease of a fenced event ended, as far as its row tells.
 pub(super) const FENCED: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
+/// Finds pending rows with an aggregate and no key, the oldest first. An UPDATE alone would wait for rows
+/// of open transactions on MySQL and MariaDB.
+pub(super) const UNKEYED: &str = "SELECT e.seq FROM {events} e {by events_key} \
+     WHERE {pending} AND e.ordering_key IS NULL AND e.aggregate_id IS NOT NULL ORDER BY e.seq LIMIT 10000";
+/// Gives such rows the key of their aggregate. Rows that a relay holds too: later events of the key wait
+/// for them.
+pub(super) const KEY_BY_AGGREGATE: &str = "UPDATE {listed events seq ints $1} SET ordering_key = {aggregate key} \
+     {where listed events seq ints $1} AND ordering_key IS NULL";
+
 /// Leaves the time: that it ran out is what makes the event suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
@@ -204,6 +214,9 @@ pub(super) const PUT_LEASE: &str =
 pub(super) const LEADER: &str = "SELECT holder FROM {leases} WHERE name = $1 AND held_until > {now}";
 pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until = NULL \
      WHERE name = $1 AND holder = $2 AND epoch = $3";
+/// Leaves the holder: that its lease ran out tells the next one that the holder vanished.
+pub(super) const END_LEASE: &str =
+    "UPDATE {leases} SET held_until = {now} WHERE name = $1 AND holder = $2 AND epoch = $3";
 
 /// Pending, and nobody holds it. Locks it: whether it is a step of a join must not change any more.
 pub(super) const CANCELLABLE: &str =

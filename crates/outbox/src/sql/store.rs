@@ -603,6 +603,10 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(kept)
     }
 
+    async fn order_by_aggregate(&self) -> Result<u64> {
+        self.key_by_aggregate().await
+    }
+
     async fn reap(&self) -> Result<u64> {
         if DB::LISTS {
             self.retried(|| self.reap_listed()).await?;
@@ -655,9 +659,10 @@ impl<DB: Database> Store for SqlStore<DB> {
         self.retried(|| self.lead_by_row(&name, holder, ttl)).await
     }
 
-    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64) -> Result<()> {
-        self.run(sql::RESIGN, vec![Value::text(name), Value::text(holder.as_str()), Value::Int(epoch)])
-            .await?;
+    async fn resign(&self, name: &str, holder: &NodeId, epoch: i64, clean: bool) -> Result<()> {
+        let resign = if clean { sql::RESIGN } else { sql::END_LEASE };
+        let values = vec![Value::text(name), Value::text(holder.as_str()), Value::Int(epoch)];
+        self.run(resign, values).await?;
         Ok(())
     }
 

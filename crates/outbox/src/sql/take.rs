@@ -131,6 +131,9 @@ impl<DB: Database> SqlStore<DB> {
             };
             DB::fetch_each(conn, self.render(&text), values, &mut each).await?;
         }
+        if take.by_aggregate {
+            window.leave_out_unkeyed();
+        }
         if window.is_cut() {
             // There are more rows, but no room for their bytes.
             window.scanned = window.scanned.max(take.limit);

@@ -18,6 +18,8 @@ pub(super) struct Window {
     /// Rows that cannot be leased or read: to be dead-lettered by their numbers, for these reasons.
     pub(super) unusable: Vec<(i64, String)>,
     pub(super) behind: Vec<Arc<str>>,
+    /// How many rows were left out because they have an aggregate and no key.
+    unkeyed: usize,
     /// The types of what was left out, and of what is in its way.
     pub(super) behind_types: BTreeSet<String>,
     pub(super) cursor: Option<Cursor>,
@@ -112,7 +114,7 @@ impl Window {
     pub(super) fn new(room: usize) -> Self {
         let (rows, unusable, behind) = (Vec::new(), Vec::new(), Vec::new());
         let behind_types = BTreeSet::new();
-        Self { rows, unusable, behind, behind_types, cursor: None, scanned: 0, room, cut: false }
+        Self { rows, unusable, behind, unkeyed: 0, behind_types, cursor: None, scanned: 0, room, cut: false }
     }
 
     /// Adds a row. One that finds no room is dropped, and so is every row after it: they are read again.
@@ -139,6 +141,19 @@ impl Window {
         self.cut
     }
 
+    /// Leaves out rows that have an aggregate and no key, and then rows with a key as well: they may come
+    /// after such a row.
+    pub(super) fn leave_out_unkeyed(&mut self) {
+        let is_unkeyed = |row: &WindowRow| {
+            let aggregate_id = row.columns.as_ref().ok().and_then(|columns| columns.aggregate_id.as_ref());
+            row.key.is_none() && aggregate_id.is_some()
+        };
+        self.unkeyed = self.rows.iter().filter(|row| is_unkeyed(row)).count();
+        if self.unkeyed > 0 {
+            self.leave_out(|row| row.key.is_some() || is_unkeyed(row));
+        }
+    }
+
     /// Leaves out rows that are not to be had now; their keys have to be looked at again.
     pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
         let (behind, types) = (&mut self.behind, &mut self.behind_types);
@@ -162,6 +177,7 @@ impl Window {
             cursor: self.cursor,
             scanned: self.scanned,
             behind: self.behind,
+            unkeyed: self.unkeyed,
             behind_types: self.behind_types,
             ..Taken::default()
         };

@@ -130,7 +130,7 @@ impl World {
         else {
             panic!("somebody leads for too long");
         };
-        self.store.resign(EXCLUSIVE, &reset, epoch).await.unwrap();
+        self.store.resign(EXCLUSIVE, &reset, epoch, true).await.unwrap();
         self.model = Model { lead: Lead { epoch, ..Lead::default() }, ..Model::default() };
         self.runs.clear();
         self.cursor = None;
@@ -264,6 +264,7 @@ impl World {
                     together,
                     probe: None,
                     max_bytes: usize::MAX,
+                    by_aggregate: false,
                     destinations: apart.destinations(),
                 };
                 self.take(&take, *apart).await;
@@ -327,7 +328,7 @@ impl World {
             Step::Lead { owner } => self.lead(&node(*owner)).await,
             Step::Resign { owner, late } => {
                 let (owner, epoch) = (node(*owner), self.model.lead.epoch);
-                self.store.resign(EXCLUSIVE, &owner, epoch - late).await.unwrap();
+                self.store.resign(EXCLUSIVE, &owner, epoch - late, true).await.unwrap();
                 if self.model.lead.holder.as_ref() == Some(&owner) && *late == 0 {
                     self.model.lead = Lead { epoch, ..Lead::default() };
                 }

@@ -68,9 +68,22 @@ pub async fn a_takeover_raises_the_epoch_and_is_not_clean(harness: &impl Harness
 pub async fn a_resigned_lease_is_free_at_once_and_clean(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
-    scene.store.resign("purge", &NodeId::from("a"), epoch(&first)).await.unwrap();
+    scene.store.resign("purge", &NodeId::from("a"), epoch(&first), true).await.unwrap();
     let second = lead(&scene, "purge", "b").await;
     assert!(matches!(second, Leadership::Held { clean: true, .. }));
+    assert!(epoch(&second) > epoch(&first));
+}
+
+/// One that took over from a holder that vanished, and has not seen all that the latter left behind.
+pub async fn a_lease_that_is_not_resigned_cleanly_is_free_at_once(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let first = lead(&scene, "purge", "a").await;
+    scene.store.resign("purge", &NodeId::from("b"), epoch(&first), false).await.unwrap();
+    assert!(matches!(lead(&scene, "purge", "b").await, Leadership::HeldBy { .. }), "it was another's");
+    scene.store.resign("purge", &NodeId::from("a"), epoch(&first), false).await.unwrap();
+    assert_eq!(scene.store.leader("purge").await.unwrap(), None);
+    let second = lead(&scene, "purge", "b").await;
+    assert!(matches!(second, Leadership::Held { clean: false, .. }));
     assert!(epoch(&second) > epoch(&first));
 }
 
@@ -80,10 +93,10 @@ pub async fn resigning_in_an_old_epoch_changes_nothing(harness: &impl Harness) {
     let first = lead(&scene, "purge", "a").await;
     scene.pass(LEASE);
     let second = lead(&scene, "purge", "b").await;
-    scene.store.resign("purge", &NodeId::from("a"), epoch(&first)).await.unwrap();
-    scene.store.resign("purge", &NodeId::from("a"), epoch(&second)).await.unwrap();
-    scene.store.resign("purge", &NodeId::from("b"), epoch(&first)).await.unwrap();
-    scene.store.resign("unheard of", &NodeId::from("b"), 1).await.unwrap();
+    scene.store.resign("purge", &NodeId::from("a"), epoch(&first), true).await.unwrap();
+    scene.store.resign("purge", &NodeId::from("a"), epoch(&second), true).await.unwrap();
+    scene.store.resign("purge", &NodeId::from("b"), epoch(&first), true).await.unwrap();
+    scene.store.resign("unheard of", &NodeId::from("b"), 1, true).await.unwrap();
     assert!(matches!(lead(&scene, "purge", "a").await, Leadership::HeldBy { .. }));
     assert_eq!(epoch(&lead(&scene, "purge", "b").await), epoch(&second));
 }
@@ -108,7 +121,7 @@ pub async fn anybody_can_see_who_leads(harness: &impl Harness) {
     scene.pass(LEASE);
     assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it ran out");
     lead(&scene, EXCLUSIVE, "a").await;
-    scene.store.resign(EXCLUSIVE, &"a".into(), epoch(&leadership)).await.unwrap();
+    scene.store.resign(EXCLUSIVE, &"a".into(), epoch(&leadership), true).await.unwrap();
     assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it was given back");
 }
 
@@ -185,7 +198,7 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     assert_eq!(settle_old(&impostor).await, 0);
     assert_eq!(settle_old(&holder("one")).await, 0);
     assert_eq!(scene.take(&taking(new.clone())).await.deliveries.len(), 3);
-    scene.store.resign(EXCLUSIVE, &NodeId::from("two"), epoch).await.unwrap();
+    scene.store.resign(EXCLUSIVE, &NodeId::from("two"), epoch, true).await.unwrap();
     assert_eq!(settle_old(&new).await, 0, "what was given back is over");
     let again = exclusive(&scene, "one").await;
     assert_eq!(settle_old(&old).await, 0, "the same name, but another epoch");

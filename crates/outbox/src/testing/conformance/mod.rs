@@ -160,6 +160,7 @@ macro_rules! conformance_tests {
                 frontiers_count_as_taken
                 frontiers_do_not_hide_other_keys
                 what_follows_one_s_own_leases_is_taken_before_they_are_settled
+                events_without_a_key_are_ordered_by_aggregate_if_asked
                 a_frontier_is_worth_no_more_than_the_leases_behind_it
             }
             exclusive {
@@ -167,6 +168,7 @@ macro_rules! conformance_tests {
                 the_same_holder_keeps_its_epoch
                 a_takeover_raises_the_epoch_and_is_not_clean
                 a_resigned_lease_is_free_at_once_and_clean
+                a_lease_that_is_not_resigned_cleanly_is_free_at_once
                 resigning_in_an_old_epoch_changes_nothing
                 leases_of_different_names_are_independent
                 anybody_can_see_who_leads
@@ -483,6 +485,7 @@ fn taking(by: Holder) -> Take {
         frontiers: HashMap::new(),
         together: true,
         max_bytes: usize::MAX,
+        by_aggregate: false,
     }
 }
 

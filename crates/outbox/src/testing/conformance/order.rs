@@ -503,6 +503,36 @@ pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
         crate::store::Holder::Exclusive { owner, epoch } => (owner.clone(), *epoch),
         crate::store::Holder::Lease { .. } => unreachable!(),
     };
-    scene.store.resign(crate::store::EXCLUSIVE, &epoch.0, epoch.1).await.unwrap();
+    scene.store.resign(crate::store::EXCLUSIVE, &epoch.0, epoch.1, true).await.unwrap();
     assert_eq!(ids(&scene.take(&taking(holder("two"))).await.deliveries).len(), 3);
+}
+
+/// Written by a program that knows no keys, before and after the table was told to order by aggregate.
+pub async fn events_without_a_key_are_ordered_by_aggregate_if_asked(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let of = |id: &str| event("thing").aggregate("order", id);
+    let before = scene.write([of("1"), of("1"), of("2"), event("thing"), keyed("k")]).await;
+    let ordered = |owner: &str| Take { by_aggregate: true, ..leasing(owner) };
+    let taken = scene.take(&ordered("a")).await;
+    assert_eq!(ids(&taken.deliveries), before[3..4], "the event that belongs to no aggregate");
+    assert_eq!(behind(&taken), ["k"], "it may come after one that has no key yet");
+    assert_eq!((taken.unkeyed, taken.scanned), (3, 5));
+
+    assert_eq!(scene.store.order_by_aggregate().await.unwrap(), 3);
+    assert_eq!(scene.store.order_by_aggregate().await.unwrap(), 0, "each event once");
+    // The head of the key is out, also to a relay that orders nothing by itself.
+    let first = scene.take(&Take { limit: 1, ..ordered("a") }).await.deliveries;
+    assert_eq!(first[0].event.ordering_key(), Some("order/1"));
+    let taken = scene.take(&leasing("b")).await;
+    assert_eq!(ids(&taken.deliveries), [before[2].clone(), before[4].clone()]);
+    assert_eq!(behind(&taken), ["order/1"]);
+
+    // The table gives new events their keys.
+    let after = scene.write([of("1"), of("3")]).await;
+    let taken = scene.take(&ordered("b")).await;
+    assert_eq!((ids(&taken.deliveries), taken.unkeyed), (after[1..].to_vec(), 0));
+    assert_eq!(taken.deliveries[0].event.ordering_key(), Some("order/3"));
+    scene.settle("a", &first[0], Verdict::Done).await;
+    let rest = scene.take(&ordered("b")).await;
+    assert_eq!(ids(&rest.deliveries), [before[1].clone(), after[0].clone()]);
 }

@@ -1,0 +1,54 @@
+-- Order per key for writers in every language: the first INSERT of a key is delivered first, even if it commits last.
+-- Writers of one key wait for each other until they commit, and the number of a row is drawn after the wait, so that the
+-- rows of a key become visible in the order of their numbers.
+--
+-- While this sequence has a value, rows with an aggregate and no key get the aggregate as their key. A relay in mode
+-- `ordered` draws the value. To take it back: SELECT setval('outbox_event_by_aggregate', 1, FALSE);
+-- A sequence, because the condition of a trigger can read it without a query. Writers need to see it.
+CREATE SEQUENCE IF NOT EXISTS {by_aggregate} AS bigint CACHE 1;
+GRANT SELECT ON SEQUENCE {by_aggregate} TO PUBLIC;
+
+-- The function runs with the rights of its owner, because writers have none on the sequence of the table, so every name in
+-- it is that of a schema. Names are filled in here: a trigger does not know the sequence of its table.
+DO $do$
+BEGIN
+    EXECUTE format($create$
+CREATE OR REPLACE FUNCTION {order_key}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $body$
+DECLARE
+    -- How many locks this transaction has taken here, about.
+    taken integer := COALESCE(NULLIF(pg_catalog.current_setting('outbox.key_locks', TRUE), ''), '0')::pg_catalog.int4;
+BEGIN
+    IF NEW.ordering_key IS NULL THEN
+        NEW.ordering_key := pg_catalog.concat(COALESCE(NEW.aggregate_type, '__GLOBAL__'), '/', NEW.aggregate_id);
+    END IF;
+    IF taken OPERATOR(pg_catalog.>=) 2000 THEN
+        -- Most may be of the same keys.
+        SELECT pg_catalog.count(*) INTO taken FROM pg_catalog.pg_locks l
+        WHERE l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND l.locktype OPERATOR(pg_catalog.=) 'advisory';
+    END IF;
+    IF taken OPERATOR(pg_catalog.>=) 2000 THEN
+        -- More would fill the server's table of locks. This one excludes all other writers of keys.
+        PERFORM pg_catalog.pg_advisory_xact_lock(%1$s);
+    ELSE
+        PERFORM pg_catalog.pg_advisory_xact_lock_shared(%1$s);
+        PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(NEW.ordering_key, 1));
+        PERFORM pg_catalog.set_config('outbox.key_locks', (taken OPERATOR(pg_catalog.+) 1)::pg_catalog.text, TRUE);
+    END IF;
+    -- Not for rows of a backup, which bring the numbers that they had: none of those has been drawn yet.
+    IF NEW.seq OPERATOR(pg_catalog.<=) pg_catalog.pg_sequence_last_value(%2$L::pg_catalog.regclass) THEN
+        NEW.seq := pg_catalog.nextval(%2$L::pg_catalog.regclass);
+    END IF;
+    RETURN NEW;
+END $body$
+$create$,
+        (SELECT hashtextextended(n.nspname || '.' || c.relname, 13) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = '{events}'::regclass),
+        pg_get_serial_sequence('{events}', 'seq'));
+    DROP TRIGGER IF EXISTS {events_order} ON {events};
+    EXECUTE format(
+        'CREATE TRIGGER {events_order} BEFORE INSERT ON {events} FOR EACH ROW '
+        'WHEN (NEW.ordering_key IS NOT NULL OR (NEW.aggregate_id IS NOT NULL AND pg_sequence_last_value(%L::regclass) IS NOT NULL)) '
+        'EXECUTE FUNCTION {order_key}()',
+        (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = '{by_aggregate}'::regclass));
+END $do$;

@@ -1,0 +1,30 @@
+//! Order by aggregate for rows that other programs write.
+//!
+//! The table itself gives a row the key of its aggregate when the row is inserted, by a trigger that
+//! a flag switches on. Rows from before get their keys here.
+
+use super::dialect::{Database, Value};
+use super::statements as sql;
+use super::store::SqlStore;
+use crate::error::Result;
+
+impl<DB: Database> SqlStore<DB> {
+    /// Switches the flag on, then gives pending rows their keys: a row that is inserted in between has
+    /// its key from the trigger. The oldest rows come first, so that an event with a key has no
+    /// predecessor without one. A transaction that was open when the flag was switched on may still
+    /// commit rows without keys; [`take`](crate::store::Store::take) leaves those out and counts them.
+    pub(super) async fn key_by_aggregate(&self) -> Result<u64> {
+        self.run(DB::BY_AGGREGATE, Vec::new()).await?;
+        let mut keyed = 0;
+        loop {
+            let mut seqs = Vec::new();
+            for row in self.fetch(sql::UNKEYED, Vec::new()).await? {
+                seqs.extend(DB::int(&row, 0)?);
+            }
+            if seqs.is_empty() {
+                return Ok(keyed);
+            }
+            keyed += self.run(sql::KEY_BY_AGGREGATE, vec![Value::ints(seqs)]).await?;
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Order for programs that write rows with plain SQL, and know neither this library nor its locks.
+
+mod bed;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bed::{Base, Bed, Seen, numbered};
+use outbox::{Backoff, Failure, Outcome, RelayBuilder};
+use sqlx::Connection as _;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// An INSERT of the n-th event of an aggregate, by its columns alone.
+fn of_aggregate(id: &str, number: u64) -> String {
+    format!(
+        "INSERT INTO {{t}} (event_type, aggregate_type, aggregate_id, payload) VALUES ('e', 'order', '{id}', '{number}')"
+    )
+}
+
+/// An INSERT of the n-th event of a key.
+fn of_key(key: &str, number: u64) -> String {
+    format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES ('e', '{key}', '{number}')")
+}
+
+/// The numbers that were seen of each key, without repetitions of the same one.
+fn by_key(seen: &Seen) -> BTreeMap<String, Vec<u64>> {
+    let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for call in seen.calls() {
+        keys.entry(call.key.expect("it has a key")).or_default().push(call.number);
+    }
+    keys.values_mut().for_each(Vec::dedup);
+    keys
+}
+
+/// A connection of its own, as another program has.
+async fn connect<DB: Base>(bed: &Bed<DB>) -> DB::Connection {
+    DB::Connection::connect(bed.url()).await.unwrap()
+}
+
+async fn run<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>, sql: &str) {
+    DB::execute_sql(conn, &sql.replace("{t}", &bed.table)).await.unwrap();
+}
+
+/// SQLite has one writer at a time: no two transactions write side by side.
+fn has_one_writer<DB: Base>(bed: &Bed<DB>) -> bool {
+    !bed.url().contains("://")
+}
+
+/// The session of a connection, and the query that counts whether the session waits for a lock.
+async fn session<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> String {
+    if bed.url().starts_with("postgres") {
+        let pid = DB::number(conn, "SELECT pg_backend_pid()::bigint").await;
+        format!("SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted")
+    } else {
+        let id = DB::number(conn, "SELECT CAST(connection_id() AS SIGNED)").await;
+        format!(
+            "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = {id} AND trx_state = 'LOCK WAIT'"
+        )
+    }
+}
+
+on_every_database! {
+    /// Half of the rows are there before the relay starts, half are written while it runs. Every fifth
+    /// call fails.
+    async fn rows_of_an_aggregate_come_in_order(|bed|) {
+        for n in 0..20 {
+            for id in ["x", "y"] {
+                bed.run(&of_aggregate(id, n)).await.unwrap();
+            }
+        }
+        let (seen, calls) = (Seen::default(), AtomicU64::new(0));
+        let fails = move |_: &_| match calls.fetch_add(1, Ordering::Relaxed) % 5 {
+            4 => Err(Failure::retry("the fifth call")),
+            _ => Ok(Outcome::Done),
+        };
+        let retry = Backoff::default().base(5 * MS).max(20 * MS).max_attempts(50);
+        let store = bed.outbox.store();
+        let relay = RelayBuilder::ordered(store).workers(4).poll_interval(5 * MS).retry(retry)
+            .on_type("e", seen.says(fails)).start().await.unwrap();
+        for n in 20..40 {
+            for id in ["x", "y"] {
+                bed.run(&of_aggregate(id, n)).await.unwrap();
+            }
+        }
+        bed.drained().await;
+        let numbers: Vec<u64> = (0..40).collect();
+        let expected = ["order/x", "order/y"].map(|key| (key.to_owned(), numbers.clone()));
+        assert_eq!(by_key(&seen), BTreeMap::from(expected));
+        relay.stop().await.unwrap();
+    }
+
+    /// A transaction was open when the mode was switched on, and commits rows without keys later.
+    async fn rows_from_before_the_mode_come_in_order(|bed|) {
+        if has_one_writer(&bed) {
+            // One writer at a time: the relay starts before or after the transaction.
+            return;
+        }
+        let mut conn = connect(&bed).await;
+        if bed.url().starts_with("mysql") {
+            // The relay would wait for the end of the transaction otherwise: then there are no such rows.
+            run(&mut conn, &bed, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
+        }
+        run(&mut conn, &bed, "BEGIN").await;
+        run(&mut conn, &bed, &of_aggregate("x", 0)).await;
+        let seen = Seen::default();
+        let store = bed.outbox.store();
+        let relay = RelayBuilder::ordered(store).workers(4).poll_interval(5 * MS)
+            .on_type("e", seen.handler()).start().await.unwrap();
+        run(&mut conn, &bed, &of_aggregate("x", 1)).await;
+        run(&mut conn, &bed, &of_aggregate("x", 2)).await;
+        run(&mut conn, &bed, "COMMIT").await;
+        bed.drained().await;
+        assert_eq!(by_key(&seen), BTreeMap::from([("order/x".to_owned(), vec![0, 1, 2])]));
+        relay.stop().await.unwrap();
+    }
+
+    /// The first INSERT of a key is delivered first, although it commits last.
+    async fn the_first_insert_of_a_key_is_delivered_first(|bed|) {
+        if has_one_writer(&bed) {
+            return;
+        }
+        let seen = Seen::default();
+        let relay = bed.outbox.multi_node().no_hot_path().workers(4).poll_interval(5 * MS)
+            .on_type("e", seen.handler()).start().await.unwrap();
+        let (mut first, mut second) = (connect(&bed).await, connect(&bed).await);
+        run(&mut first, &bed, "BEGIN").await;
+        run(&mut first, &bed, &of_key("k", 0)).await;
+        let waits = session(&mut second, &bed).await;
+        let insert = of_key("k", 1).replace("{t}", &bed.table);
+        let later = tokio::spawn(async move { DB::execute_sql(&mut second, &insert).await.unwrap() });
+        // Until the second writer waits, or its row is delivered.
+        while seen.count() == 0 && bed.number(&waits).await == 0 {
+            // InnoDB shows the same waits again to one that asks more often than ten times a second.
+            tokio::time::sleep(150 * MS).await;
+        }
+        run(&mut first, &bed, "COMMIT").await;
+        later.await.unwrap();
+        seen.reach(2).await;
+        assert_eq!(seen.numbers(), [0, 1]);
+        relay.stop().await.unwrap();
+    }
+
+    /// More keys than a server has locks for.
+    async fn one_insert_has_any_number_of_keys(|bed|) {
+        let rows = (0..20_000).map(|n| format!("('e', 'k{n}', '{n}')")).collect::<Vec<_>>().join(", ");
+        bed.run(&format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await.unwrap();
+        let events = (0..20_000).map(|n| numbered("e", n).ordering_key(format!("l{n}")));
+        bed.outbox.send_all(events).await.unwrap();
+        assert_eq!(bed.tally().await, (40_000, 0, 0, 0));
+    }
+
+    /// Other keys are not waited for.
+    async fn writers_of_other_keys_do_not_wait(|bed|) {
+        if has_one_writer(&bed) {
+            return;
+        }
+        let mut conn = connect(&bed).await;
+        run(&mut conn, &bed, "BEGIN").await;
+        run(&mut conn, &bed, &of_key("k", 0)).await;
+        bed.run(&of_key("other", 1)).await.unwrap();
+        bed.outbox.send(numbered("e", 2).ordering_key("another")).await.unwrap();
+        bed.run("INSERT INTO {t} (event_type, payload) VALUES ('e', '3')").await.unwrap();
+        run(&mut conn, &bed, "ROLLBACK").await;
+        assert_eq!(bed.tally().await.0, 3);
+    }
+}
