@@ -200,7 +200,7 @@ pub enum DatabaseKind {
     /// PostgreSQL 13 or newer.
     #[cfg(feature = "postgres")]
     Postgres,
-    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer, TiDB.
+    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer.
     #[cfg(feature = "mysql")]
     MySql,
 }
