@@ -88,7 +88,8 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
 /// The script as the client of its server reads it. Those of MySQL and MariaDB end a statement at the
 /// first `;`, unless they are told of another delimiter, which the servers themselves do not know.
 fn for_client(kind: DatabaseKind, sql: &str) -> String {
-    let Some((before, trigger)) = sql.split_once("CREATE TRIGGER").filter(|_| kind == DatabaseKind::MySql) else {
+    let Some((before, trigger)) = sql.split_once("CREATE TRIGGER").filter(|_| kind == DatabaseKind::MySql)
+    else {
         return sql.to_owned();
     };
     let trigger = trigger.trim_end().trim_end_matches(';');

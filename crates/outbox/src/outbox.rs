@@ -650,9 +650,9 @@ impl<DB: Database> Outbox<DB> {
     /// A relay for events whose order matters: those of one key, or else of one aggregate, are delivered one after
     /// another, with any number of workers and nodes, and through retries.
     ///
-    /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode. This one gives
-    /// events that this outbox writes without a key their aggregate as one; another process that writes says
-    /// [`order_by_aggregate`](OutboxBuilder::order_by_aggregate), or sets `ordering_key` itself.
+    /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode. This one orders events
+    /// without a key by their aggregate, whatever program writes them: the relay tells the table to give such events
+    /// their aggregate as key.
     pub fn ordered(&self) -> RelayBuilder {
         self.shared.by_aggregate.store(true, Ordering::Relaxed);
         self.relay(Mode::Ordered)

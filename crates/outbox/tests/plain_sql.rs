@@ -61,6 +61,15 @@ async fn session<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> String {
     }
 }
 
+/// How many advisory locks a transaction holds; 0 where the database has none.
+async fn locks<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> i64 {
+    if !bed.url().starts_with("postgres") {
+        return 0;
+    }
+    DB::number(conn, "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'")
+        .await
+}
+
 on_every_database! {
     /// Half of the rows are there before the relay starts, half are written while it runs. Every fifth
     /// call fails.
@@ -142,13 +151,36 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// More keys than a server has locks for.
-    async fn one_insert_has_any_number_of_keys(|bed|) {
-        let rows = (0..20_000).map(|n| format!("('e', 'k{n}', '{n}')")).collect::<Vec<_>>().join(", ");
-        bed.run(&format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await.unwrap();
-        let events = (0..20_000).map(|n| numbered("e", n).ordering_key(format!("l{n}")));
-        bed.outbox.send_all(events).await.unwrap();
-        assert_eq!(bed.tally().await, (40_000, 0, 0, 0));
+    /// A server has room for some thousand locks.
+    async fn a_transaction_with_many_keys_takes_few_locks(|bed|) {
+        const KEYS: u64 = 5_000;
+        let mut conn = connect(&bed).await;
+        let rows = (0..KEYS).map(|n| format!("('e', 'k{n}', '{n}')")).collect::<Vec<_>>().join(", ");
+        run(&mut conn, &bed, "BEGIN").await;
+        run(&mut conn, &bed, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
+        let of_sql = locks(&mut conn, &bed).await;
+        run(&mut conn, &bed, "COMMIT").await;
+        let mut tx = bed.outbox.begin().await.unwrap();
+        let events = (0..KEYS).map(|n| numbered("e", n).ordering_key(format!("l{n}")));
+        bed.outbox.write_all(&mut tx, events).await.unwrap();
+        let of_library = locks(&mut *tx, &bed).await;
+        tx.commit().await.unwrap();
+        assert_eq!(bed.tally().await, (2 * KEYS, 0, 0, 0));
+        assert!(of_sql < 2_100 && of_library < 2_100, "{of_sql} and {of_library} locks");
+    }
+
+    /// One key that is written very often does not make a transaction exclude writers of other keys.
+    async fn a_transaction_with_many_events_of_a_key_excludes_no_other_keys(|bed|) {
+        if has_one_writer(&bed) {
+            return;
+        }
+        let mut conn = connect(&bed).await;
+        let rows = vec!["('e', 'k', '1')"; 5_000].join(", ");
+        run(&mut conn, &bed, "BEGIN").await;
+        run(&mut conn, &bed, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
+        bed.run(&of_key("other", 1)).await.unwrap();
+        run(&mut conn, &bed, "ROLLBACK").await;
+        assert_eq!(bed.tally().await.0, 1);
     }
 
     /// Other keys are not waited for.

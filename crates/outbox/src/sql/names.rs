@@ -232,7 +232,8 @@ mod tests {
             assert_eq!(names.fill("log").unwrap(), format!("\"{log}\""));
         }
         let longest = Names::new(None, &"x".repeat(MAX_NAME), '"').unwrap();
-        let of_log = ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"];
+        let of_log =
+            ["log_tags", "log_head", "log_seq", "log_lock", "log_settled", "log_append", "log_insert"];
         for slot in of_log.into_iter().chain(["order_key", "by_aggregate"]) {
             assert!(longest.fill(slot).unwrap().len() <= 63 + 2, "{slot}");
         }

@@ -53,7 +53,8 @@ impl Dialect for Sqlite {
     const LATERAL: bool = false;
     const ONCE: &'static str = "INSERT INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now}) \
         ON CONFLICT DO NOTHING";
-    const BY_AGGREGATE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ('by_aggregate', 0)";
+    const BY_AGGREGATE: &'static str =
+        "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ('by_aggregate', 0)";
     const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
     fn fragment(slot: &str) -> String {
@@ -119,9 +120,7 @@ impl Dialect for Sqlite {
             }
             // Unlike `length` of a text, `octet_length` reads the header of the record and not the value.
             ("bytes", x) => format!("octet_length({x})"),
-            ("aggregate", _) => {
-                "COALESCE(aggregate_type, '__GLOBAL__') || '/' || aggregate_id".to_owned()
-            }
+            ("aggregate", _) => "COALESCE(aggregate_type, '__GLOBAL__') || '/' || aggregate_id".to_owned(),
             ("size", _) => "COALESCE(octet_length(e.payload), octet_length(e.payload_bytes))".to_owned(),
             ("bounded", value) => match value.split_once(' ') {
                 Some(("json", x)) => format!(
