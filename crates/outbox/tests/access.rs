@@ -96,6 +96,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
         admin.breakdown(shelf, 10).await.unwrap();
     }
     admin.blocked_keys(10, 10).await.unwrap();
+    admin.unrouted(10).await.unwrap();
     assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
     assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
     let deed = admin.audit(&Deed::default()).await.unwrap();

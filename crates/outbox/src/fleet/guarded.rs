@@ -13,7 +13,7 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, JoinMember,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, JoinMember,
     Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats,
     Store, StoredEvent, Take, Taken,
 };
@@ -213,6 +213,10 @@ impl Store for Guarded {
 
     async fn oldest_due(&self) -> Result<Option<Duration>> {
         self.quick(self.inner.oldest_due()).await
+    }
+
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        self.quick(self.inner.last_due(longer_than)).await
     }
 
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use outbox::store::{
     Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, BoundedRead, Breakdown, Circumstances, Claim,
-    Completion, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
+    Completion, Cursor, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
     Leadership, Listener, LogStore, Move, Node, NodeId, NodeState, Origin, Overview, Page, PageAsk,
     PairStore, Purge, Released, Replayed, Roll, Settled, Settlement, SharedStore, Shelf, Stats, Store,
-    Stored, StoredEvent, Take, Taken, Unreadable, Watch,
+    Stored, StoredEvent, Take, Taken, Unreadable, UnroutedEvents, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -347,6 +347,10 @@ impl Store for Failing {
         self.inner.oldest_due().await
     }
 
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        self.inner.last_due(longer_than).await
+    }
+
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
         self.fail(Where::Announce)?;
         self.inner.announce(node, state).await
@@ -407,6 +411,10 @@ impl AdminStore for Failing {
 
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
         self.inner.breakdown(shelf, look_at).await
+    }
+
+    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        self.inner.unrouted(look_at).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {

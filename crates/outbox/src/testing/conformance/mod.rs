@@ -478,6 +478,7 @@ fn taking(by: Holder) -> Take {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: HashMap::new(),
