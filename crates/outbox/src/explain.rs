@@ -389,7 +389,8 @@ impl Around<'_> {
         let (event_type, aggregate_type) = (event.event_type().as_str(), event.aggregate_type().as_str());
         let Circumstances { nodes, leader, .. } = self.circumstances;
         let takers = takers(nodes, leader.as_ref());
-        if takers.is_empty() || takers.iter().any(|node| node.state.routes.takes(event_type, aggregate_type)) {
+        if takers.is_empty() || takers.iter().any(|node| node.state.routes.takes(event_type, aggregate_type))
+        {
             return None;
         }
         Some(Reason::Unrouted {

@@ -13,9 +13,9 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter, JoinMember,
-    Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats,
-    Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
+    JoinMember, Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement,
+    SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.

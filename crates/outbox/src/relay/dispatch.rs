@@ -173,7 +173,8 @@ impl Routes {
         let mut all = Routed::clone(named);
         all.types.extend(writable(&asked.types));
         all.patterns.extend(writable(&asked.patterns));
-        let pairs = asked.pairs.iter().filter(|(aggregate, of_type)| is_writable(aggregate) && is_writable(of_type));
+        let pairs =
+            asked.pairs.iter().filter(|(aggregate, of_type)| is_writable(aggregate) && is_writable(of_type));
         all.pairs.extend(pairs.cloned());
         (all.patterns.len() <= MOST_PATTERNS).then(|| Arc::new(all))
     }

@@ -136,14 +136,15 @@ impl NodeRoutes {
 
 /// The running relays that may take events now: the leader of the table if there is one, all that deliver otherwise.
 pub(crate) fn takers<'a>(nodes: &'a [Node], leader: Option<&NodeId>) -> Vec<&'a Node> {
-    // The name of a leader ends with its life: `node:…`.
-    let leads = |node: &&Node| {
-        leader.is_none_or(|leader| {
+    let takes = |node: &&Node| match leader {
+        // The name of a leader ends with its life: `node:…`. It may have announced itself last before it led.
+        Some(leader) => {
             let rest = leader.as_str().strip_prefix(node.node.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
-        })
+        }
+        None => node.state.active,
     };
-    nodes.iter().filter(|node| node.is_running() && node.state.active).filter(leads).collect()
+    nodes.iter().filter(|node| node.is_running()).filter(takes).collect()
 }
 
 /// Pending events that no running relay routes, by type: they stay pending until a relay that routes them runs. From
@@ -232,12 +233,14 @@ mod tests {
             seen: Duration::from_secs(seen),
             state: NodeState { active, ..NodeState::default() },
         };
-        let nodes = [node("a", true, 1), node("ab", true, 1), node("idle", false, 1), node("gone", true, 999)];
+        let nodes =
+            [node("a", true, 1), node("ab", true, 1), node("idle", false, 1), node("gone", true, 999)];
         let names = |leader: Option<&str>| -> Vec<String> {
             takers(&nodes, leader.map(NodeId::from).as_ref()).iter().map(|n| n.node.to_string()).collect()
         };
         assert_eq!(names(None), ["a", "ab"]);
         assert_eq!(names(Some("a:01K")), ["a"]);
+        assert_eq!(names(Some("idle")), ["idle"], "it has not announced yet that it leads");
         assert!(names(Some("elsewhere:01K")).is_empty(), "a leader that does not announce itself");
     }
 }

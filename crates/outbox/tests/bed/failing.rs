@@ -45,6 +45,8 @@ pub struct Failing {
     failed: AtomicUsize,
     calls: AtomicUsize,
     scanned: AtomicUsize,
+    /// From where the last window was read that did not begin at the start.
+    read_from: std::sync::Mutex<Option<Cursor>>,
     error: fn() -> Error,
     /// How long a read from the start of the table takes; giving something back takes six times as long.
     slow: Duration,
@@ -117,6 +119,7 @@ impl Failing {
             failed: 0.into(),
             calls: 0.into(),
             scanned: 0.into(),
+            read_from: Default::default(),
             error,
             slow: Duration::ZERO,
             pace: Duration::ZERO,
@@ -173,6 +176,11 @@ impl Failing {
         self.scanned.swap(0, Ordering::SeqCst)
     }
 
+    /// From where the last window was read that did not begin at the start of the table.
+    pub fn read_from(&self) -> Option<Cursor> {
+        *self.read_from.lock().unwrap()
+    }
+
     /// How many calls have failed.
     pub fn failed(&self) -> usize {
         self.failed.load(Ordering::SeqCst)
@@ -207,6 +215,9 @@ impl Store for Failing {
         // A claim whose answer is lost has to run out, which takes longer than a test.
         if self.fate().await == Fate::Refused {
             return Err((self.error)());
+        }
+        if let Origin::After(place) = take.from {
+            *self.read_from.lock().unwrap() = Some(place);
         }
         if take.from == Origin::Start {
             tokio::time::sleep(self.slow).await;
