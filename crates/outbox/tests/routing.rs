@@ -6,13 +6,13 @@ mod failing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bed::{Seen, numbered};
 use failing::Failing;
-use outbox::store::{Routed, Status};
+use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
-    Cx, Destination, Event, EventType, LogPublisher, Message, Outcome, RelayBuilder, Router, Unrouted,
+    Cx, Destination, Event, EventType, LogPublisher, Message, OnDead, Outcome, RelayBuilder, Router, Unrouted,
 };
 use serde::{Deserialize, Serialize};
 
@@ -252,6 +252,57 @@ on_every_database! {
         }
         relay.stop().await.unwrap();
         assert_eq!((seen.numbers(), bed.tally().await), (vec![7], (500, 0, 1, 0)));
+    }
+
+    /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` tell what many of them cost.
+    async fn a_take_behind_events_that_are_not_routed_does_not_look_at_them(|bed|) {
+        let count = std::env::var("OUTBOX_TEST_UNROUTED").map_or(2_000, |count| count.parse().unwrap());
+        for from in (0..count).step_by(2_000) {
+            bed.write("other", from..(from + 2_000).min(count)).await;
+        }
+        let place = bed.outbox.store().last_due(Duration::ZERO).await.unwrap();
+        let mine = bed.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let take = |from: Origin, only: Option<Routed>| Take {
+            by: Holder::Lease { owner: "a".into(), lease: SEC },
+            from,
+            limit: 50,
+            skip_recent: Duration::ZERO,
+            on_dead: OnDead::Hold,
+            skip_types: Vec::new(),
+            only: only.map(Arc::new),
+            probe: None,
+            destinations: Default::default(),
+            frontiers: Default::default(),
+            together: true,
+            max_bytes: usize::MAX,
+        };
+        let none = Routed::default().and_type("nothing");
+        let with_pairs = none.clone().and_pair("order", "nothing").and_pattern("nothing.*");
+        let behind = Origin::After(place.unwrap());
+        for (what, from, only) in [
+            ("from the start", Origin::Start, none.clone()),
+            ("from the start, with pairs and patterns", Origin::Start, with_pairs),
+            ("behind them", behind.clone(), none),
+        ] {
+            let take = take(from, Some(only));
+            let mut best = Duration::MAX;
+            for _ in 0..5 {
+                let began = Instant::now();
+                assert_eq!(bed.outbox.store().take(&take).await.unwrap().scanned, 0);
+                best = best.min(began.elapsed());
+            }
+            println!("{}: {count} events, {what}: {best:?}", bed.url().split(':').next().unwrap());
+        }
+        let began = Instant::now();
+        bed.outbox.store().last_due(SEC).await.unwrap();
+        println!("the last due event: {:?}", began.elapsed());
+        let began = Instant::now();
+        assert_eq!(bed.outbox.store().unrouted(2_000).await.unwrap().count(), 0, "no relay runs");
+        println!("events that no relay routes, without a relay: {:?}", began.elapsed());
+        let taken = bed.outbox.store().take(&take(behind, Some(Routed::default().and_type("mine")))).await.unwrap();
+        assert_eq!(taken.deliveries.len(), 1);
+        assert_eq!(*taken.deliveries[0].event.id(), mine);
     }
 
     /// Handlers of the relay itself go on, whatever else is registered.

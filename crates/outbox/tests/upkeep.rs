@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use outbox::store::{Filter, Status};
-use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings};
+use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings, Unrouted};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ on_every_database! {
 
     async fn dead_events_are_found_counted_and_replayed(frozen |bed|) {
         let admin = bed.outbox.admin();
-        let relay = bed.outbox.single_node().start().await.unwrap();
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
         let ids = bed.outbox.send_all([
             numbered("a", 1).aggregate("order", "1"),
             numbered("a", 2).aggregate("invoice", "1"),
@@ -166,7 +166,7 @@ on_every_database! {
 
     async fn all_dead_events_are_replayed_batch_by_batch(|bed|) {
         let admin = bed.outbox.admin();
-        let relay = bed.outbox.multi_node().start().await.unwrap();
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).start().await.unwrap();
         bed.write("e", 0..57).await;
         bed.write("other", 57..60).await;
         relay.idle().await.unwrap();
