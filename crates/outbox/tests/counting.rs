@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use outbox::{Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted};
+use outbox::{
+    Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
+};
 
 /// One thread, so that the recorder of this test is nobody else's.
 #[tokio::test(flavor = "current_thread")]
@@ -99,10 +101,12 @@ async fn events_that_no_running_relay_routes_are_counted() {
     let _mine = metrics::set_default_local_recorder(&recorder);
     let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
     let until = async |expected: f64| {
-        let told = || snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
-            DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
-            _ => None,
-        });
+        let told = || {
+            snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
+                DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
+                _ => None,
+            })
+        };
         while told() != Some(expected) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -115,7 +119,8 @@ async fn events_that_no_running_relay_routes_are_counted() {
     tokio::time::timeout(bed::FOREVER, until(3.0)).await.unwrap();
     // Another relay knows them.
     let there = bed.another().await;
-    let other = there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
+    let other =
+        there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
     tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
     other.stop().await.unwrap();
     relay.stop().await.unwrap();

@@ -725,7 +725,14 @@ impl From<Step> for EventType {
 #[tokio::test]
 async fn enums_are_types_wherever_a_type_is_asked_for() {
     let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).on_type("other", async |_: Cx| {}).start().await.unwrap();
+    let relay = bed
+        .outbox
+        .single_node()
+        .unrouted(Unrouted::Dead)
+        .on_type("other", async |_: Cx| {})
+        .start()
+        .await
+        .unwrap();
     for _ in 0..2 {
         bed.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
     }
