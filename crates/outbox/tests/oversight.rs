@@ -164,7 +164,7 @@ on_every_database! {
         let admin = bed.outbox.admin();
         for by_relay in [true, false] {
             let id = bed.write("nobody's", 0..1).await.remove(0);
-            let relay = bed.outbox.single_node().no_purge().start().await.unwrap();
+            let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).no_purge().start().await.unwrap();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
             bed.advance(29 * DAY);
