@@ -79,6 +79,7 @@ on_every_database! {
         bed.drained().await;
         one.stop().await.unwrap();
         two.stop().await.unwrap();
+        assert!(both.attempts().iter().all(|attempt| *attempt == 1), "no event is attempted by a relay without a handler");
         let sorted = |seen: &Seen| {
             let mut numbers = seen.numbers();
             numbers.sort_unstable();

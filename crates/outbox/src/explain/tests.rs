@@ -431,7 +431,7 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
         relays: vec!["a".into(), "b".into()],
         leader: None,
     };
-    assert_eq!(explained.reasons, [reason.clone()], "that it waits for a relay would be said twice");
+    assert_eq!(explained.reasons, [reason], "that it waits for a relay would be said twice");
     says(
         &explained,
         &[
