@@ -175,6 +175,8 @@ on_every_database! {
         bed.outbox.send(numbered("mine", 1)).await.unwrap();
         leader.idle().await.unwrap();
         assert_eq!(seen.numbers(), [1]);
+        let stored = bed.find(&other).await;
+        assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::New, 0, None));
         let explained = bed.outbox.admin().explain(&other).await.unwrap().to_string();
         assert!(explained.contains("leads this table alone (single_node), and does not route"), "{explained}");
         leader.stop().await.unwrap();
