@@ -139,6 +139,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            only: None,
             probe: None,
             destinations: Default::default(),
             frontiers: HashMap::new(),

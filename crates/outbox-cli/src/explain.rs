@@ -35,7 +35,7 @@ Examples:
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X --json | jq -r '.reasons[0].reason'
 
 Reasons: unknown, done, dead, held, held_by_vanished, lease_ran_out, not_due, expired, undecodable, behind, outage,
-relay_fails, with_leader, waiting, schema.
+unrouted, relay_fails, with_leader, waiting, schema.
 
 Exit codes: 0 explained, 1 failure, 2 wrong usage, 3 no such event.";
 

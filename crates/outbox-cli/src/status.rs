@@ -9,7 +9,7 @@ use anyhow::Result;
 use chrono::{DateTime, SubsecRound as _, Utc};
 use outbox::NodeId;
 use outbox::escape::Escaped;
-use outbox::store::{Backlog, EXCLUSIVE, Filter, Stats, Status};
+use outbox::store::{Backlog, EXCLUSIVE, Filter, Stats, Status, UnroutedEvents};
 use serde::Serialize;
 
 use self::relays::RelayView;
@@ -74,6 +74,7 @@ struct Now {
     oldest_due_ms: Option<u64>,
     leader: Option<NodeId>,
     relays: Vec<RelayView>,
+    unrouted: UnroutedEvents,
     log: LogView,
 }
 
@@ -91,6 +92,9 @@ struct TypeCount {
 
 /// How many types are listed.
 const TYPES: usize = 5;
+
+/// How many pending events are looked at to find those that no running relay routes.
+const LOOK_AT: usize = 10_000;
 
 pub(crate) async fn run(options: Options) -> Result<ExitCode> {
     let place = options.tables.open().await?;
@@ -111,9 +115,11 @@ async fn now(place: &Place) -> Result<Now> {
     let Backlog { pending, free, oldest_due } = place.store.backlog().await.map_err(explain)?;
     let leader = place.store.leader(EXCLUSIVE).await.map_err(explain)?;
     let relays = place.store.nodes().await.map_err(explain)?.into_iter().map(RelayView::from).collect();
+    let unrouted = place.store.unrouted(LOOK_AT).await.map_err(explain)?;
     let (head, pairs) = pairs(place).await?;
     let oldest_due_ms = oldest_due.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    Ok(Now { pending, free, oldest_due_ms, leader, relays, log: LogView { head: head.get(), pairs } })
+    let log = LogView { head: head.get(), pairs };
+    Ok(Now { pending, free, oldest_due_ms, leader, relays, unrouted, log })
 }
 
 async fn look(place: &Place) -> Result<View> {
@@ -183,5 +189,25 @@ fn rest(now: &Now, output: Output) -> String {
         ([], head) => format!("Log      ends at position {head}; nobody publishes it"),
         (pairs, head) => format!("Log      ends at position {head}\n\n{}", table(pairs, output).lines()),
     };
-    format!("{leader}{relays}\n\n{log}")
+    let unrouted = unrouted(&now.unrouted);
+    format!("{leader}{relays}{unrouted}\n\n{log}")
+}
+
+/// A sentence on pending events that no running relay routes, if there are any.
+fn unrouted(found: &UnroutedEvents) -> String {
+    if found.types.is_empty() {
+        return String::new();
+    }
+    let each = found.types.iter().take(TYPES).map(|of| {
+        let aggregate = match of.aggregate_type.as_str() {
+            "__GLOBAL__" => String::new(),
+            aggregate => format!(" of {}", Escaped(aggregate)),
+        };
+        format!("{}{aggregate} {}", Escaped(&of.event_type), number(of.count))
+    });
+    let each = each.collect::<Vec<_>>().join(", ");
+    let others = if found.types.len() > TYPES { ", …" } else { "" };
+    let least = if found.more { "at least " } else { "" };
+    let (count, events) = (number(found.count()), if found.count() == 1 { "event" } else { "events" });
+    format!("\n\nNo running relay routes {least}{count} pending {events}: {each}{others}.")
 }

@@ -52,6 +52,43 @@ async fn events_go_where_the_routes_say_and_sigterm_ends_it_well() {
     }
 }
 
+/// By the patterns of their routes. A type that neither knows waits until one is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_relays_with_different_routes_share_a_table() {
+    let place = Place::new();
+    let outbox = place.outbox("shop.db").await;
+    let routed = |name: &str, types: &str| {
+        let text = format!(
+            "[database]\nurl = \"sqlite:{{}}/shop.db\"\n[poller]\ninterval = \"50ms\"\n\
+             [publishers.{name}.file]\npath = \"{{}}/{name}.jsonl\"\n[[routes]]\ntype = [{types}]\nto = \"{name}\"\n"
+        );
+        let path = place.path(&format!("{name}.toml"));
+        let folder = place.path("").display().to_string();
+        std::fs::write(&path, text.replace("{}", folder.trim_end_matches('/'))).unwrap();
+        path
+    };
+    let shop = place.relay("shop", &routed("shop", "\"order.*\", \"bill\""), &[]);
+    let bank = place.relay("bank", &routed("bank", "\"*.refunded\""), &[]);
+    let kinds = ["order.placed", "bill", "bill.refunded", "strange", "order.paid", "Order.placed"];
+    let ids = outbox.send_all(kinds.map(|kind| event(kind).ordering_key(kind).json(&1))).await.unwrap();
+    let there = || (place.types("shop.jsonl").len(), place.types("bank.jsonl").len()) == (3, 1);
+    until("each has its own", there, || format!("{}\n{}", shop.log(), bank.log())).await;
+    shop.says("no running relay routes these pending events").await;
+    for id in [&ids[3], &ids[5]] {
+        let stored = outbox.admin().find(id).await.unwrap().unwrap();
+        assert_eq!((stored.status, stored.attempts, stored.last_error), (outbox::Status::New, 0, None));
+    }
+    routed("bank", "\"*.refunded\", \"strange\"");
+    bank.signal("HUP");
+    let there = || place.types("bank.jsonl").len() == 2;
+    until("the new route is used", there, || bank.log()).await;
+    assert_eq!(outbox.admin().unrouted(100).await.unwrap().count(), 1, "one is spelled in another way");
+    for relay in [shop, bank] {
+        let (status, log) = relay.stop().await;
+        assert_eq!(status.code(), Some(0), "{log}");
+    }
+}
+
 /// A file that is wrong changes nothing; a good one changes routes and publishers at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sighup_swaps_routes_and_a_wrong_file_changes_nothing() {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use outbox::store::Verdict;
+use outbox::store::{Filter, Verdict};
 use outbox::{Event, EventBuilder};
 use place::{Place, dead, finish, outbox};
 
@@ -205,6 +205,74 @@ async fn status_tells_how_an_outbox_is_doing() {
         ] {
             assert!(page.contains(word), "no {word:?} in {page}");
         }
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_and_explain_tell_which_events_no_running_relay_routes() {
+    for place in Place::all().await {
+        place
+            .write([
+                event("known"),
+                event("strange").aggregate("order", "1"),
+                event("strange"),
+                event("strange"),
+            ])
+            .await;
+        let state = |routes: serde_json::Value| {
+            let state = serde_json::json!({"mode": "multi_node", "version": "0.1.0", "active": true, "routes": routes});
+            serde_json::from_value(state).unwrap()
+        };
+        let pairs = serde_json::json!({"only": {"types": ["known"], "pairs": [["bill", "strange"]]}});
+        place.store.announce(&"shop".into(), &state(pairs)).await.unwrap();
+        let patterns = serde_json::json!({"only": {"patterns": ["mail.*"]}});
+        place.store.announce(&"mail".into(), &state(patterns)).await.unwrap();
+
+        let status = place.run(&["status", "--json"]).expect(0).json().remove(0);
+        let types = &status["unrouted"]["types"];
+        let told: Vec<_> = types
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|of| {
+                (
+                    of["event_type"].as_str().unwrap(),
+                    of["aggregate_type"].as_str().unwrap(),
+                    of["count"].as_u64().unwrap(),
+                )
+            })
+            .collect();
+        assert_eq!(told, [("strange", "__GLOBAL__", 2), ("strange", "order", 1)], "{status}");
+        assert_eq!(status["unrouted"]["more"], false);
+        assert_eq!(
+            status["relays"][0]["routes"]["only"]["patterns"],
+            serde_json::json!(["mail.*"]),
+            "{status}"
+        );
+        let page = place.run(&["status"]).expect(0).out;
+        let sentence = "No running relay routes 3 pending events: strange 2, strange of order 1.";
+        assert!(page.contains(sentence), "no {sentence:?} in {page}");
+
+        let pending = Filter { event_type: Some("strange".to_owned()), ..Filter::default() };
+        let id = place.store.list(&pending, 1).await.unwrap()[0].event.as_ref().unwrap().id().to_string();
+        let explained = place.run(&["explain", &id]).expect(0).out;
+        for word in [
+            "no running relay routes event type strange of aggregate type order",
+            "shop",
+            "mail",
+            "Run a relay",
+        ] {
+            assert!(explained.contains(word), "no {word:?} in {explained}");
+        }
+        let explained = place.run(&["explain", &id, "--json"]).expect(0).json().remove(0);
+        assert_eq!(explained["reasons"][0]["reason"], "unrouted");
+
+        // A relay that does not say what it routes counts as routing everything.
+        place.store.announce(&"old".into(), &state("everything".into())).await.unwrap();
+        let status = place.run(&["status", "--json"]).expect(0).json().remove(0);
+        assert_eq!(status["unrouted"]["types"], serde_json::json!([]));
+        assert!(!place.run(&["status"]).expect(0).out.contains("routes"));
         place.end().await;
     }
 }

@@ -644,3 +644,33 @@ async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
         );
     });
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_that_no_running_relay_routes_are_told_by_overview_and_explain() {
+    everywhere!(site, {
+        let known = site.write(Event::new("known").json(&1)).await;
+        let strange = site.write(Event::new("strange").json(&2)).await;
+        site.write(Event::new("strange").json(&3)).await;
+        let state = json!({
+            "mode": "multi_node", "version": "0.1.0", "active": true, "routes": {"only": {"types": ["known"]}},
+        });
+        site.store.announce(&"node-a".into(), &serde_json::from_value(state).unwrap()).await.unwrap();
+        let unrouted = site.read("/api/outbox/overview").await["unrouted"].clone();
+        let types = &unrouted["types"];
+        assert_eq!(
+            (&types[0]["event_type"], &types[0]["count"]),
+            (&json!("strange"), &json!(2)),
+            "{unrouted}"
+        );
+        assert_eq!(types.as_array().unwrap().len(), 1, "{unrouted}");
+        assert_eq!(
+            (&unrouted["more"], &unrouted["relays"]),
+            (&json!(false), &json!(["node-a"])),
+            "{unrouted}"
+        );
+        for (id, reason) in [(&strange, "unrouted"), (&known, "waiting")] {
+            let told = site.read(&format!("/api/outbox/events/{id}/explain")).await;
+            assert_eq!(told["reason"], reason, "{told}");
+        }
+    });
+}

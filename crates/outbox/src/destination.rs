@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::event::{Event, EventId, EventType};
 use crate::log::Publisher;
 use crate::retry::RetryPolicy;
+use crate::store::Routed;
 
 /// The pause before a destination is asked again, after the first failure and at most. Doubles with each failed probe.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
@@ -126,6 +127,12 @@ pub trait Router: Send + Sync + 'static {
         let _ = event_type;
         None
     }
+
+    /// Which events it may send anywhere, by their types; `None` if any. A relay that [leaves](crate::Unrouted::Leave) events
+    /// without a route to others takes only these. Asked at each poll: the answer may change.
+    fn routed(&self) -> Option<Arc<Routed>> {
+        None
+    }
 }
 
 impl<R: Router + ?Sized> Router for Arc<R> {
@@ -135,6 +142,10 @@ impl<R: Router + ?Sized> Router for Arc<R> {
 
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
         (**self).of_type(event_type)
+    }
+
+    fn routed(&self) -> Option<Arc<Routed>> {
+        (**self).routed()
     }
 }
 

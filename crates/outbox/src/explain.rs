@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::event::EventId;
 use crate::handler::split_detail;
-use crate::store::{Node, NodeId, RelayTask, Status, StoredEvent, TaskError};
+use crate::store::{Node, NodeId, RelayTask, Status, StoredEvent, TaskError, takers};
 
 /// How many events before one are counted at most.
 pub(crate) const MOST_COUNTED: u64 = 10_000;
@@ -150,6 +150,18 @@ pub enum Reason {
         /// That event, and why it is not delivered itself.
         event: Box<Explanation>,
     },
+    /// No running relay routes it: it stays pending until a relay that does runs. While a `single_node` relay leads the table,
+    /// only that one counts: no other relay takes events.
+    Unrouted {
+        /// Its type.
+        event_type: String,
+        /// The type of its aggregate.
+        aggregate_type: String,
+        /// The running relays.
+        relays: Vec<NodeId>,
+        /// The relay that leads the table, if one does.
+        leader: Option<NodeId>,
+    },
     /// It goes to a destination that is not available: it stays where it is until that comes back, and no attempt is counted.
     Outage {
         /// The destination, by the name of its publisher.
@@ -284,6 +296,7 @@ impl Around<'_> {
         }
         reasons.extend(self.behind());
         reasons.extend(self.outages());
+        reasons.extend(self.unrouted());
         if reasons.is_empty() {
             reasons.extend(self.waiting());
             reasons.extend(self.failing(RelayTask::Take).map(fails));
@@ -368,6 +381,24 @@ impl Around<'_> {
             }
         }
         reasons
+    }
+
+    /// No relay that may take it routes it.
+    fn unrouted(&self) -> Option<Reason> {
+        let event = self.event.event.as_ref().ok()?;
+        let (event_type, aggregate_type) = (event.event_type().as_str(), event.aggregate_type().as_str());
+        let Circumstances { nodes, leader, .. } = self.circumstances;
+        let takers = takers(nodes, leader.as_ref());
+        if takers.is_empty() || takers.iter().any(|node| node.state.routes.takes(event_type, aggregate_type))
+        {
+            return None;
+        }
+        Some(Reason::Unrouted {
+            event_type: event_type.to_owned(),
+            aggregate_type: aggregate_type.to_owned(),
+            relays: takers.iter().map(|node| node.node.clone()).collect(),
+            leader: leader.clone(),
+        })
     }
 
     /// The relays that run and deliver.

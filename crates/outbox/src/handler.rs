@@ -394,14 +394,47 @@ pub trait Interceptor: Send + Sync + 'static {
     }
 }
 
-/// What to do with an event that has no handler.
+/// What a relay does with events that it has no handler and no destination for.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// use outbox::{Cx, Event, Outbox, Unrouted};
+/// use outbox::store::Status;
+///
+/// let outbox = Outbox::sqlite(":memory:").await?;
+/// # outbox.migrate().await?;
+/// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.expect("it has no deduplication key");
+///
+/// // A relay of the shop leaves it alone.
+/// let shop = outbox.multi_node().on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
+/// shop.idle().await?;
+/// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::New);
+/// shop.stop().await?;
+///
+/// // A relay of the bank delivers it.
+/// let bank = outbox.multi_node().on_type("order.refunded", async |_: Cx| { /* … */ }).start().await?;
+/// bank.idle().await?;
+/// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::Done);
+/// bank.stop().await?;
+///
+/// // A relay that is alone may prefer to hear of events that it does not know.
+/// let strict = outbox.multi_node().unrouted(Unrouted::Dead).start().await?;
+/// # strict.stop().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unrouted {
-    /// It is dead at once, not counted as an attempt.
+    /// They stay pending, for a relay that routes them: several relays with different handlers share a table. They hold back the
+    /// later events of their ordering keys. [`Admin::unrouted`](crate::Admin::unrouted) tells which events no running relay
+    /// routes.
+    ///
+    /// Events are told apart by their types and aggregate types when they are taken. What a [`Router`](crate::Router) sends
+    /// nowhere for another reason is put off instead, 5 s at first and 10 min at most, and no attempt is counted.
     #[default]
+    Leave,
+    /// They are dead at once, not counted as an attempt.
     Dead,
-    /// It fails like a handler that failed, so that a node which knows the type can take it: for rolling
-    /// deployments.
+    /// They fail as if a handler had failed, and are retried.
     Retry,
 }
 

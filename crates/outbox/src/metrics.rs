@@ -14,6 +14,7 @@
 //! | `outbox.settle.stale` | counter | verdicts that came too late to count |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
 //! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 20 s, or every 2 s while events are settled |
+//! | `outbox.unrouted` | gauge | of the first 2,000 pending events, those that no running relay routes; looked up with the lag, by relays that do not route everything |
 //! | `outbox.take.last.seconds` | gauge | when the database last completed a take, in seconds since 1970: `time() - …` is its age |
 //! | `outbox.settle.last.seconds` | gauge | the same of the last settlement |
 //! | `outbox.task.failing` | gauge | 1 while the task fails: `take`, `settle`, `renew`, `log_relay`, … |
@@ -55,6 +56,7 @@ pub(crate) struct Metrics {
     pub(crate) hot_depth: Gauge,
     pub(crate) cold_depth: Gauge,
     pub(crate) oldest_lag_ms: Gauge,
+    pub(crate) unrouted: Gauge,
     pub(crate) last_take: Gauge,
     pub(crate) last_settlement: Gauge,
     prefix: String,
@@ -78,6 +80,7 @@ impl Metrics {
             hot_depth: gauge("queue.hot.depth"),
             cold_depth: gauge("queue.cold.depth"),
             oldest_lag_ms: gauge("lag.oldest.ms"),
+            unrouted: gauge("unrouted"),
             last_take: gauge("take.last.seconds"),
             last_settlement: gauge("settle.last.seconds"),
             prefix: prefix.to_owned(),

@@ -30,6 +30,7 @@ mod deed;
 mod health;
 mod look;
 mod node;
+mod routed;
 
 pub use admin::AdminStore;
 pub use deed::{Audit, Deed, Edit};
@@ -40,6 +41,8 @@ pub use look::{
     Shelf, TypeCount,
 };
 pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, Released, TypeCounts};
+pub(crate) use routed::takers;
+pub use routed::{NodeRoutes, Routed, UnroutedEvents, UnroutedType};
 
 /// Where the events of one outbox live.
 #[async_trait]
@@ -132,6 +135,13 @@ pub trait Store: AdminStore + fmt::Debug {
     /// How long the oldest due event has waited, whether anybody can take it or not. Cheaper than [`backlog`](Store::backlog).
     async fn oldest_due(&self) -> Result<Option<Duration>> {
         Ok(self.backlog().await?.oldest_due)
+    }
+
+    /// The place of the last pending event that has been due for longer than this. A taker that has read everything up to
+    /// there goes on behind it, past events that it [leaves alone](Take::only). `None`: there is none, or it is not known.
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        let _ = longer_than;
+        Ok(None)
     }
 
     /// Does something to a join, in one transaction. Everything may be said twice and counts once.
@@ -308,6 +318,9 @@ pub struct Take {
     /// Leave alone events of these types. They still hold back the later events of their keys, as far as
     /// [`destinations`](Take::destinations) does not tell them apart.
     pub skip_types: Vec<String>,
+    /// Take only these events; `None`: all. The others stay as they are, for a taker that routes them, and hold back the later
+    /// events of their keys.
+    pub only: Option<Arc<Routed>>,
     /// Take no more than one event, of one of these types: to find out whether their destination is available again. The
     /// [cursor](Taken::cursor) is the place of that event then.
     pub probe: Option<Vec<String>>,

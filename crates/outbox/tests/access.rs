@@ -11,7 +11,7 @@ use outbox::fleet::FleetDatabase;
 use outbox::store::{Deed, PageAsk, Shelf};
 use outbox::{
     Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, OutboxBuilder, PairId, Position, Query,
-    StoreOptions, grants_sql,
+    StoreOptions, Unrouted, grants_sql,
 };
 use sqlx::{MySql, Postgres};
 
@@ -44,7 +44,13 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
 
     let seen = Seen::default();
     for relay in [outbox.single_node(), outbox.multi_node(), outbox.ordered()] {
-        let relay = relay.retry(Backoff::never()).on_type("e", seen.handler()).start().await.unwrap();
+        let relay = relay
+            .retry(Backoff::never())
+            .unrouted(Unrouted::Dead)
+            .on_type("e", seen.handler())
+            .start()
+            .await
+            .unwrap();
         let keyed = numbered("e", 1).ordering_key("k");
         outbox.send_all([keyed, numbered("e", 2), numbered("nobody's", 3)]).await.unwrap();
         outbox.fan_out([numbered("e", 4), numbered("e", 5)]).then(numbered("e", 6)).send().await.unwrap();
@@ -96,6 +102,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
         admin.breakdown(shelf, 10).await.unwrap();
     }
     admin.blocked_keys(10, 10).await.unwrap();
+    admin.unrouted(10).await.unwrap();
     assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
     assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
     let deed = admin.audit(&Deed::default()).await.unwrap();

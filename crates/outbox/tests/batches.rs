@@ -33,6 +33,7 @@ fn everything(by: Holder) -> Take {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: HashMap::new(),

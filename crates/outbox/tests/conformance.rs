@@ -56,6 +56,7 @@ mod sql {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            only: None,
             probe: None,
             destinations: Default::default(),
             frontiers: Default::default(),

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use outbox::{Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable};
+use outbox::{
+    Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
+};
 
 /// One thread, so that the recorder of this test is nobody else's.
 #[tokio::test(flavor = "current_thread")]
@@ -26,6 +28,7 @@ async fn everything_that_happens_to_an_event_is_counted() {
         .workers(1)
         .hot_capacity(3)
         .metrics_prefix("shop.outbox")
+        .unrouted(Unrouted::Dead)
         .on_type("gate", seen.behind(&gate))
         .on_type("e", seen.handler())
         .on_type("later", seen.says(move |_| Ok(Outcome::RetryAfter(hour))))
@@ -82,12 +85,45 @@ async fn everything_that_happens_to_an_event_is_counted() {
             "shop.outbox.queue.cold.depth",
             "shop.outbox.queue.hot.depth",
             "shop.outbox.settle.last.seconds",
-            "shop.outbox.take.last.seconds"
+            "shop.outbox.take.last.seconds",
+            "shop.outbox.unrouted"
         ]
     );
     assert!(gauges[1..3].iter().all(|(_, depth)| *depth == 0.0), "{gauges:?}");
     let now = chrono::Utc::now().timestamp_millis() as f64 / 1_000.0;
-    assert!(gauges[3..].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
+    assert!(gauges[3..5].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn events_that_no_running_relay_routes_are_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let until = async |expected: f64| {
+        let told = || {
+            snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
+                DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
+                _ => None,
+            })
+        };
+        while told() != Some(expected) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let seen = Seen::default();
+    let often = Duration::from_millis(400);
+    let relay = bed.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
+    bed.write("unknown", 0..3).await;
+    bed.write("e", 0..2).await;
+    tokio::time::timeout(bed::FOREVER, until(3.0)).await.unwrap();
+    // Another relay knows them.
+    let there = bed.another().await;
+    let other =
+        there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
+    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    other.stop().await.unwrap();
+    relay.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "current_thread")]

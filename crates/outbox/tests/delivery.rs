@@ -338,6 +338,7 @@ on_every_database! {
                 skip_recent: Duration::ZERO,
                 on_dead: OnDead::Hold,
                 skip_types: Vec::new(),
+                only: None,
                 probe: None,
                 destinations: Default::default(),
                 frontiers: Default::default(),

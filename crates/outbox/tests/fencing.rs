@@ -43,6 +43,7 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: std::collections::HashMap::new(),

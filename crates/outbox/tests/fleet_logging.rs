@@ -14,7 +14,7 @@ use fleets::{Answer, Folder, Script, eventually, state_of};
 use lines::Lines;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::fleet::{DatabaseState, FleetDatabase};
-use outbox::{Failure, Fleet, Result};
+use outbox::{Failure, Fleet, Result, Unrouted};
 use sqlx::Sqlite;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -38,6 +38,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     let seen = Seen::default();
     let relay = fleet
         .multi_node()
+        .unrouted(Unrouted::Dead)
         .on_type("good", seen.handler())
         .on_type("bad", seen.says(|_| Err(Failure::retry_after(Duration::from_secs(3_600), "no luck"))))
         .start()

@@ -6,7 +6,7 @@ mod lines;
 
 use lines::Lines;
 use outbox::escape::is_unsafe;
-use outbox::{Cx, Failure, LogPublisher, Outbox, Result};
+use outbox::{Cx, Failure, LogPublisher, Outbox, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 /// A line of its own, escape sequences, CSI as one character, text that runs backwards, a separator of lines.
@@ -38,6 +38,7 @@ async fn log_lines_of_hostile_events_are_one_safe_line_each() -> Result<()> {
     tx.commit().await?;
     let relay = outbox
         .single_node()
+        .unrouted(Unrouted::Dead)
         .on_type(format!("good{FORGED}"), async |_: Cx| tracing::info!("inside of a handler"))
         .on_type(format!("bad{FORGED}"), async |_: Cx| Err::<(), _>(Failure::dead(FORGED)))
         .forward([format!("out{FORGED}")], LogPublisher::new())

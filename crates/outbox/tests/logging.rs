@@ -22,6 +22,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         .single_node()
         .hot_capacity(1)
         .retry(Backoff::default().base(std::time::Duration::from_millis(1)).max_attempts(2))
+        .unrouted(Unrouted::Dead)
         .on_type("good", async |_: Cx| tracing::info!("inside of a handler"))
         .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
         .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))

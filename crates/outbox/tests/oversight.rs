@@ -9,7 +9,7 @@ use bed::{Base, FOREVER, numbered};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
     Backoff, Cx, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher, PurgeSettings,
-    Tx, TxHandler,
+    Tx, TxHandler, Unrouted,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -60,6 +60,7 @@ on_every_database! {
         for (mode, relay) in [("one", bed.outbox.single_node()), ("many", bed.outbox.multi_node())] {
             let relay = relay
                 .node(mode)
+                .unrouted(Unrouted::Dead)
                 .retry(Backoff::default().base(MS).max(MS).no_jitter().max_attempts(2))
                 .on_type("fails", async |_: Cx| Err::<(), _>(Failure::retry("<b>not now</b>")))
                 .on_type("dies", async |_: Cx| Err::<(), _>(Failure::dead("never")))
@@ -163,7 +164,7 @@ on_every_database! {
         let admin = bed.outbox.admin();
         for by_relay in [true, false] {
             let id = bed.write("nobody's", 0..1).await.remove(0);
-            let relay = bed.outbox.single_node().no_purge().start().await.unwrap();
+            let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).no_purge().start().await.unwrap();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
             bed.advance(29 * DAY);

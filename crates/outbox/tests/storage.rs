@@ -147,6 +147,7 @@ async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Be
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: Default::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bed::{Bed, Gate, Seen, numbered};
 use outbox::store::{Filter, Status};
-use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings};
+use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings, Unrouted};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -14,8 +14,15 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// A number of done events and one dead one.
 async fn finished<DB: bed::Base>(bed: &Bed<DB>, done: u64) {
-    let relay =
-        bed.outbox.single_node().no_purge().on_type("e", async |_: outbox::Cx| {}).start().await.unwrap();
+    let relay = bed
+        .outbox
+        .single_node()
+        .unrouted(Unrouted::Dead)
+        .no_purge()
+        .on_type("e", async |_: outbox::Cx| {})
+        .start()
+        .await
+        .unwrap();
     bed.write("e", 0..done).await;
     bed.write("unknown", 0..1).await;
     relay.idle().await.unwrap();
@@ -45,14 +52,14 @@ on_every_database! {
     async fn a_relay_purges_by_itself(frozen |bed|) {
         finished(&bed, 30).await;
         bed.advance(DAY * 800);
-        let relay = bed.outbox.single_node().purge(PurgeSettings::default().every(5 * MS).batch(7)).start().await.unwrap();
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).purge(PurgeSettings::default().every(5 * MS).batch(7)).start().await.unwrap();
         while bed.tally().await.2 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
         assert_eq!(bed.tally().await, (0, 0, 0, 1));
         relay.stop().await.unwrap();
         let purge = PurgeSettings::default().every(5 * MS).dead_retention(7 * DAY);
-        let relay = bed.outbox.multi_node().purge(purge).start().await.unwrap();
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).purge(purge).start().await.unwrap();
         while bed.tally().await.3 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
@@ -63,7 +70,7 @@ on_every_database! {
     async fn a_purge_under_load_disturbs_nothing(|bed|) {
         let seen = Seen::default();
         let purge = PurgeSettings::default().retention(Duration::ZERO).every(2 * MS).batch(10);
-        let relay = bed.outbox.multi_node().workers(8).purge(purge).on_type("e", seen.handler()).start().await.unwrap();
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).workers(8).purge(purge).on_type("e", seen.handler()).start().await.unwrap();
         for n in 0..30 {
             bed.write("e", n * 10..n * 10 + 10).await;
         }
@@ -107,14 +114,14 @@ on_every_database! {
         relay.stop().await.unwrap();
         assert_eq!(bed.tally().await, (2, 0, 0, 0));
 
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered(), bed.outbox.log_only()] {
+        for relay in [bed.outbox.single_node().unrouted(Unrouted::Dead), bed.outbox.multi_node().unrouted(Unrouted::Dead), bed.outbox.ordered().unrouted(Unrouted::Dead), bed.outbox.log_only()] {
             let error = relay.purge(purge.clone().delete_undelivered()).start().await.unwrap_err();
             assert!(error.to_string().contains("delete_undelivered is for writer_only"), "{error}");
         }
     }
 
     async fn done_events_are_deleted_if_nobody_wants_them(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+        for relay in [bed.outbox.single_node().unrouted(Unrouted::Dead), bed.outbox.multi_node().unrouted(Unrouted::Dead)] {
             let seen = Seen::default();
             let relay = relay.completion(Completion::Delete).on_type("e", seen.handler()).start().await.unwrap();
             bed.write("e", 0..10).await;
@@ -128,7 +135,7 @@ on_every_database! {
 
     async fn dead_events_are_found_counted_and_replayed(frozen |bed|) {
         let admin = bed.outbox.admin();
-        let relay = bed.outbox.single_node().start().await.unwrap();
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
         let ids = bed.outbox.send_all([
             numbered("a", 1).aggregate("order", "1"),
             numbered("a", 2).aggregate("invoice", "1"),
@@ -158,7 +165,7 @@ on_every_database! {
         let replayed = bed.find(&ids[0]).await;
         assert_eq!((replayed.status, replayed.attempts, replayed.done_at), (Status::New, 0, None));
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().on_any(seen.handler()).start().await.unwrap();
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).on_any(seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!((seen.numbers(), seen.attempts()), (vec![1], vec![1]));
         relay.stop().await.unwrap();
@@ -166,7 +173,7 @@ on_every_database! {
 
     async fn all_dead_events_are_replayed_batch_by_batch(|bed|) {
         let admin = bed.outbox.admin();
-        let relay = bed.outbox.multi_node().start().await.unwrap();
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).start().await.unwrap();
         bed.write("e", 0..57).await;
         bed.write("other", 57..60).await;
         relay.idle().await.unwrap();
@@ -176,7 +183,7 @@ on_every_database! {
         assert_eq!(admin.replay_all(&DeadFilter::default().event_type("e"), 10).await.unwrap(), 57);
         assert_eq!(bed.tally().await, (57, 0, 0, 3));
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         seen.assert_each_once(0..57);
         relay.stop().await.unwrap();
@@ -185,7 +192,7 @@ on_every_database! {
     /// A relay that kills them again as fast as they come must not make it run for ever.
     async fn what_dies_again_is_not_replayed_twice(|bed|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().poll_interval(MS).on_type("e", seen.says(|_| Err(Failure::dead("no"))))
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).poll_interval(MS).on_type("e", seen.says(|_| Err(Failure::dead("no"))))
             .start().await.unwrap();
         bed.write("e", 0..20).await;
         relay.idle().await.unwrap();
@@ -198,7 +205,7 @@ on_every_database! {
     async fn a_pending_event_can_be_taken_back_and_no_other(|bed|) {
         let admin = bed.outbox.admin();
         let (seen, gate) = (Seen::default(), Gate::closed());
-        let relay = bed.outbox.multi_node().on_type("slow", seen.behind(&gate)).on_type("e", seen.handler())
+        let relay = bed.outbox.multi_node().unrouted(Unrouted::Dead).on_type("slow", seen.behind(&gate)).on_type("e", seen.handler())
             .on_type("fails", seen.says(|_| Err(Failure::retry("later")))).retry(Backoff::default().base(DAY))
             .start().await.unwrap();
         let done = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
@@ -222,7 +229,7 @@ on_every_database! {
     async fn statistics_count_what_is_there(frozen |bed|) {
         let admin = bed.outbox.admin();
         assert_eq!(admin.stats().await.unwrap(), Default::default());
-        let relay = bed.outbox.single_node().on_type("e", async |_: outbox::Cx| {})
+        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).on_type("e", async |_: outbox::Cx| {})
             .on_type("fails", async |_: outbox::Cx| Err::<(), _>(Failure::retry_after(DAY, "later")))
             .start().await.unwrap();
         bed.write("e", 0..5).await;
@@ -287,7 +294,7 @@ on_every_database! {
             }
             let gate = Gate::closed();
             let seen = Seen::default();
-            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let relay = if exclusive { bed.outbox.single_node().unrouted(Unrouted::Dead) } else { bed.outbox.multi_node().unrouted(Unrouted::Dead) };
             let relay = relay.workers(3).on_type("killer", seen.behind(&gate)).start().await.unwrap();
             seen.reach(1).await;
             tokio::time::sleep(100 * MS).await;
@@ -311,14 +318,14 @@ on_every_database! {
             bed.advance(DAY);
             let (seen, gate) = (Seen::default(), Gate::closed());
             for stops in 1..=5 {
-                let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+                let relay = if exclusive { bed.outbox.single_node().unrouted(Unrouted::Dead) } else { bed.outbox.multi_node().unrouted(Unrouted::Dead) };
                 let relay = relay.on_type("killer", seen.behind(&gate)).drain(10 * MS).start().await.unwrap();
                 seen.reach(stops).await;
                 relay.stop().await.unwrap();
                 assert_eq!(bed.status(&event).await, Status::New);
             }
             gate.open();
-            let relay = if exclusive { bed.outbox.single_node() } else { bed.outbox.multi_node() };
+            let relay = if exclusive { bed.outbox.single_node().unrouted(Unrouted::Dead) } else { bed.outbox.multi_node().unrouted(Unrouted::Dead) };
             let relay = relay.on_type("killer", seen.behind(&gate)).start().await.unwrap();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
@@ -360,7 +367,11 @@ async fn crash_on<DB: bed::Base>(bed: &Bed<DB>, exclusive: bool, killers: usize)
         let builder = outbox::OutboxBuilder::new().table(table).clock(outbox::Clock::Frozen(clock));
         let outbox = DB::open(builder.max_connections(4), &url).await.unwrap();
         let met = Seen::default();
-        let relay = if exclusive { outbox.single_node() } else { outbox.multi_node() };
+        let relay = if exclusive {
+            outbox.single_node().unrouted(Unrouted::Dead)
+        } else {
+            outbox.multi_node().unrouted(Unrouted::Dead)
+        };
         let relay = relay.workers(3).on_type("killer", met.behind(&Gate::closed())).on_type(
             "e",
             async |_: outbox::Cx| {

@@ -49,6 +49,7 @@ async fn seize<DB: bed::Base>(bed: &Bed<DB>, node: &str, presence_ms: u64) -> us
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: Default::default(),

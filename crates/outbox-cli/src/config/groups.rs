@@ -57,6 +57,7 @@ pub(crate) enum Dead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NoRoute {
+    Leave,
     Dead,
     Retry,
 }
@@ -177,6 +178,7 @@ impl Groups {
         }
         if let Some(unrouted) = unrouted {
             relay = relay.unrouted(match unrouted {
+                NoRoute::Leave => Unrouted::Leave,
                 NoRoute::Dead => Unrouted::Dead,
                 NoRoute::Retry => Unrouted::Retry,
             });

@@ -29,6 +29,11 @@ impl Pattern {
         self.start.is_empty() && self.middle.is_empty() && self.end.as_deref() == Some("")
     }
 
+    /// Whether it has no star: it matches one text.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.end.is_none()
+    }
+
     /// Whether it matches this one.
     pub(crate) fn matches(&self, text: &str) -> bool {
         let Some(end) = &self.end else { return *self.start == *text };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
+use outbox::store::Routed;
 use outbox::{Destination, Event, EventType, Router};
 
 use super::outlets::Outlets;
@@ -14,6 +15,8 @@ const REMEMBERED: usize = 10_000;
 /// Routes with their destinations, which do not change any more.
 pub(crate) struct Table {
     routes: Vec<(Route, Destination)>,
+    /// The types that some route is for; `None`: all.
+    routed: Option<Arc<Routed>>,
     by_type: RwLock<HashMap<Box<str>, Arc<OfType>>>,
 }
 
@@ -37,7 +40,25 @@ impl Table {
             })
         };
         let routes = config.routes.iter().filter_map(|route| Some((route.clone(), destination(route)?)));
-        Self { routes: routes.collect(), by_type: RwLock::default() }
+        let routes: Vec<(Route, Destination)> = routes.collect();
+        let routed = Self::types(routes.iter().map(|(route, _)| route));
+        Self { routes, routed, by_type: RwLock::default() }
+    }
+
+    /// The types that some route is for, by their patterns. An event of such a type may have no route still, if the route asks for
+    /// more than the type.
+    fn types<'a>(routes: impl Iterator<Item = &'a Route>) -> Option<Arc<Routed>> {
+        let mut routed = Routed::default();
+        for route in routes {
+            for pattern in &route.r#type.as_ref()?.0 {
+                if pattern.is_anything() {
+                    return None;
+                }
+                let names = if pattern.is_exact() { &mut routed.types } else { &mut routed.patterns };
+                names.insert(pattern.to_string());
+            }
+        }
+        Some(Arc::new(routed))
     }
 
     fn of(&self, event_type: &str) -> Arc<OfType> {
@@ -87,6 +108,10 @@ impl Router for Table {
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
         self.of(event_type.as_str()).all.map(|index| self.routes[index].1.clone())
     }
+
+    fn routed(&self) -> Option<Arc<Routed>> {
+        self.routed.clone()
+    }
 }
 
 /// A table that another can take the place of, between one event and the next.
@@ -114,6 +139,10 @@ impl Router for Switch {
 
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
         self.get().of_type(event_type)
+    }
+
+    fn routed(&self) -> Option<Arc<Routed>> {
+        self.get().routed()
     }
 }
 
@@ -187,6 +216,20 @@ mod tests {
         assert_eq!(all("r"), None, "it is retried in two ways");
         assert_eq!(all("d"), None);
         assert_eq!(name(table("[[routes]]\nto = \"b\"\n").of_type(&"x".into())).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn the_types_that_routes_are_for_are_known_unless_one_is_for_all() {
+        let some = table(
+            "[[routes]]\ntype = [\"order.*\", \"bill\"]\ntenant = \"acme\"\nto = \"b\"\n\
+             [[routes]]\ntype = \"bill\"\nto = \"a\"\n",
+        );
+        let routed = Routed::default().and_type("bill").and_pattern("order.*");
+        assert_eq!(some.routed().as_deref(), Some(&routed));
+        for all in ["", "type = \"*\"\n", "type = [\"a\", \"**\"]\n", "tenant = \"acme\"\n"] {
+            let all = table(&format!("[[routes]]\ntype = \"x\"\nto = \"a\"\n[[routes]]\n{all}to = \"b\"\n"));
+            assert_eq!(all.routed(), None);
+        }
     }
 
     /// A route of a small world, so that much of it matches.

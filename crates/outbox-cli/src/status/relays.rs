@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use comfy_table::Cell;
 use outbox::escape::Escaped;
-use outbox::store::{Node, NodeOutage, RelayHealth};
+use outbox::store::{Node, NodeOutage, NodeRoutes, RelayHealth};
 use serde::Serialize;
 
 use crate::show::{Output, Table, dash, short, span_of, status};
@@ -19,6 +19,7 @@ pub(super) struct RelayView {
     started_at: DateTime<Utc>,
     seen_ms: u64,
     outages: Vec<NodeOutage>,
+    routes: NodeRoutes,
     health: RelayHealth,
 }
 
@@ -33,6 +34,7 @@ impl From<Node> for RelayView {
             started_at: node.started_at,
             seen_ms: u64::try_from(node.seen.as_millis()).unwrap_or(u64::MAX),
             outages: node.state.outages,
+            routes: node.state.routes,
             health: node.state.health,
         }
     }

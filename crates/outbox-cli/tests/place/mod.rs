@@ -141,6 +141,7 @@ impl Place {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            only: None,
             probe: None,
             destinations: Default::default(),
             frontiers: Default::default(),

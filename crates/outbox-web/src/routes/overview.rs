@@ -10,7 +10,7 @@ use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use chrono::{DateTime, Utc};
 use futures_util::stream::{self, Stream};
-use outbox::store::{Shelf, TypeCount};
+use outbox::store::{Shelf, TypeCount, UnroutedEvents, UnroutedType};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::{IntoParams, ToSchema};
@@ -48,9 +48,55 @@ pub(crate) struct Glance {
     types: Vec<TypeGlance>,
     /// Errors that keep relays from delivering.
     failing: Vec<TaskErrorView>,
+    /// Pending events that no running relay routes.
+    unrouted: UnroutedView,
     /// The last quarter of an hour, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<Vec<Point>>,
+}
+
+/// Pending events that no running relay routes: they stay pending until a relay that routes them runs.
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({
+    "types": [{"event_type": "order.refunded", "aggregate_type": "order", "count": 3, "oldest": "2026-01-31T12:00:00Z"}],
+    "more": false, "relays": ["shop-1-4711-a1b2"],
+}))]
+pub(crate) struct UnroutedView {
+    /// By type, the most frequent first; a hundred at most.
+    types: Vec<UnroutedTypeView>,
+    /// Whether there may be more: only the first two thousand pending events were looked at.
+    more: bool,
+    /// The running relays, none of which routes them.
+    relays: Vec<String>,
+}
+
+/// Pending events of one type that no running relay routes.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UnroutedTypeView {
+    /// The event type.
+    event_type: String,
+    /// The type of the aggregate.
+    aggregate_type: String,
+    /// How many wait.
+    count: u64,
+    /// When the oldest of them was stored.
+    oldest: Option<DateTime<Utc>>,
+}
+
+impl From<UnroutedEvents> for UnroutedView {
+    fn from(found: UnroutedEvents) -> Self {
+        let view = |of: UnroutedType| UnroutedTypeView {
+            event_type: of.event_type,
+            aggregate_type: of.aggregate_type,
+            count: of.count,
+            oldest: of.oldest,
+        };
+        Self {
+            types: found.types.into_iter().map(view).collect(),
+            more: found.more,
+            relays: found.relays.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
 /// How it is going with a type.
@@ -85,7 +131,8 @@ pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>
     let pending = (pending.types, pending.more);
     let types = glance(pending, (dead.types, dead.more), latest.as_deref());
     let failing = failing(&database.store.nodes().await?);
-    Ok(Json(Glance { overview: overview.into(), types, failing, history }))
+    let unrouted = database.store.unrouted(LOOK_AT).await?.into();
+    Ok(Json(Glance { overview: overview.into(), types, failing, unrouted, history }))
 }
 
 /// Puts together what is known of each type, those that wait most first.

@@ -219,6 +219,7 @@ impl Site {
             skip_recent: Duration::ZERO,
             on_dead: OnDead::Hold,
             skip_types: Vec::new(),
+            only: None,
             probe: None,
             destinations: Default::default(),
             frontiers: Default::default(),

@@ -39,6 +39,7 @@ export function overview({ main, signal }) {
   const publishers = publisherTable();
   const windows = windowSwitch(() => draw());
   let seen = { points: [] };
+  let unrouted;
 
   fill(main, head("Overview", null, windows.el), outages, numbers.el,
     h("div.charts", null, charts.flow.el, charts.latency.el, charts.age.el),
@@ -59,13 +60,14 @@ export function overview({ main, signal }) {
     draw();
     if (heard.latest) {
       numbers.show(heard.latest.overview, heard.latest.relays);
-      warnings(outages, heard.latest);
+      warnings(outages, { ...heard.latest, unrouted });
       types.live(heard.latest.types);
       publishers.live(heard.points);
     }
   });
   const refresh = async () => {
     const [all, lag] = await Promise.all([get("overview", {}, signal), get("publishers/lag", {}, signal)]);
+    unrouted = all.unrouted;
     numbers.show(all);
     types.show(all);
     publishers.show(lag.publishers);
@@ -108,7 +110,7 @@ function headline() {
 }
 
 /** What stands still, loudly. Made anew only when it changes, so that it is read out once. */
-function warnings(place, { error, relays, outages, failing = [], overview }) {
+function warnings(place, { error, relays, outages, failing = [], unrouted, overview }) {
   const found = [];
   const first = new Map(outages.map(one => [one.destination, one]).reverse());
   if (error) found.push(["Nothing is known right now", sentence(error), "The numbers below are those of the last answer."]);
@@ -121,7 +123,13 @@ function warnings(place, { error, relays, outages, failing = [], overview }) {
     found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", sentence(one.reason)],
       one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
   }
-  const said = JSON.stringify([error, relays, failing.map(one => [one.node, one.task, one.since, one.error]), [...first.values()]]);
+  const left = error ? [] : (unrouted?.types ?? []);
+  if (left.length) {
+    const named = left.slice(0, 5).map(one => one.event_type).join(", ");
+    found.push(["No running relay routes some events", ` ${unrouted.more ? "at least " : ""}${things(left.reduce((sum, one) => sum + one.count, 0), "pending event")} of ${things(left.length, "type")}: ${named}${left.length > 5 ? ", …" : ""}.`,
+      "They stay pending until a relay that has a handler or a route for them runs."]);
+  }
+  const said = JSON.stringify([error, relays, failing.map(one => [one.node, one.task, one.since, one.error]), [...first.values()], left]);
   if (place.dataset.said === said) return;
   place.dataset.said = said;
   fill(place, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
     Attempt, BlockedKeys, Breakdown, EventMetadata, Node, NodeId, Overview, Page, PageAsk, Released, Shelf,
+    UnroutedEvents,
 };
 
 impl Admin {
@@ -91,6 +92,28 @@ impl Admin {
     /// ```
     pub async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
         self.store.breakdown(shelf, look_at).await
+    }
+
+    /// Of the first `look_at` pending events: those that no running relay routes, by type. They stay pending until a relay that
+    /// routes them runs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Cx, Event, Outbox};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.multi_node().on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
+    /// outbox.send(Event::new("order.refunded").json(&42)).await?;
+    ///
+    /// let unrouted = outbox.admin().unrouted(10_000).await?;
+    /// assert_eq!((unrouted.types[0].event_type.as_str(), unrouted.types[0].count), ("order.refunded", 1));
+    /// assert_eq!(unrouted.relays, [relay.node().clone()]);
+    /// # relay.stop().await
+    /// # }
+    /// ```
+    pub async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        self.store.unrouted(look_at).await
     }
 
     /// The last failed attempts of an event, oldest first. They are kept for 30 days.

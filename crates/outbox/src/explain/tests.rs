@@ -3,7 +3,7 @@ use chrono::Duration;
 use super::*;
 use crate::error::DecodeError;
 use crate::event::{Event, EventBuilder};
-use crate::store::{NodeOutage, NodeState, RelayHealth, RelayTask, TaskError};
+use crate::store::{NodeOutage, NodeRoutes, NodeState, RelayHealth, RelayTask, Routed, TaskError};
 
 fn now() -> DateTime<Utc> {
     DateTime::from_timestamp(1_800_000_000, 0).expect("a time")
@@ -413,4 +413,70 @@ fn programs_read_the_reason_by_its_name() {
     assert_eq!(json["reasons"][0]["reason"], "dead");
     assert_eq!(json["reasons"][0]["attempts"], 5);
     assert_eq!(json["asked_at"], "2027-01-15T08:00:00Z");
+}
+
+fn routing(name: &str, routes: NodeRoutes) -> Node {
+    let state = NodeState { active: true, routes, ..NodeState::default() };
+    Node { node: NodeId::from(name), started_at: now(), seen: std::time::Duration::ZERO, state }
+}
+
+#[test]
+fn an_event_that_no_running_relay_routes_names_the_relays() {
+    let other = |name: &str| routing(name, NodeRoutes::Only(Routed::default().and_type("order.paid")));
+    let nodes = vec![other("a"), other("b")];
+    let explained = explain(&Circumstances { nodes: nodes.clone(), ..of(plain()) });
+    let reason = Reason::Unrouted {
+        event_type: "order.placed".to_owned(),
+        aggregate_type: "__GLOBAL__".to_owned(),
+        relays: vec!["a".into(), "b".into()],
+        leader: None,
+    };
+    assert_eq!(explained.reasons, [reason], "that it waits for a relay would be said twice");
+    says(
+        &explained,
+        &[
+            "e9 (order.placed) waits for a relay that routes it",
+            "no running relay routes event type order.placed",
+            "running: a, b.",
+            "Run a relay with a handler or a route for order.placed",
+        ],
+    );
+
+    // What else is in its way is said first.
+    let late = StoredEvent { available_at: now() + Duration::hours(1), ..plain() };
+    let explained = explain(&Circumstances { nodes: nodes.clone(), ..of(late) });
+    assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Unrouted { .. }]));
+    let behind = stored(9, Event::new("order.paid").ordering_key("k"));
+    let ahead = stored(7, Event::new("order.placed").ordering_key("k"));
+    let explained =
+        explain(&Circumstances { nodes: nodes.clone(), pending_ahead: Some(ahead), ..of(behind) });
+    says(
+        &explained,
+        &["waits behind an earlier event of its ordering key: e7 (order.placed), which waits for a relay"],
+    );
+    assert_eq!(explained.reasons.len(), 1);
+
+    // One relay is enough, and one that does not say what it routes counts as one.
+    for routes in [
+        NodeRoutes::Everything,
+        NodeRoutes::TooMany,
+        NodeRoutes::Only(Routed::default().and_pattern("*.placed")),
+    ] {
+        let nodes = [nodes.clone(), vec![routing("c", routes)]].concat();
+        let explained = explain(&Circumstances { nodes, ..of(plain()) });
+        assert!(matches!(explained.reasons[..], [Reason::Waiting { .. }]), "{explained}");
+    }
+}
+
+#[test]
+fn an_event_that_the_leader_does_not_route_waits_whatever_others_route() {
+    let leader = routing("led", NodeRoutes::Only(Routed::default().and_pair("bill", "order.placed")));
+    let nodes = vec![leader, routing("other", NodeRoutes::Everything)];
+    let circumstances = Circumstances { nodes, leader: Some("led:01K".into()), ..of(plain()) };
+    let explained = explain(&circumstances);
+    assert!(matches!(&explained.reasons[..], [Reason::Unrouted { relays, .. }] if *relays == ["led".into()]));
+    says(&explained, &["led:01K leads this table alone (single_node), and does not route", "multi_node"]);
+    let bill = stored(9, Event::new("order.placed").aggregate("bill", "1"));
+    let explained = explain(&Circumstances { event: Some(bill), ..circumstances });
+    assert!(matches!(explained.reasons[..], [Reason::WithLeader { .. }]));
 }

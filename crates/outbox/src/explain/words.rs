@@ -54,6 +54,15 @@ impl Reason {
                 ),
                 reason => return reason.advice(event),
             },
+            Reason::Unrouted { event_type, leader: None, .. } => format!(
+                "Run a relay with a handler or a route for {}. A relay with `unrouted` = dead gives such events up instead.",
+                Escaped(event_type)
+            ),
+            Reason::Unrouted { event_type, leader: Some(_), .. } => format!(
+                "Give the relay that leads a handler or a route for {}, or run all relays as multi_node: \
+                 then each takes the events that it routes.",
+                Escaped(event_type)
+            ),
             Reason::Outage { destination, .. } => format!(
                 "Bring {} back; the relay asks for it every few seconds and goes on by itself.",
                 Escaped(destination)
@@ -172,6 +181,25 @@ impl fmt::Display for Said<'_> {
                 )?;
                 f.write_str("it has the event in hand, or reads it at its next poll")?;
                 before(f, *due_before)
+            }
+            Reason::Unrouted { event_type, aggregate_type, relays, leader } => {
+                f.write_str("waits for a relay that routes it: ")?;
+                let (event_type, aggregate_type) = (Escaped(event_type), Escaped(aggregate_type));
+                if let Some(leader) = leader {
+                    return write!(
+                        f,
+                        "{} leads this table alone (single_node), and does not route event type {event_type} \
+                         of aggregate type {aggregate_type}.",
+                        Escaped(leader)
+                    );
+                }
+                let named: Vec<&str> = relays.iter().map(crate::store::NodeId::as_str).take(3).collect();
+                let more = if relays.len() > 3 { " and others" } else { "" };
+                write!(
+                    f,
+                    "no running relay routes event type {event_type} of aggregate type {aggregate_type}; running: {}{more}.",
+                    Escaped(named.join(", "))
+                )
             }
             Reason::Outage { destination, since: at, error, nodes } => {
                 let nodes: Vec<&str> = nodes.iter().map(crate::store::NodeId::as_str).collect();

@@ -13,9 +13,9 @@ use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Filter, Holder, JoinAct, JoinFilter, JoinMember,
-    Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement, SharedStore, Stats,
-    Store, StoredEvent, Take, Taken,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
+    JoinMember, Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement,
+    SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -217,6 +217,10 @@ impl Store for Guarded {
 
     async fn oldest_due(&self) -> Result<Option<Duration>> {
         self.quick(self.inner.oldest_due()).await
+    }
+
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        self.quick(self.inner.last_due(longer_than)).await
     }
 
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
     AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
-    PageAsk, Released, Shelf,
+    PageAsk, Released, Shelf, UnroutedEvents,
 };
 
 #[async_trait]
@@ -32,6 +32,10 @@ impl AdminStore for Guarded {
 
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
         self.slow(self.inner.breakdown(shelf, look_at)).await
+    }
+
+    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        self.slow(self.inner.unrouted(look_at)).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {

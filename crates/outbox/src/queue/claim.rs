@@ -153,6 +153,7 @@ impl Claiming<'_> {
             skip_recent: Duration::ZERO,
             on_dead: self.queue.on_dead,
             skip_types: Vec::new(),
+            only: None,
             probe: None,
             destinations: Default::default(),
             frontiers: HashMap::new(),

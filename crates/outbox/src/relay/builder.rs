@@ -563,7 +563,7 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// What to do with events that have no handler; dead at once if not set.
+    /// What to do with events that have no handler and no destination; [left alone](Unrouted::Leave) if not set.
     pub fn unrouted(mut self, unrouted: Unrouted) -> Self {
         self.routes.unrouted = unrouted;
         self

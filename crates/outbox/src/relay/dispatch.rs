@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::Utc;
 use futures_util::FutureExt;
 use tracing::Instrument as _;
 
@@ -25,7 +26,7 @@ use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_ha
 use crate::join;
 use crate::log::Outgoing;
 use crate::retry::{Backoff, RetryPolicy, decide};
-use crate::store::{Settlement, Verdict};
+use crate::store::{Routed, Settlement, Verdict};
 use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
@@ -38,6 +39,8 @@ pub(crate) struct Routes {
     last: Option<Last>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
+    /// What handlers and destinations were registered for.
+    named: OnceLock<Arc<Routed>>,
 }
 
 /// Where the handler stands that was added last.
@@ -158,6 +161,43 @@ impl Routes {
         self.by_type.keys().map(String::as_str)
     }
 
+    /// The events that this relay takes; `None`: all.
+    pub(crate) fn routed(&self) -> Option<Arc<Routed>> {
+        if self.unrouted != Unrouted::Leave || self.fallback.is_some() {
+            return None;
+        }
+        let named = self.named.get_or_init(|| Arc::new(self.named()));
+        let Some(router) = &self.router else { return Some(named.clone()) };
+        // A router that panics says nothing.
+        let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.routed())).ok().flatten()?;
+        let mut all = Routed::clone(named);
+        all.types.extend(writable(&asked.types));
+        all.patterns.extend(writable(&asked.patterns));
+        let pairs =
+            asked.pairs.iter().filter(|(aggregate, of_type)| is_writable(aggregate) && is_writable(of_type));
+        all.pairs.extend(pairs.cloned());
+        (all.patterns.len() <= MOST_PATTERNS).then(|| Arc::new(all))
+    }
+
+    fn named(&self) -> Routed {
+        // The relay itself handles reports, whatever its routes are.
+        let mut routed = Routed::default().and_type(join::REPORT);
+        for (event_type, routes) in self.by_type.iter().filter(|(event_type, _)| is_writable(event_type)) {
+            if routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
+                routed.types.insert(event_type.clone());
+                continue;
+            }
+            let aggregates = routes.iter().map(|(aggregate, _)| aggregate);
+            routed.pairs.extend(writable(aggregates).map(|aggregate| (aggregate, event_type.clone())));
+        }
+        routed
+    }
+
+    /// Whether this relay leaves an event to others.
+    pub(crate) fn leaves(&self, event: &Event) -> bool {
+        self.unrouted == Unrouted::Leave && !is_report(event) && self.find(event).is_none()
+    }
+
     /// Where all events of a type go, whatever else they have, if that is one destination.
     pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
         if *event_type == join::REPORT {
@@ -212,6 +252,24 @@ impl Routes {
         let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
         named.or_else(routed).or_else(|| self.fallback.clone())
     }
+}
+
+/// A router with more patterns than this is not asked by the database: the relay takes everything.
+const MOST_PATTERNS: usize = 100;
+
+/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when it is asked for one.
+fn is_writable(name: &str) -> bool {
+    !name.contains('\0')
+}
+
+fn writable<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = String> {
+    names.into_iter().filter(|name| is_writable(name)).cloned()
+}
+
+/// For how long an event is put off that was taken and has no route after all: as long as it is there, within limits. So
+/// a relay that routes it gets it soon, and many of them cost few writes.
+fn left_alone_for(age: Duration) -> Duration {
+    age.clamp(Duration::from_secs(5), Duration::from_secs(600))
 }
 
 /// In the place of a handler that could not be found.
@@ -407,6 +465,13 @@ async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     let delivery = &job.delivery;
     let event = &delivery.event;
     let route = engine.routes.find(event);
+    if route.is_none() && engine.routes.unrouted == Unrouted::Leave && !is_report(event) {
+        let age = delivery.created_at.and_then(|at| (Utc::now() - at).to_std().ok()).unwrap_or_default();
+        let error = Some(no_handler(event.event_type(), event.aggregate_type().as_str()));
+        let verdict = Verdict::Again { after: left_alone_for(age), counted: false, error };
+        report(engine, job, &verdict, false);
+        return Some(job.told(verdict));
+    }
     let (result, settled) = match call(engine, job, route.as_ref()).await {
         Ended::Said(result) => (result, false),
         Ended::Settled { wrote } => {
@@ -470,7 +535,8 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
             Ended::Said(Err(match engine.routes.unrouted {
                 Unrouted::Dead => Failure::dead(reason),
-                Unrouted::Retry => Failure::retry(reason),
+                // `handle_now` has put those off that are left alone.
+                Unrouted::Retry | Unrouted::Leave => Failure::retry(reason),
             }))
         }
     };

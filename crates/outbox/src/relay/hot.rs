@@ -107,7 +107,7 @@ pub(crate) struct Reservation {
 pub(crate) enum Reserved {
     /// It has a place.
     Place(Reservation),
-    /// It is for the poller, by what it is: delayed, ordered, or about to expire.
+    /// It is for the poller, by what it is: delayed, ordered, about to expire, or not routed by this relay.
     Poller,
     /// It would have gone the hot way, but there is no place.
     Full,
@@ -122,6 +122,8 @@ impl Engine {
             || event.expires_at().is_some()
             // It would come back at once, which is a write.
             || self.waiting.leaves(event.event_type())
+            // Born free, for a relay that routes it.
+            || self.routes.leaves(event)
         {
             return Reserved::Poller;
         }
@@ -166,6 +168,9 @@ impl Engine {
 
     /// Tells the poller of a committed event that does not go the hot way.
     pub(crate) fn hint(&self, event: &Event) {
+        if self.routes.leaves(event) {
+            return;
+        }
         match event.due() {
             Due::Now => self.wake.notify_one(),
             Due::After(delay) => self.alarm.at(Instant::now() + delay),

@@ -21,12 +21,14 @@
 //! Relays of older versions do not say how long they count as present, and owners of work items do not announce themselves:
 //! their leases run out. A `single_node` relay holds no leases on events; its leadership runs out after 15 s.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::error::Result;
-use crate::store::{Node, NodeOutage, NodeState, RelayTask};
+use crate::escape::Escaped;
+use crate::store::{Node, NodeOutage, NodeRoutes, NodeState, RelayTask, UnroutedEvents};
 
 /// How soon an announcement that failed is tried again, at most.
 const RETRY: Duration = Duration::from_millis(500);
@@ -40,16 +42,44 @@ pub(super) async fn announce(engine: Arc<Engine>) {
 
 async fn measure_lag(engine: &Engine) {
     let every = Node::announces_every(engine.settings.presence);
+    let mut known = BTreeSet::new();
     loop {
         // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
         if let Ok(oldest) = engine.store.oldest_due().await {
             engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
         }
+        measure_unrouted(engine, &mut known).await;
         tokio::select! {
             () = tokio::time::sleep(every) => {}
             () = engine.over.cancelled() => return,
         }
     }
+}
+
+/// How many pending events are looked at to find those that no running relay routes.
+const LOOK_AT: usize = 2_000;
+
+/// Counts pending events that no running relay routes, and logs each of their types once.
+async fn measure_unrouted(engine: &Engine, known: &mut BTreeSet<(String, String)>) {
+    // While this relay takes everything there are none, and nothing needs to be asked.
+    let found = if engine.routes.routed().is_some() {
+        engine.store.unrouted(LOOK_AT).await
+    } else {
+        Ok(UnroutedEvents::default())
+    };
+    let Ok(found) = found else { return };
+    engine.metrics.unrouted.set(found.count() as f64);
+    let types: BTreeSet<_> =
+        found.types.iter().map(|of| (of.event_type.clone(), of.aggregate_type.clone())).collect();
+    for (event_type, aggregate_type) in types.difference(known) {
+        tracing::warn!(
+            store = engine.name(),
+            event_type = %Escaped(event_type),
+            aggregate_type = %Escaped(aggregate_type),
+            "no running relay routes these pending events: they wait for one that does"
+        );
+    }
+    *known = types;
 }
 
 /// Announces this relay, with the destinations that are not available to it and what it has counted.
@@ -181,6 +211,7 @@ impl Engine {
             active: self.station.holder().is_some(),
             outages: self.waiting.outages(),
             on_dead: self.settings.on_dead,
+            routes: NodeRoutes::of(self.routes.routed().as_deref()),
             counts: self.tally.counts(),
             health: self.monitor.health(),
             presence_ms: u64::try_from(self.settings.presence.as_millis()).ok(),

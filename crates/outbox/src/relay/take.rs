@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::escape::Escaped;
 use crate::event::EventId;
 use crate::fleet::share::Turn;
-use crate::store::{Cursor, Holder, Origin, RelayTask, RunId, Settlement, Take, Taken, Verdict};
+use crate::store::{Cursor, Holder, Origin, RelayTask, Routed, RunId, Settlement, Take, Taken, Verdict};
 
 /// After a full pass that took some time, the next one comes no sooner than this many times that time …
 const FULL_PASS_SHARE: u32 = 20;
@@ -34,6 +34,10 @@ const LONGEST_REST: Duration = Duration::from_secs(30);
 fn rest_after(cost: Duration) -> Duration {
     (cost * FULL_PASS_SHARE).min(LONGEST_REST.max(cost * 2))
 }
+
+/// How long an event has to be due before the cursor passes by it: transactions that commit their events later than this are found
+/// by full passes. Also how often the cursor passes by events at most.
+const LATE_COMMIT: Duration = Duration::from_secs(1);
 
 /// The first wait after something was found. Doubles with every empty pass, up to the poll interval.
 const EAGER: Duration = Duration::from_millis(25);
@@ -63,6 +67,10 @@ pub(crate) struct Taker {
     full: Option<(Instant, Duration)>,
     /// Whether that pass has not come to the end yet.
     in_full: bool,
+    /// The events that this relay takes; `None`: all.
+    only: Option<Arc<Routed>>,
+    /// When the cursor was last moved past events that this relay does not take.
+    passed_by: Option<Instant>,
     /// Types that the last pass left alone.
     skipped: BTreeSet<String>,
     /// The last event that was taken as a probe, by destination. Another one is the next probe.
@@ -95,6 +103,18 @@ struct Absorbed {
     /// Whether events of keys wait for the verdict on an event that cannot be decoded, which an earlier read
     /// found.
     waits: bool,
+}
+
+/// What one read of a window came to.
+struct WindowRead {
+    /// How many events were queued or dead-lettered.
+    taken: usize,
+    /// How many rows were looked at.
+    scanned: usize,
+    /// The place after them.
+    cursor: Option<Cursor>,
+    /// Whether everything that was read found room.
+    whole: bool,
 }
 
 /// Times at which something will be due.
@@ -208,6 +228,8 @@ impl Taker {
             epoch: 0,
             full: None,
             in_full: false,
+            only: None,
+            passed_by: None,
             skipped: BTreeSet::new(),
             probed: HashMap::new(),
             may_split,
@@ -238,6 +260,7 @@ impl Taker {
         if self.engine.everywhere.swap(false, Ordering::AcqRel) {
             self.cursor = None;
         }
+        self.learn_routes();
         self.tell_destinations_apart();
         let mut turn = None;
         loop {
@@ -276,7 +299,9 @@ impl Taker {
             let began = Instant::now();
             let limit = self.limit(room, full);
             let from = self.cursor.map_or(Origin::Start, Origin::After);
-            let Some((taken, scanned, cursor)) = self.read(from, limit, room, None).await? else {
+            let Some(WindowRead { taken, scanned, cursor, whole }) =
+                self.read(from, limit, room, None).await?
+            else {
                 return Ok((total, End::NotHeld));
             };
             Turn::gave(&mut turn, taken);
@@ -301,6 +326,9 @@ impl Taker {
                 if self.tell_destinations_apart() {
                     // What was left behind may be free.
                     continue;
+                }
+                if whole {
+                    self.pass_by_unrouted(began).await;
                 }
                 return Ok((total, End::Empty));
             }
@@ -329,7 +357,7 @@ impl Taker {
         if read.is_none() {
             self.engine.runs.set_free(keys);
         }
-        Ok(read.map(|(taken, ..)| taken))
+        Ok(read.map(|read| read.taken))
     }
 
     /// Learns which types are not to be taken now.
@@ -341,6 +369,34 @@ impl Taker {
             (self.skipped, self.cursor) = (skipped, None);
         }
         waiting
+    }
+
+    /// Learns which events this relay takes. If that has changed, a full pass comes next.
+    fn learn_routes(&mut self) {
+        let only = self.engine.routes.routed();
+        if only != self.only {
+            (self.only, self.cursor) = (only, None);
+        }
+    }
+
+    /// Moves the cursor past events that this relay does not take, after a pass whose last read began then and found all events
+    /// that it does take. Otherwise every pass would look at them again, and without one that it takes every pass would be a
+    /// full one.
+    async fn pass_by_unrouted(&mut self, began: Instant) {
+        if self.only.is_none() || self.passed_by.is_some_and(|at| at.elapsed() < LATE_COMMIT) {
+            return;
+        }
+        self.passed_by = Some(Instant::now());
+        let settings = &self.engine.settings;
+        // Nothing that became due, or old enough, after that read.
+        let longer_than = LATE_COMMIT + settings.skip_recent + began.elapsed();
+        match self.engine.store.last_due(longer_than).await {
+            Ok(place) => self.cursor = self.cursor.max(place),
+            // The next pass looks at a few rows more.
+            Err(error) => {
+                tracing::debug!(store = self.engine.name(), %error, "could not find the last due event");
+            }
+        }
     }
 
     /// Learns where events of each type go. True if that has changed: then a full pass comes next.
@@ -390,7 +446,7 @@ impl Taker {
         for _ in 0..PROBE_WINDOWS {
             let is_start = from == Origin::Start;
             let read = self.read(from, PROBE_WINDOW, 1, Some(types.to_vec())).await?;
-            let Some((taken, scanned, cursor)) = read else { return Ok(false) };
+            let Some(WindowRead { taken, scanned, cursor, .. }) = read else { return Ok(false) };
             self.probed.extend(cursor.map(|cursor| (gate, cursor)));
             if taken > 0 {
                 return Ok(true);
@@ -404,15 +460,14 @@ impl Taker {
         Ok(false)
     }
 
-    /// Reads one window and queues what was taken. Returns how many that were, how many rows were looked at, and the
-    /// place after them.
+    /// Reads one window and queues what was taken.
     async fn read(
         &mut self,
         from: Origin,
         limit: usize,
         room: usize,
         probe: Option<Vec<String>>,
-    ) -> Result<Option<(usize, usize, Option<Cursor>)>> {
+    ) -> Result<Option<WindowRead>> {
         let engine = self.engine.clone();
         let asked = Instant::now();
         let Some(by) = engine.station.holder() else { return Ok(None) };
@@ -432,6 +487,7 @@ impl Taker {
             skip_recent: engine.settings.skip_recent,
             on_dead: engine.settings.on_dead,
             skip_types: if probe.is_some() { Vec::new() } else { self.skipped.iter().cloned().collect() },
+            only: self.only.clone(),
             probe,
             destinations: self.destinations.clone(),
             max_bytes: engine.settings.bytes.room().unwrap_or_default(),
@@ -482,7 +538,7 @@ impl Taker {
         let (hot, cold) = engine.lanes.depths();
         engine.metrics.hot_depth.set(hot as f64);
         engine.metrics.cold_depth.set(cold as f64);
-        Ok(Some((count, scanned, cursor)))
+        Ok(Some(WindowRead { taken: count, scanned, cursor, whole: all && !waits }))
     }
 
     /// Queues what was taken.

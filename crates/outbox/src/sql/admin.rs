@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
     AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
-    PageAsk, Released, Shelf,
+    PageAsk, Released, Shelf, UnroutedEvents,
 };
 
 #[async_trait]
@@ -33,6 +33,10 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
 
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
         self.break_down(shelf, look_at).await
+    }
+
+    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        self.find_unrouted(look_at).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {

@@ -264,6 +264,17 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// Notes in the inbox that consumer `$1` has had event `$2`; touches no row if it was there.
     const ONCE: &'static str;
 
+    /// A pattern in which `*` stands for any run of characters, for `LIKE … ESCAPE '|'`: that minds upper and lower case where
+    /// the columns do.
+    fn pattern(pattern: &str) -> String {
+        let letter = |c: char| match c {
+            '*' => "%".to_owned(),
+            '%' | '_' | '|' => format!("|{c}"),
+            c => c.to_string(),
+        };
+        pattern.chars().map(letter).collect()
+    }
+
     /// The text of a fragment, such as `now` or `later $3`.
     fn fragment(slot: &str) -> String;
 

@@ -101,9 +101,14 @@ impl Dialect for MySql {
             ("json", x) => x.to_owned(),
             ("to", json) => json.trim_start_matches("json ").to_owned(),
             ("in", list) => match list.split_once(' ') {
+                Some(("rows", n)) => format!(
+                    "IN (SELECT j.a, j.b FROM JSON_TABLE({n}, '$[*]' COLUMNS (\
+                     a varchar(255) {{exact}} PATH '$[0]', b varchar(255) {{exact}} PATH '$[1]')) j)"
+                ),
                 Some((kind, n)) => format!("IN (SELECT j.v FROM {})", list_table(kind, n)),
                 None => String::new(),
             },
+            ("fits", n) => format!("LIKE {n} ESCAPE '|'"),
             ("exact", _) => EXACT.to_owned(),
             // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for every row of the table.
             ("listed", listed) => {

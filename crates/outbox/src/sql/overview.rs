@@ -7,8 +7,10 @@ use super::dialect::{Database, Value};
 use super::page::{ROW, Reading};
 use super::store::SqlStore;
 use crate::error::Result;
+use crate::event::GLOBAL;
 use crate::store::{
-    BlockedKey, BlockedKeys, Breakdown, Counted, EventRow, MOST_LOOKED_AT, NodeId, Overview, Shelf, TypeCount,
+    BlockedKey, BlockedKeys, Breakdown, Counted, EXCLUSIVE, EventRow, MOST_LOOKED_AT, NodeId, NodeRoutes,
+    Overview, Shelf, Store as _, TypeCount, UnroutedEvents, UnroutedType, takers,
 };
 
 /// Counting of what waits behind a dead event stops here.
@@ -93,6 +95,40 @@ impl<DB: Database> SqlStore<DB> {
         let looked_at = Counted::upto(breakdown.looked_at, look_at as u64);
         (breakdown.looked_at, breakdown.more) = (looked_at.count, looked_at.more);
         Ok(breakdown)
+    }
+
+    pub(super) async fn find_unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        let (nodes, leader) = (self.nodes().await?, self.leader(EXCLUSIVE).await?);
+        let takers = takers(&nodes, leader.as_ref());
+        if takers.iter().any(|node| !matches!(node.state.routes, NodeRoutes::Only(_))) || takers.is_empty() {
+            return Ok(UnroutedEvents::default());
+        }
+        let look_at = look_at.min(MOST_LOOKED_AT);
+        let columns = "e.event_type, e.aggregate_type, e.created_at";
+        // One row more, to know whether there is one.
+        let window = Reading::of::<DB>(Shelf::Pending).window(columns, "", "", look_at + 1);
+        let text = format!(
+            "SELECT v.event_type, v.aggregate_type, count(CASE WHEN v.n <= {look_at} THEN 1 END), \
+             min(v.created_at), count(*) FROM (\
+             SELECT w.event_type, w.aggregate_type, w.created_at, row_number() OVER (ORDER BY w.place, w.seq) AS n \
+             FROM ({window}) w) v GROUP BY v.event_type, v.aggregate_type ORDER BY 3 DESC, 1, 2"
+        );
+        let mut unrouted = UnroutedEvents::default();
+        let mut looked_at = 0;
+        for row in self.fetch_in_order(&text, Vec::new()).await? {
+            let count = DB::int(&row, 2)?.unwrap_or_default().unsigned_abs();
+            looked_at += DB::int(&row, 4)?.unwrap_or_default().unsigned_abs();
+            let event_type = DB::shown(&row, 0).unwrap_or_default();
+            let aggregate_type = DB::shown(&row, 1).unwrap_or_else(|| GLOBAL.to_owned());
+            if count > 0 && !takers.iter().any(|node| node.state.routes.takes(&event_type, &aggregate_type)) {
+                let oldest = DB::time(&row, 3)?;
+                unrouted.types.push(UnroutedType { event_type, aggregate_type, count, oldest });
+            }
+        }
+        unrouted.more = looked_at > look_at as u64 || unrouted.types.len() > UnroutedEvents::MOST;
+        unrouted.types.truncate(UnroutedEvents::MOST);
+        unrouted.relays = takers.iter().map(|node| node.node.clone()).collect();
+        Ok(unrouted)
     }
 
     pub(super) async fn find_blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {

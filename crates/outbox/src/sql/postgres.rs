@@ -110,9 +110,14 @@ impl Dialect for Postgres {
             ("to", json) => format!("{}::json", json.trim_start_matches("json ")),
             ("in", list) => match list.split_once(' ') {
                 Some(("texts", n)) => format!("= ANY({n}::text[])"),
+                // Once for the statement, hashed; not once for each row.
+                Some(("rows", n)) => {
+                    format!("IN (SELECT j ->> 0, j ->> 1 FROM json_array_elements({n}::text::json) j)")
+                }
                 Some((_, n)) => format!("= ANY({n}::bigint[])"),
                 None => String::new(),
             },
+            ("fits", n) => format!("LIKE {n} ESCAPE '|'"),
             ("listed", listed) => format!("{{{}}}", Listed::parse(listed).table),
             ("from", listed) => format!("FROM {{{listed}}}"),
             ("where", listed) => {

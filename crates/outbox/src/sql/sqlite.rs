@@ -57,6 +57,15 @@ impl Dialect for Sqlite {
         "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ('by_aggregate', 0)";
     const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
+    /// For `GLOB`: SQLite's `LIKE` takes upper for lower case.
+    fn pattern(pattern: &str) -> String {
+        let letter = |c: char| match c {
+            '?' | '[' => format!("[{c}]"),
+            c => c.to_string(),
+        };
+        pattern.chars().map(letter).collect()
+    }
+
     fn fragment(slot: &str) -> String {
         let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
         match (word, rest) {
@@ -83,10 +92,13 @@ impl Dialect for Sqlite {
             ("int" | "flag", x) => format!("({x})"),
             ("json", x) => x.to_owned(),
             ("to", json) => json.trim_start_matches("json ").to_owned(),
-            ("in", list) => {
-                let list = list.split_once(' ').map_or("", |(_, n)| n);
-                format!("IN (SELECT j.value FROM json_each({list}) j)")
-            }
+            ("in", list) => match list.split_once(' ').unwrap_or_default() {
+                ("rows", list) => {
+                    format!("IN (SELECT j.value ->> 0, j.value ->> 1 FROM json_each({list}) j)")
+                }
+                (_, list) => format!("IN (SELECT j.value FROM json_each({list}) j)"),
+            },
+            ("fits", n) => format!("GLOB {n}"),
             ("listed", listed) => format!("{{{}}}", Listed::parse(listed).table),
             ("from", listed) => format!("FROM {{{listed}}}"),
             ("where", listed) => {

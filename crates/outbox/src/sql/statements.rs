@@ -12,6 +12,8 @@
 //! | `{destination}` | the number of the destination that a run goes to, or NULL |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
+//! | `{in rows $1}` | two texts are one of a list of pairs, as JSON |
+//! | `{fits $1}` | a text fits a pattern, as `Dialect::pattern` writes it |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
 //! | `{pairs $1}` `{paired $1}` | a list of pairs as a table `s`; the same with their rows as `e` |
 //! | `{named}` | that an event is the one that a row of a batch `s` names (PostgreSQL) |
@@ -36,7 +38,7 @@ use chrono::{DateTime, Utc};
 
 use super::dialect::{BirthLease, Dialect, NewRow, Value, micros};
 use crate::event::{Due, Event, GLOBAL, Payload};
-use crate::store::{Filter, Holder, MAX_ERROR, Origin, Status, Take};
+use crate::store::{Filter, Holder, MAX_ERROR, Origin, Routed, Status, Take};
 
 /// What is read of an event, in the order that `Dialect::columns` expects.
 const EVENT: &str = "e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.ordering_key, e.correlation_id, \
@@ -68,7 +70,12 @@ pub(super) fn columns() -> String {
 /// Several keys at once only for databases that know `LATERAL`: each key gets an equal share of the limit.
 ///
 /// `lists`: the oldest list that events may be leased by, if there are lists.
-pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>) -> (String, Vec<Value>) {
+pub(super) fn window<DB: Dialect>(
+    take: &Take,
+    columns: &str,
+    lock: bool,
+    lists: Option<i64>,
+) -> (String, Vec<Value>) {
     const FREE: &str =
         "{pending} AND e.available_at <= {now} AND (e.locked_until IS NULL OR e.locked_until <= {now})";
     let mut values = Vec::new();
@@ -107,6 +114,9 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
     if !take.skip_types.is_empty() {
         values.push(Value::texts(take.skip_types.iter().map(String::as_str)));
         let _ = write!(due, " AND NOT (e.event_type {{in texts ${}}})", values.len());
+    }
+    if let Some(only) = &take.only {
+        due.push_str(&routed::<DB>(only, &mut values));
     }
     if let Some(types) = &take.probe {
         values.push(Value::texts(types.iter().map(String::as_str)));
@@ -151,6 +161,27 @@ pub(super) fn window(take: &Take, columns: &str, lock: bool, lists: Option<i64>)
         text.push_str(" {skip locked}");
     }
     (text, values)
+}
+
+/// The condition that an event is routed. The text depends on how many patterns there are, and on no other number: a relay has
+/// the same routes for as long as its settings stay.
+fn routed<DB: Dialect>(only: &Routed, values: &mut Vec<Value>) -> String {
+    values.push(Value::texts(only.types.iter().map(String::as_str)));
+    let mut text = format!(" AND (e.event_type {{in texts ${}}}", values.len());
+    if !only.pairs.is_empty() {
+        values.push(Value::Text(serde_json::to_string(&only.pairs).ok()));
+        // Other writers may have written NULL for the global aggregate.
+        let _ = write!(
+            text,
+            " OR (COALESCE(e.aggregate_type, '{GLOBAL}'), e.event_type) {{in rows ${}}}",
+            values.len()
+        );
+    }
+    for pattern in &only.patterns {
+        values.push(Value::text(DB::pattern(pattern)));
+        let _ = write!(text, " OR e.event_type {{fits ${}}}", values.len());
+    }
+    text + ")"
 }
 
 /// Leases rows that were selected and locked in the same transaction.
@@ -238,6 +269,9 @@ pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status =
 pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";
 pub(super) const OLDEST_DUE: &str =
     "SELECT min(e.available_at), {now} FROM {events} e WHERE {pending} AND e.available_at <= {now}";
+/// The last pending event that has been due for so long, along the index.
+pub(super) const LAST_DUE: &str = "SELECT e.available_at, e.seq FROM {events} e {by events_due} \
+     WHERE {pending} AND e.available_at <= {earlier $1} ORDER BY e.available_at DESC, e.seq DESC LIMIT 1";
 pub(super) const BACKLOG: &str = "SELECT count(*), \
      count(CASE WHEN e.available_at <= {now} AND {free} THEN 1 END) \
      FROM {events} e WHERE {pending}";

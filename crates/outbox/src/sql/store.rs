@@ -29,7 +29,7 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, EXCLUSIVE, Filter, Holder, JoinAct, JoinFilter,
+    Acted, Backlog, Circumstances, Claim, Completion, Cursor, EXCLUSIVE, Filter, Holder, JoinAct, JoinFilter,
     JoinMember, Leadership, Listener, LogStore, Node, NodeId, NodeState, Purge, Purgeable, Replayed, Settled,
     Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
 };
@@ -768,6 +768,10 @@ impl<DB: Database> Store for SqlStore<DB> {
             Ok(rows.first().map(|row| DB::int(row, column)).transpose()?.flatten().unwrap_or_default() as u64)
         };
         Ok(Backlog { pending: number(0)?, free: number(1)?, oldest_due: self.oldest_due().await? })
+    }
+
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        self.find_last_due(longer_than).await
     }
 
     async fn oldest_due(&self) -> Result<Option<Duration>> {

@@ -14,7 +14,7 @@ use super::store::SqlStore;
 use super::window::{Window, WindowRow, window_row};
 use crate::error::{Error, Result};
 use crate::join::Step;
-use crate::store::{Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
+use crate::store::{Cursor, Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
@@ -98,6 +98,19 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
+    /// The place of the last pending event that has been due for so long.
+    pub(super) async fn find_last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        // As `read`: a taker must not wait for the reads of people.
+        let source = if DB::READS_APART { &self.pools.read } else { &self.pools.relay };
+        let mut conn = source.acquire().await?;
+        let rows = DB::fetch(&mut conn, self.render(sql::LAST_DUE), vec![Value::micros(longer_than)]).await?;
+        conn.finish().await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        // Other programs write this column too: a time that cannot be read is no place.
+        let place = DB::time(row, 0).ok().flatten().zip(DB::int(row, 1)?);
+        Ok(place.map(|(at, seq)| Cursor { at, seq }))
+    }
+
     async fn see(&self, conn: &mut DB::Connection, take: &Take) -> Result<Window> {
         let mut window = self.look(conn, take, false).await?;
         self.block(conn, &mut window, take, &[]).await?;
@@ -124,7 +137,7 @@ impl<DB: Database> SqlStore<DB> {
                 Holder::Exclusive { .. } => 0,
             };
             let lists = DB::LISTS.then_some(oldest);
-            let (text, values) = sql::window(&take, &sql::columns(), lock, lists);
+            let (text, values) = sql::window::<DB>(&take, &sql::columns(), lock, lists);
             let mut each = |row: &DB::Row| {
                 window.add(DB::int(row, 1)?.unwrap_or_default(), window_row::<DB>(row));
                 Ok(())

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page, PageAsk,
-    Released, Shelf,
+    Released, Shelf, UnroutedEvents,
 };
 use crate::error::Result;
 use crate::event::EventId;
@@ -31,6 +31,10 @@ pub trait AdminStore: Send + Sync + 'static {
 
     /// Of the first `look_at` events of a shelf: how many of each type, and the oldest of each.
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown>;
+
+    /// Of the first `look_at` pending events: those that no running relay [routes](super::NodeState::routes). Empty if no relay
+    /// runs, or if one routes everything.
+    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents>;
 
     /// The last failed attempts of an event, oldest first.
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>>;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{OnDead, RelayHealth};
+use super::{NodeRoutes, OnDead, RelayHealth};
 use crate::event::EventId;
 
 /// The name of a process that takes events, or of the owner of work items. Unique among all that share a table.
@@ -140,6 +140,9 @@ pub struct NodeState {
     /// What a dead event does to the later events of its key, as this relay takes them.
     #[serde(default)]
     pub on_dead: OnDead,
+    /// Which events it routes. It leaves the others alone.
+    #[serde(default)]
+    pub routes: NodeRoutes,
     /// What it has settled since it started.
     #[serde(default)]
     pub counts: Counts,

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use outbox::store::{
     Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, BoundedRead, Breakdown, Circumstances, Claim,
-    Completion, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
+    Completion, Cursor, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
     Leadership, Listener, LogStore, Move, Node, NodeId, NodeState, Origin, Overview, Page, PageAsk,
     PairStore, Purge, Released, Replayed, Roll, Settled, Settlement, SharedStore, Shelf, Stats, Store,
-    Stored, StoredEvent, Take, Taken, Unreadable, Watch,
+    Stored, StoredEvent, Take, Taken, Unreadable, UnroutedEvents, Watch,
 };
 use outbox::{
     Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
@@ -45,6 +45,8 @@ pub struct Failing {
     failed: AtomicUsize,
     calls: AtomicUsize,
     scanned: AtomicUsize,
+    /// From where the last window was read that did not begin at the start.
+    read_from: std::sync::Mutex<Option<Cursor>>,
     error: fn() -> Error,
     /// How long a read from the start of the table takes; giving something back takes six times as long.
     slow: Duration,
@@ -117,6 +119,7 @@ impl Failing {
             failed: 0.into(),
             calls: 0.into(),
             scanned: 0.into(),
+            read_from: Default::default(),
             error,
             slow: Duration::ZERO,
             pace: Duration::ZERO,
@@ -173,6 +176,11 @@ impl Failing {
         self.scanned.swap(0, Ordering::SeqCst)
     }
 
+    /// From where the last window was read that did not begin at the start of the table.
+    pub fn read_from(&self) -> Option<Cursor> {
+        *self.read_from.lock().unwrap()
+    }
+
     /// How many calls have failed.
     pub fn failed(&self) -> usize {
         self.failed.load(Ordering::SeqCst)
@@ -207,6 +215,9 @@ impl Store for Failing {
         // A claim whose answer is lost has to run out, which takes longer than a test.
         if self.fate().await == Fate::Refused {
             return Err((self.error)());
+        }
+        if let Origin::After(place) = take.from {
+            *self.read_from.lock().unwrap() = Some(place);
         }
         if take.from == Origin::Start {
             tokio::time::sleep(self.slow).await;
@@ -351,6 +362,10 @@ impl Store for Failing {
         self.inner.oldest_due().await
     }
 
+    async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
+        self.inner.last_due(longer_than).await
+    }
+
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
         self.fail(Where::Announce)?;
         self.inner.announce(node, state).await
@@ -411,6 +426,10 @@ impl AdminStore for Failing {
 
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
         self.inner.breakdown(shelf, look_at).await
+    }
+
+    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+        self.inner.unrouted(look_at).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {

@@ -29,6 +29,7 @@ pub enum Step {
         on_dead: OnDead,
         skip_recent: u64,
         skip_type: bool,
+        only_type: bool,
         apart: Apart,
     },
     Settle {
@@ -278,6 +279,7 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
             on_dead: OnDead::Hold,
             skip_recent: 0,
             skip_type: false,
+            only_type: false,
         }),
         6 => (by, prop::collection::vec((0..5_usize, kind), 1..3), any::<bool>())
             .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
@@ -308,9 +310,10 @@ fn step() -> impl Strategy<Value = Step> {
         6 => drafts().prop_map(Step::Write),
         2 => (owner.clone(), drafts()).prop_map(|(owner, drafts)| Step::WriteLeased { owner, drafts }),
         1 => draft().prop_map(Step::WriteAndRollBack),
-        8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1), apart()).prop_map(
-            |(by, limit, from, on_dead, skip_recent, skip_type, apart)|
-                Step::Take { by, limit, from, on_dead, skip_recent, skip_type, apart }),
+        8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1), proptest::bool::weighted(0.2),
+            apart()).prop_map(
+            |(by, limit, from, on_dead, skip_recent, skip_type, only_type, apart)|
+                Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, apart }),
         8 => (by(), prop::collection::vec((0..8_usize, kind()), 1..5), any::<bool>())
             .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
         1 => owner.clone().prop_map(|owner| Step::Extend { owner }),

@@ -241,6 +241,7 @@ impl Model {
                     && row.available_at <= now
                     && row.created_at <= now - take.skip_recent
                     && !take.skip_types.contains(&row.event_type)
+                    && take.only.as_ref().is_none_or(|only| only.takes(&row.event_type, "any"))
                     && match &take.from {
                         Origin::Start => true,
                         Origin::After(cursor) => (row.available_at, row.seq) > (cursor.at, cursor.seq),

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Timelike, Utc};
 use outbox::store::{
     Backlog, Claim, Cursor, EXCLUSIVE, Filter, Holder, Leadership, Origin, Purge, Purgeable, Reach, Replayed,
-    RunId, Settlement, SharedStore, Stats, Take, Verdict,
+    Routed, RunId, Settlement, SharedStore, Stats, Take, Verdict,
 };
 use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
 
@@ -235,7 +235,7 @@ impl World {
                     ))
                     .await;
             }
-            Step::Take { by, limit, from, on_dead, skip_recent, skip_type, apart } => {
+            Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, apart } => {
                 let from = match (from, self.cursor) {
                     (From::Cursor, Some(cursor)) => Origin::After(cursor),
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
@@ -260,6 +260,7 @@ impl World {
                     skip_recent: seconds(*skip_recent),
                     on_dead: *on_dead,
                     skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
+                    only: only_type.then(|| Arc::new(Routed::default().and_type(TYPES[0]))),
                     frontiers,
                     together,
                     probe: None,

@@ -39,6 +39,7 @@ pub mod order;
 pub mod overview;
 pub mod page;
 pub mod pairs;
+pub mod routed;
 pub mod schema;
 pub mod settle;
 pub mod take;
@@ -162,6 +163,15 @@ macro_rules! conformance_tests {
                 what_follows_one_s_own_leases_is_taken_before_they_are_settled
                 events_without_a_key_are_ordered_by_aggregate_if_asked
                 a_frontier_is_worth_no_more_than_the_leases_behind_it
+            }
+            routed {
+                only_routed_types_are_taken
+                routed_types_are_taken_wherever_one_reads
+                types_may_be_routed_for_an_aggregate
+                types_may_be_routed_by_patterns
+                events_that_are_not_routed_hold_back_their_keys
+                the_place_of_the_last_due_event_is_told
+                events_that_no_running_relay_routes_are_told
             }
             exclusive {
                 a_lease_is_led_by_one_at_a_time
@@ -480,6 +490,7 @@ fn taking(by: Holder) -> Take {
         skip_recent: Duration::ZERO,
         on_dead: OnDead::Hold,
         skip_types: Vec::new(),
+        only: None,
         probe: None,
         destinations: Default::default(),
         frontiers: HashMap::new(),
@@ -535,6 +546,7 @@ mod tests {
             include_str!("overview.rs"),
             include_str!("page.rs"),
             include_str!("pairs.rs"),
+            include_str!("routed.rs"),
             include_str!("schema.rs"),
             include_str!("settle.rs"),
             include_str!("take.rs"),
