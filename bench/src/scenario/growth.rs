@@ -145,6 +145,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             frontiers: HashMap::new(),
             together: true,
             max_bytes: usize::MAX,
+            by_aggregate: false,
         };
         let began = Instant::now();
         let taken = store.take(&take).await?;

@@ -238,7 +238,7 @@ pub async fn events_that_no_running_relay_routes_are_told(harness: &impl Harness
     assert_eq!(told(&found(100).await), expect(&[("b", "__GLOBAL__", 2)]));
     let by = exclusive(&scene, "one").await;
     assert_eq!(found(100).await.count(), 4, "while one leads, only its routes count");
-    scene.store.resign(crate::store::EXCLUSIVE, by.owner(), 1).await.unwrap();
+    scene.store.resign(crate::store::EXCLUSIVE, by.owner(), 1, true).await.unwrap();
     scene.pass(2 * LEASE);
     announce("one", true, NodeRoutes::TooMany).await;
     announce("two", true, NodeRoutes::Only(Routed::default())).await;
