@@ -279,6 +279,7 @@ on_every_database! {
             frontiers: Default::default(),
             together: true,
             max_bytes: usize::MAX,
+            by_aggregate: false,
         };
         let none = Routed::default().and_type("nothing");
         let with_pairs = none.clone().and_pair("order", "nothing").and_pattern("nothing.*");
