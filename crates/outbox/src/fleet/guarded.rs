@@ -215,7 +215,7 @@ impl Store for Guarded {
         self.quick(self.inner.oldest_due()).await
     }
 
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         self.quick(self.inner.announce(node, state)).await
     }
 

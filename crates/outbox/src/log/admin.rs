@@ -111,7 +111,10 @@ impl LogAdmin {
             return Err(Error::BeyondHead { position, head });
         }
         match log.reset(&PairId::new(topic, publisher), position).await? {
-            true => Ok(()),
+            true => {
+                self.notify().await;
+                Ok(())
+            }
             false => Err(unknown(publisher, Some(topic))),
         }
     }
@@ -138,7 +141,17 @@ impl LogAdmin {
     async fn set(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
         match log_of(&*self.store)?.set_status(publisher, topic, status).await? {
             0 => Err(unknown(publisher, topic)),
-            pairs => Ok(pairs),
+            pairs => {
+                self.notify().await;
+                Ok(pairs)
+            }
+        }
+    }
+
+    /// Has relays look at the pairs, where the database carries notifications. They look by themselves soon enough.
+    async fn notify(&self) {
+        if let Err(error) = self.store.ring().await {
+            tracing::debug!(store = self.store.name(), %error, "could not notify relays: they look by themselves");
         }
     }
 }

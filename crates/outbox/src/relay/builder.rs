@@ -728,14 +728,16 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing.
+    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing; twice as long
+    /// on PostgreSQL while there was nothing to publish for some time, when leases are renewed less often.
     pub fn pair_lease(mut self, lease: Duration) -> Self {
         self.settings.pair_lease = lease;
         self
     }
 
     /// How often to ask the database for the newest position, by one small query for all pairs; every 250 ms if not set. An append
-    /// in the same process is seen at once, one elsewhere by this.
+    /// in the same process is seen at once, one elsewhere by this, except on PostgreSQL: there writers notify the relay, and nothing is
+    /// asked while they do.
     pub fn log_watch(mut self, interval: Duration) -> Self {
         self.settings.log_watch = interval;
         self

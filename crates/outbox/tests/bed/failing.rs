@@ -347,7 +347,7 @@ impl Store for Failing {
         self.inner.oldest_due().await
     }
 
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         self.fail(Where::Announce)?;
         self.inner.announce(node, state).await
     }
