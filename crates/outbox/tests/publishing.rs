@@ -396,6 +396,32 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
+    /// C-04. An hour: the second batch does not come in this test, and the other publisher does not wait for it.
+    async fn a_publisher_with_an_interval_gets_one_batch_in_that_time(|bed|) {
+        let (slow, fast) = (Sink::named("slow"), Sink::named("fast"));
+        let relay = bed.outbox.log_only()
+            .publish(Topic::new("t").to(slow.clone()).batch(2).interval(NEVER))
+            .publish(Topic::new("t").to(fast.clone()).batch(2)).start().await.unwrap();
+        append(&bed.outbox, "A", 0..6).await;
+        fast.reach(6).await;
+        relay.idle().await.unwrap();
+        append(&bed.outbox, "A", 6..8).await;
+        fast.reach(8).await;
+        relay.idle().await.unwrap();
+        assert_eq!((slow.numbers(), slow.calls()), (vec![0, 1], 1));
+        relay.stop().await.unwrap();
+
+        // Started anew, it publishes at once, and then in its time.
+        let began = Instant::now();
+        let relay = bed.outbox.log_only()
+            .publish(Topic::new("t").to(slow.clone()).batch(2).interval(200 * MS)).start().await.unwrap();
+        slow.reach(8).await;
+        assert!(began.elapsed() >= 400 * MS, "three batches have two pauses between them");
+        relay.stop().await.unwrap();
+        assert_eq!(slow.numbers(), (0..8).collect::<Vec<_>>());
+        assert_eq!(slow.calls(), 4);
+    }
+
     /// Nothing is lost, nothing comes twice, and each leads its part.
     /// A relay that has stopped leads nothing, although its leases would last for some seconds more.
     async fn nodes_share_the_pairs_and_a_clean_stop_hands_over_at_once(|bed|) {

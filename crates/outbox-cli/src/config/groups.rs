@@ -133,6 +133,8 @@ pub(crate) struct Purge {
 pub(crate) struct Log {
     pub(crate) lease: Option<Time<100>>,
     pub(crate) watch: Option<Time<1>>,
+    pub(crate) batch_size: Option<Count>,
+    pub(crate) interval: Option<Time<1>>,
 }
 
 /// What is counted.
@@ -207,7 +209,8 @@ impl Groups {
         relay = set(relay, *lease, |relay, time| relay.lease(time.0));
         relay = set(relay, *presence, |relay, time| relay.presence(time.0));
         relay = set(relay, owner_id.as_ref(), |relay, owner| relay.node(owner.0.as_str()));
-        let Log { lease, watch } = &self.log;
+        // The others are those of pairs: see `Topic::pace`.
+        let Log { lease, watch, batch_size: _, interval: _ } = &self.log;
         relay = set(relay, *lease, |relay, time| relay.pair_lease(time.0));
         relay = set(relay, *watch, |relay, time| relay.log_watch(time.0));
         let Metrics { prefix } = &self.metrics;

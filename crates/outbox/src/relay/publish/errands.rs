@@ -74,7 +74,7 @@ impl Desk {
             }
             .instrument(span),
         );
-        lead.sent(batch, positions, upto, task.abort_handle());
+        lead.sent(batch, positions, upto, task.abort_handle(), now);
         self.want(ahead);
     }
 

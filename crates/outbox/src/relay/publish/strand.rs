@@ -155,7 +155,9 @@ impl Lead {
         positions: Vec<Position>,
         upto: Position,
         task: tokio::task::AbortHandle,
+        now: Instant,
     ) {
+        self.rhythm.sent(now);
         self.in_flight = Some(InFlight { batch, positions, upto, task });
     }
 
