@@ -23,7 +23,9 @@ use crate::error::Result;
 use crate::event::{Event, EventId};
 pub use crate::explain::Circumstances;
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
-pub use crate::log::{BoundedRead, Frontier, LogStore, Move, PairStore, Roll, Stored, Unreadable};
+pub use crate::log::{
+    BoundedRead, Frontier, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable,
+};
 
 mod admin;
 mod deed;

@@ -441,6 +441,10 @@ impl AdminStore for Failing {
         self.inner.audited(id, outcome, count).await
     }
 
+    async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_audits(older_than, limit).await
+    }
+
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.inner.audits(before, limit).await
     }
@@ -480,6 +484,10 @@ impl LogStore for Failing {
 
     async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
         self.inner_log().unreadable(limit).await
+    }
+
+    async fn purge_log(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner_log().purge_log(older_than, limit).await
     }
 
     async fn settled(&self, query: &Query) -> Result<Position> {
