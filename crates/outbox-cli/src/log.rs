@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use outbox::escape::Escaped;
-use outbox::store::LogStore;
+use outbox::store::{LogStore, OpenAppend};
 use outbox::{PairState, Position};
 use serde::Serialize;
 
@@ -142,11 +142,38 @@ pub(crate) struct PairView {
     last_error: Option<String>,
     leader: Option<String>,
     updated_at: DateTime<Utc>,
+    waits_for: Option<OpenAppendView>,
+}
+
+/// An open transaction that a pair waits for, for programs.
+#[derive(Serialize)]
+pub(crate) struct OpenAppendView {
+    backend: Option<i64>,
+    prepared: Option<String>,
+    since: Option<DateTime<Utc>>,
+    user: Option<String>,
+    application: Option<String>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl OpenAppendView {
+    fn of(open: &OpenAppend) -> Self {
+        Self {
+            backend: open.backend,
+            prepared: open.prepared.clone(),
+            since: open.since,
+            user: open.user.clone(),
+            application: open.application.clone(),
+            text: open.to_string(),
+        }
+    }
 }
 
 impl PairView {
-    fn of(pair: &PairState, head: Position) -> Self {
+    fn of(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Self {
         Self {
+            waits_for: waits_for.map(OpenAppendView::of),
             topic: pair.id.topic().to_owned(),
             publisher: pair.id.publisher().to_owned(),
             status: pair.status.as_str(),
@@ -172,7 +199,30 @@ pub(crate) async fn pairs(place: &Place) -> Result<(Position, Vec<PairView>)> {
     let pairs = log.pairs().await.map_err(|error| place.explain(error))?;
     // The head last: a pair that moves meanwhile shows more than it has, not less.
     let head = log.head().await.map_err(|error| place.explain(error))?;
-    Ok((head, pairs.iter().map(|pair| PairView::of(pair, head)).collect()))
+    let is_behind = pairs.iter().any(|pair| pair.position < head);
+    let waiting =
+        if is_behind { log.waiting().await.map_err(|error| place.explain(error))? } else { Vec::new() };
+    let waits_for = |pair: &PairState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
+    Ok((head, pairs.iter().map(|pair| PairView::of(pair, head, waits_for(pair))).collect()))
+}
+
+/// A line for each pair that waits for an open transaction.
+pub(crate) fn waiting(pairs: &[PairView], output: Output) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (pair, open) in pairs.iter().filter_map(|pair| Some((pair, pair.waits_for.as_ref()?))) {
+        let since = open.since.map_or_else(
+            || "this role may not see since when".to_owned(),
+            |since| format!("since {}", output.time(since)),
+        );
+        lines.push(format!(
+            "{}/{} waits behind position {}: {} has appended to the log and not ended its transaction, {since}.",
+            Escaped(&pair.topic),
+            Escaped(&pair.publisher),
+            pair.position,
+            open.text
+        ));
+    }
+    lines
 }
 
 /// A table of pairs, with what is wrong with them.
@@ -239,6 +289,9 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
     } else {
         say(format_args!("The log ends at position {head}.\n"));
         table(&pairs, options.output).print();
+        for line in waiting(&pairs, options.output) {
+            note(format_args!("\n{line}"));
+        }
         if let Some(first) = unreadable::of(&place, 1).await?.first() {
             note(format_args!(
                 "\nPublishers passed over events that cannot be read, the last at position {}: `outbox log unreadable` lists them.",

@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::relays::RelayView;
 use crate::age::Age;
 use crate::database::Tables;
-use crate::log::{PairView, pairs, table};
+use crate::log::{PairView, pairs, table, waiting};
 use crate::open::Place;
 use crate::say_as_is;
 use crate::show::{Output, Table, json, number, span_of, status};
@@ -187,7 +187,10 @@ fn rest(now: &Now, output: Output) -> String {
     let log = match (&now.log.pairs[..], now.log.head) {
         ([], 0) => "Log      empty".to_owned(),
         ([], head) => format!("Log      ends at position {head}; nobody publishes it"),
-        (pairs, head) => format!("Log      ends at position {head}\n\n{}", table(pairs, output).lines()),
+        (pairs, head) => {
+            let waiting: String = waiting(pairs, output).iter().map(|line| format!("\n\n{line}")).collect();
+            format!("Log      ends at position {head}\n\n{}{waiting}", table(pairs, output).lines())
+        }
     };
     let unrouted = unrouted(&now.unrouted);
     format!("{leader}{relays}{unrouted}\n\n{log}")

@@ -315,6 +315,27 @@ pub(crate) async fn purge_attempts(
     until_drained(batch, stop, || store.purge_attempts(older_than, batch)).await
 }
 
+/// The same for audit entries.
+pub(crate) async fn purge_audits(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    until_drained(batch, stop, || store.purge_audits(older_than, batch)).await
+}
+
+/// The same for events of the log; nothing where there is none.
+pub(crate) async fn purge_log(
+    store: &dyn Store,
+    older_than: Duration,
+    batch: usize,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    let Some(log) = store.log() else { return Ok(0) };
+    until_drained(batch, stop, || log.purge_log(older_than, batch)).await
+}
+
 /// The same for the inbox.
 pub(crate) async fn purge_inbox(
     store: &dyn Store,

@@ -13,7 +13,7 @@
 //! | `outbox.dispatch.deferred` | counter | events that their handler put off |
 //! | `outbox.settle.stale` | counter | verdicts that came too late to count |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
-//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 20 s, or every 2 s while events are settled |
+//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 5 s while events are due, at least every 30 s |
 //! | `outbox.unrouted` | gauge | of the first 2,000 pending events, those that no running relay routes; looked up with the lag, by relays that do not route everything |
 //! | `outbox.take.last.seconds` | gauge | when the database last completed a take, in seconds since 1970: `time() - …` is its age |
 //! | `outbox.settle.last.seconds` | gauge | the same of the last settlement |
@@ -23,6 +23,7 @@
 //! | `outbox.log.published` | counter | events of the log that a publisher took |
 //! | `outbox.log.errors` | counter | batches that a publisher failed to take |
 //! | `outbox.log.leading` | gauge | 1 while this node leads the pair of topic and publisher |
+//! | `outbox.log.takeovers` | counter | pairs that this node took over from a leader whose lease had run out |
 //! | `outbox.log.lag` | gauge | how many positions the pair is behind the end of the log |
 //!
 //! Each carries the label `store`, those of the log also `topic` and `publisher`, that of a destination also `destination`, those of a task also

@@ -23,7 +23,9 @@ use crate::error::Result;
 use crate::event::{Event, EventId};
 pub use crate::explain::Circumstances;
 use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
-pub use crate::log::{BoundedRead, Frontier, LogStore, Move, PairStore, Roll, Stored, Unreadable};
+pub use crate::log::{
+    BoundedRead, Frontier, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable,
+};
 
 mod admin;
 mod deed;
@@ -168,7 +170,9 @@ pub trait Store: AdminStore + fmt::Debug {
     ///
     /// A relay that has not announced itself for its [presence](Node::presence) has vanished, by the database's clock, and
     /// [`release_vanished`](Store::release_vanished) releases its leases.
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()>;
+    ///
+    /// Returns whether another relay may have vanished. `true` if the database does not tell.
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool>;
 
     /// A relay has stopped.
     async fn retire(&self, node: &NodeId) -> Result<()>;
@@ -214,8 +218,31 @@ pub trait Store: AdminStore + fmt::Debug {
 /// Hears what other processes say.
 #[async_trait]
 pub trait Listener: Send {
-    /// Waits for the next word. Connects again by itself after an error.
+    /// Waits for the next notification of another process.
     async fn heard(&mut self) -> Result<()>;
+
+    /// Asks writers to notify of each append from now on. Events that were committed before are not notified of: look once more.
+    async fn ask_for_calls(&mut self) -> Result<Calls> {
+        Ok(Calls::Unsupported)
+    }
+
+    /// Writers need not notify any more.
+    async fn end_calls(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether writers notify relays of an append to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// They never do: the log has to be polled.
+    Unsupported,
+    /// They do, from now on.
+    Armed,
+    /// Another relay has asked them to, and passes on what it hears.
+    ByAnother,
+    /// Not yet: a transaction that has appended is still open, and will not notify.
+    NotYet,
 }
 
 /// Lets a relay sleep until something is written. One relay of a table has the watch; the others hear what it hears.

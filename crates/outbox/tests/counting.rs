@@ -172,6 +172,46 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
     assert_eq!((of("lag", "latch"), of("lag", "fails")), (0, 5));
 }
 
+#[tokio::test(flavor = "current_thread")]
+async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
+    let (store, lease) = (bed.outbox.store(), Duration::from_secs(3));
+    let log = store.log().unwrap();
+    let ids = ["vanished", "given-back"].map(|name| outbox::PairId::new("all", name));
+    log.register(&ids.clone().map(|id| (id, false))).await.unwrap();
+    let ghost = outbox::NodeId::from("ghost");
+    let led = log.claim(&ghost, lease, &ids).await.unwrap();
+    let given: Vec<_> =
+        led.iter().filter(|pair| pair.id == ids[1]).map(|p| (p.id.clone(), p.epoch)).collect();
+    log.release(&ghost, &given).await.unwrap();
+    bed.advance(lease);
+    let latches = ["vanished", "given-back"].map(|name| LatchPublisher::expecting(1).named(name));
+    let mut relay = bed.outbox.log_only().pair_lease(lease);
+    for latch in &latches {
+        relay = relay.publish(Topic::new("all").to(latch.clone()));
+    }
+    let relay = relay.start().await.unwrap();
+    bed.outbox.log().append([numbered("e", 1)]).await.unwrap();
+    for latch in &latches {
+        latch.wait(bed::FOREVER).await.unwrap();
+    }
+    relay.stop().await.unwrap();
+    let mut counted = BTreeMap::new();
+    for (key, _, _, value) in snapshots.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let publisher = key.labels().find(|label| label.key() == "publisher");
+        if let (DebugValue::Counter(n), Some(publisher), "outbox.log.takeovers") =
+            (value, publisher, key.name())
+        {
+            counted.insert(publisher.value().to_owned(), n);
+        }
+    }
+    assert_eq!(counted, BTreeMap::from([("vanished".to_owned(), 1), ("given-back".to_owned(), 0)]));
+}
+
 struct Fails;
 
 #[async_trait::async_trait]

@@ -362,7 +362,8 @@ async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
         let pid = Postgres::number(&mut tx, "SELECT pg_backend_pid()::bigint").await;
         tx.append((0..5_000).map(|n| Event::new("E").tag("n", n).json(&1))).await.unwrap();
         let locks = format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}");
-        assert_eq!(bed.number(&locks).await, 1);
+        // And one by which relays that sleep are notified.
+        assert_eq!(bed.number(&locks).await, 1 + 1);
         let (other, waits) = start(&bed, event(&[("n", "77")]), unless(&Query::tag("n", 77))).await;
         assert!(waits);
         let mut reader = bed.outbox.begin().await.unwrap();
@@ -510,6 +511,59 @@ async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_ord
         assert!(published.is_sorted());
         assert_eq!(published, committed);
         assert!(published.len() > WRITERS * each, "{}", published.len());
+    })
+    .await;
+}
+
+/// The publisher is ACTIVE and has no error: without this an operator would not know why nothing is published.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pair_that_waits_for_an_open_transaction_says_for_which_and_since_when() {
+    let Some(bed) = bed().await else { return };
+    in_time(async {
+        let latch = outbox::LatchPublisher::expecting(1);
+        let relay =
+            bed.outbox.log_only().publish(outbox::Topic::new("t").to(latch.clone())).start().await.unwrap();
+        let first = bed.outbox.log().append([event(&[])]).await.unwrap()[0];
+        relay.idle().await.unwrap();
+        let admin = bed.outbox.log_admin();
+        let waits_for = async || admin.lag().await.unwrap()[0].waits_for.clone();
+        assert_eq!(waits_for().await, None, "nothing is open");
+
+        let mut conn = PgConnection::connect(bed.url()).await.unwrap();
+        conn.execute("SET application_name = 'checkout'").await.unwrap();
+        let backend = Postgres::number(&mut conn, "SELECT pg_backend_pid()::bigint").await;
+        conn.execute("BEGIN").await.unwrap();
+        let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", bed.table);
+        conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
+        assert_eq!(waits_for().await, None, "nothing stands behind it");
+        bed.outbox.log().append([event(&[])]).await.unwrap();
+        let began = chrono::Utc::now();
+        let open = waits_for().await.expect("it waits");
+        assert_eq!((open.backend, open.prepared.as_deref()), (Some(backend), None));
+        assert_eq!((open.user.as_deref(), open.application.as_deref()), (Some("postgres"), Some("checkout")));
+        assert!(
+            open.since.is_some_and(|since| since <= began && began - since < chrono::TimeDelta::minutes(5))
+        );
+        assert_eq!(open.to_string(), format!("backend {backend} (role postgres, application checkout)"));
+        assert_eq!(admin.lag().await.unwrap()[0].position, first);
+
+        if bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0 {
+            relay.stop().await.unwrap();
+            conn.execute("ROLLBACK").await.unwrap();
+            // A transaction that has notified a relay cannot be prepared.
+            conn.execute("SET outbox.two_phase = 'on'").await.unwrap();
+            conn.execute("BEGIN").await.unwrap();
+            let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", bed.table);
+            conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
+            conn.execute(sqlx::AssertSqlSafe(format!("PREPARE TRANSACTION '{}'", bed.table))).await.unwrap();
+            let open = waits_for().await.expect("it waits");
+            assert_eq!((open.backend, open.prepared.as_deref()), (None, Some(bed.table.as_str())));
+            conn.execute(sqlx::AssertSqlSafe(format!("ROLLBACK PREPARED '{}'", bed.table))).await.unwrap();
+        } else {
+            conn.execute("ROLLBACK").await.unwrap();
+            relay.stop().await.unwrap();
+        }
+        assert_eq!(waits_for().await, None);
     })
     .await;
 }

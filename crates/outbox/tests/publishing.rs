@@ -396,6 +396,32 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
+    /// C-04. An hour: the second batch does not come in this test, and the other publisher does not wait for it.
+    async fn a_publisher_with_an_interval_gets_one_batch_in_that_time(|bed|) {
+        let (slow, fast) = (Sink::named("slow"), Sink::named("fast"));
+        let relay = bed.outbox.log_only()
+            .publish(Topic::new("t").to(slow.clone()).batch(2).interval(NEVER))
+            .publish(Topic::new("t").to(fast.clone()).batch(2)).start().await.unwrap();
+        append(&bed.outbox, "A", 0..6).await;
+        fast.reach(6).await;
+        relay.idle().await.unwrap();
+        append(&bed.outbox, "A", 6..8).await;
+        fast.reach(8).await;
+        relay.idle().await.unwrap();
+        assert_eq!((slow.numbers(), slow.calls()), (vec![0, 1], 1));
+        relay.stop().await.unwrap();
+
+        // Started anew, it publishes at once, and then in its time.
+        let began = Instant::now();
+        let relay = bed.outbox.log_only()
+            .publish(Topic::new("t").to(slow.clone()).batch(2).interval(200 * MS)).start().await.unwrap();
+        slow.reach(8).await;
+        assert!(began.elapsed() >= 400 * MS, "three batches have two pauses between them");
+        relay.stop().await.unwrap();
+        assert_eq!(slow.numbers(), (0..8).collect::<Vec<_>>());
+        assert_eq!(slow.calls(), 4);
+    }
+
     /// Nothing is lost, nothing comes twice, and each leads its part.
     /// A relay that has stopped leads nothing, although its leases would last for some seconds more.
     async fn nodes_share_the_pairs_and_a_clean_stop_hands_over_at_once(|bed|) {
@@ -777,16 +803,7 @@ async fn on_postgres_an_append_in_another_process_is_heard_of() {
     let pair = Topic::new("t").to(sink.clone()).every(NEVER);
     let relay = bed.outbox.log_only().log_watch(NEVER).publish(pair).start().await.unwrap();
     relay.idle().await.unwrap();
-    // It listens when it listens: until then what is said is not heard.
-    let listening = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"{}_log\"%' AND pid <> pg_backend_pid()",
-        bed.table
-    );
-    let end = Instant::now() + FOREVER;
-    while bed.number(&listening).await == 0 {
-        assert!(Instant::now() < end, "nobody listens");
-        tokio::time::sleep(10 * MS).await;
-    }
+    notified_of_appends(&bed).await;
     let other = bed.another().await;
     append(&other.outbox, "A", 0..1).await;
     sink.reach(1).await;
@@ -794,5 +811,92 @@ async fn on_postgres_an_append_in_another_process_is_heard_of() {
     tx.append([event("A", 1)]).await.unwrap();
     tx.commit().await.unwrap();
     sink.reach(2).await;
+    // Nor do other programs say more than their INSERT.
+    for n in 2..20 {
+        insert(&bed, n).await;
+        sink.reach(n as usize + 1).await;
+    }
+    relay.stop().await.unwrap();
+}
+
+/// An event of the log as a program without this library writes it.
+async fn insert(bed: &Bed<sqlx::Postgres>, n: u64) {
+    let insert = "INSERT INTO {t}_log (event_type, tags, payload)";
+    bed.run(&format!("{insert} VALUES ('A', ARRAY['n=1'], '{n}')")).await.unwrap();
+}
+
+/// Waits until a relay has asked writers to notify of what they append: its lock tells.
+async fn notified_of_appends(bed: &Bed<sqlx::Postgres>) {
+    let asked = "SELECT count(*) FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ExclusiveLock' AND k.granted \
+         AND (k.classid::bigint << 32 | k.objid::bigint) = hashtextextended(current_schema() || '.{t}_log', 13)";
+    let end = Instant::now() + FOREVER;
+    while bed.number(asked).await == 0 {
+        assert!(Instant::now() < end, "nobody listens");
+        tokio::time::sleep(10 * MS).await;
+    }
+}
+
+/// One of them asks writers to notify. The other one hears of what is written while they do, and by the first one of the rest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_every_relay_hears_of_what_other_programs_append() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let (other, sinks) = (bed.another().await, [Sink::named("a"), Sink::named("b")]);
+    let start = async |outbox: &Outbox<_>, name: &str| {
+        let mut relay = outbox.log_only().node(name).log_watch(NEVER);
+        for sink in &sinks {
+            relay = relay.publish(Topic::new("t").to(sink.clone()).every(NEVER));
+        }
+        relay.start().await.unwrap()
+    };
+    let relays = [start(&bed.outbox, "first").await, start(&other.outbox, "second").await];
+    let end = Instant::now() + FOREVER;
+    loop {
+        let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+        let leaders: HashSet<_> = pairs.iter().filter_map(|pair| pair.leader.clone()).collect();
+        if leaders.len() == 2 {
+            break;
+        }
+        assert!(Instant::now() < end, "they do not share: {pairs:?}");
+        tokio::time::sleep(10 * MS).await;
+    }
+    notified_of_appends(&bed).await;
+    for round in 0..5 {
+        for n in 0..10 {
+            insert(&bed, round * 10 + n).await;
+        }
+        for sink in &sinks {
+            sink.reach(round as usize * 10 + 10).await;
+        }
+    }
+    for relay in relays {
+        relay.stop().await.unwrap();
+    }
+    for sink in &sinks {
+        sink.assert_in_order();
+    }
+}
+
+/// It asks who leads what less often then, and before it publishes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_a_relay_that_rests_knows_of_a_pause_before_it_publishes() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let (sink, lease) = (Sink::named("sink"), SEC);
+    let pair = Topic::new("t").to(sink.clone()).every(NEVER);
+    let relay = bed.outbox.log_only().pair_lease(lease).publish(pair).start().await.unwrap();
+    let end = Instant::now() + FOREVER;
+    while stands(&bed, "t", "sink").await.remaining <= lease {
+        assert!(Instant::now() < end, "it never rests");
+        tokio::time::sleep(10 * MS).await;
+    }
+    // At a time when it has just asked.
+    while stands(&bed, "t", "sink").await.remaining <= lease * 19 / 10 {
+        tokio::time::sleep(10 * MS).await;
+    }
+    bed.run(&format!("UPDATE {}_topic_progress SET status = 'PAUSED'", bed.table)).await.unwrap();
+    insert(&bed, 0).await;
+    relay.idle().await.unwrap();
+    assert_eq!(sink.numbers(), [0u64; 0], "it was paused before the event was written");
+    bed.outbox.log_admin().resume("sink").await.unwrap();
+    sink.reach(1).await;
     relay.stop().await.unwrap();
 }

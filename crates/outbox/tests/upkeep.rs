@@ -48,6 +48,45 @@ on_every_database! {
         assert_eq!(bed.tally().await, (2, 0, 0, 1), "what is pending or dead stays, however old");
     }
 
+    /// Events of the log and audit entries stay unless a retention for them is set; failed attempts go after 30 days.
+    async fn a_relay_purges_the_log_the_audit_and_attempts_by_their_own_times(frozen |bed|) {
+        let store = bed.outbox.store();
+        bed.outbox.log().append((0..3).map(|n| numbered("e", n))).await.unwrap();
+        store.audit(&outbox::store::Deed::default()).await.unwrap();
+        finished(&bed, 1).await;
+        let fails = async |_: outbox::Cx| Err::<(), _>(Failure::dead("no"));
+        let relay = bed.outbox.single_node().no_purge().on_type("bad", fails).start().await.unwrap();
+        bed.write("bad", 0..1).await;
+        relay.idle().await.unwrap();
+        relay.stop().await.unwrap();
+        bed.advance(DAY * 20);
+        let counts = async || {
+            let log = bed.number("SELECT count(*) FROM {t}_log").await;
+            (log, store.audits(None, 10).await.unwrap().len())
+        };
+        let attempts = async || bed.number("SELECT count(*) FROM {t}_attempt").await;
+        let failed = attempts().await;
+        assert!(failed > 0);
+        let relay = bed.outbox.writer_only().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
+        for _ in 0..2 {
+            // Events come first in each round: with the second one the first round is over.
+            while bed.tally().await.2 > 0 {
+                tokio::time::sleep(5 * MS).await;
+            }
+            bed.write("e", 0..1).await;
+            bed.run("UPDATE {t} SET status = 1, done_at = '2001-01-01 00:00:00' WHERE status = 0").await.unwrap();
+        }
+        relay.stop().await.unwrap();
+        assert_eq!((counts().await, attempts().await), ((3, 1), failed), "all of it stays");
+
+        let purge = PurgeSettings::default().every(5 * MS).log_retention(10 * DAY).audit_retention(10 * DAY);
+        let relay = bed.outbox.single_node().purge(purge.attempts_retention(10 * DAY)).start().await.unwrap();
+        while counts().await != (1, 0) || attempts().await > 0 {
+            tokio::time::sleep(5 * MS).await;
+        }
+        relay.stop().await.unwrap();
+    }
+
     /// Dead events stay unless a retention for them is set.
     async fn a_relay_purges_by_itself(frozen |bed|) {
         finished(&bed, 30).await;

@@ -169,6 +169,10 @@ impl Config {
             if let Some(twice) = topic.to.iter().find(|one| !to.insert(one.get_ref())) {
                 reader.wrong(&twice.span(), format!("`{}` is named twice", twice.get_ref()));
             }
+            for other in topic.publishers.keys().filter(|name| !to.contains(name.get_ref())) {
+                let reason = format!("`{}` is not among the publishers in `to`", other.get_ref());
+                reader.wrong(&other.span(), reason);
+            }
             if topic.to.is_empty() {
                 reader.wrong(&topic.name.span(), "it goes nowhere: name publishers in `to`");
             }

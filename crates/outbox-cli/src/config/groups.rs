@@ -126,6 +126,9 @@ pub(crate) struct Purge {
     pub(crate) batch_size: Option<Count>,
     pub(crate) dead_retention: Option<Time>,
     pub(crate) inbox_retention: Option<Time>,
+    pub(crate) attempts_retention: Option<Time>,
+    pub(crate) log_retention: Option<Time>,
+    pub(crate) audit_retention: Option<Time>,
 }
 
 /// How the event log is published.
@@ -134,6 +137,8 @@ pub(crate) struct Purge {
 pub(crate) struct Log {
     pub(crate) lease: Option<Time<100>>,
     pub(crate) watch: Option<Time<1>>,
+    pub(crate) batch_size: Option<Count>,
+    pub(crate) interval: Option<Time<1>>,
 }
 
 /// What is counted.
@@ -209,7 +214,8 @@ impl Groups {
         relay = set(relay, *lease, |relay, time| relay.lease(time.0));
         relay = set(relay, *presence, |relay, time| relay.presence(time.0));
         relay = set(relay, owner_id.as_ref(), |relay, owner| relay.node(owner.0.as_str()));
-        let Log { lease, watch } = &self.log;
+        // The others are those of pairs: see `Topic::pace`.
+        let Log { lease, watch, batch_size: _, interval: _ } = &self.log;
         relay = set(relay, *lease, |relay, time| relay.pair_lease(time.0));
         relay = set(relay, *watch, |relay, time| relay.log_watch(time.0));
         let Metrics { prefix } = &self.metrics;
@@ -242,7 +248,17 @@ impl Retry {
 
 impl Purge {
     fn apply<S>(&self, relay: RelayBuilder<S>) -> RelayBuilder<S> {
-        let Purge { enabled, retention, interval, batch_size, dead_retention, inbox_retention } = self;
+        let Purge {
+            enabled,
+            retention,
+            interval,
+            batch_size,
+            dead_retention,
+            inbox_retention,
+            attempts_retention,
+            log_retention,
+            audit_retention,
+        } = self;
         if *enabled == Some(false) {
             return relay.no_purge();
         }
@@ -256,16 +272,32 @@ impl Purge {
         purge = set(purge, *batch_size, |purge, count| purge.batch(count.get()));
         purge = set(purge, *inbox_retention, |purge, time| purge.inbox_retention(time.0));
         purge = set(purge, *dead_retention, |purge, time| purge.dead_retention(time.0));
+        purge = set(purge, *attempts_retention, |purge, time| purge.attempts_retention(time.0));
+        purge = set(purge, *log_retention, |purge, time| purge.log_retention(time.0));
+        purge = set(purge, *audit_retention, |purge, time| purge.audit_retention(time.0));
         relay.purge(purge)
     }
 
     fn is_unset(&self) -> bool {
-        let Purge { enabled: _, retention, interval, batch_size, dead_retention, inbox_retention } = self;
+        let Purge {
+            enabled: _,
+            retention,
+            interval,
+            batch_size,
+            dead_retention,
+            inbox_retention,
+            attempts_retention,
+            log_retention,
+            audit_retention,
+        } = self;
         retention.is_none()
             && interval.is_none()
             && batch_size.is_none()
             && dead_retention.is_none()
             && inbox_retention.is_none()
+            && attempts_retention.is_none()
+            && log_retention.is_none()
+            && audit_retention.is_none()
     }
 }
 

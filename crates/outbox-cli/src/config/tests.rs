@@ -117,6 +117,14 @@ fn a_mistake_is_told_with_its_line_and_column() {
             "7:3: databases are given twice: leave out `[database]` (or OUTBOX_DATABASE_URL) or this",
         ),
         ("[[topics]]\nname = \"t\"\nto = [\"lines\", \"lines\"]", "9:16: `lines` is named twice"),
+        (
+            "[[topics]]\nname = \"t\"\nto = [\"lines\"]\n[topics.publishers.other]\ninterval = \"5s\"",
+            "10:20: `other` is not among the publishers in `to`",
+        ),
+        (
+            "[[topics]]\nname = \"t\"\nto = [\"lines\"]\n[topics.publishers.lines]\nintervall = \"5s\"",
+            "11:1: there is no setting `intervall`: did you mean `interval`?",
+        ),
         ("[[topics]]\nname = \"t\"\nto = []", "8:8: it goes nowhere: name publishers in `to`"),
         (
             "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"",
@@ -360,6 +368,7 @@ fn the_sample_names_every_setting() {
         ("publishers.partner.webhook", fields::<outbox_transports::WebhookSettings>()),
         ("routes", fields::<Route>()),
         ("topics", fields::<Topic>()),
+        ("topics.publishers.lines", fields::<topics::Pace>()),
     ];
     let mut named = BTreeSet::new();
     let mut header = String::new();
@@ -383,4 +392,29 @@ fn the_sample_names_every_setting() {
             named.iter().any(|(table, setting)| table.split('.').next() == Some(name) || setting == name);
         assert!(is_there, "{name}");
     }
+}
+
+/// C-04. A publisher's own settings go before those of its topic, and these before those of all topics.
+#[test]
+fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
+    let text = format!(
+        "{GOOD}[log]\nbatch-size = 10\ninterval = \"1m\"\n[publishers.b.stdout]\n\
+         [[topics]]\nname = \"t\"\nto = [\"lines\", \"b\"]\nbatch-size = 20\n[topics.publishers.b]\ninterval = \"5s\"\n\
+         [[topics]]\nname = \"u\"\nto = [\"lines\"]\npublishers = {{ lines = {{ batch-size = 30, timeout = \"2s\" }} }}\n"
+    );
+    let config = parse(&text).unwrap();
+    let paced = |topic: usize, publisher: &str| {
+        let topic = &config.topics[topic];
+        let pair = topic.selection().to(outbox::LogPublisher::named(publisher.to_owned()));
+        format!("{:?}", topic.pace(pair, publisher, &config.groups.log))
+    };
+    for (topic, publisher, pace) in [
+        (0, "lines", "batch: 20, interval: 60s"),
+        (0, "b", "batch: 20, interval: 5s"),
+        (1, "lines", "batch: 30, interval: 60s"),
+    ] {
+        let paced = paced(topic, publisher);
+        assert!(paced.contains(pace), "{paced}");
+    }
+    assert!(paced(1, "lines").contains("timeout: 2s"));
 }

@@ -136,7 +136,7 @@ impl Flags {
             config.routes.clear();
         }
         if let Some(topic) = topic {
-            config.topics.push(crate::config::Topic::all(topic, LINES, self.batch, self.poll_interval));
+            config.topics.push(crate::config::Topic::all(topic, LINES, self.batch));
         }
         let groups = &mut config.groups;
         groups.general.mode = Some(mode);

@@ -196,7 +196,8 @@ fn tell<S>(config: &Config, builder: RelayBuilder<S>, outlets: &Outlets, switch:
     for topic in &config.topics {
         let selection = topic.selection();
         for publisher in topic.to.iter().filter_map(|to| outlets.publisher(to.get_ref())) {
-            builder = builder.publish(topic.pace(selection.to_shared(publisher)));
+            let (name, log) = (publisher.name().to_owned(), &config.groups.log);
+            builder = builder.publish(topic.pace(selection.to_shared(publisher), &name, log));
         }
     }
     if config.groups.mode() == Mode::Log { builder } else { builder.forward_by(switch.clone()) }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::{Node, NodeOutage};
+use outbox::store::{Node, NodeOutage, OpenAppend};
 use outbox::{LogAdmin, PairState, Position};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -20,7 +20,7 @@ use crate::text;
     "name": "KafkaPublisher",
     "topics": [{"topic": "wallet-events", "publisher": "KafkaPublisher", "status": "ACTIVE", "position": 1200, "head": 1210,
                 "behind": 10, "errors": 0, "last_error": null, "leader": "relay-1", "epoch": 3,
-                "remaining_ms": 9000, "updated_at": "2026-01-31T12:00:00Z"}],
+                "remaining_ms": 9000, "updated_at": "2026-01-31T12:00:00Z", "waits_for": null}],
     "outages": [],
 }))]
 pub(crate) struct PublisherView {
@@ -59,6 +59,25 @@ pub(crate) struct PairView {
     remaining_ms: u64,
     /// When its position last moved.
     updated_at: DateTime<Utc>,
+    /// The open transaction that it waits for; null if it waits for none. PostgreSQL only.
+    waits_for: Option<OpenAppendView>,
+}
+
+/// A transaction that has appended to the log and is still open: events behind its position wait for it.
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"backend": 4711, "prepared": null, "since": "2026-01-31T12:00:00Z", "user": "shop",
+                          "application": "checkout"}))]
+pub(crate) struct OpenAppendView {
+    /// The process id of its backend; null if it was prepared.
+    backend: Option<i64>,
+    /// The name under which it was prepared.
+    prepared: Option<String>,
+    /// When it began; null if the role of this server may not see that.
+    since: Option<DateTime<Utc>>,
+    /// The role that began it.
+    user: Option<String>,
+    /// The name of its application.
+    application: Option<String>,
 }
 
 /// A publisher that cannot be reached.
@@ -198,7 +217,10 @@ pub(crate) async fn lags(database: &Chosen) -> Answer<Vec<LagView>> {
 async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let (pairs, head) = (log.pairs().await?, log.head().await?);
-    Ok(pairs.iter().map(|pair| view(pair, head)).collect())
+    let waiting =
+        if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
+    let waits_for = |pair: &PairState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
+    Ok(pairs.iter().map(|pair| view(pair, head, waits_for(pair))).collect())
 }
 
 /// The events of the log that publishers passed over.
@@ -249,7 +271,7 @@ pub(crate) fn outages_of(nodes: &[Node]) -> Vec<OutageView> {
     running.flat_map(of_node).collect()
 }
 
-fn view(pair: &PairState, head: Position) -> PairView {
+fn view(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> PairView {
     PairView {
         topic: pair.id.topic().to_owned(),
         publisher: pair.id.publisher().to_owned(),
@@ -263,6 +285,13 @@ fn view(pair: &PairState, head: Position) -> PairView {
         epoch: pair.epoch,
         remaining_ms: u64::try_from(pair.remaining.as_millis()).unwrap_or(u64::MAX),
         updated_at: pair.updated_at,
+        waits_for: waits_for.map(|open| OpenAppendView {
+            backend: open.backend,
+            prepared: open.prepared.clone(),
+            since: open.since,
+            user: open.user.clone(),
+            application: open.application.clone(),
+        }),
     }
 }
 

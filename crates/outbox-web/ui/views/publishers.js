@@ -70,6 +70,7 @@ function columns(refresh) {
 /** A pair that fails is still tried: it is not over. */
 export function pairStatus(pair) {
   if (pair.outages?.length) return badge("bad", "Not available");
+  if (pair.waits_for) return badge("warn", "Waiting");
   return status(pair.status, pair.status === "FAILED" ? "Failing" : undefined);
 }
 
@@ -82,7 +83,16 @@ function errors(pair) {
   const away = pair.outages.map(one => [h("span.error-line", { title: one.reason }, short(one.reason, 120)), h("span.sub", null, "not available since ", when(one.since))]);
   const own = pair.last_error && pair.errors > 0
     && [h("span.error-line", { title: pair.last_error }, short(pair.last_error, 120)), h("span.sub", null, `${number(pair.errors)} in a row`)];
-  return away.length || own ? [away, own] : "–";
+  const open = pair.waits_for && [h("span.error-line", null, `waits for ${openAppend(pair.waits_for)}, which has appended and is still open`),
+    h("span.sub", null, pair.waits_for.since ? ["since ", when(pair.waits_for.since)] : "since when this role may not see")];
+  return away.length || own || open ? [open, away, own] : "–";
+}
+
+/** Which transaction a pair waits for. */
+function openAppend({ backend, prepared, user, application }) {
+  const about = [user && `role ${user}`, application && `application ${application}`].filter(Boolean).join(", ");
+  const what = prepared ? `the prepared transaction ${prepared}` : `backend ${backend ?? "unknown"}`;
+  return about ? `${what} (${about})` : what;
 }
 
 function buttons(pair, latest, refresh) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Admin, purge_attempts};
+use super::{Admin, purge_attempts, purge_audits};
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
@@ -149,6 +149,22 @@ impl Admin {
     /// ```
     pub async fn purge_attempts(&self, older_than: Duration) -> Result<u64> {
         purge_attempts(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
+
+    /// Deletes audit entries that are older than this, 500 at a time. Returns how many. They are kept for ever unless this, or
+    /// [`PurgeSettings::audit_retention`](crate::PurgeSettings::audit_retention), says otherwise; the printed rights of a relay do
+    /// not include it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let year = std::time::Duration::from_secs(365 * 86_400);
+    /// assert_eq!(outbox.admin().purge_audit(year).await?, 0);
+    /// # Ok(()) }
+    /// ```
+    pub async fn purge_audit(&self, older_than: Duration) -> Result<u64> {
+        purge_audits(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
     /// Keys whose first dead event holds back others, among the first `look_at` dead events.

@@ -223,7 +223,7 @@ impl Store for Guarded {
         self.quick(self.inner.last_due(longer_than)).await
     }
 
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         self.quick(self.inner.announce(node, state)).await
     }
 

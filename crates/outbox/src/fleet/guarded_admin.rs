@@ -70,6 +70,10 @@ impl AdminStore for Guarded {
         self.slow(self.inner.audited(id, outcome, count)).await
     }
 
+    async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.slow(self.inner.purge_audits(older_than, limit)).await
+    }
+
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.slow(self.inner.audits(before, limit)).await
     }

@@ -9,8 +9,8 @@ use super::guarded::Guarded;
 use crate::error::Result;
 use crate::event::Event;
 use crate::log::{
-    Appended, BoundedRead, Condition, Frontier, LogStore, Move, PairId, PairState, PairStatus, PairStore,
-    Position, Query, Roll, Stored, Unreadable, log_of,
+    Appended, BoundedRead, Condition, Frontier, LogStore, Move, OpenAppend, PairId, PairState, PairStatus,
+    PairStore, Position, Query, Roll, Stored, Unreadable, log_of,
 };
 use crate::store::NodeId;
 
@@ -53,6 +53,14 @@ impl LogStore for Guarded {
 
     async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
         self.quick(self.inner_log()?.unreadable(limit)).await
+    }
+
+    async fn purge_log(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.slow(self.inner_log()?.purge_log(older_than, limit)).await
+    }
+
+    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+        self.quick(self.inner_log()?.waiting()).await
     }
 
     async fn settled(&self, query: &Query) -> Result<Position> {

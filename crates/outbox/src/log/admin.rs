@@ -1,10 +1,15 @@
 //! Looking at the pairs of a log, and setting them right.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
+use tokio_util::sync::CancellationToken;
 
 use super::pair::{PairId, PairState, PairStatus};
 use super::query::Position;
-use super::store::{Unreadable, log_of};
+use super::store::{OpenAppend, Unreadable, log_of};
+use crate::admin::purge_log;
 use crate::error::{Error, Result};
 use crate::store::SharedStore;
 
@@ -52,6 +57,8 @@ pub struct PairLag {
     pub head: Position,
     /// How many positions are between the two. Not all of them need be events, nor events of this topic.
     pub behind: u64,
+    /// The open transaction that it waits for, if it does: since when, and of which backend. PostgreSQL only.
+    pub waits_for: Option<OpenAppend>,
 }
 
 impl LogAdmin {
@@ -111,7 +118,10 @@ impl LogAdmin {
             return Err(Error::BeyondHead { position, head });
         }
         match log.reset(&PairId::new(topic, publisher), position).await? {
-            true => Ok(()),
+            true => {
+                self.notify().await;
+                Ok(())
+            }
             false => Err(unknown(publisher, Some(topic))),
         }
     }
@@ -123,14 +133,37 @@ impl LogAdmin {
         Ok(position)
     }
 
+    /// Deletes events that were stored longer ago than this and that every publisher has passed, 500 at a time. Returns how many.
+    /// The last event stays. Also [`PurgeSettings::log_retention`](crate::PurgeSettings::log_retention).
+    ///
+    /// They are gone for [projections and conditions](crate::Log::project) as well, and for publishers that are added or reset
+    /// later. A publisher that no relay runs any more keeps everything behind its position: delete its row.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let year = std::time::Duration::from_secs(365 * 86_400);
+    /// assert_eq!(outbox.log_admin().purge(year).await?, 0);
+    /// # Ok(()) }
+    /// ```
+    pub async fn purge(&self, older_than: Duration) -> Result<u64> {
+        log_of(&*self.store)?;
+        purge_log(&*self.store, older_than, 500, &CancellationToken::new()).await
+    }
+
     /// How far behind the end of the log all pairs are, by topic and publisher.
     pub async fn lag(&self) -> Result<Vec<PairLag>> {
         let log = log_of(&*self.store)?;
         // The head last: a pair that moves meanwhile shows more than it has, not less.
         let (pairs, head) = (log.pairs().await?, log.head().await?);
+        let waiting =
+            if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
+        let mut waiting: HashMap<PairId, OpenAppend> = waiting.into_iter().collect();
         let lag = |PairState { id, status, position, .. }| {
             let behind = u64::try_from(head.get() - position.get()).unwrap_or(0);
-            PairLag { id, status, position, head, behind }
+            let waits_for = waiting.remove(&id);
+            PairLag { id, status, position, head, behind, waits_for }
         };
         Ok(pairs.into_iter().map(lag).collect())
     }
@@ -138,7 +171,17 @@ impl LogAdmin {
     async fn set(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
         match log_of(&*self.store)?.set_status(publisher, topic, status).await? {
             0 => Err(unknown(publisher, topic)),
-            pairs => Ok(pairs),
+            pairs => {
+                self.notify().await;
+                Ok(pairs)
+            }
+        }
+    }
+
+    /// Has relays look at the pairs, where the database carries notifications. They look by themselves soon enough.
+    async fn notify(&self) {
+        if let Err(error) = self.store.ring().await {
+            tracing::debug!(store = self.store.name(), %error, "could not notify relays: they look by themselves");
         }
     }
 }

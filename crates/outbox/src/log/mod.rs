@@ -38,7 +38,7 @@ pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, Stati
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::log_of;
-pub use store::{BoundedRead, LogStore, Move, PairStore, Roll, Stored, Unreadable};
+pub use store::{BoundedRead, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
 

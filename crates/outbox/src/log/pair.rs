@@ -59,6 +59,8 @@ pub struct Pair {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pace {
     pub(crate) batch: usize,
+    /// The shortest time from the start of a batch to the start of the next.
+    pub(crate) interval: Duration,
     pub(crate) every: Duration,
     pub(crate) idle_after: u32,
     pub(crate) idle_max: Duration,
@@ -72,6 +74,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             batch: 100,
+            interval: Duration::ZERO,
             every: Duration::from_secs(1),
             idle_after: 3,
             idle_max: Duration::from_secs(60),
@@ -92,6 +95,25 @@ impl Pair {
     /// How many events a batch has at most; 100 if not set.
     pub fn batch(mut self, events: usize) -> Self {
         self.pace.batch = events;
+        self
+    }
+
+    /// Publishes at most one batch in this time, counted from the start of one to the start of the next; batches follow each other
+    /// as long as there are events if not set. Events that come meanwhile wait, and go together in the next batch.
+    ///
+    /// A batch that fails is retried by its own rule ([`retry`](Pair::retry)). The time is the leader's: another node, or the same one
+    /// after a restart, publishes its first batch at once.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use outbox::{LogPublisher, Topic};
+    ///
+    /// // Up to 500 events every ten seconds.
+    /// let pair = Topic::new("wallet-events").to(LogPublisher::new()).batch(500).interval(Duration::from_secs(10));
+    /// # let _ = pair;
+    /// ```
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.pace.interval = interval;
         self
     }
 
@@ -150,6 +172,7 @@ impl Pair {
         let year = Duration::from_secs(365 * 86_400);
         for (name, ok) in [
             ("batch must be 1 to 100,000", (1..=100_000).contains(&pace.batch)),
+            ("interval must be at most a year", pace.interval <= year),
             ("every must be 1 ms to a year", pace.every >= Duration::from_millis(1) && pace.every <= year),
             ("idle must be at most a year", pace.idle_max <= year),
             (

@@ -5,6 +5,7 @@
 //!   is committed and can be read, and no other will ever appear there. Publishers read no further.
 //! - **Every move of a pair is fenced.** It names leader, epoch and the position it moves from; a stale leader moves nothing.
 
+use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +16,7 @@ use super::pair::{PairId, PairState, PairStatus};
 use super::query::{Condition, Position, Query};
 use super::{Appended, LogEvent};
 use crate::error::{Error, Result};
+use crate::escape::Escaped;
 use crate::event::Event;
 use crate::store::{NodeId, Store};
 
@@ -63,6 +65,17 @@ pub trait LogStore: PairStore {
 
     /// Notes how far the log is decided.
     async fn note_decided(&self, safe: Position) -> Result<()>;
+
+    /// Pairs that cannot move because a transaction that has appended is still open, and that transaction: the oldest, if there are
+    /// several. Only PostgreSQL tells: elsewhere an open append holds up other appends, not publishers.
+    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+        Ok(Vec::new())
+    }
+
+    /// Deletes one batch of events that were stored longer ago than this and that every pair has passed, the first ones first.
+    /// Returns how many. A pair that is paused, fails or is run by no relay any more has passed what its row says. The last event
+    /// of the log stays, so that its end does not go back.
+    async fn purge_log(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
     /// The greatest position there is, decided or not.
     async fn head(&self) -> Result<Position>;
@@ -115,6 +128,37 @@ pub struct BoundedRead {
     pub rows: Vec<Stored>,
     /// Whether there are more, which the bytes did not allow.
     pub cut: bool,
+}
+
+/// A transaction that has appended to the log and is still open, on PostgreSQL: events behind its position wait for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenAppend {
+    /// The process id of its backend, as `pg_stat_activity` has it; none if it was prepared.
+    pub backend: Option<i64>,
+    /// The name under which it was prepared (`PREPARE TRANSACTION`).
+    pub prepared: Option<String>,
+    /// When it began; none if this role may not see that (`pg_read_all_stats`).
+    pub since: Option<DateTime<Utc>>,
+    /// The role that began it.
+    pub user: Option<String>,
+    /// The `application_name` of its session.
+    pub application: Option<String>,
+}
+
+impl fmt::Display for OpenAppend {
+    /// Which transaction: `backend 4711 (role shop, application checkout)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.prepared, self.backend) {
+            (Some(name), _) => write!(f, "prepared transaction {}", Escaped(name))?,
+            (None, Some(backend)) => write!(f, "backend {backend}")?,
+            (None, None) => f.write_str("a transaction of an unknown backend")?,
+        }
+        let user = self.user.as_ref().map(|user| format!("role {}", Escaped(user)));
+        let application = self.application.as_ref().map(|name| format!("application {}", Escaped(name)));
+        let about: Vec<String> = user.into_iter().chain(application).collect();
+        if about.is_empty() { Ok(()) } else { write!(f, " ({})", about.join(", ")) }
+    }
 }
 
 /// An event of the log that cannot be read, and that publishers have passed over.

@@ -11,6 +11,7 @@ use super::bytes::{ByteBudget, QUEUE_BYTES};
 use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
 use super::in_tx::{AnyOutbox, Transactional};
+use crate::admin::ATTEMPTS_KEPT;
 use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventType, GLOBAL, Message};
@@ -179,14 +180,27 @@ pub struct PurgeSettings {
     /// `None`: dead events stay.
     pub(crate) dead: Option<Duration>,
     pub(crate) inbox: Duration,
+    pub(crate) attempts: Duration,
+    /// `None`: events of the log stay.
+    pub(crate) log: Option<Duration>,
+    /// `None`: audit entries stay.
+    pub(crate) audit: Option<Duration>,
 }
 
 impl Default for PurgeSettings {
-    /// DONE rows seven days after they became so and inbox entries after thirty, 500 at a time, every hour. Dead events are
-    /// kept until a person decides.
+    /// DONE rows seven days after they became so, inbox entries and failed attempts after thirty, 500 at a time, every hour. Dead
+    /// events are kept until a person decides, events of the log and audit entries for ever.
     fn default() -> Self {
         let what = Purge { what: Purgeable::Done, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
-        Self { every: Duration::from_secs(3_600), what, dead: None, inbox: Duration::from_secs(30 * 86_400) }
+        Self {
+            every: Duration::from_secs(3_600),
+            what,
+            dead: None,
+            inbox: Duration::from_secs(30 * 86_400),
+            attempts: ATTEMPTS_KEPT,
+            log: None,
+            audit: None,
+        }
     }
 }
 
@@ -200,6 +214,47 @@ impl PurgeSettings {
     /// How long the [inbox](crate::Outbox::once) remembers an event: longer than anybody may deliver it again.
     pub fn inbox_retention(mut self, keep: Duration) -> Self {
         self.inbox = keep;
+        self
+    }
+
+    /// How long failed [attempts](crate::Admin::attempts) are kept, also those of events that are done or gone; 30 days if not set.
+    pub fn attempts_retention(mut self, keep: Duration) -> Self {
+        self.attempts = keep;
+        self
+    }
+
+    /// How long events of the [log](crate::Log) are kept; for ever if not set. One that a publisher has not passed yet is not deleted
+    /// however old it is, nor is the last event of the log.
+    ///
+    /// The log is what decisions are made from: events that are gone are gone for [projections and conditions](crate::Log::project)
+    /// as well, and for publishers that are added or reset later.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use std::time::Duration;
+    /// use outbox::{LogPublisher, Outbox, PurgeSettings, Topic};
+    ///
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let year = Duration::from_secs(365 * 86_400);
+    /// let relay = outbox
+    ///     .single_node()
+    ///     .publish(Topic::new("everything").to(LogPublisher::new()))
+    ///     .purge(PurgeSettings::default().log_retention(year).audit_retention(5 * year))
+    ///     .start()
+    ///     .await?;
+    /// # relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn log_retention(mut self, keep: Duration) -> Self {
+        self.log = Some(keep);
+        self
+    }
+
+    /// How long audit entries are kept; for ever if not set. The relay's role needs the right to DELETE them, which the printed
+    /// rights of a relay leave out.
+    pub fn audit_retention(mut self, keep: Duration) -> Self {
+        self.audit = Some(keep);
         self
     }
 
@@ -733,14 +788,16 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing.
+    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing; twice as long
+    /// on PostgreSQL while there was nothing to publish for some time, when leases are renewed less often.
     pub fn pair_lease(mut self, lease: Duration) -> Self {
         self.settings.pair_lease = lease;
         self
     }
 
     /// How often to ask the database for the newest position, by one small query for all pairs; every 250 ms if not set. An append
-    /// in the same process is seen at once, one elsewhere by this.
+    /// in the same process is seen at once, one elsewhere by this, except on PostgreSQL: there writers notify the relay, and nothing is
+    /// asked while they do.
     pub fn log_watch(mut self, interval: Duration) -> Self {
         self.settings.log_watch = interval;
         self

@@ -144,6 +144,10 @@ pub(crate) struct Engine {
     pub(crate) everywhere: AtomicBool,
     /// What the last look at the whole table cost, in microseconds.
     pub(crate) full_pass_micros: AtomicU64,
+    /// Whether another relay may have vanished, as the last announcement was told.
+    pub(crate) may_take_over: AtomicBool,
+    /// Whether writers notify of appends to the log: then they need not be looked for.
+    pub(crate) log_calls: Arc<AtomicBool>,
     /// Something will be due: look then.
     pub(crate) alarm: Alarm,
     /// Leases have to be renewed before anything held by them is started.
@@ -298,6 +302,8 @@ impl Relay {
             wake: Notify::new(),
             everywhere: AtomicBool::new(false),
             full_pass_micros: AtomicU64::new(0),
+            may_take_over: AtomicBool::new(true),
+            log_calls: Arc::default(),
             alarm: Alarm::default(),
             renew: Notify::new(),
             waiting: Waiting::default(),

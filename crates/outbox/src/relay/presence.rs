@@ -23,12 +23,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::error::Result;
 use crate::escape::Escaped;
 use crate::store::{Node, NodeOutage, NodeRoutes, NodeState, RelayTask, UnroutedEvents};
+
+/// So many times the time between two announcements is the longest between two measurements of the lag.
+const LONGEST_LAG_PAUSE: u32 = 6;
 
 /// How soon an announcement that failed is tried again, at most.
 const RETRY: Duration = Duration::from_millis(500);
@@ -40,17 +44,20 @@ pub(super) async fn announce(engine: Arc<Engine>) {
     tokio::join!(keep_announcing(&engine), measure_lag(&engine));
 }
 
+/// Asks less and less often while nothing is due: events that can be taken tell how long they waited when they are taken.
 async fn measure_lag(engine: &Engine) {
     let every = Node::announces_every(engine.settings.presence);
     let mut known = BTreeSet::new();
+    let mut pause = every;
     loop {
         // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
         if let Ok(oldest) = engine.store.oldest_due().await {
             engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
+            pause = if oldest.is_some() { every } else { (pause * 2).min(every * LONGEST_LAG_PAUSE) };
         }
         measure_unrouted(engine, &mut known).await;
         tokio::select! {
-            () = tokio::time::sleep(every) => {}
+            () = tokio::time::sleep(pause) => {}
             () = engine.over.cancelled() => return,
         }
     }
@@ -130,6 +137,10 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
             if present_for.is_none_or(|present_for| present_for < engine.settings.presence) {
                 continue;
             }
+            if !engine.may_take_over.load(Ordering::Relaxed) {
+                engine.monitor.rests(RelayTask::Takeover);
+                continue;
+            }
             match engine.store.release_vanished().await {
                 Ok(released) => {
                     engine.monitor.succeeded(RelayTask::Takeover);
@@ -167,7 +178,9 @@ impl Engine {
         let asked = Instant::now();
         self.monitor.began(RelayTask::Announce);
         let announced = self.store.announce(self.node(), &self.state()).await;
-        announced.inspect_err(|error| self.monitor.failed(RelayTask::Announce, &error.to_string()))?;
+        let others =
+            announced.inspect_err(|error| self.monitor.failed(RelayTask::Announce, &error.to_string()))?;
+        self.may_take_over.store(others, Ordering::Relaxed);
         self.monitor.succeeded(RelayTask::Announce);
         if self.held.announced(asked, Instant::now(), self.settings.presence) && !self.station.is_exclusive()
         {

@@ -42,6 +42,12 @@ const LATE_COMMIT: Duration = Duration::from_secs(1);
 /// The first wait after something was found. Doubles with every empty pass, up to the poll interval.
 const EAGER: Duration = Duration::from_millis(25);
 
+/// While nothing is due, so many looks of one statement come between two passes, which are transactions of several.
+const LOOKS: u32 = 10;
+
+/// How long such a look may take before a pass is made instead: it has to wait for other reads.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How many keys are continued in one read.
 const KEYS_AT_ONCE: usize = 128;
 
@@ -171,15 +177,31 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
     let longest = engine.settings.poll_interval;
     let mut pause = EAGER.min(longest);
     let mut failures = 0u32;
+    // Looks in a row since the last pass, which found nothing; `None` for a pass next.
+    let mut looks: Option<u32> = None;
     while !engine.stop.is_cancelled() {
+        looks = looks.filter(|looks| *looks < LOOKS);
+        if let Some(looks) = &mut looks
+            && nothing_is_due(&engine).await
+        {
+            *looks += 1;
+        } else {
+            looks = None;
+        }
         let mut may_take = false;
-        let passed = taker.lock().await.pass().await;
+        let passed = match looks {
+            Some(_) => Ok((0, End::Empty)),
+            None => taker.lock().await.pass().await,
+        };
         engine.progress.notify_waiters();
         match passed {
             Ok((taken, end)) => {
                 failures = 0;
                 may_take = end != End::NotHeld;
                 pause = if taken > 0 { EAGER.min(longest) } else { (pause * 2).min(longest) };
+                if looks.is_none() && taken == 0 && end == End::Empty && pause == longest {
+                    looks = Some(0);
+                }
                 if end == End::NoRoom {
                     tokio::select! {
                         () = engine.wait_for_room() => {}
@@ -202,11 +224,27 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
         let sleep = if engine.place.is_some() { pause.mul_f64(rand::random_range(0.9..=1.1)) } else { pause };
         tokio::select! {
             () = tokio::time::sleep(sleep) => {}
-            () = engine.wake.notified() => {}
-            () = engine.alarm.ring() => {}
+            () = engine.wake.notified() => looks = None,
+            () = engine.alarm.ring() => looks = None,
             () = engine.stop.cancelled() => {}
         }
     }
+}
+
+/// Whether no event is due, whether it can be taken or not. Where a take is one statement anyway, nothing is asked.
+async fn nothing_is_due(engine: &Engine) -> bool {
+    if engine.station.is_exclusive()
+        || engine.place.is_some()
+        || engine.held.present_for(Instant::now()).is_none()
+    {
+        return false;
+    }
+    let due = tokio::time::timeout(LOOK_TIMEOUT, engine.store.oldest_due()).await;
+    if !matches!(due, Ok(Ok(None))) {
+        return false;
+    }
+    engine.monitor.succeeded(RelayTask::Take);
+    true
 }
 
 impl Engine {

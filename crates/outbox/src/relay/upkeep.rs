@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, PurgeSettings};
-use crate::admin::{ATTEMPTS_KEPT, purge_all, purge_all_joins, purge_attempts, purge_inbox};
+use crate::admin::{purge_all, purge_all_joins, purge_attempts, purge_audits, purge_inbox, purge_log};
 use crate::error::{Error, Result};
 use crate::store::{EXCLUSIVE, Leadership, NodeId, Purge, Purgeable, RelayTask};
 
@@ -119,7 +119,8 @@ fn pauses(every: Duration, random: f64) -> impl Iterator<Item = Duration> {
 
 /// Purges now and then.
 pub(crate) async fn purge(engine: Arc<Engine>) {
-    let Some(PurgeSettings { every, what, dead, inbox }) = engine.settings.purge.clone() else { return };
+    let Some(purge) = engine.settings.purge.clone() else { return };
+    let PurgeSettings { every, what, dead, inbox, attempts, log, audit } = purge;
     for pause in pauses(every, rand::random()) {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -138,10 +139,24 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
             Err(error) => could_not(&engine, &error, "could not purge the inbox"),
         }
-        match purge_attempts(&*engine.store, ATTEMPTS_KEPT, what.limit, &engine.stop).await {
+        match purge_attempts(&*engine.store, attempts, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old attempts"),
             Err(error) => could_not(&engine, &error, "could not purge attempts"),
+        }
+        if let Some(keep) = log {
+            match purge_log(&*engine.store, keep, what.limit, &engine.stop).await {
+                Ok(0) => {}
+                Ok(count) => tracing::info!(store = engine.name(), count, "purged old events of the log"),
+                Err(error) => could_not(&engine, &error, "could not purge the log"),
+            }
+        }
+        if let Some(keep) = audit {
+            match purge_audits(&*engine.store, keep, what.limit, &engine.stop).await {
+                Ok(0) => {}
+                Ok(count) => tracing::info!(store = engine.name(), count, "purged old audit entries"),
+                Err(error) => could_not(&engine, &error, "could not purge audit entries"),
+            }
         }
     }
 }

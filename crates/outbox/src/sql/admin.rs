@@ -71,6 +71,10 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.write_outcome(id, outcome, count).await
     }
 
+    async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.purge_old_audits(older_than, limit).await
+    }
+
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.list_deeds(before, limit).await
     }

@@ -1,5 +1,7 @@
 //! What people change by hand, and the book of it.
 
+use std::time::Duration;
+
 use super::begin::begin_on;
 use super::dialect::{Database, Value};
 use super::store::SqlStore;
@@ -19,6 +21,8 @@ const AUDIT: &str =
     "INSERT INTO {audits} (made_at, actor, via, action, target, details) VALUES ({now}, $1, $2, $3, $4, $5)";
 const AUDITED: &str = "UPDATE {audits} SET outcome = $2, affected = $3 WHERE audit_id = $1";
 const AUDITED_UNCOUNTED: &str = "UPDATE {audits} SET outcome = $2 WHERE audit_id = $1";
+
+const PURGE: &str = "DELETE {from listed audits audit_id ints $1} {where listed audits audit_id ints $1}";
 
 /// The longest details that are kept, in characters.
 const MAX_DETAILS: usize = 16_000;
@@ -84,6 +88,20 @@ impl<DB: Database> SqlStore<DB> {
         };
         self.run(statement, values).await?;
         Ok(())
+    }
+
+    /// Of the first so many only: times rise with numbers, and there is no index by time.
+    pub(super) async fn purge_old_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        let text = format!(
+            "SELECT f.audit_id FROM (SELECT audit_id, made_at FROM {{audits}} ORDER BY audit_id LIMIT {limit}) f \
+             WHERE f.made_at < {{earlier $1}}"
+        );
+        let rows = self.fetch(&text, vec![Value::micros(older_than)]).await?;
+        let ids = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        self.run(PURGE, vec![Value::Ints(ids)]).await
     }
 
     pub(super) async fn list_deeds(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {

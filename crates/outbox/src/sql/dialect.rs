@@ -400,6 +400,14 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// Says that a node runs: `$1` is its name, `$2` its state.
     const ANNOUNCE: &'static str;
 
+    /// The same, which also deletes nodes that were last seen `$3` microseconds ago, and says whether another node was not seen for
+    /// `$4` microseconds and holds something perhaps; `None` where that needs more than one statement.
+    const ANNOUNCE_AND_FORGET: Option<&'static str> = None;
+
+    /// The whole of [`tend`](crate::log::PairStore::tend): `$1` is the node, `$2` its lease in microseconds, `$3` the name of its
+    /// heartbeat. Returns pairs, and nodes as pairs without a status; `None` where that needs more than one statement.
+    const TEND: Option<&'static str> = None;
+
     /// Wakes those who sleep, on a connection of its own; `None` where the database carries no calls.
     fn watch(
         _options: Options<Self>,
@@ -411,6 +419,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// Hears of it, on a connection of its own.
     fn listen(
         _options: Options<Self>,
+        _names: &Names,
         _channel: &str,
     ) -> impl Future<Output = Result<Option<Box<dyn Listener>>>> + Send {
         async { Ok(None) }

@@ -122,7 +122,9 @@ impl Dialect for MySql {
                     ("events", "seq")
                     | ("joins" | "members", "join_id")
                     | ("leases", "name")
-                    | ("attempts", "attempt_id") => "PRIMARY",
+                    | ("attempts", "attempt_id")
+                    | ("audits", "audit_id")
+                    | ("log", "position") => "PRIMARY",
                     _ => unreachable!("no index of {table} by {column}"),
                 };
                 format!(

@@ -43,11 +43,21 @@ const DEPOSE: &str =
 const AT_ONCE: usize = 1_000;
 
 impl<DB: Database> SqlStore<DB> {
-    pub(super) async fn announce_node(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    pub(super) async fn announce_node(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         let told = serde_json::to_string(state).unwrap_or_default();
+        if let Some(announce) = DB::ANNOUNCE_AND_FORGET {
+            let values = vec![
+                Value::text(node.as_str()),
+                Value::text(told),
+                Value::micros(FORGOTTEN),
+                Value::micros(SHORTEST),
+            ];
+            let rows = self.fetch_written(announce, values).await?;
+            return Ok(rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten() != Some(0));
+        }
         self.run(DB::ANNOUNCE, vec![Value::text(node.as_str()), Value::text(told)]).await?;
         self.run(FORGET, vec![Value::micros(FORGOTTEN)]).await?;
-        Ok(())
+        Ok(true)
     }
 
     pub(super) async fn retire_node(&self, node: &NodeId) -> Result<()> {

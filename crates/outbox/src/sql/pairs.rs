@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use super::begin::begin_on;
@@ -61,6 +62,32 @@ const LONG_DEAD: u32 = 10;
 /// The lease by which a node says that it is alive.
 fn heartbeat(node: &NodeId) -> Value {
     Value::text(format!("log node {node}"))
+}
+
+/// Nodes that publish, by what their heartbeats say.
+#[derive(Default)]
+struct Nodes {
+    living: Vec<NodeId>,
+    /// The names of the leases of those that were not heard of for long.
+    dead: Vec<Option<String>>,
+}
+
+impl Nodes {
+    /// Adds a node, by the name of its lease, its holder, until when it is held, and what time it is.
+    fn add(
+        &mut self,
+        ttl: Duration,
+        name: Option<String>,
+        holder: Option<String>,
+        times: Option<(DateTime<Utc>, DateTime<Utc>)>,
+    ) {
+        let Some((until, now)) = times else { return };
+        if until > now {
+            self.living.extend(holder.map(NodeId::from));
+        } else if (now - until).to_std().is_ok_and(|dead| dead > ttl.saturating_mul(LONG_DEAD)) {
+            self.dead.push(name);
+        }
+    }
 }
 
 /// A pair of a list, and what is to become of it. The names are those of the slot `{pairs}`.
@@ -136,21 +163,44 @@ impl<DB: Database> SqlStore<DB> {
 
     /// The nodes that are alive. Buries those that were long ago.
     async fn living(&self, ttl: Duration) -> Result<Vec<NodeId>> {
-        let long = ttl.saturating_mul(LONG_DEAD);
-        let (mut living, mut dead) = (Vec::new(), Vec::new());
+        let mut nodes = Nodes::default();
         for row in self.fetch(NODES, Vec::new()).await? {
-            let (Some(until), Some(now)) = (DB::time(&row, 2)?, DB::time(&row, 3)?) else { continue };
-            if until > now {
-                living.extend(DB::text(&row, 1)?.map(NodeId::from));
-            } else if (now - until).to_std().is_ok_and(|dead| dead > long) {
-                dead.push(DB::text(&row, 0)?);
-            }
+            let (until, now) = (DB::time(&row, 2)?, DB::time(&row, 3)?);
+            nodes.add(ttl, DB::text(&row, 0)?, DB::text(&row, 1)?, until.zip(now));
         }
+        self.bury(ttl, nodes.dead).await?;
+        Ok(nodes.living)
+    }
+
+    async fn bury(&self, ttl: Duration, dead: Vec<Option<String>>) -> Result<()> {
         if !dead.is_empty() {
             // Asked again: it may just have come back.
+            let long = ttl.saturating_mul(LONG_DEAD);
             self.run(BURY, vec![Value::Texts(dead), Value::micros(long)]).await?;
         }
-        Ok(living)
+        Ok(())
+    }
+
+    async fn tend_at_once(&self, tend: &str, node: &NodeId, ttl: Duration) -> Result<Roll> {
+        let values = vec![Value::text(node.as_str()), Value::micros(ttl), heartbeat(node)];
+        let (mut pairs, mut nodes) = (Vec::new(), Nodes::default());
+        for row in self.fetch_written(tend, values).await? {
+            if DB::text(&row, 2)?.is_some() {
+                pairs.push(Self::pair(&row)?);
+            } else {
+                let (until, now) = (DB::time(&row, 8)?, DB::time(&row, 10)?);
+                nodes.add(ttl, DB::text(&row, 0)?, DB::text(&row, 1)?, until.zip(now));
+            }
+        }
+        pairs.sort_by(|a, b| a.id.cmp(&b.id));
+        // Its own row is read as it was before: not there yet, or out of date.
+        nodes.living.retain(|other| other != node);
+        nodes.living.push(node.clone());
+        nodes.living.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        let own = format!("log node {node}");
+        nodes.dead.retain(|name| name.as_deref() != Some(&*own));
+        self.bury(ttl, nodes.dead).await?;
+        Ok(Roll { nodes: nodes.living, pairs })
     }
 }
 
@@ -166,6 +216,9 @@ impl<DB: Database> PairStore for SqlStore<DB> {
     }
 
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+        if let Some(tend) = DB::TEND {
+            return self.tend_at_once(tend, node, ttl).await;
+        }
         self.beat(node, ttl).await?;
         let renew = format!("{RENEW}{}", DB::in_order(LED));
         self.run(&renew, vec![Value::text(node.as_str()), Value::micros(ttl)]).await?;

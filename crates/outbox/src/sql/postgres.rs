@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgListener, PgPool, Postgres};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::query::Query;
 
 use super::StoreOptions;
@@ -19,7 +18,7 @@ use super::names::{Listed, Names, Statement, nth};
 use super::sessions::Sessions;
 use super::statements::{insert_lists, insert_values};
 use super::warm::pool;
-use super::watch::PgWatch;
+use super::watch::{PgEar, PgWatch};
 use crate::connect::{self, Pooler};
 use crate::error::Result;
 use crate::store::{Completion, Holder, Listener, OnDead, Watch};
@@ -70,7 +69,7 @@ impl Dialect for Postgres {
         include_str!("../../migrations/postgres/0008_batch.sql"),
         include_str!("../../migrations/postgres/0009_hardening.sql"),
         include_str!("../../migrations/postgres/0010_due_at.sql"),
-        include_str!("../../migrations/postgres/0011_order.sql"),
+        include_str!("../../migrations/postgres/0011_order_and_log_wakeup.sql"),
     ];
     const SCHEMAS: bool = true;
     const ARRAYS: bool = true;
@@ -240,6 +239,39 @@ impl Dialect for Postgres {
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
         ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state";
 
+    // One statement, since every relay sends it every few seconds for ever. A relay cannot have vanished sooner than $4.
+    const ANNOUNCE_AND_FORGET: Option<&'static str> = Some(
+        "WITH gone AS (DELETE FROM {nodes} WHERE seen_at < {earlier $3} AND node <> $1) \
+         INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
+         ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state \
+         RETURNING (EXISTS (SELECT 1 FROM {nodes} q WHERE q.node <> $1 AND q.seen_at < {earlier $4} \
+         AND q.state NOT LIKE '%\"released\":true%'))::int::bigint",
+    );
+
+    // The heartbeat, the leases, the other nodes and all pairs in one statement. A row that the statement renews is read as it was
+    // renewed; all others are read as they were before. A pair of this node that was not renewed is led no more, whatever was
+    // read of it: its lease ran out, or it was reset meanwhile.
+    const TEND: Option<&'static str> = Some(
+        "WITH beat AS (\
+             INSERT INTO {leases} AS l (name, holder, epoch, held_until) VALUES ($3, $1, 0, {later $2}) \
+             ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, held_until = excluded.held_until), \
+         renewed AS (\
+             UPDATE {progress} AS e SET leader_until = {later $2} \
+             WHERE (e.topic, e.publisher) IN (SELECT e.topic, e.publisher FROM {progress} e \
+                 WHERE e.leader = $1 AND e.leader_until > {now} ORDER BY e.topic, e.publisher FOR UPDATE) \
+             RETURNING e.topic, e.publisher, e.status, e.last_position, e.error_count, e.last_error, e.leader, e.epoch, \
+                 e.leader_until, e.updated_at), \
+         e AS (\
+             SELECT * FROM renewed UNION ALL \
+             SELECT p.topic, p.publisher, p.status, p.last_position, p.error_count, p.last_error, p.leader, p.epoch, \
+                 CASE WHEN p.leader IS DISTINCT FROM $1 THEN p.leader_until END, p.updated_at \
+             FROM {progress} p WHERE (p.topic, p.publisher) NOT IN (SELECT r.topic, r.publisher FROM renewed r)) \
+         SELECT e.topic, e.publisher, e.status, e.last_position, {int e.error_count}, e.last_error, e.leader, e.epoch, \
+             e.leader_until, e.updated_at, {now} FROM e \
+         UNION ALL SELECT l.name, l.holder, NULL, 0, {int 0}, NULL, NULL, 0, l.held_until, NULL, {now} FROM {leases} l \
+             WHERE l.name LIKE 'log node %' AND l.held_until IS NOT NULL",
+    );
+
     const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
         SELECT s.of_topic, s.of_publisher, \
         CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \
@@ -384,10 +416,12 @@ impl Dialect for Postgres {
 
     const RINGS: bool = true;
 
-    async fn listen(options: PgConnectOptions, channel: &str) -> Result<Option<Box<dyn Listener>>> {
-        let mut listener = PgListener::connect_with(&pool(1).connect_lazy_with(options)).await?;
-        listener.listen(channel).await?;
-        Ok(Some(Box::new(Ear(listener))))
+    async fn listen(
+        options: PgConnectOptions,
+        names: &Names,
+        channel: &str,
+    ) -> Result<Option<Box<dyn Listener>>> {
+        Ok(Some(Box::new(PgEar::open(options, names, channel).await?)))
     }
 
     async fn watch(options: PgConnectOptions, names: &Names) -> Result<Option<Box<dyn Watch>>> {
@@ -425,17 +459,6 @@ impl Dialect for Postgres {
     }
 
     plumbing!(bind);
-}
-
-/// `LISTEN`, on a connection of its own.
-struct Ear(PgListener);
-
-#[async_trait]
-impl Listener for Ear {
-    async fn heard(&mut self) -> Result<()> {
-        self.0.recv().await?;
-        Ok(())
-    }
 }
 
 /// What holds a settlement back from a row that is not its holder's any more.

@@ -290,6 +290,27 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
+    /// The same of a statement that changes rows and returns some.
+    pub(super) async fn fetch_written(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
+        self.retried(|| async {
+            let mut conn = self.relay_connection().await?;
+            match DB::fetch(&mut conn, self.sql.render(template), values.clone()).await {
+                Ok(rows) => {
+                    conn.finish().await?;
+                    Ok(rows)
+                }
+                Err(error) => {
+                    let error = self.explain(error.into());
+                    if is_collision(&error) {
+                        conn.give_up().await?;
+                    }
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
     /// Does it again when it collided with somebody else's transaction.
     pub(super) async fn retried<T, F: Future<Output = Result<T>>>(
         &self,
@@ -789,7 +810,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         self.migrate_patiently().await
     }
 
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         self.announce_node(node, state).await
     }
 
@@ -814,7 +835,7 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
         match self.notifier() {
-            Some(options) if DB::RINGS => DB::listen(options, &self.channel()).await,
+            Some(options) if DB::RINGS => DB::listen(options, &self.sql.names, &self.channel()).await,
             _ => Ok(None),
         }
     }

@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 
 use super::names::Names;
 use crate::error::Result;
-use crate::store::Watch;
+use crate::store::{Calls, Listener, Watch};
 
 /// The table's number, and those of its locks: of the one who sleeps, as in the trigger, and of the one who has the watch.
 const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 11), \
@@ -72,5 +72,85 @@ impl Watch for PgWatch {
             }
             None => Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into()),
         }
+    }
+}
+
+/// The log's number, those of its locks, this session's, whether the log has the trigger that notifies, and whether transactions
+/// that append are prepared: those notify nothing.
+const LOG_NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 13), \
+     hashtextextended(n.nspname || '.' || c.relname, 14), pg_backend_pid()::bigint, \
+     EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = $2 AND t.tgenabled IN ('O', 'A')) \
+     AND COALESCE(current_setting('outbox.two_phase', TRUE), '') <> 'on' \
+     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::text::regclass";
+
+/// Notifications of appends to the log, on a connection of its own, which holds the locks.
+///
+/// Each relay leads other publishers, so all of them have to hear of an append. While the relay that has the watch is awake, writers
+/// do not notify: it passes on that there may be something each time it asks for calls.
+pub(super) struct PgEar {
+    line: PgListener,
+    /// Where relays and the library notify of appends.
+    channel: String,
+    /// Held by the relay for which writers notify.
+    asleep: i64,
+    /// Held by the relay that may ask them to.
+    watch: i64,
+    is_ours: bool,
+    session: i64,
+    can_sleep: bool,
+}
+
+impl PgEar {
+    pub(super) async fn open(options: PgConnectOptions, names: &Names, channel: &str) -> Result<Self> {
+        let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+        let mut line = PgListener::connect_with(&pool).await?;
+        // A new connection would not have our locks.
+        line.eager_reconnect(false);
+        let (log, trigger) = (names.fill("log"), format!("{}_log_written", names.table));
+        let (table, asleep, watch, session, can_sleep): (i64, i64, i64, i64, bool) =
+            sqlx::query_as(LOG_NUMBERS).bind(log).bind(trigger).fetch_one(&mut line).await?;
+        line.listen(channel).await?;
+        line.listen(&format!("outbox_due_{table}")).await?;
+        let channel = channel.to_owned();
+        Ok(Self { line, channel, asleep, watch, is_ours: false, session, can_sleep })
+    }
+}
+
+#[async_trait]
+impl Listener for PgEar {
+    async fn heard(&mut self) -> Result<()> {
+        loop {
+            match self.line.try_recv().await? {
+                Some(word) if i64::from(word.process_id()) == self.session => {}
+                Some(_) => {
+                    // All that are there: one look serves them.
+                    while self.line.next_buffered().is_some() {}
+                    return Ok(());
+                }
+                None => return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into()),
+            }
+        }
+    }
+
+    async fn ask_for_calls(&mut self) -> Result<Calls> {
+        if !self.can_sleep {
+            return Ok(Calls::Unsupported);
+        }
+        if !self.is_ours {
+            let ask = sqlx::query_as("SELECT pg_try_advisory_lock($1)").bind(self.watch);
+            (self.is_ours,) = ask.fetch_one(&mut self.line).await?;
+        }
+        if !self.is_ours {
+            return Ok(Calls::ByAnother);
+        }
+        let ask = sqlx::query_as("SELECT pg_try_advisory_lock($1), pg_notify($2, '')::text");
+        let ask = ask.bind(self.asleep).bind(&self.channel);
+        let (armed, _): (bool, Option<String>) = ask.fetch_one(&mut self.line).await?;
+        Ok(if armed { Calls::Armed } else { Calls::NotYet })
+    }
+
+    async fn end_calls(&mut self) -> Result<()> {
+        sqlx::query("SELECT pg_advisory_unlock($1)").bind(self.asleep).execute(&mut self.line).await?;
+        Ok(())
     }
 }

@@ -69,6 +69,9 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Adds what came of it, and to how many things.
     async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()>;
 
+    /// Deletes one batch of audit entries that are older than this, the first ones first. Returns how many.
+    async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64>;
+
     /// What was written down before this place, the last first.
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>>;
 }

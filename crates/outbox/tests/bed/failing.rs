@@ -366,7 +366,7 @@ impl Store for Failing {
         self.inner.last_due(longer_than).await
     }
 
-    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<()> {
+    async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         self.fail(Where::Announce)?;
         self.inner.announce(node, state).await
     }
@@ -464,6 +464,10 @@ impl AdminStore for Failing {
         self.inner.audited(id, outcome, count).await
     }
 
+    async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner.purge_audits(older_than, limit).await
+    }
+
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.inner.audits(before, limit).await
     }
@@ -503,6 +507,10 @@ impl LogStore for Failing {
 
     async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
         self.inner_log().unreadable(limit).await
+    }
+
+    async fn purge_log(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        self.inner_log().purge_log(older_than, limit).await
     }
 
     async fn settled(&self, query: &Query) -> Result<Position> {

@@ -21,6 +21,13 @@ impl Book {
     pub(super) fn name(&self) -> &str {
         self.0.name()
     }
+
+    /// Has the other nodes look at the pairs, where the database carries notifications. Elsewhere they look often.
+    pub(super) async fn ring(&self) {
+        if let Err(error) = self.0.ring().await {
+            tracing::debug!(store = self.name(), %error, "could not notify other nodes: they look by themselves");
+        }
+    }
 }
 
 impl Deref for Book {

@@ -12,7 +12,7 @@ use super::book::Book;
 use super::chunks::{Chunk, Gathered, MOST, MOST_BYTES};
 use super::news::{Errand, News};
 use super::strand::{Lead, Outcome};
-use super::{Desk, Doubt};
+use super::{CALM_LEASE, Desk, Doubt};
 use crate::error::Result;
 use crate::log::{LogEvent, Move, Outgoing, PairId, Position, Publisher, Query, Roll, Stored};
 use crate::relay::dispatch::guarded;
@@ -36,7 +36,7 @@ impl Desk {
                 News::Advanced { frontier, result, looked }
             });
         }
-        if now >= self.watch_at && !self.watching && self.leads().next().is_some() {
+        if now >= self.watch_at && self.has_to_watch() {
             self.watching = true;
             self.watch_pause = (self.watch_pause * 2).min(self.watch);
             self.watch_at = now + self.watch_pause;
@@ -48,7 +48,7 @@ impl Desk {
     pub(super) fn feed(&mut self, pair: usize, now: Instant) {
         let strand = &mut self.strands[pair];
         let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_ready(now)) else { return };
-        if lead.cursor >= self.safe || self.doubt != Doubt::None {
+        if lead.cursor >= self.safe || self.doubt != Doubt::None || self.ask_first.is_some() {
             return;
         }
         let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));
@@ -74,7 +74,7 @@ impl Desk {
             }
             .instrument(span),
         );
-        lead.sent(batch, positions, upto, task.abort_handle());
+        lead.sent(batch, positions, upto, task.abort_handle(), now);
         self.want(ahead);
     }
 
@@ -142,11 +142,15 @@ impl Desk {
             return;
         }
         self.tending = true;
-        let (node, ttl) = (self.node.clone(), self.ttl);
+        let ttl = if self.is_calm(now) { self.ttl * CALM_LEASE } else { self.ttl };
+        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+            // The table may have a shorter lease from now on, also if the answer is lost.
+            lead.until = lead.until.min(now + ttl);
+        }
+        let node = self.node.clone();
         self.errand(Errand::Tend, async move |log| {
-            let asked = Instant::now();
             let result = log.tend(&node, ttl).await;
-            News::Tended { asked, result }
+            News::Tended { asked: now, ttl, result }
         });
     }
 
@@ -174,6 +178,7 @@ impl Desk {
         let node = self.node.clone();
         self.errand(Errand::Tell, async move |log| {
             let result = log.release(&node, &pairs).await;
+            log.ring().await;
             News::Told { what: "could not hand over publishers", result }
         });
     }
@@ -208,9 +213,18 @@ impl Desk {
         });
     }
 
-    pub(super) fn claim(&mut self, pairs: Vec<PairId>, asked: Instant) {
-        // From when it was asked: the lease counts from then too.
-        self.tend_at = asked + self.ttl / 4;
+    pub(super) fn claim(&mut self, pairs: Vec<PairId>, asked: Instant, lease: Duration) {
+        // From when it was asked: the lease counts from then too. A calm node asks as often as two leases are long, and when
+        // the lease of another node should be over.
+        self.long_lease = lease > self.ttl;
+        self.tend_at = if self.ask_first.is_some() {
+            asked
+        } else if self.long_lease && pairs.is_empty() {
+            let at = asked + lease / 2;
+            self.others_end.map_or(at, |end| at.min(end.max(asked + self.ttl / 4)))
+        } else {
+            asked + self.ttl / 4
+        };
         if pairs.is_empty() {
             self.tending = false;
             self.knows_leads(asked);

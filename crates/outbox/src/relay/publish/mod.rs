@@ -26,6 +26,7 @@ mod share;
 mod strand;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,12 +44,24 @@ use crate::error::{Error, Result};
 use crate::event::EventId;
 use crate::log::{Frontier, Pair, PairId, Position, Topic};
 use crate::metrics::PairMetrics;
-use crate::store::{NodeId, RelayTask};
+use crate::store::{Calls, Listener, NodeId, RelayTask};
 
 /// How long to wait for a position that is not decided yet, at first and at most.
 const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 /// How long to do without wake-ups from elsewhere, after an error.
 const DEAF: Duration = Duration::from_secs(2);
+/// How long a relay stays awake after a notification: under load it polls, and writers need not notify.
+const LULL: Duration = Duration::from_millis(10);
+/// The longest time between two tries to have writers notify, while a transaction that has appended is open.
+const NOT_YET: Duration = Duration::from_millis(100);
+/// How often a relay asks for the watch while another relay has it.
+const STANDBY: Duration = Duration::from_secs(5);
+/// After so many times its lease without anything new, a node that is notified of appends renews its leases less often …
+const CALM: u32 = 3;
+/// … for so many times as long.
+const CALM_LEASE: u32 = 2;
+/// How long after the lease of another node ends to look whether that node has renewed it.
+const AFTER_THE_END: Duration = Duration::from_millis(20);
 /// How long the database has to answer, after the drain time.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -167,6 +180,18 @@ pub(crate) struct Desk {
     waiting: Vec<oneshot::Sender<()>>,
     /// When this node lost a publisher that the table may still give back to it.
     lost_at: Option<Instant>,
+    /// Whether writers notify of appends, so that they need not be looked for.
+    calls: Arc<AtomicBool>,
+    /// When something was new last.
+    news_at: Instant,
+    /// Whether this node's leases are those of a calm node: longer, and renewed less often.
+    long_lease: bool,
+    /// Nothing is published before the table was asked who leads, at this time or later: a calm node may not know of a pause yet.
+    ask_first: Option<Instant>,
+    /// When the first lease of another node ends, unless that node renews it.
+    others_end: Option<Instant>,
+    /// Pairs whose leader vanished, as far as no node has taken them.
+    orphaned: HashMap<PairId, NodeId>,
 
     bell: Arc<Notify>,
     stop: CancellationToken,
@@ -227,6 +252,12 @@ impl Desk {
             monitor: engine.monitor.clone(),
             waiting: Vec::new(),
             lost_at: None,
+            calls: engine.log_calls.clone(),
+            news_at: now,
+            long_lease: false,
+            ask_first: None,
+            others_end: None,
+            orphaned: HashMap::new(),
             bell,
             stop,
             news,
@@ -248,13 +279,17 @@ impl Desk {
         (self.safe, self.frontier) = (self.noted, Some(Frontier::from(self.noted)));
         let asked = Instant::now();
         let roll = log.tend(&self.node, self.ttl).await?;
-        let claims = self.meet(asked, &roll);
+        let claims = self.meet(asked, self.ttl, &roll);
         if !claims.is_empty() {
             let asked = Instant::now();
             let claimed = log.claim(&self.node, self.ttl, &claims).await?;
             self.claimed(asked, &claimed);
         }
         self.tend_at = Instant::now() + self.ttl / 4;
+        if roll.nodes.len() > 1 {
+            // They share with this node as soon as they know of it.
+            tokio::spawn(async move { log.ring().await });
+        }
         Ok(())
     }
 
@@ -328,7 +363,7 @@ impl Desk {
             if self.frontier.is_some() {
                 at(self.next_advance());
             }
-            if !self.watching && self.leads().next().is_some() {
+            if self.has_to_watch() {
                 at(self.watch_at);
             }
             if !self.wanted.is_empty() && self.read_at > now {
@@ -370,10 +405,34 @@ impl Desk {
         looks.min().unwrap_or_else(|| Instant::now() + Duration::from_secs(1))
     }
 
+    /// Whether this node has to look for what is appended: writers do not notify of it.
+    fn has_to_watch(&self) -> bool {
+        !self.watching && !self.calls.load(Ordering::Acquire) && self.leads().next().is_some()
+    }
+
+    /// Whether nothing has happened for a while, and whatever happens next is notified of.
+    fn is_calm(&self, now: Instant) -> bool {
+        let at_rest = |lead: &Lead| {
+            let well = lead.rhythm.errors == 0 && lead.rhythm.last_error.is_none() && !lead.giving_up;
+            well && lead.in_flight.is_none() && !lead.is_behind() && lead.cursor >= self.safe
+        };
+        self.calls.load(Ordering::Acquire)
+            && self.stopping.is_none()
+            && !self.hinted
+            && self.ask_first.is_none()
+            && self.safe >= self.head
+            && now >= self.news_at + self.ttl * CALM
+            && self.leads().all(at_rest)
+    }
+
     /// There may be something new.
     fn hint(&mut self) {
         let now = Instant::now();
         self.hinted = true;
+        self.news_at = now;
+        if self.long_lease && self.ask_first.is_none() {
+            (self.ask_first, self.tend_at) = (Some(now), now);
+        }
         for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
             lead.rhythm.hinted(now);
         }
@@ -392,6 +451,7 @@ impl Desk {
         let (log, node, safe) = (self.log.clone(), self.node.clone(), self.safe);
         let leaving = tokio::spawn(async move {
             log.leave(&node).await?;
+            log.ring().await;
             log.note_decided(safe).await
         });
         let left = match tokio::time::timeout(GRACE, leaving).await {
@@ -407,34 +467,91 @@ impl Desk {
     }
 }
 
-/// Passes on what other processes say, where the database carries such news.
+/// Passes on what other processes say, where the database carries notifications.
 pub(crate) async fn listen(engine: Arc<Engine>, bell: Arc<Notify>) {
     let (store, monitor, stop) = (engine.store.clone(), &engine.monitor, engine.stop.clone());
+    let ears = Ears { bell, calls: engine.log_calls.clone() };
     let hear = async {
         loop {
-            let mut listener = match store.listen().await {
-                Ok(Some(listener)) => {
+            let error = match store.listen().await {
+                Ok(Some(mut listener)) => {
                     monitor.succeeded(RelayTask::LogWatch);
-                    listener
+                    let Err(error) = ears.hear(&mut *listener).await;
+                    tracing::debug!(store = store.name(), %error, "lost the connection for notifications of appends: polling");
+                    error
                 }
                 Ok(None) => return monitor.rests(RelayTask::LogWatch),
                 Err(error) => {
-                    monitor.failed(RelayTask::LogWatch, &error.to_string());
-                    tracing::debug!(store = store.name(), %error, "cannot hear of appends elsewhere: looking for them");
-                    tokio::time::sleep(DEAF).await;
-                    continue;
+                    tracing::debug!(store = store.name(), %error, "cannot be notified of appends elsewhere: polling");
+                    error
                 }
             };
-            while listener.heard().await.is_ok() {
-                bell.notify_one();
-            }
+            ears.have_calls(false);
+            monitor.failed(RelayTask::LogWatch, &error.to_string());
             tokio::time::sleep(DEAF).await;
         }
     };
-    // What is dropped here listens and does nothing else.
+    // What is dropped here listens, holds locks that end with its connection, and nothing else.
     tokio::select! {
         () = hear => {}
         () = stop.cancelled() => {}
+    }
+}
+
+/// Tells the desk of appends elsewhere, and whether it will be told of the next one.
+struct Ears {
+    bell: Arc<Notify>,
+    calls: Arc<AtomicBool>,
+}
+
+impl Ears {
+    async fn hear(&self, listener: &mut dyn Listener) -> Result<std::convert::Infallible> {
+        let mut pause = LULL;
+        loop {
+            match listener.ask_for_calls().await? {
+                Calls::Unsupported => {
+                    listener.heard().await?;
+                    self.bell.notify_one();
+                }
+                Calls::Armed => {
+                    pause = LULL;
+                    // What was committed before is not notified of: the desk looks once more.
+                    self.have_calls(true);
+                    listener.heard().await?;
+                    self.have_calls(false);
+                    listener.end_calls().await?;
+                    tokio::time::sleep(LULL).await;
+                }
+                Calls::ByAnother => {
+                    if !self.calls.load(Ordering::Acquire) {
+                        self.have_calls(true);
+                    }
+                    if let Ok(heard) = tokio::time::timeout(STANDBY, listener.heard()).await {
+                        heard?;
+                        self.bell.notify_one();
+                    }
+                }
+                Calls::NotYet => {
+                    if let Ok(heard) = tokio::time::timeout(pause, listener.heard()).await {
+                        heard?;
+                        self.bell.notify_one();
+                    }
+                    pause = (pause * 3 / 2).min(NOT_YET);
+                }
+            }
+        }
+    }
+
+    fn have_calls(&self, calls: bool) {
+        self.calls.store(calls, Ordering::Release);
+        self.bell.notify_one();
+    }
+}
+
+impl Drop for Ears {
+    /// Nothing is heard any more, be it because of a panic: the desk has to look.
+    fn drop(&mut self) {
+        self.have_calls(false);
     }
 }
 

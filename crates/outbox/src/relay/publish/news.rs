@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::chunks::Chunk;
 use super::strand::{Lead, Outcome};
-use super::{Desk, Doubt, UNDECIDED};
+use super::{AFTER_THE_END, Desk, Doubt, UNDECIDED};
 use crate::error::{Error, Result};
 use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
 use crate::store::RelayTask;
@@ -48,6 +48,7 @@ pub(super) enum News {
     },
     Tended {
         asked: Instant,
+        ttl: Duration,
         result: Result<Roll>,
     },
     Claimed {
@@ -137,11 +138,11 @@ impl Desk {
             }
             News::Published { pair, batch, outcome } => self.published(pair, batch, &outcome, now),
             News::Saved { moves, result } => self.saved(&moves, result, now),
-            News::Tended { asked, result } => match result {
+            News::Tended { asked, ttl, result } => match result {
                 Ok(roll) => {
-                    let claims = self.meet(asked, &roll);
+                    let claims = self.meet(asked, ttl, &roll);
                     self.forget_troubles(claims.is_empty());
-                    self.claim(claims, asked);
+                    self.claim(claims, asked, ttl);
                     self.note_decided();
                 }
                 Err(error) => {
@@ -302,6 +303,7 @@ impl Desk {
         self.safe = safe;
         self.head = seen.max(safe);
         if moved {
+            self.news_at = now;
             self.watch_soon(now);
         }
         self.undecided = if moved { UNDECIDED.0 } else { (self.undecided * 3 / 2).min(UNDECIDED.1) };
@@ -389,8 +391,15 @@ impl Desk {
     }
 
     /// Compares what this node believes with what the table says. Returns what to claim.
-    pub(super) fn meet(&mut self, asked: Instant, roll: &Roll) -> Vec<PairId> {
+    pub(super) fn meet(&mut self, asked: Instant, ttl: Duration, roll: &Roll) -> Vec<PairId> {
         let now = Instant::now();
+        self.ask_first = self.ask_first.filter(|at| *at > asked);
+        let of_others = |state: &&PairState| !state.is_free() && state.leader.as_ref() != Some(&self.node);
+        let ends = roll.pairs.iter().filter(of_others).map(|state| now + state.remaining + AFTER_THE_END);
+        self.others_end = ends.min();
+        let orphaned = roll.pairs.iter().filter(|state| state.is_free());
+        let orphaned = orphaned.filter_map(|state| Some((state.id.clone(), state.leader.clone()?)));
+        self.orphaned = orphaned.filter(|(_, leader)| *leader != self.node).collect();
         let (mut stray, mut set) = (Vec::new(), false);
         for state in &roll.pairs {
             let Some(&pair) = self.index.get(&state.id) else { continue };
@@ -399,14 +408,14 @@ impl Desk {
             let ours = state.leader.as_ref() == Some(&self.node) && !state.is_free();
             match &mut strand.lead {
                 Some(lead) if ours && lead.epoch == state.epoch => {
-                    lead.until = asked + self.ttl;
+                    lead.until = asked + ttl;
                     lead.paused = state.status == PairStatus::Paused;
                     // Only what was asked after its last save, and answered before the next, can be compared with it.
                     let comparable = !lead.saving && lead.saved_at <= asked;
                     if comparable && !lead.published && lead.in_flight.is_none() {
                         if state.position != lead.saved.position {
                             tracing::info!(store = self.log.name(), pair = %state.id, position = %state.position, "the position was set");
-                            strand.take(state, asked, self.ttl, now);
+                            strand.take(state, asked, ttl, now);
                             set = true;
                         } else if lead.saved.errors > 0 && state.error_count == 0 {
                             lead.rhythm.forgive(now);
@@ -449,10 +458,20 @@ impl Desk {
         let now = Instant::now();
         for state in states {
             let Some(&pair) = self.index.get(&state.id) else { continue };
-            tracing::debug!(store = self.log.name(), pair = %state.id, epoch = state.epoch, "this node leads the publisher");
-            self.strands[pair].take(state, asked, self.ttl, now);
+            let strand = &mut self.strands[pair];
+            if let Some(before) = self.orphaned.remove(&state.id) {
+                strand.meters.takeovers.increment(1);
+                tracing::warn!(
+                    store = self.log.name(), pair = %state.id, epoch = state.epoch, %before,
+                    "took over the publisher: its leader has not renewed its lease"
+                );
+            } else {
+                tracing::debug!(store = self.log.name(), pair = %state.id, epoch = state.epoch, "this node leads the publisher");
+            }
+            strand.take(state, asked, self.ttl, now);
         }
         if !states.is_empty() {
+            self.news_at = now;
             self.doubt();
         }
     }
@@ -475,6 +494,7 @@ impl Desk {
             || self.frontier.is_none()
             || self.safe < self.head
             || self.saving
+            || self.ask_first.is_some()
             || self.may_lead_more()
         {
             return;

@@ -23,6 +23,8 @@ pub(super) struct Rhythm {
     unavailable: u32,
     /// Not before this.
     pub(super) try_at: Instant,
+    /// When the batch that is with the publisher was sent.
+    sent_at: Instant,
     /// How many events to try: one while nothing goes through.
     width: usize,
 }
@@ -31,12 +33,27 @@ impl Rhythm {
     /// Goes on with the errors that the table knows of.
     pub(super) fn new(pace: Pace, errors: u32, last_error: Option<String>, now: Instant) -> Self {
         let width = if errors > 0 { 1 } else { pace.batch };
-        Self { pace, empty: 0, look_at: now, errors, last_error, unavailable: 0, try_at: now, width }
+        Self {
+            pace,
+            empty: 0,
+            look_at: now,
+            errors,
+            last_error,
+            unavailable: 0,
+            try_at: now,
+            sent_at: now,
+            width,
+        }
     }
 
     /// How many events the next batch may have.
     pub(super) fn width(&self) -> usize {
         self.width
+    }
+
+    /// A batch goes to the publisher.
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.sent_at = now;
     }
 
     pub(super) fn status(&self) -> PairStatus {
@@ -61,8 +78,14 @@ impl Rhythm {
     pub(super) fn went_well(&mut self, now: Instant) -> bool {
         let news = self.errors > 0 || self.last_error.is_some();
         (self.errors, self.last_error, self.unavailable) = (0, None, 0);
-        self.width = (self.width * 2).min(self.pace.batch);
-        self.try_at = now;
+        if self.pace.interval.is_zero() {
+            self.width = (self.width * 2).min(self.pace.batch);
+            self.try_at = now;
+        } else {
+            // The next batch may be far away: it is a whole one.
+            self.width = self.pace.batch;
+            self.try_at = self.sent_at + self.pace.interval;
+        }
         self.hinted(now);
         news
     }
@@ -161,6 +184,21 @@ mod tests {
             rhythm.went_well(now);
         }
         assert_eq!(rhythm.width(), 100);
+    }
+
+    #[test]
+    fn with_an_interval_one_batch_starts_in_that_time_and_a_failure_is_retried_sooner() {
+        let now = Instant::now();
+        let pace = Pace { interval: 3_600 * SEC, ..Pace::default() };
+        let mut rhythm = Rhythm::new(pace, 0, None, now);
+        assert_eq!(rhythm.try_at, now, "the first one at once");
+        rhythm.sent(now);
+        rhythm.failed(now + SEC, 100, &Failure::retry("no route"), 0.5);
+        assert_eq!(rhythm.try_at, now + SEC + SEC / 2);
+        rhythm.sent(now + 2 * SEC);
+        rhythm.went_well(now + 9 * SEC);
+        assert_eq!(rhythm.try_at, now + 3_602 * SEC, "from the start of the last one");
+        assert_eq!(rhythm.width(), 100, "not half a batch, and an hour later the other half");
     }
 
     #[test]

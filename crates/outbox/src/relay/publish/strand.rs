@@ -21,6 +21,7 @@ pub(super) struct Meters {
     pub(super) published: Counter,
     pub(super) errors: Counter,
     pub(super) leading: Gauge,
+    pub(super) takeovers: Counter,
     pub(super) lag: Gauge,
 }
 
@@ -30,6 +31,7 @@ impl Meters {
             published: metrics.counter("log.published", pair),
             errors: metrics.counter("log.errors", pair),
             leading: metrics.gauge("log.leading", pair),
+            takeovers: metrics.counter("log.takeovers", pair),
             lag: metrics.gauge("log.lag", pair),
         }
     }
@@ -153,7 +155,9 @@ impl Lead {
         positions: Vec<Position>,
         upto: Position,
         task: tokio::task::AbortHandle,
+        now: Instant,
     ) {
+        self.rhythm.sent(now);
         self.in_flight = Some(InFlight { batch, positions, upto, task });
     }
 

@@ -16,6 +16,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
@@ -25,7 +27,8 @@ use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::log::{
-    Appended, BoundedRead, Condition, Frontier, Item, LogStore, Position, Query, Stored, Unreadable,
+    Appended, BoundedRead, Condition, Frontier, Item, LogStore, OpenAppend, PairId, Position, Query, Stored,
+    Unreadable,
 };
 use crate::store::short_error;
 
@@ -45,6 +48,10 @@ pub trait LogDialect: sqlx::Database + Sized {
     const READS_APART: bool = false;
     /// The greatest position.
     const HEAD: &'static str;
+    /// Deletes the tags of events, by a list of positions, before the events themselves are deleted.
+    const PURGE_TAGS: &'static str;
+    /// Pairs that wait for an open transaction, and that transaction; `None` where publishers never do.
+    const WAITING_PAIRS: Option<&'static str> = None;
 
     /// Appends events, or says why not.
     fn append(
@@ -405,6 +412,42 @@ impl<DB: Database> LogStore for SqlStore<DB> {
             self.run(statements::NOTE_DECIDED, values()).await?;
         }
         Ok(())
+    }
+
+    async fn purge_log(&self, older_than: Duration, limit: usize) -> Result<u64> {
+        let rows = self.fetch(&statements::purgeable(limit), vec![Value::micros(older_than)]).await;
+        let rows = rows.map_err(|e| self.explain_log(e))?;
+        let positions = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
+        if positions.is_empty() {
+            return Ok(0);
+        }
+        let these = || vec![Value::Ints(positions.clone())];
+        self.retried(|| async {
+            let mut tx = super::begin::begin_on(&self.pools.relay).await?;
+            DB::run(&mut tx, self.render(DB::PURGE_TAGS), these()).await?;
+            let purged = DB::run(&mut tx, self.render(statements::PURGE), these()).await?;
+            tx.commit().await?;
+            Ok(purged)
+        })
+        .await
+    }
+
+    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+        let Some(waiting) = DB::WAITING_PAIRS else { return Ok(Vec::new()) };
+        let rows = self.fetch(waiting, Vec::new()).await.map_err(|e| self.explain_log(e))?;
+        let one = |row: &DB::Row| {
+            let pair =
+                PairId::new(DB::text(row, 0)?.unwrap_or_default(), DB::text(row, 1)?.unwrap_or_default());
+            let open = OpenAppend {
+                backend: DB::int(row, 2)?,
+                since: DB::time(row, 3)?,
+                prepared: DB::text(row, 4)?,
+                user: DB::text(row, 5)?,
+                application: DB::text(row, 6)?,
+            };
+            Ok((pair, open))
+        };
+        rows.iter().map(one).collect()
     }
 
     async fn head(&self) -> Result<Position> {

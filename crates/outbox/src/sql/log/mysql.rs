@@ -34,6 +34,10 @@ const LIST: &str = "JSON_TABLE($1, '$[*]' COLUMNS (\
 impl LogDialect for MySql {
     const CURRENT: &'static str = "LOCK IN SHARE MODE";
     const HEAD: &'static str = "SELECT position FROM {log_head}";
+    const PURGE_TAGS: &'static str = "DELETE t FROM {log_tags} t JOIN (\
+             SELECT l.position, j.tag FROM {log} l \
+             JOIN JSON_TABLE(l.tags, '$[*]' COLUMNS (tag varchar(255) {exact} PATH '$')) j WHERE l.position {in ints $1}) x \
+         ON x.tag = t.tag AND x.position = t.position";
 
     async fn append(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
         if append.own {

@@ -38,6 +38,28 @@ impl LogDialect for Postgres {
     const APPENDS_AT_ONCE: bool = true;
     const TO_DECIDE: Option<&'static str> = Some("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
     const HEAD: &'static str = "SELECT max(position) FROM {log}";
+    const PURGE_TAGS: &'static str = "DELETE FROM {log_tags} t USING (\
+             SELECT l.position, u.tag FROM {log} l CROSS JOIN unnest(l.tags) u(tag) WHERE l.position {in ints $1}) x \
+         WHERE t.tag = x.tag AND t.position = x.position";
+    // A pair moves over everything that is decided, so one that has not moved over a hole waits for whoever may have drawn that
+    // position: the transactions with the lock that every append takes, as in `LOOK`. A prepared one has no
+    // backend any more, and is known by the lock on its number.
+    const WAITING_PAIRS: Option<&'static str> = Some(
+        "SELECT e.topic, e.publisher, {int o.pid}, o.since, o.gid, o.who, o.application \
+         FROM {progress} e CROSS JOIN (\
+             SELECT k.pid, COALESCE(a.xact_start, p.prepared) AS since, p.gid, COALESCE(a.usename, p.owner)::text AS who, \
+                 NULLIF(a.application_name, '') AS application \
+             FROM pg_locks k LEFT JOIN pg_stat_activity a ON a.pid = k.pid \
+                 LEFT JOIN pg_locks x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' \
+                     AND x.mode = 'ExclusiveLock' AND x.virtualtransaction = k.virtualtransaction \
+                 LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid \
+             WHERE k.locktype = 'relation' AND k.relation = '{log}'::regclass AND k.mode = 'RowExclusiveLock' AND k.granted \
+             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+             ORDER BY since LIMIT 1) o \
+         WHERE e.status <> 'PAUSED' AND e.last_position < (SELECT max(l.position) FROM {log} l) \
+         AND NOT EXISTS (SELECT 1 FROM {log} l WHERE l.position = e.last_position + 1) \
+         ORDER BY e.topic, e.publisher",
+    );
 
     async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<Outcome> {
         let rows = Self::fetch(conn, sql.render(APPEND), append_values(append)).await?;

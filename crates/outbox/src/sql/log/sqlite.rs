@@ -16,6 +16,9 @@ const CHUNK: usize = 500;
 impl LogDialect for Sqlite {
     const READS_APART: bool = true;
     // What is deleted was there too.
+    const PURGE_TAGS: &'static str = "DELETE FROM {log_tags} WHERE (tag, position) IN (\
+             SELECT CASE WHEN instr(j.value, '=') = 0 THEN j.value || '=' ELSE j.value END, l.position \
+             FROM {log} l JOIN json_each(l.tags) j WHERE l.position {in ints $1})";
     const HEAD: &'static str =
         "SELECT seq FROM sqlite_sequence WHERE name = trim('{log}', '\"') COLLATE NOCASE";
 

@@ -20,6 +20,20 @@ pub(super) const NOTE_UNREADABLE: &str =
 pub(super) const DECIDED: &str = "SELECT epoch FROM {leases} WHERE name = $1";
 pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1";
 
+/// The first events of the log that every pair has passed, as far as they are old enough: of the first so many only, because
+/// times rise with positions and a log without old events would be read to its end. The last event is not among them.
+pub(super) fn purgeable(limit: usize) -> String {
+    format!(
+        "SELECT f.position FROM (SELECT l.position, l.created_at FROM {{log}} l \
+             WHERE l.position <= (SELECT COALESCE(min(e.last_position), 9223372036854775807) FROM {{progress}} e) \
+             AND l.position < (SELECT max(m.position) FROM {{log}} m) ORDER BY l.position LIMIT {limit}) f \
+         WHERE f.created_at < {{earlier $1}} ORDER BY f.position"
+    )
+}
+
+pub(super) const PURGE: &str =
+    "DELETE {from listed log position ints $1} {where listed log position ints $1}";
+
 /// The position that a query of one number found; the start if there was none.
 pub(super) fn position<DB: Dialect>(rows: &[DB::Row]) -> Result<Position, sqlx::Error> {
     let number = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten();

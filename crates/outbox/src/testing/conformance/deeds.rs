@@ -159,3 +159,24 @@ pub async fn deeds_are_written_down(harness: &impl Harness) {
     assert_eq!((page.len(), page[0].id), (1, second));
     assert!(scene.store.audits(None, 0).await.unwrap().is_empty());
 }
+
+/// By the time when they were written down.
+pub async fn old_audit_entries_are_purged_in_batches(harness: &impl Harness) {
+    let scene = Scene::open(harness).await;
+    let day = 86_400 * SECOND;
+    assert_eq!(scene.store.purge_audits(day, 10).await.unwrap(), 0);
+    let write = async |action: &str| {
+        let deed = Deed { actor: "ada".to_owned(), action: action.to_owned(), ..Deed::default() };
+        scene.store.audit(&deed).await.unwrap()
+    };
+    for _ in 0..5 {
+        write("replay").await;
+    }
+    scene.pass(2 * day);
+    let young = write("purge").await;
+    for purged in [3, 2, 0] {
+        assert_eq!(scene.store.purge_audits(day, 3).await.unwrap(), purged);
+    }
+    let left: Vec<i64> = scene.store.audits(None, 10).await.unwrap().iter().map(|audit| audit.id).collect();
+    assert_eq!(left, [young]);
+}

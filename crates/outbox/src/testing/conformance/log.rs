@@ -8,7 +8,7 @@ use chrono::SubsecRound as _;
 use super::{Harness, SECOND, Scene, event};
 use crate::error::Error;
 use crate::event::{Event, EventBuilder, EventId};
-use crate::log::{Appended, Condition, Frontier, LogEvent, LogStore, Position, Query};
+use crate::log::{Appended, Condition, Frontier, LogEvent, LogStore, PairId, PairStatus, Position, Query};
 use crate::store::SharedStore;
 
 /// A store with a log; `None` where there is none, and the cases have nothing to show.
@@ -421,4 +421,40 @@ pub async fn of_those_who_decide_at_once_one_succeeds(harness: &impl Harness) {
     let added = read(&scene, &Query::tag("n", "1")).await;
     let numbers: Vec<usize> = added.iter().map(|e| e.payload().expect("a number")).collect();
     assert_eq!(numbers, (0..WRITERS * EACH).collect::<Vec<_>>(), "each knew all before it");
+}
+
+/// However old they are: what a publisher has still to publish stays, and so does the end of the log. Their tags go with them.
+pub async fn old_events_of_the_log_are_purged_once_every_pair_has_passed_them(harness: &impl Harness) {
+    let Some(scene) = open(harness).await else { return };
+    let day = 86_400 * SECOND;
+    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "an empty log");
+    let old = append(&scene, (0..6).map(|n| tagged("E", &[("n", &n.to_string()), ("all", "")]))).await;
+    scene.pass(2 * day);
+    let young = append(&scene, [tagged("E", &[("all", "")]), tagged("E", &[("all", "")])]).await;
+    let (fast, slow) = (PairId::new("t", "fast"), PairId::new("t", "slow"));
+    log(&scene).register(&[(fast.clone(), false), (slow.clone(), false)]).await.unwrap();
+    log(&scene).reset(&fast, young[1]).await.unwrap();
+    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "one pair has published nothing yet");
+    log(&scene).reset(&slow, old[3]).await.unwrap();
+    log(&scene).set_status("slow", None, PairStatus::Paused).await.unwrap();
+    for purged in [3, 1, 0] {
+        assert_eq!(log(&scene).purge_log(day, 3).await.unwrap(), purged);
+    }
+    let left: Vec<Position> = old[4..].iter().chain(&young).copied().collect();
+    assert_eq!(positions(&read(&scene, &Query::all()).await), left);
+    assert_eq!(positions(&read(&scene, &Query::tag("all", "")).await), left);
+    log(&scene).reset(&slow, young[1]).await.unwrap();
+    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 2);
+    assert_eq!(positions(&read(&scene, &Query::all()).await), young, "not old enough");
+    // The tags are gone too: an event that has one of them again is the only one.
+    let again = append(&scene, [tagged("E", &[("n", "0")])]).await;
+    assert_eq!(positions(&read(&scene, &Query::tag("n", 0)).await), again);
+
+    scene.pass(2 * day);
+    log(&scene).reset(&slow, again[0]).await.unwrap();
+    log(&scene).reset(&fast, again[0]).await.unwrap();
+    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 2, "all but the last");
+    assert_eq!(positions(&read(&scene, &Query::all()).await), again);
+    assert_eq!((log(&scene).head().await.unwrap(), safe(&scene).await), (again[0], again[0]));
+    assert!(append(&scene, [event("E")]).await[0] > again[0]);
 }

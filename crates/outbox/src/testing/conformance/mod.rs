@@ -251,6 +251,7 @@ macro_rules! conformance_tests {
             }
             deeds {
                 only_a_dead_event_is_skipped
+                old_audit_entries_are_purged_in_batches
                 a_skipped_event_holds_its_key_no_longer
                 a_skip_and_a_replay_do_not_both_count
                 a_dead_event_gets_another_payload
@@ -321,6 +322,7 @@ macro_rules! conformance_tests {
                 a_row_of_the_log_that_cannot_be_decoded_is_told_with_its_position
                 positions_are_found_by_time
                 of_those_who_decide_at_once_one_succeeds
+                old_events_of_the_log_are_purged_once_every_pair_has_passed_them
             }
             pairs {
                 a_pair_is_registered_once

@@ -41,7 +41,7 @@ BEGIN
     RETURN NEW;
 END $body$
 $create$,
-        (SELECT hashtextextended(n.nspname || '.' || c.relname, 13) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        (SELECT hashtextextended(n.nspname || '.' || c.relname, 17) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE c.oid = '{events}'::regclass),
         pg_get_serial_sequence('{events}', 'seq'));
     DROP TRIGGER IF EXISTS {events_order} ON {events};
@@ -52,3 +52,28 @@ $create$,
         (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE c.oid = '{by_aggregate}'::regclass));
 END $do$;
+
+-- Wakes up relays whose publishers have nothing to do, as the trigger on the events does: with a lock of its own.
+--
+-- PostgreSQL cannot prepare a transaction that has notified. Where transactions that write here are prepared:
+--   ALTER DATABASE shop SET outbox.two_phase = 'on';
+-- Then they notify nothing, and relays look for them.
+CREATE OR REPLACE FUNCTION {call}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('outbox.two_phase', TRUE) = 'on' THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_notify('outbox_due_' || TG_RELID, '');
+    RETURN NULL;
+END
+$$;
+DO $do$
+BEGIN
+    DROP TRIGGER IF EXISTS {events_log_written} ON {log};
+    EXECUTE format(
+        'CREATE TRIGGER {events_log_written} AFTER INSERT ON {log} FOR EACH STATEMENT '
+        'WHEN (NOT pg_try_advisory_xact_lock_shared(%s)) EXECUTE FUNCTION {call}()',
+        (SELECT hashtextextended(n.nspname || '.' || c.relname, 13) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = '{log}'::regclass));
+END
+$do$;
