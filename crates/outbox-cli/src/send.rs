@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use chrono::{DateTime, Utc};
 use outbox::{Event, GLOBAL};
 
 use crate::age::Age;
@@ -59,6 +60,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME")]
     after: Option<Age>,
 
+    /// Deliver it no sooner than at this time, such as 2026-11-16T08:00:00Z; a time in the past is at once
+    #[arg(long, value_name = "TIME", conflicts_with = "after", value_parser = at)]
+    at: Option<DateTime<Utc>>,
+
     /// Give it up if it is not delivered within this time
     #[arg(long, value_name = "TIME")]
     expires_in: Option<Age>,
@@ -82,6 +87,7 @@ Examples:
   outbox send --type report.ready --payload @report.json --tenant acme --header source=cron
   generate | outbox send --type import --payload - --content-type text/csv
   outbox send --type reminder --payload '{}' --after 5m --dedup-key reminder-2026-11-16
+  outbox send --type reminder --payload '{}' --at 2026-12-24T18:00:00+01:00
 
 Exit codes: 0 written, 1 failure, 2 wrong usage, 3 not written, because its deduplication key is there already.";
 
@@ -140,14 +146,23 @@ fn event(options: &Options) -> Result<Event> {
     if let Some(Age(delay)) = options.after {
         event = event.deliver_after(delay);
     }
+    if let Some(at) = options.at {
+        event = event.available_at(at);
+    }
     if let Some(Age(time)) = options.expires_in {
-        event = event.expires_at(chrono::Utc::now() + chrono::Duration::from_std(time)?);
+        event = event.expires_at(Utc::now() + chrono::Duration::from_std(time)?);
     }
     if let Some(key) = &options.dedup_key {
         event = event.dedup_key(key);
     }
     // What the library refuses is something on the command line.
     event.build().map_err(|error| Usage(error.to_string()).into())
+}
+
+fn at(text: &str) -> Result<DateTime<Utc>, &'static str> {
+    let at = DateTime::parse_from_rfc3339(text);
+    at.map(|at| at.with_timezone(&Utc))
+        .map_err(|_| "write it as in 2026-11-16T08:00:00Z, with an offset or Z")
 }
 
 fn read(payload: &str) -> Result<Vec<u8>> {

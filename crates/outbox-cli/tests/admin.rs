@@ -108,6 +108,13 @@ async fn a_payload_comes_from_an_argument_a_file_or_standard_input() {
         assert!(ran.err.contains("payload"), "{}", ran.err);
         assert!(!ran.err.contains("no json"), "{}", ran.err);
     }
+    let at = ["send", "--type", "later", "--payload", "1", "--at", "2126-12-24T18:00:00+01:00"];
+    place.run(&at).expect(0);
+    let listed = place.run(&["events", "list", "--type", "later", "--json"]).expect(0).json();
+    let available = listed[0]["available_at"].as_str().unwrap();
+    assert!(available.starts_with("2126-12-24T17:00:00"), "{available}");
+    place.run(&["send", "--type", "x", "--payload", "1", "--at", "2001-01-01T00:00:00Z"]).expect(0);
+    place.run(&["send", "--type", "x", "--payload", "1", "--at", "tomorrow"]).expect(2);
     place.run(&["send", "--type", "", "--payload", "1"]).expect(2);
     place.run(&["send", "--type", "x", "--payload", "1", "--header", "nothing"]).expect(2);
 }

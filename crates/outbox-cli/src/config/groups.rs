@@ -15,13 +15,17 @@ use super::time::Time;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
     /// This relay alone, by a lease on the whole table; another one stands by
+    #[serde(alias = "single_node")]
+    #[value(alias = "single_node")]
     SingleNode,
     /// Any number of relays share the work
     #[default]
+    #[serde(alias = "multi_node")]
+    #[value(alias = "multi_node")]
     MultiNode,
-    /// As multi-node; events of one key or aggregate one after another
+    /// As multi-node; events without an ordering key are ordered by their aggregate
     Ordered,
-    /// The event log alone; the queue is somebody else's
+    /// The event log alone; another relay delivers the queue
     Log,
 }
 

@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+use clap::ValueEnum as _;
+
 use super::fields::fields;
 use super::*;
 
@@ -57,6 +59,16 @@ fn the_selection_of_a_fleet_is_a_setting() {
     let mistake = mistakes(&format!("{good}[fleet]\nselection = \"random\"\n"));
     let told = "there is no value `random`: use `round-robin` or `drain-first`";
     assert!(mistake.len() == 1 && mistake[0].ends_with(told), "{mistake:?}");
+}
+
+/// as the seed spells them.
+#[test]
+fn modes_may_be_written_with_underscores() {
+    for (written, mode) in [("single_node", Mode::SingleNode), ("multi_node", Mode::MultiNode)] {
+        let config = parse(&format!("mode = \"{written}\"\n{GOOD}")).unwrap();
+        assert_eq!(config.groups.mode(), mode);
+        assert_eq!(Mode::from_str(written, false), Ok(mode), "on the command line");
+    }
 }
 
 /// mistakes are told with file, line and column.
