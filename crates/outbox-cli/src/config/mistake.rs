@@ -108,11 +108,11 @@ fn unquoted(said: &str) -> Option<String> {
     (!plain).then(|| format!("{kind}: a text, expected {expected}"))
 }
 
-/// What serde did not know, and what it knows.
+/// What serde did not know, and what it knows. Without other spellings of the same: those have an underscore.
 fn unknown<'a>(said: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
     let (name, expected) = said.strip_prefix(before)?.split_once('`')?;
-    let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2).collect();
-    Some((name, known))
+    let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2);
+    Some((name, known.filter(|known| !known.contains('_')).collect()))
 }
 
 /// There is no such thing; perhaps that one was meant, else there are these.
