@@ -294,8 +294,14 @@ async fn a_watch_looks_again_and_again_and_ends_well() {
         assert_eq!((&first["pending"], &first["done_per_second"]), (&1.into(), &serde_json::Value::Null));
         place.write([event("b")]).await;
         while next()["pending"] != 2 {}
-        place.settle(|_| Verdict::Done).await;
-        while next()["done_per_second"].as_f64().unwrap() == 0.0 {}
+        // A single event may be settled between the times that two looks count.
+        loop {
+            place.settle(|_| Verdict::Done).await;
+            if next()["done_per_second"].as_f64().unwrap() > 0.0 {
+                break;
+            }
+            place.write([event("c")]).await;
+        }
         assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
         let mut rest = String::new();
         out.read_to_string(&mut rest).unwrap();

@@ -81,7 +81,9 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
 }
 
 async fn look(place: &Place, before: &mut Option<Before>) -> Result<Look> {
-    let (at, now) = (Instant::now(), now(place).await?);
+    let now = now(place).await?;
+    // Right before the counts: the times that two looks count leave out less between them.
+    let at = Instant::now();
     let mut look = Look {
         at: Utc::now().trunc_subsecs(3),
         database: place.url.to_string(),
