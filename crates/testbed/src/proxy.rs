@@ -109,6 +109,10 @@ impl Shared {
     fn pass(self: &Arc<Self>, client: TcpStream, target: u16) {
         self.accepted.fetch_add(1, Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { return };
+        // A message that comes in two pieces would wait for the receipt of the first one, 40 ms: that is another fault.
+        for stream in [&client, &server] {
+            let _ = stream.set_nodelay(true);
+        }
         let halves = (|| Ok::<_, std::io::Error>((client.try_clone()?, server.try_clone()?)))();
         let Ok((client_too, server_too)) = halves else { return };
         let mut open = self.open.lock().expect("nobody panics with it");
