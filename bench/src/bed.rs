@@ -57,7 +57,8 @@ impl Bed {
         for name in sqlx::query_scalar::<_, String>(left).bind(table).fetch_all(&pool).await? {
             sqlx::query(AssertSqlSafe(format!("DROP TABLE IF EXISTS {name} CASCADE"))).execute(&pool).await?;
         }
-        sqlx::query(AssertSqlSafe(format!("DROP SEQUENCE IF EXISTS {table}_log_seq"))).execute(&pool).await?;
+        let sequences = format!("DROP SEQUENCE IF EXISTS {table}_log_seq, {table}_by_aggregate CASCADE");
+        sqlx::query(AssertSqlSafe(sequences)).execute(&pool).await?;
         let outbox = self.handle(table, connections).await?;
         outbox.migrate().await?;
         Ok(outbox)

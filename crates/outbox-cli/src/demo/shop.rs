@@ -49,14 +49,16 @@ const TABLES: [&str; 18] = [
 ];
 
 /// What else there is in PostgreSQL.
-const IN_POSTGRES: [&str; 7] = [
+const IN_POSTGRES: [&str; 9] = [
     "DROP FUNCTION IF EXISTS outbox_demo_event_call",
+    "DROP FUNCTION IF EXISTS outbox_demo_event_order_key",
     "DROP FUNCTION IF EXISTS outbox_demo_log_lock",
     "DROP FUNCTION IF EXISTS outbox_demo_log_settled",
     "DROP FUNCTION IF EXISTS outbox_demo_log_append",
     "DROP FUNCTION IF EXISTS outbox_demo_log_insert",
     "DROP FUNCTION IF EXISTS outbox_demo_log_refuse",
     "DROP SEQUENCE IF EXISTS outbox_demo_log_seq",
+    "DROP SEQUENCE IF EXISTS outbox_demo_event_by_aggregate",
 ];
 
 /// How often a failing event is tried in all.
