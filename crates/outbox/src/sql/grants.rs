@@ -237,7 +237,7 @@ fn mysql(names: &Names, what: DatabaseRole, role: &str) -> String {
             grants.on_all(rights, &["audits", "keys", "log_head", "version"]);
             grants.line("-- For the trigger that keeps plain SQL writers of one ordering key in order. On a server with a");
             grants.line("-- binary log the right is not enough without log_bin_trust_function_creators = 1.");
-            grants.on("TRIGGER", "events");
+            grants.on(&format!("{rights}, TRIGGER"), "events");
         }
     }
     grants.text
