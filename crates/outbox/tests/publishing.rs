@@ -831,7 +831,7 @@ async fn notified_of_appends(bed: &Bed<sqlx::Postgres>) {
          AND (k.classid::bigint << 32 | k.objid::bigint) = hashtextextended(current_schema() || '.{t}_log', 13)";
     let end = Instant::now() + FOREVER;
     while bed.number(asked).await == 0 {
-        assert!(Instant::now() < end, "nobody listens");
+        assert!(Instant::now() < end, "no relay listens");
         tokio::time::sleep(10 * MS).await;
     }
 }

@@ -41,7 +41,7 @@ impl LogDialect for Postgres {
     const PURGE_TAGS: &'static str = "DELETE FROM {log_tags} t USING (\
              SELECT l.position, u.tag FROM {log} l CROSS JOIN unnest(l.tags) u(tag) WHERE l.position {in ints $1}) x \
          WHERE t.tag = x.tag AND t.position = x.position";
-    // A pair moves over everything that is decided, so one that has not moved over a hole waits for whoever may have drawn that
+    // A pair moves over everything that is decided, so one that has not moved over a hole waits for a transaction that may have drawn that
     // position: the transactions with the lock that every append takes, as in `LOOK`. A prepared one has no
     // backend any more, and is known by the lock on its number.
     const WAITING_PAIRS: Option<&'static str> = Some(

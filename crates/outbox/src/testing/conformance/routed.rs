@@ -176,7 +176,7 @@ pub async fn events_that_are_not_routed_hold_back_their_keys(harness: &impl Harn
     }
 }
 
-/// The last pending event that has been due for a time, whoever holds it.
+/// The last pending event that has been due for a time, held or not.
 pub async fn the_place_of_the_last_due_event_is_told(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let last_due = async |time: Duration| scene.store.last_due(time).await.unwrap();
