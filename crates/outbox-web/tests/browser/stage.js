@@ -55,6 +55,7 @@ async function startRelay() {
   const config = join(folder, "outbox.toml");
   await writeFile(config, `
 mode = "ordered"
+unrouted = "dead"
 migrate = true
 on-dead = "hold"
 [database]
