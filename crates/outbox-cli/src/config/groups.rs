@@ -121,7 +121,7 @@ pub(crate) struct Retry {
 }
 
 /// What is deleted, and when.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct Purge {
     pub(crate) enabled: Option<bool>,
@@ -267,7 +267,7 @@ impl Purge {
             return relay.no_purge();
         }
         // Untouched, each mode has its own idea of what is purged.
-        if enabled.is_none() && self.is_unset() {
+        if *self == Purge::default() {
             return relay;
         }
         let mut purge = PurgeSettings::default();
@@ -280,28 +280,6 @@ impl Purge {
         purge = set(purge, *log_retention, |purge, time| purge.log_retention(time.0));
         purge = set(purge, *audit_retention, |purge, time| purge.audit_retention(time.0));
         relay.purge(purge)
-    }
-
-    fn is_unset(&self) -> bool {
-        let Purge {
-            enabled: _,
-            retention,
-            interval,
-            batch_size,
-            dead_retention,
-            inbox_retention,
-            attempts_retention,
-            log_retention,
-            audit_retention,
-        } = self;
-        retention.is_none()
-            && interval.is_none()
-            && batch_size.is_none()
-            && dead_retention.is_none()
-            && inbox_retention.is_none()
-            && attempts_retention.is_none()
-            && log_retention.is_none()
-            && audit_retention.is_none()
     }
 }
 

@@ -565,9 +565,13 @@ impl Taker {
             // Not everything found room: read from the start again.
             cursor = None;
         }
-        if unkeyed > 0 && engine.store.order_by_aggregate().await? > 0 {
-            // Written by a transaction from before this mode was switched on. Reads the window again.
-            (scanned, cursor) = (limit, None);
+        if unkeyed > 0 {
+            // Written by a transaction from before this mode was switched on. The window is read again: at once, or with
+            // the next pass if another relay has given the events their keys.
+            cursor = None;
+            if engine.store.order_by_aggregate().await? > 0 {
+                scanned = limit;
+            }
         }
         if waits {
             // Not before the verdict is written, which wakes the taker.
@@ -576,7 +580,7 @@ impl Taker {
         let (hot, cold) = engine.lanes.depths();
         engine.metrics.hot_depth.set(hot as f64);
         engine.metrics.cold_depth.set(cold as f64);
-        Ok(Some(WindowRead { taken: count, scanned, cursor, whole: all && !waits }))
+        Ok(Some(WindowRead { taken: count, scanned, cursor, whole: all && !waits && unkeyed == 0 }))
     }
 
     /// Queues what was taken.
