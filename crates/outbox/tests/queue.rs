@@ -664,6 +664,37 @@ on_every_database! {
         beside.stop().await.unwrap();
     }
 
+    /// A claim that its caller drops half way leaves no transaction open: a statement that runs on the
+    /// same connection later would be part of that, and never be committed.
+    async fn a_claim_may_be_dropped_at_any_time(|bed|) {
+        let (queue, other) = (bed.outbox.queue(), bed.another().await);
+        let (dropping, acking) = (node("a"), node("b"));
+        for polls in 0..30 {
+            other.write("e", 0..8).await;
+            let held = queue.claim(&acking, LEASE, 8).await.unwrap();
+            other.write("e", 8..9).await;
+            {
+                let mut claiming = std::pin::pin!(queue.claim(&dropping, MS, 10));
+                for _ in 0..polls {
+                    if futures_util::poll!(claiming.as_mut()).is_ready() {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            }
+            // At once: on every connection that there is.
+            let acks = held.iter().map(|item| queue.ack(&acking, [item.id()]));
+            assert!(futures_util::future::join_all(acks).await.iter().all(|acked| matches!(acked, Ok(1))));
+            for item in &held {
+                assert_eq!(other.status(item.id().message()).await, Status::Done, "after {polls} polls");
+            }
+            while other.outbox.admin().backlog().await.unwrap().pending > 0 {
+                let items = claim(&queue, "b").await;
+                queue.ack(&acking, ids(&items)).await.unwrap();
+            }
+        }
+    }
+
     /// An id travels as text, and settles from anywhere.
     async fn an_id_may_settle_in_another_process(|bed|) {
         let other = bed.another().await;

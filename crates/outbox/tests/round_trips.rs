@@ -117,12 +117,12 @@ async fn calls_take_as_many_round_trips_on_postgres_as_documented() {
     let expected = [
         ("abandon", 1),
         ("ack", 1),
-        ("claim", 5),
-        ("claim nothing", 4),
-        ("claim with keys", 6),
+        ("claim", 4),
+        ("claim nothing", 3),
+        ("claim with keys", 5),
         ("extend", 1),
         ("fail", 1),
-        ("reap", 4),
+        ("reap", 1),
         ("release", 1),
     ];
     assert_eq!(trips(&bed).await, BTreeMap::from(expected));
@@ -190,22 +190,22 @@ async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_
     relay.stop().await.unwrap();
     assert!(statements < 60, "{statements} statements a minute");
     assert!(statements > 20, "{statements} statements a minute: it does not renew its leases");
-    // A connection that was idle is asked whether it is alive, and a transaction begins and ends.
-    assert!(trips < 120, "{trips} round trips a minute");
+    // Two for each statement on a quiet machine. A statement that meets a busy connection goes to
+    // another one, and is prepared there first.
+    assert!(trips < 3 * statements as u64, "{trips} round trips for {statements} statements");
 }
 
 on_every_database! {
-    /// OBX-112, 120. It reads and then writes, with a look at what blocks keys in between. On PostgreSQL it first waits for those who
-    /// take at this moment.
+    /// OBX-112, 120. A claim reads and then writes, with a look at what blocks keys in between. On
+    /// PostgreSQL it waits for other takers first, in the message that begins the transaction.
     async fn a_claim_is_a_short_transaction(|bed|) {
         let (queue, me) = (bed.outbox.queue(), NodeId::from("a"));
-        let waits = usize::from(bed.url().starts_with("postgres"));
         bed.write("e", 0..300).await;
         let (items, statements) = counted(&bed, queue.claim(&me, LEASE, 300)).await;
-        assert_eq!((items.len(), statements), (300, waits + 2));
+        assert_eq!((items.len(), statements), (300, 2));
         bed.outbox.send_all((0..300).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
         let (items, statements) = counted(&bed, queue.claim(&me, LEASE, 300)).await;
-        assert_eq!((items.len(), statements), (300, waits + 3));
+        assert_eq!((items.len(), statements), (300, 3));
     }
 
     /// One INSERT, and nothing looks at the table or changes it after the commit.
@@ -230,7 +230,7 @@ on_every_database! {
         assert_eq!(counted(&bed, queue.abandon(&me, ids(&items[100..150]), "no")).await, (50, failing));
         assert_eq!(counted(&bed, queue.fail(&me, ids(&items[150..200]), "no")).await, (50, failing));
         assert_eq!(counted(&bed, queue.release(&me, ids(&items[200..]))).await, (100, 1));
-        assert_eq!(counted(&bed, queue.reap_expired()).await, (0, if failing == 1 { 2 } else { 1 }));
+        assert_eq!(counted(&bed, queue.reap_expired()).await, (0, 1));
     }
 
     /// Their joins are locked, counted and closed in the same transaction.

@@ -77,9 +77,9 @@ const CHUNK: usize = 1_000;
 /// | --- | --- | --- |
 /// | `ack`, `release`, `extend` | 1 | 1 |
 /// | `abandon`, `fail` | 1 | 4 |
-/// | `claim` | 5; 4 if nothing is due | 4; 3 if nothing is due |
-/// | `claim` of items with ordering keys | 6 | 5 |
-/// | `reap_expired` | 4 | 1 |
+/// | `claim` | 4; 3 if nothing is due | 4; 3 if nothing is due |
+/// | `claim` of items with ordering keys | 5 | 5 |
+/// | `reap_expired` | 1 | 1 |
 ///
 /// That is on a connection that was in use within the last second; one that was idle for longer is asked first whether it is
 /// alive. A claim that goes past blocked or suspect items takes as many again for each window, and settling steps of a

@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::begin::begin_on;
+use super::begin::begin_by;
 use super::dialect::{Database, Value};
 use super::source::Work;
 use super::store::SqlStore;
@@ -326,9 +326,14 @@ impl<DB: Database> SqlStore<DB> {
         Ok(number(0)?.zip(number(1)?.or(number(0)?)))
     }
 
-    /// Takes away leases of lists that ran out.
-    pub(super) async fn reap_listed(&self) -> Result<()> {
-        Ok(self.begin_by(REAP).await?.commit().await?)
+    /// Takes away leases of lists that ran out, and runs what comes after that in the same
+    /// transaction. Returns how many rows were written. One round trip: statements that are sent
+    /// together are a transaction.
+    pub(super) async fn reap_listed(&self, then: &str) -> Result<u64> {
+        let mut conn = self.pools.relay.acquire().await?;
+        let written = DB::script(&mut conn, self.limited(&format!("{REAP}{then}"))).await?;
+        conn.finish().await?;
+        Ok(written)
     }
 
     /// Takes away the lists of one owner. Returns how many events were leased by them.
@@ -355,11 +360,15 @@ impl<DB: Database> SqlStore<DB> {
         self.begin_by(&format!("{LOCK}{REAP}")).await
     }
 
+    /// Begins a transaction with statements that cost no round trip of their own.
     pub(super) async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {
-        let mut tx = begin_on(&self.pools.relay).await?;
+        Ok(begin_by(&self.pools.relay, Some(self.limited(script))).await?)
+    }
+
+    /// A script of a transaction with the limits before it.
+    fn limited(&self, script: &str) -> String {
         let in_order = DB::IN_ORDER.unwrap_or_default();
-        DB::script(&mut tx, self.render(&format!("{LIMITS}{in_order}{script}")).text.to_string()).await?;
-        Ok(tx)
+        self.render(&format!("{LIMITS}{in_order}{script}")).text.to_string()
     }
 
     /// Renews the lists that these events are in. Returns those that are still held.

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use super::dialect::Dialect;
 use super::source::{Source, Work};
+use super::warm::First;
 
 /// A future that is finished in the background when it is dropped before its end.
 pub(crate) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
@@ -38,8 +39,20 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
 
 /// Begins a transaction that is going to write.
 pub(super) async fn begin_on<DB: Dialect>(source: &Source<DB>) -> Result<Work<'static, DB>, sqlx::Error> {
-    Ok(match source {
-        Source::Pool(pool) => Work::Pool(pool.begin(None).await?),
-        Source::Line(line) => Work::Line(line.begin().await?),
+    begin_by(source, None).await
+}
+
+/// The same with statements that are sent together with `BEGIN`.
+pub(super) async fn begin_by<DB: Dialect>(
+    source: &Source<DB>,
+    script: Option<String>,
+) -> Result<Work<'static, DB>, sqlx::Error> {
+    Ok(match source.clone() {
+        Source::Pool(pool) => {
+            let first = First { before: None, script };
+            Work::Pool(Finished::new(async move { pool.begin(&first).await }).await?)
+        }
+        // One that is dropped half way is closed.
+        Source::Line(line) => Work::Line(line.begin(script).await?),
     })
 }

@@ -448,11 +448,11 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { false }
     }
 
-    /// Runs a script of several statements.
+    /// Runs a script of several statements; returns how many rows they touched.
     fn script(
         conn: &mut Self::Connection,
         script: String,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
     /// Runs a statement; returns how many rows it touched.
     fn run(
@@ -601,9 +601,9 @@ macro_rules! plumbing {
             Ok(())
         }
 
-        async fn script(conn: &mut Self::Connection, script: String) -> Result<(), sqlx::Error> {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(conn).await?;
-            Ok(())
+        async fn script(conn: &mut Self::Connection, script: String) -> Result<u64, sqlx::Error> {
+            let done = sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(conn).await?;
+            Ok(done.rows_affected())
         }
 
         fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error> {

@@ -13,7 +13,7 @@ use tokio::sync::RwLock;
 use super::budget::{Idles, Permit, Seat, Ticket};
 use super::dialect::{Dialect, Options};
 use super::sessions::Sessions;
-use super::warm::leave_transaction;
+use super::warm::{begin_with, leave_transaction};
 use crate::error::Told;
 
 /// How long closing a connection may take before it is just dropped.
@@ -107,10 +107,11 @@ impl<DB: Dialect> Line<DB> {
         std::io::Error::new(std::io::ErrorKind::TimedOut, reason).into()
     }
 
-    /// A transaction that is going to write. Only for those who have a permit.
-    pub(crate) async fn begin(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
+    /// A transaction that is going to write, and begins with these statements. Only for those who
+    /// have a permit.
+    pub(crate) async fn begin(self: &Arc<Self>, script: Option<String>) -> Result<Borrowed<DB>, sqlx::Error> {
         let mut borrowed = self.borrow().await?;
-        borrowed.begin().await?;
+        borrowed.begin(&script).await?;
         Ok(borrowed)
     }
 
@@ -119,7 +120,7 @@ impl<DB: Dialect> Line<DB> {
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
         let mut borrowed = self.borrow().await?;
         if self.sessions.are_shared() {
-            borrowed.begin().await?;
+            borrowed.begin(&None).await?;
         }
         Ok(borrowed)
     }
@@ -192,10 +193,9 @@ impl<DB: Dialect> Borrowed<DB> {
         self
     }
 
-    async fn begin(&mut self) -> Result<(), sqlx::Error> {
+    async fn begin(&mut self, script: &Option<String>) -> Result<(), sqlx::Error> {
         let shared = DB::BEGIN_SHARED.filter(|_| self.line.sessions.are_shared());
-        let statement = shared.or(DB::BEGIN).map(sqlx::SqlSafeStr::into_sql_str);
-        DB::TransactionManager::begin(self, statement).await
+        begin_with::<DB>(self, shared.or(DB::BEGIN), script).await
     }
 
     fn is_open(&self) -> bool {

@@ -74,7 +74,7 @@ impl<DB: Database> SqlStore<DB> {
                 let ran = DB::script(conn, render(migration, self.renderer().names(), &DB::fragment)).await;
                 match ran {
                     Err(e) if DB::is_already_there(&e) => {}
-                    ran => ran?,
+                    ran => drop(ran?),
                 }
             }
             DB::run(conn, self.render(sql::CLEAR_VERSION), Vec::new()).await?;

@@ -427,7 +427,7 @@ impl Dialect for MySql {
             // The account may not create triggers; or it may, but not on a server with a binary log
             // that does not trust it.
             Err(error) if matches!(number(&error), Some(1142 | 1227 | 1419)) => Ok(false),
-            created => created.map(|()| true),
+            created => created.map(|_| true),
         }
     }
 

@@ -9,7 +9,7 @@ use super::begin::Finished;
 use super::budget::Permit;
 use super::dialect::Dialect;
 use super::line::{Borrowed, Line};
-use super::warm::{Used, Warm};
+use super::warm::{First, Used, Warm};
 use crate::error::Result;
 
 /// Gives out connections.
@@ -79,14 +79,14 @@ async fn begin_on_pool<DB: Dialect>(
     pool: &Arc<Warm<DB>>,
     first: Option<&'static str>,
 ) -> Result<Work<'static, DB>> {
-    let pool = pool.clone();
-    Ok(Work::Pool(Finished::new(async move { pool.begin(first).await }).await?))
+    let (pool, first) = (pool.clone(), First { before: first, script: None });
+    Ok(Work::Pool(Finished::new(async move { pool.begin(&first).await }).await?))
 }
 
 /// Begins a transaction of a fleet's database, which keeps the permit until its end.
 async fn begin_on_line<DB: Dialect>(line: &Arc<Line<DB>>, permit: Permit) -> Result<Work<'static, DB>> {
     let seat = &line.seat;
-    let Ok(begun) = tokio::time::timeout(seat.patience, line.begin()).await else {
+    let Ok(begun) = tokio::time::timeout(seat.patience, line.begin(None)).await else {
         let reason = format!("no answer within {:?}", seat.patience);
         seat.is_in_trouble(&reason);
         return Err(seat.unavailable(reason));

@@ -12,7 +12,7 @@ use sqlx::Pool;
 
 use super::StoreOptions;
 use super::batch::Batches;
-use super::begin::begin_on;
+use super::begin::{begin_by, begin_on};
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
@@ -336,8 +336,7 @@ impl<DB: Database> SqlStore<DB> {
     /// The same along an index, however old the planner's statistics are.
     pub(super) async fn fetch_in_order(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         let Some(settings) = DB::IN_ORDER else { return self.fetch(template, values).await };
-        let mut tx = begin_on(&self.pools.read).await?;
-        DB::script(&mut tx, settings.to_owned()).await?;
+        let mut tx = begin_by(&self.pools.read, Some(settings.to_owned())).await?;
         let rows = DB::fetch(&mut tx, self.sql.render(template), values).await;
         let rows = rows.map_err(|e| self.explain(e.into()))?;
         tx.commit().await?;
@@ -630,7 +629,8 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn reap(&self) -> Result<u64> {
         if DB::LISTS {
-            self.retried(|| self.reap_listed()).await?;
+            let leased_by_row = format!("; {}", sql::REAP);
+            return self.retried(|| self.reap_listed(&leased_by_row)).await;
         }
         self.run(sql::REAP, Vec::new()).await
     }
@@ -667,7 +667,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         if DB::LISTS && name == EXCLUSIVE {
             // Whoever holds the table leases nothing, and so does not come to take away what ran out.
-            self.retried(|| self.reap_listed()).await?;
+            self.retried(|| self.reap_listed("")).await?;
         }
         let (name, us) = (Value::text(name), Value::text(holder.as_str()));
         if self.run(sql::KEEP_LEASE, vec![name.clone(), us.clone(), Value::micros(ttl)]).await? > 0 {

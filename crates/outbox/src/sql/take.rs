@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{UNLIST, in_the_way};
-use super::begin::begin_on;
+use super::begin::{begin_by, begin_on};
 use super::dialect::{Database, Value};
 use super::source::Source;
 use super::statements as sql;
@@ -84,8 +84,7 @@ impl<DB: Database> SqlStore<DB> {
         if let Source::Pool(_) = self.pools.relay {
             return self.read_from(&self.pools.relay, take).await;
         }
-        let mut tx = begin_on(&self.pools.relay).await?;
-        DB::script(&mut tx, settings.to_owned()).await?;
+        let mut tx = begin_by(&self.pools.relay, Some(settings.to_owned())).await?;
         let window = self.see(&mut tx, take).await?;
         tx.commit().await?;
         Ok(window)

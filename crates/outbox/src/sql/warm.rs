@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use sqlx::pool::{PoolConnection, PoolOptions};
-use sqlx::{Connection as _, Pool};
+use sqlx::{Connection as _, Pool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
 
 use super::dialect::Dialect;
@@ -70,6 +70,33 @@ pub(super) async fn leave_transaction<DB: Dialect>(conn: &mut DB::Connection) ->
     true
 }
 
+/// What a transaction begins with.
+#[derive(Default)]
+pub(crate) struct First {
+    /// A statement that is sent before the transaction begins.
+    pub(crate) before: Option<&'static str>,
+    /// Statements of the transaction, without values. They are sent together with `BEGIN`, so they
+    /// cost no round trip of their own.
+    pub(crate) script: Option<String>,
+}
+
+/// Begins a transaction, and runs the script in it. After an error the connection must be closed:
+/// the server may be in a transaction.
+pub(super) async fn begin_with<DB: Dialect>(
+    conn: &mut DB::Connection,
+    statement: Option<&'static str>,
+    script: &Option<String>,
+) -> Result<(), sqlx::Error> {
+    let statement = match script {
+        Some(script) => {
+            let begin = statement.unwrap_or("BEGIN");
+            Some(sqlx::AssertSqlSafe(format!("{begin}; {script}")).into_sql_str())
+        }
+        None => statement.map(sqlx::SqlSafeStr::into_sql_str),
+    };
+    DB::TransactionManager::begin(conn, statement).await
+}
+
 /// How the transactions of a pool begin.
 pub(crate) struct Begin {
     pub(crate) sessions: Sessions,
@@ -83,7 +110,7 @@ impl Begin {
         Self { sessions: sessions.clone(), shared: None }
     }
 
-    pub(crate) fn statement<DB: Dialect>(&self) -> Option<&'static str> {
+    fn statement<DB: Dialect>(&self) -> Option<&'static str> {
         self.shared.filter(|_| self.sessions.are_shared()).or(DB::BEGIN)
     }
 }
@@ -138,7 +165,7 @@ impl<DB: Dialect> Warm<DB> {
 
     /// A connection for one statement or more: inside a transaction if its session is shared.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
-        if self.begin.sessions.are_shared() { self.begin(None).await } else { self.take().await }
+        if self.begin.sessions.are_shared() { self.begin(&First::default()).await } else { self.take().await }
     }
 
     async fn take(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
@@ -162,8 +189,8 @@ impl<DB: Dialect> Warm<DB> {
         }
     }
 
-    /// Begins a transaction that is going to write, after a statement of its own if there is one.
-    pub(crate) async fn begin(self: &Arc<Self>, first: Option<&str>) -> Result<Used<DB>, sqlx::Error> {
+    /// Begins a transaction that is going to write.
+    pub(crate) async fn begin(self: &Arc<Self>, first: &First) -> Result<Used<DB>, sqlx::Error> {
         // Connections that broke a moment ago say so now. There are no more of them than there are connections.
         let mut broken = self.pool.size();
         loop {
@@ -249,12 +276,18 @@ pub(crate) struct Used<DB: Dialect> {
 }
 
 impl<DB: Dialect> Used<DB> {
-    async fn begin(&mut self, first: Option<&str>) -> Result<(), sqlx::Error> {
-        if let Some(statement) = first {
+    async fn begin(&mut self, first: &First) -> Result<(), sqlx::Error> {
+        if let Some(statement) = first.before {
             DB::script(self, statement.to_owned()).await?;
         }
         let statement = self.from.begin.statement::<DB>();
-        DB::TransactionManager::begin(self, statement.map(sqlx::SqlSafeStr::into_sql_str)).await?;
+        if let Err(error) = begin_with::<DB>(self, statement, &first.script).await {
+            // If the script failed, the server is in a transaction that the driver does not know of.
+            if let Some(conn) = &mut self.conn {
+                conn.close_on_drop();
+            }
+            return Err(error);
+        }
         self.open = true;
         Ok(())
     }
