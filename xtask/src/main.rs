@@ -3,6 +3,7 @@
 //! - `test` runs every test against servers of its own
 //! - `ci` runs what a change must pass, the tests last
 //! - `schemathesis` holds the API against its document
+//! - `kafka` runs the Kafka tests on a broker that takes long to build
 //! - `torture` has processes killed, stopped and cut off, and looks whether anything was lost
 //! - `bench` measures
 //! - `features` says what is built
@@ -20,6 +21,7 @@ mod ci;
 mod cleanup;
 mod dist;
 mod features;
+mod kafka;
 mod licences;
 mod metadata;
 mod options;
@@ -55,6 +57,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Test => return test::command(options),
         Command::Ci => return ci::command(options),
         Command::Schemathesis => return schemathesis::command(options),
+        Command::Kafka => return kafka::command(options),
         Command::Torture => return torture::command(options),
         Command::Bench => return bench::command(options),
         Command::Dist => dist::command()?,

@@ -14,6 +14,7 @@ commands:
   ci        format, lints, docs, licences, schemathesis, then the tests
   schemathesis
             hold the REST API against its OpenAPI document, with every check there is
+  kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS
   torture   run processes against databases of their own, kill, stop and cut them off, and check what became of
             every event; --help tells its own options
   bench     build for release, measure on a PostgreSQL of its own, write bench/RESULTS.md
@@ -24,7 +25,7 @@ options:
   --no-install         never install anything; say what is missing instead
   --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql
   --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed
-  -- <arguments>       (test) passed on to `cargo test`
+  -- <arguments>       (test, kafka) passed on to `cargo test`
   --release            (torture) built for release
   --minutes, --seed, --database, --faults, …
                        (torture) passed on to it
@@ -55,6 +56,7 @@ pub(crate) enum Command {
     Servers,
     Ci,
     Schemathesis,
+    Kafka,
     Torture,
     Bench,
     Dist,
@@ -98,6 +100,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "servers" => Command::Servers,
         "ci" => Command::Ci,
         "schemathesis" => Command::Schemathesis,
+        "kafka" => Command::Kafka,
         "torture" => Command::Torture,
         "bench" => Command::Bench,
         "dist" => Command::Dist,
@@ -131,7 +134,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
                 let names = rest.next().context("--only needs names after it")?;
                 options.only = Some(server_names(names)?);
             }
-            "--" if command == Command::Test => options.cargo_test.extend(rest.by_ref().cloned()),
+            "--" if matches!(command, Command::Test | Command::Kafka) => {
+                options.cargo_test.extend(rest.by_ref().cloned())
+            }
             "-h" | "--help" => return Ok((Command::Help, options)),
             unknown => bail!("unknown option `{unknown}`"),
         }

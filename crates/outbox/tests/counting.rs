@@ -94,6 +94,37 @@ async fn everything_that_happens_to_an_event_is_counted() {
     assert!(gauges[3..5].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
 }
 
+/// It is the age of the oldest event that is due and not delivered, and 0 without one.
+#[tokio::test(flavor = "current_thread")]
+async fn the_lag_is_told_in_milliseconds() {
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    let _mine = metrics::set_default_local_recorder(&recorder);
+    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
+    let (seen, gate) = (Seen::default(), Gate::closed());
+    let relay = bed.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
+    let until = async |expected: f64| {
+        let told = || {
+            snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
+                DebugValue::Gauge(n) if key.key().name() == "outbox.lag.oldest.ms" => Some(n.into_inner()),
+                _ => None,
+            })
+        };
+        while told() != Some(expected) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    bed.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
+    bed.write("e", 1..3).await;
+    seen.reach(1).await;
+    bed.advance(Duration::from_millis(7_250));
+    bed.write("e", 3..4).await;
+    tokio::time::timeout(bed::FOREVER, until(7_250.0)).await.unwrap();
+    gate.open();
+    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    relay.stop().await.unwrap();
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn events_that_no_running_relay_routes_are_counted() {
     let recorder = DebuggingRecorder::new();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bed::{Base, Bed, FOREVER, Gate, Seen, numbered};
 use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
-use outbox::{Backoff, Error, Event, EventId, OnDead, RelayBuilder};
+use outbox::{Backoff, Error, Event, EventId, Failure, OnDead, RelayBuilder};
 
 /// An hour: what waits for that never comes in a test.
 const NEVER: Duration = Duration::from_secs(3_600);
@@ -31,6 +31,24 @@ async fn renewed<DB: Base>(bed: &Bed<DB>, ids: &[EventId]) {
 }
 
 on_every_database! {
+    /// Other programs read and write these numbers.
+    async fn statuses_have_their_numbers_in_the_table(|bed|) {
+        let (seen, hour) = (Seen::default(), Duration::from_secs(3_600));
+        let relay = bed.outbox.multi_node().on_type("done", seen.handler());
+        let relay = relay.on_type("retry", seen.says(move |_| Err(Failure::retry_after(hour, "no"))));
+        let relay = relay.on_type("dead", seen.says(|_| Err(Failure::dead("no"))));
+        let relay = relay.start().await.unwrap();
+        for event_type in ["done", "retry", "dead", "new"] {
+            bed.write(event_type, 0..1).await;
+        }
+        relay.idle().await.unwrap();
+        for (event_type, status) in [("new", 0), ("done", 1), ("retry", 2), ("dead", 3)] {
+            let sql = format!("SELECT count(*) FROM {{t}} WHERE event_type = '{event_type}' AND status = {status}");
+            assert_eq!(bed.number(&sql).await, 1, "{event_type}");
+        }
+        relay.stop().await.unwrap();
+    }
+
     /// The poller is kept away, so only the hot path can have delivered it.
     async fn a_committed_event_goes_the_hot_way_and_is_done(|bed|) {
         for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {

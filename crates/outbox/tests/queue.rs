@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use bed::{Base, Bed, numbered};
+use bed::{Base, Bed, FOREVER, numbered};
 use failing::Failing;
 use outbox::store::Status;
 use outbox::{
@@ -69,6 +69,54 @@ const WAYS: [&str; 5] = ["ack", "abandon", "abandon_after", "fail", "release"];
 fn counting<DB: Base>(bed: &Bed<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
     let store = Failing::never(bed.outbox.store());
     (store.clone(), WorkQueue::new(store))
+}
+
+/// Another program locks the last item, then the first. A call about both waits for the last with the first locked: a deadlock, of
+/// which the call is the victim.
+async fn ack_in_a_deadlock<DB: Base>(lock_more: &str, locks: impl AsyncFn(&Bed<DB>) -> bool) {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    let (queue, me) = (bed.outbox.queue(), node("a"));
+    bed.write("e", 0..2).await;
+    let items = claim(&queue, "a").await;
+    let id = |n: usize| items[n].id().message().as_str().to_owned();
+    let lock = |id: &str| format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", bed.table);
+    let mut tx = bed.outbox.begin().await.unwrap();
+    DB::execute_sql(&mut tx, &lock_more.replace("{t}", &bed.table)).await.unwrap();
+    DB::execute_sql(&mut tx, &lock(&id(1))).await.unwrap();
+    let acked = async { queue.ack(&me, ids(&items)).await.unwrap() };
+    let other = async {
+        while !locks(&bed).await {
+            tokio::time::sleep(MS).await;
+        }
+        DB::execute_sql(&mut tx, &lock(&id(0))).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    let (acked, ()) = tokio::time::timeout(FOREVER, async { tokio::join!(acked, other) }).await.unwrap();
+    assert_eq!(acked, 2);
+    assert_eq!(bed.tally().await, (0, 0, 2, 0));
+}
+
+/// OBX-099. The one that has waited for longer finds the deadlock, and is the victim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{t}%'";
+    ack_in_a_deadlock::<sqlx::Postgres>("SELECT 1", async |bed| bed.number(waits).await > 0).await;
+}
+
+/// OBX-099. The one that has written less is the victim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_mariadb() {
+    let write_more =
+        "INSERT INTO {t} (event_type, payload) VALUES ('x', '1'), ('x', '1'), ('x', '1'), ('x', '1')";
+    let write_more = format!("{write_more}; DELETE FROM {{t}} WHERE event_type = 'x'");
+    let waits = async |bed: &Bed<sqlx::MySql>| {
+        // InnoDB tells the same for 100 ms.
+        tokio::time::sleep(200 * MS).await;
+        let waits = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
+                     AND trx_query LIKE '%{t}%'";
+        bed.number(waits).await > 0
+    };
+    ack_in_a_deadlock::<sqlx::MySql>(&write_more, waits).await;
 }
 
 on_every_database! {

@@ -554,6 +554,25 @@ async fn an_event_is_stored_by_the_databases_clock() {
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
 
+/// PostgreSQL finds the function of the time by the search path, so a function of the same name tells the database's clock from the
+/// process's.
+#[tokio::test]
+async fn an_event_is_stored_by_the_clock_of_postgres() {
+    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let shifted = "CREATE SCHEMA {t}; CREATE FUNCTION {t}.statement_timestamp() RETURNS timestamptz \
+                   LANGUAGE sql AS $$ SELECT '2001-09-09T01:46:40Z'::timestamptz $$";
+    bed.run(shifted).await.unwrap();
+    let mut tx = bed.outbox.begin().await.unwrap();
+    let path = format!("SET LOCAL search_path = {}, pg_catalog, public", bed.table);
+    sqlx::Postgres::execute_sql(&mut tx, &path).await.unwrap();
+    let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
+    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    tx.commit().await.unwrap();
+    let stored = bed.find(&id).await;
+    assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
+    assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
+}
+
 #[test]
 fn a_builder_says_what_is_wrong() {
     let good = || Event::new("e").json(&1);

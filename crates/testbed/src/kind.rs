@@ -14,8 +14,13 @@ pub(crate) trait Kind: Send + Sync {
     /// Its program.
     fn server(&self) -> &'static str;
 
-    /// The Debian package that it comes with.
-    fn package(&self) -> &'static str;
+    /// Where its program comes from, as advice to the reader.
+    fn how_to_get(&self) -> String;
+
+    /// The variable that says that it must be here: few machines have those with a variable of their own.
+    fn required_by(&self) -> &'static str {
+        "OUTBOX_TEST_REQUIRE"
+    }
 
     /// How its URL starts: in the clear, and over TLS.
     fn schemes(&self) -> (&'static str, &'static str);
@@ -44,15 +49,15 @@ pub(crate) trait Kind: Send + Sync {
     /// Whether it takes connections.
     fn is_ready(&self, site: &Site<'_>) -> bool;
 
-    /// Where a program of its package is; if it is not there, what to install.
+    /// Where a program of this server is. Panics with advice if it is missing.
     fn program(&self, name: &str) -> PathBuf {
-        find(name).unwrap_or_else(|| {
-            panic!(
-                "{name} is not here: install it with `apt-get install --no-install-recommends {}`, or let `cargo xtask test` do it",
-                self.package()
-            )
-        })
+        find(name).unwrap_or_else(|| panic!("{name} is not here: {}", self.how_to_get()))
     }
+}
+
+/// How to get a server that is in a Debian package.
+pub(crate) fn debian(package: &str) -> String {
+    format!("`apt-get install --no-install-recommends {package}` installs it, as does `cargo xtask test`")
 }
 
 /// Where a program is: on the PATH, or where Debian keeps those that an ordinary account's PATH leaves out.

@@ -26,6 +26,7 @@ mod proxy;
 mod rabbitmq;
 mod redis;
 mod server;
+mod tansu;
 mod tls;
 
 pub use plan::Plan;

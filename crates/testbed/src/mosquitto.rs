@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site};
+use crate::kind::{Kind, Site, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Mosquitto;
@@ -19,8 +19,8 @@ impl Kind for Mosquitto {
         "mosquitto"
     }
 
-    fn package(&self) -> &'static str {
-        "mosquitto"
+    fn how_to_get(&self) -> String {
+        debian("mosquitto")
     }
 
     fn schemes(&self) -> (&'static str, &'static str) {

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site};
+use crate::kind::{Kind, Site, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Nats;
@@ -19,8 +19,8 @@ impl Kind for Nats {
         "nats-server"
     }
 
-    fn package(&self) -> &'static str {
-        "nats-server"
+    fn how_to_get(&self) -> String {
+        debian("nats-server")
     }
 
     fn schemes(&self) -> (&'static str, &'static str) {

@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::process::Command;
 
-use crate::kind::{Kind, Site};
+use crate::kind::{Kind, Site, debian};
 
 pub(crate) struct Pgbouncer;
 
@@ -16,8 +16,8 @@ impl Kind for Pgbouncer {
         "pgbouncer"
     }
 
-    fn package(&self) -> &'static str {
-        "pgbouncer"
+    fn how_to_get(&self) -> String {
+        debian("pgbouncer")
     }
 
     fn schemes(&self) -> (&'static str, &'static str) {

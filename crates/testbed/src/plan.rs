@@ -11,6 +11,7 @@ use crate::pgbouncer::Pgbouncer;
 use crate::rabbitmq::Rabbitmq;
 use crate::redis::Redis;
 use crate::server::Server;
+use crate::tansu::Tansu;
 
 /// What a server is to be like, before it starts.
 #[derive(Clone)]
@@ -62,6 +63,11 @@ impl Plan {
         Self::of(&Rabbitmq)
     }
 
+    /// Tansu, a broker that speaks Kafka's protocol. Its messages are in a file. It is optional: few machines have it.
+    pub fn tansu() -> Self {
+        Self::of(&Tansu)
+    }
+
     /// PgBouncer in transaction mode, in front of the PostgreSQL server of this URL: `postgres://user@host:port/…`.
     pub fn pgbouncer(upstream: &str) -> Self {
         let authority = upstream.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next());
@@ -101,18 +107,15 @@ impl Plan {
     /// that is a failure.
     pub fn is_here(&self) -> bool {
         static SAID: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
-        let (name, package) = (self.kind.name(), self.kind.package());
+        let (name, advice) = (self.kind.name(), self.kind.how_to_get());
         if kind::find(self.kind.server()).is_some() {
             return true;
         }
-        let required = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
-        assert!(!required, "{name} is required, and not here: install the Debian package {package}");
+        let required = std::env::var(self.kind.required_by()).is_ok_and(|value| value == "1");
+        assert!(!required, "{name} is required, and not here: {advice}");
         if SAID.lock().expect("nobody panics with it").insert(name) {
             // Not eprintln!: the test runner keeps that to itself when a test passes.
-            let _ = writeln!(
-                std::io::stderr(),
-                "left out: tests on {name}, because the Debian package {package} is not installed"
-            );
+            let _ = writeln!(std::io::stderr(), "left out: tests on {name}, which is not here: {advice}");
         }
         false
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site};
+use crate::kind::{Kind, Site, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Rabbitmq;
@@ -28,8 +28,8 @@ impl Kind for Rabbitmq {
         "rabbitmq-server"
     }
 
-    fn package(&self) -> &'static str {
-        "rabbitmq-server"
+    fn how_to_get(&self) -> String {
+        debian("rabbitmq-server")
     }
 
     fn schemes(&self) -> (&'static str, &'static str) {

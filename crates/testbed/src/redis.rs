@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site};
+use crate::kind::{Kind, Site, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Redis;
@@ -20,8 +20,8 @@ impl Kind for Redis {
         "redis-server"
     }
 
-    fn package(&self) -> &'static str {
-        "redis-server"
+    fn how_to_get(&self) -> String {
+        debian("redis-server")
     }
 
     fn schemes(&self) -> (&'static str, &'static str) {

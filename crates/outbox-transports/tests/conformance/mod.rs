@@ -236,7 +236,7 @@ pub fn assert_no_secret(text: &str) {
 /// One test a case, for one kind of server.
 #[macro_export]
 macro_rules! conformance_tests {
-    ($bed:ty) => {
+    (without soak, $bed:ty) => {
         $crate::conformance_tests!(@ $bed, cases:
             every_payload_arrives_to_the_byte_with_its_id_headers_and_trace,
             a_batch_of_a_thousand_arrives_whole,
@@ -259,6 +259,9 @@ macro_rules! conformance_tests {
             what_was_confirmed_outlives_a_crash_and_the_publisher_goes_on,
             a_server_that_hangs_is_unavailable_in_time_and_used_again_later
         );
+    };
+    ($bed:ty) => {
+        $crate::conformance_tests!(without soak, $bed);
         $crate::conformance_tests!(@ $bed, soak: a_backlog_gets_through_an_outage);
     };
     (@ $bed:ty, $room:ident: $($case:ident),+) => {

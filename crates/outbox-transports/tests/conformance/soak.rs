@@ -158,6 +158,7 @@ fn payload(number: usize) -> String {
 async fn backlog<B: Bed>(count: usize) -> (SharedStore, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let name = std::any::type_name::<B>().rsplit("::").next().unwrap_or_default().to_lowercase();
+    let name = name.trim_end_matches('>');
     let options = outbox::StoreOptions::default().table(format!("soak_{name}_{}", std::process::id()));
     let url = std::env::var("OUTBOX_TEST_POSTGRES")
         .unwrap_or_else(|_| format!("sqlite:{}", dir.path().join("o.db").display()));

@@ -1,19 +1,16 @@
-//! A cluster, and eyes at its topics.
+//! librdkafka's cluster in memory: the real protocol on real sockets, and errors on request.
 
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use outbox_transports::KafkaSettings;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use rdkafka::types::RDKafkaRespErr;
 
-use crate::conformance::Wait;
-
-pub const PARTITIONS: i32 = 4;
+use crate::bed::{Broker, MISSING};
+use crate::reader::{Found, PARTITIONS, Reader};
 
 type Mock = MockCluster<'static, DefaultProducerContext>;
 type Errand = Box<dyn FnOnce(&Mock) + Send>;
@@ -23,34 +20,6 @@ pub struct Cluster {
     errands: Sender<Errand>,
     pub servers: String,
     brokers: i32,
-}
-
-/// A message of a topic.
-#[derive(Clone, Debug)]
-pub struct Found {
-    pub partition: i32,
-    pub key: Option<String>,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
-}
-
-impl Found {
-    fn of(message: &BorrowedMessage<'_>) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        let headers = message.headers().map_or_else(Vec::new, |headers| {
-            headers.iter().map(|header| (header.key.to_owned(), text(header.value.unwrap()))).collect()
-        });
-        Self {
-            partition: message.partition(),
-            key: message.key().map(text),
-            headers,
-            body: message.payload().unwrap_or_default().to_vec(),
-        }
-    }
-
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
 }
 
 impl Cluster {
@@ -96,50 +65,49 @@ impl Cluster {
         self.each(move |mock, broker| mock.broker_round_trip_time(broker, by).unwrap());
     }
 
-    /// What is in a topic. Waits until there is that much, or until no message comes any more, and
-    /// then a moment for more.
     pub fn read(&self, topic: &str, count: usize) -> Vec<Found> {
-        let consumer = self.consumer(topic);
-        let (mut found, mut wait) = (Vec::new(), Wait::until(count));
-        loop {
-            let enough = wait.left(found.len()).is_zero();
-            let patience = Duration::from_millis(if enough { 200 } else { 1_000 });
-            match consumer.poll(patience) {
-                Some(Ok(message)) => found.push(Found::of(&message)),
-                None if enough => return found,
-                Some(Err(_)) | None => {}
-            }
-        }
+        Reader::of(&self.servers).read(topic, count)
+    }
+}
+
+#[async_trait]
+impl Broker for Cluster {
+    const KEEPS_LITTLE: bool = true;
+
+    async fn open() -> Option<Self> {
+        let cluster = Self::start(3);
+        // It would create every topic that is asked for.
+        let unknown = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
+        cluster.with(move |mock| mock.topic_error(MISSING, unknown).unwrap());
+        Some(cluster)
     }
 
-    /// Reads a topic from now on, until nobody wants to know any more. The cluster keeps no more than some megabytes of it.
-    pub fn watch(&self, topic: &str) -> Arc<Mutex<Vec<Found>>> {
-        let consumer = self.consumer(topic);
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let wanted = Arc::downgrade(&seen);
-        std::thread::spawn(move || {
-            while let Some(seen) = wanted.upgrade() {
-                if let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) {
-                    seen.lock().unwrap().push(Found::of(&message));
-                }
-            }
-        });
-        seen
+    fn servers(&self) -> String {
+        self.servers.clone()
     }
 
-    /// From the beginning of all partitions.
-    fn consumer(&self, topic: &str) -> BaseConsumer {
-        let consumer: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", self.servers.as_str())
-            .set("group.id", "eyes")
-            .set("fetch.wait.max.ms", "20")
-            .create()
-            .unwrap();
-        let mut partitions = TopicPartitionList::new();
-        for partition in 0..PARTITIONS {
-            partitions.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
-        }
-        consumer.assign(&partitions).unwrap();
-        consumer
+    async fn create_missing(&self) {
+        let none = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR;
+        self.with(move |mock| mock.topic_error(MISSING, none).unwrap());
+    }
+
+    fn stop(&mut self) {
+        self.down();
+    }
+
+    fn kill(&mut self) {
+        self.down();
+    }
+
+    fn start_again(&mut self) {
+        self.up();
+    }
+
+    fn freeze(&mut self) {
+        self.slow(Duration::from_secs(600));
+    }
+
+    fn thaw(&mut self) {
+        self.slow(Duration::ZERO);
     }
 }

@@ -1,4 +1,5 @@
-//! Kafka, against librdkafka's cluster in memory: it speaks the real protocol on real sockets.
+//! Kafka: against librdkafka's cluster in memory, which speaks the real protocol on real sockets, and against the broker Tansu where
+//! it is installed.
 #![cfg(feature = "kafka")]
 
 mod bed;
@@ -8,3 +9,6 @@ mod conformance;
 mod faults;
 mod logs;
 mod messages;
+mod reader;
+mod tansu;
+mod tls;

@@ -1,0 +1,65 @@
+//! A database server ends without a shutdown while events are written: what was confirmed is there when it is back.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use outbox::{Database, Event, Outbox};
+use torture::guard::Guard;
+use torture::servers::{Kind, Server};
+
+async fn confirmed_outlives_a_crash<DB: Database>(
+    kind: Kind,
+    open: impl AsyncFn(&str) -> outbox::Result<Outbox<DB>>,
+) {
+    let guard = Guard::new().unwrap();
+    let mut server = Server::start(kind, &guard, false).await.unwrap();
+    let outbox = open(&server.direct()).await.unwrap();
+    outbox.migrate().await.unwrap();
+    let (confirmed, mut counted) = tokio::sync::watch::channel(BTreeSet::new());
+    let writer = {
+        let outbox = outbox.clone();
+        tokio::spawn(async move {
+            let mut number = 0_u64;
+            while let Ok(Some(id)) = outbox.send(Event::new("e").json(&number)).await {
+                confirmed.send_modify(|ids| drop(ids.insert(id)));
+                number += 1;
+            }
+            confirmed
+        })
+    };
+    counted.wait_for(|ids| ids.len() >= 100).await.unwrap();
+    server.down().await;
+    let confirmed = tokio::time::timeout(Duration::from_secs(120), writer).await.unwrap().unwrap();
+    server.up().await.unwrap();
+    let again = open(&server.direct()).await.unwrap();
+    let limit = 1_000_000;
+    let stored = again.admin().list(&Default::default(), limit).await.unwrap();
+    let stored: BTreeSet<_> = stored.iter().map(|event| event.event.as_ref().unwrap().id().clone()).collect();
+    let lost: Vec<_> = confirmed.borrow().difference(&stored).cloned().collect();
+    assert!(lost.is_empty(), "lost {} of {}: {lost:?}", lost.len(), confirmed.borrow().len());
+    assert!(stored.len() <= confirmed.borrow().len() + 1, "at most the last one got no answer");
+}
+
+fn is_here(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let here = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    assert!(here || std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{program} is not installed");
+    here
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_postgres_confirmed_outlives_its_crash() {
+    // Its programs are not on the PATH.
+    if std::path::Path::new("/usr/lib/postgresql").is_dir() {
+        confirmed_outlives_a_crash(Kind::Postgres, async |url| Outbox::postgres(url).await).await;
+    } else {
+        assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "PostgreSQL is not installed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_mariadb_confirmed_outlives_its_crash() {
+    if is_here("mariadb-install-db") {
+        confirmed_outlives_a_crash(Kind::Mariadb, async |url| Outbox::mysql(url).await).await;
+    }
+}
