@@ -153,6 +153,49 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
     Ok(())
 }
 
+/// D-03. A quarter of the connections may wait for notifications. The databases past that are polled.
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() -> Result {
+    let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
+    let tables: Vec<String> = (0..3).map(|_| fleets::table()).collect();
+    let database = |table: &String| FleetDatabase::new(table.as_str(), url.as_str()).table(table);
+    for table in &tables {
+        outbox::OutboxBuilder::new().table(table).postgres(&url).await?.migrate().await?;
+    }
+    let (woken, polled) = tables.split_at(2);
+    let fleet = Fleet::builder().databases(woken.iter().map(database)).max_connections(8).open().await?;
+    let seen = Seen::default();
+    let never = Duration::from_secs(3_600);
+    let relay = fleet.multi_node().poll_interval(never).on_type("n", seen.handler()).start().await?;
+    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    let insert = async |table: &str, n: usize| {
+        let insert = format!("INSERT INTO {table} (event_type, payload) VALUES ('n', '{n}')");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(insert)).execute(&pool).await.unwrap();
+    };
+    in_time(async {
+        for n in 0..20 {
+            insert(&woken[n % 2], n).await;
+            seen.reach(n + 1).await;
+            assert!(fleet.connections() <= 8, "{}", fleet.connections());
+            tokio::time::sleep(Duration::from_millis(5 * n as u64)).await;
+        }
+        relay.stop().await?;
+        fleet.close().await;
+        assert_eq!(fleet.connections(), 0);
+        // One too many: its events are found all the same.
+        let fleet = Fleet::builder().databases(tables.iter().map(database)).max_connections(8).open().await?;
+        let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
+        insert(&polled[0], 20).await;
+        seen.reach(21).await;
+        relay.stop().await?;
+        fleet.close().await;
+        assert_eq!(fleet.connections(), 0);
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_lives_with_a_single_connection() -> Result {
     let folder = Folder::new();

@@ -22,6 +22,8 @@ pub struct Plan {
     pub(crate) config: Vec<String>,
     /// Which server a pooler stands in front of, in the pooler's own language.
     pub(crate) upstream: Option<String>,
+    /// Which port clients are told to connect to.
+    pub(crate) advertised: Option<u16>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +42,7 @@ impl std::fmt::Debug for Plan {
 
 impl Plan {
     fn of(kind: &'static dyn Kind) -> Self {
-        Self { kind, user: None, tls: None, config: Vec::new(), upstream: None }
+        Self { kind, user: None, tls: None, config: Vec::new(), upstream: None, advertised: None }
     }
 
     /// NATS with JetStream, its storage in files.
@@ -66,6 +68,12 @@ impl Plan {
     /// Tansu, a broker that speaks Kafka's protocol. Its messages are in a file. It is optional: few machines have it.
     pub fn tansu() -> Self {
         Self::of(&Tansu)
+    }
+
+    /// Tells clients to connect to this port of 127.0.0.1: that of a proxy. For Tansu, whose protocol names the addresses of brokers.
+    pub fn advertised(mut self, port: u16) -> Self {
+        self.advertised = Some(port);
+        self
     }
 
     /// PgBouncer in transaction mode, in front of the PostgreSQL server of this URL: `postgres://user@host:port/…`.

@@ -25,22 +25,21 @@ impl Kind for Tansu {
         "OUTBOX_TEST_TANSU"
     }
 
+    /// Its command line refuses a certificate together with a key, so it has no TLS.
     fn schemes(&self) -> (&'static str, &'static str) {
-        ("tcp", "tls")
+        ("tcp", "tcp")
     }
 
     fn configure(&self, _: &Site<'_>) {}
 
     fn command(&self, site: &Site<'_>) -> Command {
         let mut command = site.command(&self.program(self.server()));
-        let url = format!("tcp://127.0.0.1:{}", site.port);
-        command.args(["broker", "--listener-url", &url, "--advertised-listener-url", &url]);
+        let url = |port: u16| format!("tcp://127.0.0.1:{port}");
+        let advertised = site.plan.advertised.unwrap_or(site.port);
+        command.args(["broker", "--listener-url", &url(site.port)]);
+        command.args(["--advertised-listener-url", &url(advertised)]);
         // It takes a path relative to its folder only.
         command.args(["--storage-engine", "sqlite://tansu.db"]);
-        if let Some(certificates) = site.certificates {
-            let (certificate, key) = &certificates.server;
-            command.arg("--cert").arg(certificate).arg("--key").arg(key);
-        }
         command
     }
 

@@ -1,15 +1,45 @@
 //! Brokers that are reached by TLS, where this build has it.
 #![cfg(feature = "kafka-tls")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use outbox::Publisher as _;
-use outbox_testbed::Plan;
+use outbox_testbed::{Certificates, Plan};
 use outbox_transports::{Kafka, KafkaSettings, Tls};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ServerConfig, crypto};
 
 use crate::conformance::numbered;
 use crate::reader::Reader;
 use crate::tansu::create_topic;
+
+/// Ends TLS in front of a port: Tansu has none of its own.
+async fn terminate(certificates: &Certificates, listener: TcpListener, target: u16) {
+    let (certificate, key) = &certificates.server;
+    let chain = CertificateDer::pem_file_iter(certificate).unwrap().map(Result::unwrap).collect();
+    let provider = Arc::new(crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap())
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let mut stream = acceptor.accept(stream).await?;
+                let mut broker = TcpStream::connect(("127.0.0.1", target)).await?;
+                tokio::io::copy_bidirectional(&mut stream, &mut broker).await
+            });
+        }
+    });
+}
 
 /// A certificate by an authority that the system does not know is an outage, and nothing is sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,23 +48,29 @@ async fn a_broker_that_cannot_be_verified_is_refused_until_its_authority_is_name
     if !plan.is_here() {
         return;
     }
-    let tansu = plan.tls().start();
-    let servers = format!("127.0.0.1:{}", tansu.port());
-    let reader = Reader::of(&servers).trusting(&tansu.ca_file());
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let tansu = plan.advertised(port).start();
+    let certificates = Certificates::make(tansu.folder());
+    terminate(&certificates, listener, tansu.port()).await;
+    let reader = Reader::of(&format!("127.0.0.1:{port}")).trusting(&certificates.ca);
     create_topic(reader.config(), "orders").await;
-    let kafka = |tls: Option<Tls>, timeout: u64| {
-        let settings = KafkaSettings::new(servers.as_str(), "orders".parse().unwrap());
+    let kafka = |host: &str, tls: Option<Tls>, timeout: u64| {
+        let settings = KafkaSettings::new(format!("{host}:{port}").as_str(), "orders".parse().unwrap());
         let settings = KafkaSettings { tls, timeout: Duration::from_secs(timeout), ..settings };
         Kafka::new("kafka", settings).unwrap()
     };
+    let trusting = Tls { ca_file: Some(certificates.ca.to_str().unwrap().into()), ..Tls::default() };
     let event = [numbered(1, None)];
-    let unverified = kafka(Some(Tls::default()), 3).publish_batch(&event).await.unwrap_err();
+    let unverified = kafka("127.0.0.1", Some(Tls::default()), 3).publish_batch(&event).await.unwrap_err();
     assert!(unverified.is_unavailable(), "{unverified}");
     assert!(unverified.to_string().contains("certificate verify failed"), "{unverified}");
-    let in_the_clear = kafka(None, 3).publish_batch(&event).await.unwrap_err();
+    // The certificate is for other names.
+    let elsewhere = kafka("127.0.0.2", Some(trusting.clone()), 3).publish_batch(&event).await.unwrap_err();
+    assert!(elsewhere.to_string().contains("certificate verify failed"), "{elsewhere}");
+    let in_the_clear = kafka("127.0.0.1", None, 3).publish_batch(&event).await.unwrap_err();
     assert!(in_the_clear.is_unavailable(), "{in_the_clear}");
-    let ca_file = Some(tansu.ca_file().to_str().unwrap().into());
-    kafka(Some(Tls { ca_file, ..Tls::default() }), 60).publish_batch(&event).await.unwrap();
+    kafka("127.0.0.1", Some(trusting), 60).publish_batch(&event).await.unwrap();
     let found = tokio::task::block_in_place(|| reader.read("orders", 1));
     assert_eq!(found.len(), 1, "what was refused was not sent");
 }

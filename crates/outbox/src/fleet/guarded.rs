@@ -15,7 +15,7 @@ use crate::sql::budget::Seat;
 use crate::store::{
     Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
     JoinMember, Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement,
-    SharedStore, Stats, Store, StoredEvent, Take, Taken,
+    SharedStore, Stats, Store, StoredEvent, Take, Taken, Watch,
 };
 
 /// People's questions and migrations may take this many times longer than what the relay does.
@@ -111,6 +111,11 @@ impl Store for Guarded {
         settlements: &[Settlement],
     ) -> Result<Settled> {
         self.quick(self.inner.settle(by, completion, settlements)).await
+    }
+
+    /// Without a permit: the connection has one of its own, for as long as it is open.
+    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        self.inner.watch().await
     }
 
     async fn extend(

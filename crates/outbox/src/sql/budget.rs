@@ -28,6 +28,8 @@ pub(crate) struct Budget {
     permits: Arc<Semaphore>,
     /// Databases in trouble share these few, so that the others have the rest.
     troubled: Arc<Semaphore>,
+    /// Connections that wait for notifications are at most so many: nothing else can use them.
+    lookouts: Arc<Semaphore>,
     books: Mutex<Books>,
     /// Told when a ticket is free, or a connection idle.
     freed: Notify,
@@ -57,6 +59,7 @@ impl Budget {
             limit,
             permits: Arc::new(Semaphore::new(limit)),
             troubled: Arc::new(Semaphore::new((limit / 4).max(1))),
+            lookouts: Arc::new(Semaphore::new(limit / 4)),
             books: Mutex::default(),
             freed: Notify::new(),
             open_gauge,
@@ -107,6 +110,14 @@ impl Budget {
         }
     }
 
+    /// A connection that waits for notifications, for as long as the result exists. `None` if a
+    /// quarter of all connections do so: the database is polled.
+    pub(crate) async fn lookout(self: &Arc<Self>) -> Option<Lookout> {
+        let lookout = self.lookouts.clone().try_acquire_owned().ok()?;
+        let permit = self.permits.clone().acquire_owned().await.ok()?;
+        Some(Lookout { _ticket: self.ticket().await, _permit: permit, _lookout: lookout })
+    }
+
     fn free_ticket(self: &Arc<Self>) -> Option<Ticket> {
         let mut books = self.books();
         if books.open >= self.limit {
@@ -143,6 +154,14 @@ impl Drop for Ticket {
         drop(books);
         self.0.freed.notify_waiters();
     }
+}
+
+/// A connection that waits for notifications. It has a permit, because it is never idle: those who have
+/// the other permits still find a connection.
+pub(crate) struct Lookout {
+    _ticket: Ticket,
+    _permit: OwnedSemaphorePermit,
+    _lookout: OwnedSemaphorePermit,
 }
 
 /// The right to use a connection.

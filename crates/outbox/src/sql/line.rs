@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use sqlx::{Connection as _, Pool};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::RwLock;
 
-use super::budget::{Idles, Permit, Seat, Ticket};
+use super::budget::{Idles, Lookout, Permit, Seat, Ticket};
 use super::dialect::{Dialect, Options};
 use super::sessions::Sessions;
 use super::warm::{begin_with, leave_transaction};
-use crate::error::Told;
+use crate::error::{Result, Told};
+use crate::store::Watch;
 
 /// How long closing a connection may take before it is just dropped.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -59,6 +61,11 @@ impl<DB: Dialect> Line<DB> {
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Idle<DB>>> {
         self.idle.lock().expect("no one panics while holding this lock")
+    }
+
+    /// How to connect to the database.
+    pub(crate) fn options(&self) -> &Options<DB> {
+        &self.options
     }
 
     fn is_closed(&self) -> bool {
@@ -246,6 +253,31 @@ impl<DB: Dialect> Borrowed<DB> {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let patience = self.line.seat.patience;
         runtime.spawn(async move { tokio::time::timeout(patience, self.rollback()).await });
+    }
+}
+
+/// The watch of a database in a fleet, whose connection counts like others.
+pub(super) struct Counted {
+    pub(super) watch: Box<dyn Watch>,
+    pub(super) _lookout: Lookout,
+}
+
+#[async_trait]
+impl Watch for Counted {
+    async fn is_ours(&mut self) -> Result<bool> {
+        self.watch.is_ours().await
+    }
+
+    async fn lie_down(&mut self) -> Result<bool> {
+        self.watch.lie_down().await
+    }
+
+    async fn get_up(&mut self) -> Result<()> {
+        self.watch.get_up().await
+    }
+
+    async fn called(&mut self) -> Result<()> {
+        self.watch.called().await
     }
 }
 

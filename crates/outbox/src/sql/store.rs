@@ -16,7 +16,7 @@ use super::begin::{begin_by, begin_on};
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
-use super::line::Line;
+use super::line::{Counted, Line};
 use super::migrate::newest_version;
 use super::names::{Names, Statement, render};
 use super::sessions::Sessions;
@@ -827,15 +827,22 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
-        match self.notifier() {
-            Some(options) => DB::watch(options, &self.sql.names).await,
-            None => Ok(None),
+        let Some(options) = self.notifier() else { return Ok(None) };
+        let Source::Line(line) = &self.pools.read else { return DB::watch(options, &self.sql.names).await };
+        if !DB::RINGS {
+            return Ok(None);
         }
+        let Some(lookout) = line.seat.budget.lookout().await else { return Ok(None) };
+        let watch = DB::watch(options, &self.sql.names).await?;
+        Ok(watch.map(|watch| Box::new(Counted { watch, _lookout: lookout }) as Box<dyn Watch>))
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
         match self.notifier() {
-            Some(options) if DB::RINGS => DB::listen(options, &self.sql.names, &self.channel()).await,
+            // In a fleet the log is polled.
+            Some(options) if DB::RINGS && matches!(self.pools.read, Source::Pool(_)) => {
+                DB::listen(options, &self.sql.names, &self.channel()).await
+            }
             _ => Ok(None),
         }
     }
@@ -866,7 +873,7 @@ impl<DB: Database> SqlStore<DB> {
             return Some(direct.clone());
         }
         match &self.pools.read {
-            Source::Pool(_) if self.pools.sessions.are_shared() => {
+            _ if self.pools.sessions.are_shared() => {
                 if !self.polls.swap(true, Ordering::Relaxed) {
                     tracing::info!(
                         store = self.name,
@@ -877,8 +884,7 @@ impl<DB: Database> SqlStore<DB> {
                 None
             }
             Source::Pool(pool) => Some((*pool.pool().connect_options()).clone()),
-            // Not in a fleet, where every connection counts.
-            Source::Line(_) => None,
+            Source::Line(line) => Some(line.options().clone()),
         }
     }
 
