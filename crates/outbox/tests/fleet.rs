@@ -173,12 +173,20 @@ async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() ->
         let insert = format!("INSERT INTO {table} (event_type, payload) VALUES ('n', '{n}')");
         sqlx::raw_sql(sqlx::AssertSqlSafe(insert)).execute(&pool).await.unwrap();
     };
+    // The relay holds a lock while it waits for notifications, and writers notify only then.
+    let sleeps = async |table: &str| {
+        let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted \
+                    AND (classid::bigint << 32) | objid::bigint = hashtextextended('public.' || $1, 11)";
+        while sqlx::query_scalar::<_, i64>(held).bind(table).fetch_one(&pool).await.unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
     in_time(async {
         for n in 0..20 {
+            sleeps(&woken[n % 2]).await;
             insert(&woken[n % 2], n).await;
             seen.reach(n + 1).await;
             assert!(fleet.connections() <= 8, "{}", fleet.connections());
-            tokio::time::sleep(Duration::from_millis(5 * n as u64)).await;
         }
         relay.stop().await?;
         fleet.close().await;
