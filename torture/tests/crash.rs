@@ -21,7 +21,9 @@ async fn confirmed_outlives_a_crash<DB: Database>(
         tokio::spawn(async move {
             let mut number = 0_u64;
             while let Ok(Some(id)) = outbox.send(Event::new("e").json(&number)).await {
-                confirmed.send_modify(|ids| drop(ids.insert(id)));
+                confirmed.send_modify(|ids| {
+                    ids.insert(id);
+                });
                 number += 1;
             }
             confirmed
