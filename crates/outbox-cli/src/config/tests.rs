@@ -1,8 +1,10 @@
 use std::collections::BTreeSet;
 
-use clap::ValueEnum as _;
+use outbox::settings::Mode;
+use outbox::settings::file::{
+    ClaimLocking, Dispatcher, General, IdleBackoff, Log, Metrics, OTHER_NAMES, Poller, Purge, fields,
+};
 
-use super::fields::fields;
 use super::*;
 
 fn parse(text: &str) -> Result<Config, Vec<String>> {
@@ -10,8 +12,7 @@ fn parse(text: &str) -> Result<Config, Vec<String>> {
 }
 
 fn parse_in(text: &str, environment: &[(&str, &str)]) -> Result<Config, Vec<String>> {
-    let environment =
-        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let environment = environment.iter().copied().collect();
     Config::parse(text, &environment, None)
         .map_err(|found| found.iter().map(|mistake| mistake.in_file("outbox.toml")).collect())
 }
@@ -64,10 +65,13 @@ fn the_selection_of_a_fleet_is_a_setting() {
 /// A-72: as the seed spells them.
 #[test]
 fn modes_may_be_written_with_underscores() {
-    for (written, mode) in [("single_node", Mode::SingleNode), ("multi_node", Mode::MultiNode)] {
+    let modes =
+        [("single_node", Mode::SingleNode), ("multi_node", Mode::MultiNode), ("ORDERED", Mode::Ordered)];
+    for (written, mode) in modes {
         let config = parse(&format!("mode = \"{written}\"\n{GOOD}")).unwrap();
         assert_eq!(config.groups.mode(), mode);
-        assert_eq!(Mode::from_str(written, false), Ok(mode), "on the command line");
+        let config = parse_in(GOOD, &[("OUTBOX_MODE", written)]).unwrap();
+        assert_eq!(config.groups.mode(), mode, "by the environment");
     }
 }
 
@@ -116,7 +120,7 @@ fn a_mistake_is_told_with_its_line_and_column() {
         ("[publishers.a.natz]\n", "7:15: there is no transport `natz`: did you mean `nats`?"),
         (
             "[publishers.a]\npath = \"x\"",
-            "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `mqtt`, `nats`, `redis`, `stdout` or `webhook`",
+            "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `log`, `mqtt`, `nats`, `redis`, `statistics`, `stdout` or `webhook`",
         ),
         ("[publishers.a.file]\n", "7:1: `path` is missing"),
         ("[publishers.a]\n", "7:13: name its one transport, as in `[publishers.a.nats]`"),
@@ -162,7 +166,7 @@ fn a_mistake_of_the_whole_file_names_the_file() {
         ),
         (
             "mode = \"many\"\n[database]\nurl = \"sqlite:x.db\"",
-            "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered` or `log`",
+            "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered`, `writer-only` or `log`",
         ),
     ] {
         assert_eq!(mistakes(text).first().map(String::as_str), Some(told), "{text}");
@@ -249,7 +253,7 @@ fn a_mistake_of_the_environment_names_the_variable() {
         (
             "OUTBOX_MODE",
             "both",
-            "there is no value `both`: use `single-node`, `multi-node`, `ordered` or `log`",
+            "there is no value `both`: use `single-node`, `multi-node`, `ordered`, `writer-only` or `log`",
         ),
         ("OUTBOX_CLAIM_LOCKING_LEASE", "1ms", "1ms is too short: use at least 1s"),
     ] {
@@ -260,7 +264,7 @@ fn a_mistake_of_the_environment_names_the_variable() {
 #[test]
 fn a_file_without_a_database_takes_the_one_that_it_is_given() {
     let text = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", "");
-    let config = Config::parse(&text, &BTreeMap::new(), Some("sqlite:given.db")).unwrap();
+    let config = Config::parse(&text, &Environment::default(), Some("sqlite:given.db")).unwrap();
     assert!(
         config.summary().iter().any(|(_, lines)| lines == &["sqlite:given.db"]),
         "{:?}",
@@ -274,19 +278,20 @@ fn a_file_without_a_database_takes_the_one_that_it_is_given() {
 fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
     const GUIDE: &str = include_str!("../../../../docs/guide/relay.md");
     let first = GUIDE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
-    let config = Config::parse(first, &BTreeMap::new(), Some("postgres://db/shop")).unwrap();
+    let config = Config::parse(first, &Environment::default(), Some("postgres://db/shop")).unwrap();
     assert_eq!((config.publishers["orders"].kind, config.routes.len()), ("nats", 1));
     let groups = [
-        fields::<groups::General>(),
+        fields::<General>(),
         fields::<Database>(),
         fields::<Fleet>(),
-        fields::<groups::Dispatcher>(),
-        fields::<groups::Poller>(),
-        fields::<groups::ClaimLocking>(),
+        fields::<Dispatcher>(),
+        fields::<Poller>(),
+        fields::<ClaimLocking>(),
         fields::<Retry>(),
-        fields::<groups::Purge>(),
-        fields::<groups::Log>(),
-        fields::<groups::Metrics>(),
+        fields::<Purge>(),
+        fields::<Log>(),
+        fields::<IdleBackoff>(),
+        fields::<Metrics>(),
         fields::<Http>(),
         fields::<Topic>(),
     ];
@@ -352,20 +357,22 @@ fn the_sample_parses_as_it_is_and_with_everything_in_it() {
 #[test]
 fn the_sample_names_every_setting() {
     let tables: Vec<(&str, &[&str])> = vec![
-        ("", fields::<groups::General>()),
+        ("", fields::<General>()),
         ("database", fields::<Database>()),
         ("databases", fields::<Named>()),
         ("discovery", fields::<sources::Discovery>()),
         ("fleet", fields::<Fleet>()),
-        ("dispatcher", fields::<groups::Dispatcher>()),
-        ("poller", fields::<groups::Poller>()),
-        ("claim-locking", fields::<groups::ClaimLocking>()),
+        ("dispatcher", fields::<Dispatcher>()),
+        ("poller", fields::<Poller>()),
+        ("claim-locking", fields::<ClaimLocking>()),
         ("retry", fields::<Retry>()),
-        ("purge", fields::<groups::Purge>()),
-        ("log", fields::<groups::Log>()),
-        ("metrics", fields::<groups::Metrics>()),
+        ("purge", fields::<Purge>()),
+        ("log", fields::<Log>()),
+        ("backoff", fields::<IdleBackoff>()),
+        ("metrics", fields::<Metrics>()),
         ("http", fields::<Http>()),
         ("publishers.lines.file", fields::<transports::File>()),
+        ("publishers.counts.statistics", fields::<transports::Statistics>()),
         #[cfg(feature = "amqp")]
         ("publishers.exchange.amqp", fields::<outbox_transports::AmqpSettings>()),
         #[cfg(feature = "kafka")]
@@ -399,7 +406,7 @@ fn the_sample_names_every_setting() {
             assert!(named.contains(&(table.to_owned(), setting.replace('_', "-"))), "[{table}] {setting}");
         }
     }
-    for name in TOP {
+    for name in top() {
         let is_there =
             named.iter().any(|(table, setting)| table.split('.').next() == Some(name) || setting == name);
         assert!(is_there, "{name}");
@@ -418,15 +425,15 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     let paced = |topic: usize, publisher: &str| {
         let topic = &config.topics[topic];
         let pair = topic.selection().to(outbox::LogPublisher::named(publisher.to_owned()));
-        format!("{:?}", topic.pace(pair, publisher, &config.groups.log))
+        format!("{:?}", topic.pace(pair, publisher))
     };
     for (topic, publisher, pace) in [
-        (0, "lines", "batch: 20, interval: 60s"),
-        (0, "b", "batch: 20, interval: 5s"),
-        (1, "lines", "batch: 30, interval: 60s"),
+        (0, "lines", "batch: Some(20), interval: None"),
+        (0, "b", "batch: Some(20), interval: Some(5s)"),
+        (1, "lines", "batch: Some(30), interval: None"),
     ] {
         let paced = paced(topic, publisher);
         assert!(paced.contains(pace), "{paced}");
     }
-    assert!(paced(1, "lines").contains("timeout: 2s"));
+    assert!(paced(1, "lines").contains("timeout: Some(2s)"));
 }
