@@ -437,3 +437,122 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     }
     assert!(paced(1, "lines").contains("timeout: Some(2s)"));
 }
+
+/// A-72: an application and the daemon read one file.
+#[test]
+fn a_file_that_an_application_shares_is_good_for_the_daemon() {
+    const SHARED: &str = include_str!("../../../outbox/tests/settings/shared.toml");
+    let config = parse(SHARED).unwrap();
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    assert_eq!(config.groups.dispatcher.workers.unwrap().get(), 2);
+    assert_eq!(config.groups.poller.interval.unwrap().to_string(), "1h");
+}
+
+/// A-72: the guide has every other name of a setting.
+#[test]
+fn the_guide_has_a_table_of_other_names() {
+    const GUIDE: &str = include_str!("../../../../docs/guide/settings.md");
+    let rows: Vec<&str> = GUIDE.lines().filter(|line| line.starts_with("| `")).collect();
+    for other in OTHER_NAMES {
+        let group = if matches!(other.group, "" | "topics") { "" } else { other.group };
+        let name = if group.is_empty() { other.name.to_owned() } else { format!("{group}.{}", other.name) };
+        let row = rows.iter().find(|row| row.contains(&format!("`{name}`")));
+        assert!(row.is_some_and(|row| row.contains(&format!("`{}`", other.setting))), "{name}: {row:?}");
+    }
+}
+
+/// C-04: topics as property files have them.
+#[test]
+fn topics_may_be_written_as_crablet_has_them() {
+    let text = format!(
+        "batch-size = 40\npolling-interval-ms = 5000\n{GOOD}[publishers.b.stdout]\n\
+         [topics.wallet-events]\nrequired-tags = \"wallet_id\"\npublishers = \"lines, b\"\npolling-interval-ms = 100\n\
+         [topics.payment-events]\nany_of_tags = \"payment_id,transfer_id\"\nto = [\"b\"]\n\
+         [topics.payment-events.publishers.b]\nbatch_size = 7\npolling_interval_ms = 200\n"
+    );
+    let config = parse(&text).unwrap();
+    let topic =
+        |name: &str| config.topics.iter().find(|topic| topic.name.get_ref().as_str() == name).unwrap();
+    let (wallets, payments) = (topic("wallet-events"), topic("payment-events"));
+    let to = |topic: &Topic| topic.to.iter().map(|to| to.get_ref().clone()).collect::<Vec<_>>();
+    assert_eq!((to(wallets), to(payments)), (vec!["lines".into(), "b".into()], vec!["b".into()]));
+    assert_eq!(wallets.required_tags, ["wallet_id".into()]);
+    assert_eq!(payments.any_of_tags, ["payment_id".into(), "transfer_id".into()]);
+    assert_eq!(wallets.interval.unwrap().to_string(), "100ms");
+    let pair = payments.selection().to(outbox::LogPublisher::named("b"));
+    let paced = format!("{:?}", payments.pace(pair, "b"));
+    assert!(paced.contains("batch: Some(7), interval: Some(200ms)"), "{paced}");
+    let log = &config.groups.log;
+    assert_eq!((log.batch_size.unwrap().get(), log.interval.unwrap().to_string()), (40, "5s".to_owned()));
+
+    for (wrong, told) in [
+        ("[topics.t]\nname = \"u\"\nto = [\"lines\"]", "`t` is another name of `name`"),
+        ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"\"", "`` cannot be the name of a tag"),
+        ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"a,,b\"", "`` cannot be the name of a tag"),
+        ("[topics.t]\npublishers = \"\"", "there is no publisher ``"),
+        (
+            "[topics.t]\nto = [\"lines\"]\ninterval = \"1s\"\npolling-interval-ms = 5",
+            "`interval`, which has another value",
+        ),
+        ("[topics]\nt = 5", "invalid type: integer `5`, expected struct Topic"),
+    ] {
+        let found = mistakes(&format!("{GOOD}{wrong}\n"));
+        assert!(found.len() == 1 && found[0].contains(told), "{wrong}: {found:?}");
+    }
+    let twice =
+        parse(&format!("{GOOD}[publishers.b.stdout]\n[topics.t]\npublishers = \"lines\"\nto = [\"b\"]\n"));
+    let told = "outbox.toml:9:1: `publishers` is another name of `to`, which has another value: give one";
+    assert!(twice.unwrap_err().iter().any(|mistake| mistake == told));
+    let found = mistakes(&format!("topics = 5\n{GOOD}"));
+    assert_eq!(found, ["outbox.toml:1:1: write each in a table of its own, under `[[topics]]`"]);
+}
+
+/// A-50
+#[test]
+fn writer_only_needs_no_routes_and_has_no_use_for_any() {
+    let database = "mode = \"writer-only\"\n[database]\nurl = \"sqlite:shop.db\"\n";
+    let config = parse(database).unwrap();
+    assert_eq!((config.groups.mode(), config.routes.len()), (Mode::WriterOnly, 0));
+    for (text, told) in [
+        (
+            format!("mode = \"writer-only\"\n{GOOD}"),
+            "outbox.toml:7:6: `mode = \"writer-only\"` delivers nothing: no route is ever asked",
+        ),
+        (
+            format!("{database}[publishers.l.stdout]\n[[topics]]\nname = \"t\"\nto = [\"l\"]\n"),
+            "outbox.toml:6:8: `mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` for topics alone",
+        ),
+        (
+            "mode = \"writer-only\"\n[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"\n".to_owned(),
+            "outbox.toml: `mode = \"writer-only\"` is for one `[database]`: with several, start a relay for each",
+        ),
+        (
+            format!("{GOOD}[purge]\ndelete-undelivered = true\n"),
+            "outbox.toml:8:22: for `mode = \"writer-only\"` alone: `multi-node` would delete events before it delivers them",
+        ),
+    ] {
+        assert_eq!(mistakes(&text), [told], "{text}");
+    }
+}
+
+/// C-05
+#[test]
+fn the_publishers_of_the_library_are_transports() {
+    let text = GOOD.replace("[publishers.lines.file]\npath = \"events.jsonl\"\n", "[publishers.lines.log]\n");
+    assert_eq!(parse(&text).unwrap().publishers["lines"].kind, "log");
+    let counted = |settings: &str| {
+        text.replace("[publishers.lines.log]\n", &format!("[publishers.lines.statistics]\n{settings}"))
+    };
+    for good in ["", "every = \"1s\"\n"] {
+        assert_eq!(parse(&counted(good)).unwrap().publishers["lines"].kind, "statistics");
+    }
+    for (wrong, told) in [
+        (text.replace(".log]\n", ".log]\nlevel = \"info\"\n"), "4:1: there is no setting `level`"),
+        (counted("every = 5\n"), "4:9: invalid type: integer `5`, expected a time such as \"5s\""),
+        (counted("every = \"999ms\"\n"), "4:9: 999ms is too short: use at least 1s"),
+        (counted("every = \"\"\n"), "4:9: write a whole number and its unit"),
+    ] {
+        let found = mistakes(&wrong);
+        assert!(found.len() == 1 && found[0].starts_with(&format!("outbox.toml:{told}")), "{found:?}");
+    }
+}

@@ -36,7 +36,7 @@ pub(crate) struct Flags {
     topic: Option<String>,
 
     /// Who else may deliver from this database; multi-node if not set
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     mode: Option<ModeFlag>,
 
     /// Create or upgrade the tables first; without this they must be there
@@ -79,20 +79,20 @@ impl clap::ValueEnum for ModeFlag {
         ]
     }
 
+    /// With the spelling of the environment, as in the file; `ignore_case` lets capitals through.
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self.0 {
-            Mode::SingleNode => "This relay alone, by a lease on the whole table; another one stands by",
-            Mode::MultiNode => "Any number of relays share the work",
-            Mode::Ordered => "As multi-node; events without an ordering key are ordered by their aggregate",
-            Mode::WriterOnly => "Delivers nothing; deletes old events",
-            _ => "The event log alone; another relay delivers the queue",
+        let (alias, help) = match self.0 {
+            Mode::SingleNode => {
+                ("single_node", "This relay alone, by a lease on the whole table; another one stands by")
+            }
+            Mode::MultiNode => ("multi_node", "Any number of relays share the work"),
+            Mode::Ordered => {
+                ("ordered", "As multi-node; events without an ordering key are ordered by their aggregate")
+            }
+            Mode::WriterOnly => ("writer_only", "Delivers nothing; deletes old events"),
+            _ => ("log", "The event log alone; another relay delivers the queue"),
         };
-        Some(PossibleValue::new(WrittenMode(self.0).name()).help(help))
-    }
-
-    /// As in the file: `multi_node` is `multi-node`.
-    fn from_str(text: &str, _: bool) -> Result<Self, String> {
-        text.parse().map(|WrittenMode(mode)| Self(mode))
+        Some(PossibleValue::new(WrittenMode(self.0).name()).alias(alias).help(help))
     }
 }
 
@@ -228,9 +228,9 @@ mod tests {
         assert_eq!(listed, MODES.map(|(_, mode)| mode));
         for (name, mode) in MODES {
             for written in [name.to_owned(), name.replace('-', "_"), name.to_uppercase()] {
-                assert_eq!(ModeFlag::from_str(&written, false).map(|flag| flag.0), Ok(mode), "{written}");
+                assert_eq!(ModeFlag::from_str(&written, true).map(|flag| flag.0), Ok(mode), "{written}");
             }
         }
-        assert!(ModeFlag::from_str("multi", false).is_err() && ModeFlag::from_str("", false).is_err());
+        assert!(ModeFlag::from_str("multi", true).is_err() && ModeFlag::from_str("", true).is_err());
     }
 }

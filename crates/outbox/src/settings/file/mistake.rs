@@ -58,6 +58,11 @@ impl Mistake {
 
 /// Rewords an error of serde for the readers of `outbox check`.
 pub fn reword(said: &str) -> String {
+    if let Some(name) =
+        said.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix("`, there are no fields"))
+    {
+        return no_such("setting", name, &[]);
+    }
     if let Some((name, known)) = unknown(said, "unknown field `", ", expected ") {
         // A route, by what it knows.
         if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
@@ -155,6 +160,7 @@ mod tests {
                 "unknown variant `multi`, expected `keep` or `delete`",
                 "there is no value `multi`: use `keep` or `delete`",
             ),
+            ("unknown field `x`, there are no fields", "there is no setting `x`"),
             ("missing field `url`", "`url` is missing"),
             ("99ms is too short", "99ms is too short"),
         ] {
