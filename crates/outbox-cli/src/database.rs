@@ -71,7 +71,7 @@ pub(crate) struct DatabaseUrl {
 }
 
 /// What the setting is called where nobody says otherwise.
-const FLAG: &str = "--database (or DATABASE_URL)";
+pub(crate) const FLAG: &str = "--database (or DATABASE_URL)";
 
 impl DatabaseUrl {
     /// Reads the setting. Nothing is connected.

@@ -193,6 +193,7 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
     }
     let mut database = one.unwrap_or_default();
     if database.url.is_none() {
+        reader.given_by("database", "url", crate::database::FLAG);
         database.url = otherwise.map(|url| Spanned::new(0..0, url.into()));
     }
     if database.url.is_none() {

@@ -75,12 +75,12 @@ impl Outlets {
 
     /// Logs counts that have changed, if it is time to.
     pub(crate) fn log_counts_if_due(&self) {
-        self.counting().for_each(|counting| counting.log_if_due());
+        self.counting().for_each(Counting::log_if_due);
     }
 
     /// Logs counts that have changed.
     pub(crate) fn log_counts(&self) {
-        self.counting().for_each(|counting| counting.log_now());
+        self.counting().for_each(Counting::log_now);
     }
 
     fn counting(&self) -> impl Iterator<Item = &Counting> {

@@ -111,6 +111,7 @@ impl Settings {
         let groups = Groups::read(&mut reader);
         let mut database: Database = reader.group("database");
         if database.url.is_none() {
+            reader.given_by("database", "url", "DATABASE_URL");
             match url_of_environment(environment) {
                 Ok(url) => database.url = url.map(|url| Spanned::new(0..0, url.as_str().into())),
                 Err(mistake) => reader.mistakes.push(mistake),

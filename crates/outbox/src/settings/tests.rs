@@ -87,6 +87,25 @@ fn a_mistake_in_the_part_of_the_library_is_told_with_its_place() {
     assert!(error.to_string().starts_with("/no/such/file.toml: cannot be read: "), "{error}");
 }
 
+/// Whichever of its names a setting has, and wherever it is given.
+#[test]
+fn settings_that_do_not_fit_together_are_told_where_they_are_given() {
+    let told = "`base-delay` (2m) is more than `max-delay` (1m)";
+    for text in [
+        "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"\n",
+        "[retry]\nbase_delay = \"2m\"\nmax_delay = \"1m\"\n",
+        "[retry]\nbase-delay-ms = 120000\nmax-delay-ms = 60000\n",
+    ] {
+        let found = mistakes(text);
+        assert!(
+            found.len() == 1 && found[0].starts_with("settings:2:") && found[0].ends_with(told),
+            "{found:?}"
+        );
+    }
+    let found = mistakes_in("[retry]\nmax-delay = \"1m\"\n", &[("OUTBOX_RETRY_BASE_DELAY_MS", "120000")]);
+    assert_eq!(found, [format!("OUTBOX_RETRY_BASE_DELAY_MS: {told}")]);
+}
+
 #[test]
 fn values_that_cannot_be_are_told_in_the_file_and_in_the_environment() {
     let huge = "99999999999999999999999999";
@@ -237,6 +256,7 @@ fn a_secret_is_never_shown() {
         for variable in ["OUTBOX_DATABASE_URL", "OUTBOX_DATABASE_DIRECT_URL", "DATABASE_URL"] {
             let found = mistakes_in("", &[(variable, &url)]);
             assert!(found.len() == 1 && !found[0].contains(SECRET), "{variable} {found:?}");
+            assert!(found[0].starts_with(&format!("{variable}: it ")), "{found:?}");
         }
     }
     // A password that is all digits, and a text where a table belongs.

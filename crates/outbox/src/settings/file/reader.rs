@@ -98,11 +98,21 @@ impl<'i> Reader<'i> {
         let entry = self.root.remove_entry(name)?;
         self.written.extend(plain(&entry.1).map(|value| (name.to_owned(), value)));
         if let DeValue::Table(table) = entry.1.get_ref() {
-            for (key, value) in table {
-                self.places.insert((name.to_owned(), key.to_string()), Place::Span(span_of(key, value)));
-            }
+            self.note_places(name, table);
         }
         Some(entry)
+    }
+
+    fn note_places(&mut self, name: &str, table: &DeTable<'i>) {
+        for (key, value) in table {
+            let place = (name.to_owned(), key.get_ref().to_string());
+            self.places.insert(place, Place::Span(span_of(key, value)));
+        }
+    }
+
+    /// Notes that a setting was given by a variable, or by a flag.
+    pub fn given_by(&mut self, table: &str, setting: &str, name: &str) {
+        self.places.insert((table.to_owned(), setting.to_owned()), Place::Variable(name.to_owned()));
     }
 
     /// Reads a value.
@@ -131,6 +141,7 @@ impl<'i> Reader<'i> {
             },
             None => (0..0, DeTable::new()),
         };
+        self.note_places(name, &table);
         self.rename_others(name, &mut table);
         self.override_with::<T>(name, &mut table);
         self.read(Spanned::new(span, DeValue::Table(table))).unwrap_or_default()
@@ -212,7 +223,7 @@ impl<'i> Reader<'i> {
     fn override_with<T: DeserializeOwned>(&mut self, group: &str, table: &mut DeTable<'i>) {
         for setting in fields::<T>() {
             let Some((name, value)) = self.variable_of::<T>(group, setting) else { continue };
-            self.places.insert((group.to_owned(), (*setting).to_owned()), Place::Variable(name));
+            self.given_by(group, setting, &name);
             table.insert(Spanned::new(0..0, Cow::Borrowed(*setting)), value);
         }
     }
