@@ -471,7 +471,8 @@ async fn each_database(place: &Place, mut test: impl AsyncFnMut(&str, &str)) {
     }
 }
 
-/// it deletes events that are done; undelivered ones only in so many words, and by their age.
+/// it deletes events that are done; undelivered ones only in so many words, and by
+/// their age.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writer_only_delivers_nothing_and_purges_by_age_if_it_is_told_to() {
     let place = Place::new();

@@ -22,7 +22,8 @@ pub enum Error {
     #[error("invalid setting: {0}")]
     Setting(String),
 
-    /// A settings file, or the environment, has mistakes. The text shows all of them with their places.
+    /// A settings file, or the environment, has mistakes. The text shows all of them with their
+    /// places.
     #[cfg(feature = "settings")]
     #[error(transparent)]
     Settings(#[from] crate::settings::SettingsError),

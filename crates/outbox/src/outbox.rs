@@ -194,9 +194,9 @@ impl OutboxBuilder {
         self
     }
 
-    /// Takes over the settings of the outbox: name, table, schema, connections, direct URL, largest payload, and the order by
-    /// aggregate of mode `ordered`. The URL is given to the last call: see
-    /// [`Settings::database_url`](crate::settings::Settings::database_url).
+    /// Takes over the settings of the outbox: name, table, schema, connections, direct URL, largest
+    /// payload, and the order by aggregate of mode `ordered`. The URL is given to the last call:
+    /// see [`Settings::database_url`](crate::settings::Settings::database_url).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -659,7 +659,8 @@ impl<DB: Database> Outbox<DB> {
         RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
     }
 
-    /// A relay in the mode of the settings, with everything else that they say of a relay. See [`settings`](crate::settings).
+    /// A relay in the mode of the settings, with everything else that they say of a relay. See
+    /// [`settings`](crate::settings).
     #[cfg(feature = "settings")]
     pub fn relay(&self, settings: &crate::settings::Settings) -> RelayBuilder {
         settings.groups().apply(self.in_mode(settings.mode()))

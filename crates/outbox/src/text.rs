@@ -1,12 +1,14 @@
-//! Texts of settings: with `${NAME}` for variables of the environment, and secrets that are never shown.
+//! Texts of settings: with `${NAME}` for variables of the environment, and secrets that are never
+//! shown.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
-/// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one that may be missing,
-/// `${file:PATH}` for the content of a file without the line feed at its end, `$$` for a dollar sign. A relative path is one
-/// in the folder of systemd's credentials (`LoadCredential=`), if there is one.
+/// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one
+/// that may be missing, `${file:PATH}` for the content of a file without the line feed at its end,
+/// `$$` for a dollar sign. A relative path is one in the folder of systemd's credentials
+/// (`LoadCredential=`), if there is one.
 ///
 /// ```
 /// use outbox::text::Text;

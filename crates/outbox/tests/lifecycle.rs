@@ -243,8 +243,8 @@ on_every_database! {
     }
 }
 
-/// Purge and poller hear of the stop while a call of each is under way: neither begins another. The dispatcher stops
-/// when both have: events of the last poll are delivered.
+/// Purge and poller hear of the stop while a call of each is under way: neither begins
+/// another. The dispatcher stops when both have: events of the last poll are delivered.
 mod purge_poller_and_dispatcher_stop_in_this_order {
     use super::*;
 

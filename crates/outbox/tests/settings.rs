@@ -1,4 +1,5 @@
-//! A settings file of the daemon configures an embedded outbox: on SQLite, and on the servers that the environment names.
+//! A settings file of the daemon configures an embedded outbox: on SQLite, and on the servers that
+//! the environment names.
 
 #![cfg(feature = "settings")]
 
@@ -12,7 +13,8 @@ use outbox::store::{EXCLUSIVE, Status};
 use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder};
 use sqlx::{MySql, Postgres, Sqlite};
 
-/// A file that `outbox check` finds good: `a_file_of_the_daemon_is_good_for_the_daemon` of the command tests it.
+/// A file that `outbox check` finds good: `a_file_of_the_daemon_is_good_for_the_daemon` of the
+/// command tests it.
 const FILE: &str = include_str!("settings/shared.toml");
 
 /// The file, for this database and table.
@@ -111,8 +113,9 @@ async fn embedded<DB: Opened>() {
     assert!(matches!(large, Err(Error::Event(_))), "{large:?}");
 }
 
-/// Two relays, one with the poll interval of the file, an hour, and one with that of the environment, 10 ms. Waits start at
-/// 25 ms and double up to the interval: while the one polls fifty times the other polls a few times.
+/// Two relays, one with the poll interval of the file, an hour, and one with that of the
+/// environment, 10 ms. Waits start at 25 ms and double up to the interval: while the one polls
+/// fifty times the other polls a few times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_poll_interval_is_that_of_the_file_and_the_environment_goes_before_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,7 +146,8 @@ async fn the_poll_interval_is_that_of_the_file_and_the_environment_goes_before_i
     }
 }
 
-/// With the application's own pool, and a hook of its own, the settings of the outbox count all the same.
+/// With the application's own pool, and a hook of its own, the settings of the outbox count all the
+/// same.
 #[tokio::test]
 async fn an_outbox_beside_a_pool_has_the_settings() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The settings file of the relay.
 //!
-//! The parser and the settings that an embedded outbox has as well are the library's (`outbox::settings::file`); here are the
-//! settings that the daemon alone has.
+//! The parser and the settings that an embedded outbox has as well are the library's
+//! (`outbox::settings::file`); here are the settings that the daemon alone has.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -9,7 +9,8 @@
 //! | `pattern` | patterns of routes |
 //! | `check`, `summary` | settings that have to fit together, and their summary |
 //!
-//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a line in the guide.
+//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a
+//! line in the guide.
 
 mod check;
 mod http;

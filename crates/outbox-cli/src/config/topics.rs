@@ -8,7 +8,8 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
-/// Reads all topics: each in a table of its own under `[[topics]]`, or, as Crablet has them, under `[topics.NAME]`.
+/// Reads all topics: each in a table of its own under `[[topics]]`, or, as Crablet has them, under
+/// `[topics.NAME]`.
 pub(super) fn topics(reader: &mut Reader<'_>) -> Vec<Topic> {
     let Some((key, value)) = reader.take("topics") else { return Vec::new() };
     match value.into_inner() {
@@ -145,7 +146,8 @@ impl Topic {
         self.tag.iter().fold(topic, |topic, (name, value)| topic.tag(name, value.as_str()))
     }
 
-    /// Sets up a pair of this topic: by its publisher's own settings, or the topic's. The relay has those of all topics.
+    /// Sets up a pair of this topic: by its publisher's own settings, or the topic's. The relay has
+    /// those of all topics.
     pub(crate) fn pace(&self, mut pair: outbox::Pair, publisher: &str) -> outbox::Pair {
         let own = self.publishers.iter().find(|(name, _)| name.get_ref() == publisher);
         let own = own.map(|(_, pace)| pace.clone()).unwrap_or_default();

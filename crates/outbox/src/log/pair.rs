@@ -95,8 +95,8 @@ impl Pair {
     }
 
     /// After so many looks that found nothing each wait is twice as long, or [longer by another
-    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. Any event, and any hint that there is
-    /// one, brings the interval back.
+    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. Any event, and
+    /// any hint that there is one, brings the interval back.
     pub fn idle(mut self, looks: u32, longest: Duration) -> Self {
         (self.pace.idle_after, self.pace.idle_max) = (Some(looks), Some(longest));
         self

@@ -34,7 +34,8 @@ pub enum Mode {
     SingleNode,
     /// Several nodes share the work: see [`Outbox::multi_node`](crate::Outbox::multi_node).
     MultiNode,
-    /// As `MultiNode`, with events ordered by their aggregate: see [`Outbox::ordered`](crate::Outbox::ordered).
+    /// As `MultiNode`, with events ordered by their aggregate: see
+    /// [`Outbox::ordered`](crate::Outbox::ordered).
     Ordered,
     /// Delivers nothing: see [`Outbox::writer_only`](crate::Outbox::writer_only).
     WriterOnly,

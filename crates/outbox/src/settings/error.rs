@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::file::Mistake;
 
-/// Settings that cannot be used. Shows every mistake on a line of its own, with its place: file, line and column, or the
-/// variable of the environment. Shows no secrets.
+/// Settings that cannot be used. Shows every mistake on a line of its own, with its place: file,
+/// line and column, or the variable of the environment. Shows no secrets.
 ///
 /// ```
 /// use outbox::settings::Settings;

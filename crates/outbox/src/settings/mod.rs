@@ -1,9 +1,10 @@
-//! Settings from a file and from the environment: those of the daemon `outbox relay`, for an application that embeds the
-//! outbox. Feature `settings`.
+//! Settings from a file and from the environment: those of the daemon `outbox relay`, for an
+//! application that embeds the outbox. Feature `settings`.
 //!
-//! One file configures both. The application reads the part that the library has: the database and its tables, mode, workers,
-//! poll interval, leases, retries, purge, defaults for publishers of the log, metrics. The part that the daemon alone has
-//! (several databases, publishers, routes, topics, its HTTP server) is left to the daemon.
+//! One file configures both. The application reads the part that the library has: the database and
+//! its tables, mode, workers, poll interval, leases, retries, purge, defaults for publishers of the
+//! log, metrics. The part that the daemon alone has (several databases, publishers, routes, topics,
+//! its HTTP server) is left to the daemon.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -34,7 +35,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! An application with hooks, or with a pool of its own, starts from [`OutboxBuilder::settings`](crate::OutboxBuilder::settings).
+//! An application with hooks, or with a pool of its own, starts from
+//! [`OutboxBuilder::settings`](crate::OutboxBuilder::settings).
 
 mod error;
 #[doc(hidden)]
@@ -54,7 +56,8 @@ use crate::error::{Error, Result, without_credentials};
 use crate::outbox::{Outbox, OutboxBuilder};
 pub use crate::relay::Mode;
 
-/// The settings of an embedded outbox. See the [module](self) for an example, and the guide for all settings.
+/// The settings of an embedded outbox. See the [module](self) for an example, and the guide for all
+/// settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     groups: Groups,
@@ -62,10 +65,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads a file. The environment goes before it: `OUTBOX_POLLER_INTERVAL=1s` for `interval` of `[poller]`. If neither names
-    /// a database, `DATABASE_URL` does.
+    /// Reads a file. The environment goes before it: `OUTBOX_POLLER_INTERVAL=1s` for `interval` of
+    /// `[poller]`. If neither names a database, `DATABASE_URL` does.
     ///
-    /// An error tells every mistake in the library's part, with its place. The daemon's part is not read.
+    /// An error tells every mistake in the library's part, with its place. The daemon's part is not
+    /// read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, SettingsError> {
         let path = path.as_ref();
         let (name, text) = read_file(path)?;
@@ -77,7 +81,8 @@ impl Settings {
         Self::read("settings", "", &Environment::of_process())
     }
 
-    /// Reads a text, and not the environment, except for the variables that the text names as `${NAME}`.
+    /// Reads a text, and not the environment, except for the variables that the text names as
+    /// `${NAME}`.
     pub fn from_toml(text: &str) -> Result<Self, SettingsError> {
         Self::read("settings", text, &Environment::default())
     }
@@ -144,14 +149,16 @@ impl Settings {
         self.migrated(OutboxBuilder::new().settings(self).sqlite(url).await?).await
     }
 
-    /// Connects to the database, a PostgreSQL server. Makes or upgrades the tables if `migrate` is set.
+    /// Connects to the database, a PostgreSQL server. Makes or upgrades the tables if `migrate` is
+    /// set.
     #[cfg(feature = "postgres")]
     pub async fn postgres(&self) -> Result<Outbox<sqlx::Postgres>> {
         let url = self.url_of(Scheme::Postgres)?;
         self.migrated(OutboxBuilder::new().settings(self).postgres(url).await?).await
     }
 
-    /// Connects to the database, a MySQL or MariaDB server. Makes or upgrades the tables if `migrate` is set.
+    /// Connects to the database, a MySQL or MariaDB server. Makes or upgrades the tables if
+    /// `migrate` is set.
     #[cfg(feature = "mysql")]
     pub async fn mysql(&self) -> Result<Outbox<sqlx::MySql>> {
         let url = self.url_of(Scheme::MySql)?;

@@ -7,7 +7,8 @@ use super::mode::WrittenMode;
 use super::reader::Reader;
 use crate::relay::Mode;
 
-/// The shortest retention for events that may be undelivered: whatever reads the table needs some time for it.
+/// The shortest retention for events that may be undelivered: whatever reads the table needs some
+/// time for it.
 const SHORTEST: Duration = Duration::from_secs(60);
 
 impl Groups {

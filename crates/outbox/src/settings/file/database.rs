@@ -91,7 +91,8 @@ pub fn url_of_environment(environment: &Environment) -> Result<Option<String>, M
     }
 }
 
-/// A URL, or the URL in a file, as secrets of containers and of systemd are given: `@/run/secrets/database-url`.
+/// A URL, or the URL in a file, as secrets of containers and of systemd are given:
+/// `@/run/secrets/database-url`.
 pub fn url_or_file(text: &str) -> Result<String, String> {
     match text.strip_prefix('@') {
         Some(path) => Text::resolve(&format!("${{file:{path}}}")).map(|url| url.as_str().to_owned()),
@@ -126,7 +127,8 @@ impl Scheme {
         }
     }
 
-    /// By the scheme of a URL; the scheme alone will do. The reason continues a sentence whose subject is the setting.
+    /// By the scheme of a URL; the scheme alone will do. The reason continues a sentence whose
+    /// subject is the setting.
     pub fn of(url: &str) -> Result<Self, String> {
         let scheme = url.split(':').next().unwrap_or_default();
         let looks_like_one = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
@@ -146,7 +148,8 @@ impl Scheme {
     pub fn of_url(url: &str) -> Result<Self, String> {
         let kind = Self::of(url)?;
         let scheme = url.split(':').next().unwrap_or_default();
-        // Right after the scheme: text before a later `://` may be a password, and would be shown as the scheme.
+        // Right after the scheme: text before a later `://` may be a password, and would be shown
+        // as the scheme.
         if kind != Scheme::Sqlite && !url[scheme.len()..].starts_with("://") {
             return Err(format!("needs // and a server after {scheme}: {HOW}"));
         }

@@ -1,6 +1,8 @@
-//! The groups of settings that the library has. A setting that is not set keeps the default of the library.
+//! The groups of settings that the library has. A setting that is not set keeps the default of the
+//! library.
 //!
-//! Groups and settings have the names of the outbox starter for Spring Boot where it has such a setting.
+//! Groups and settings have the names of the outbox starter for Spring Boot where it has such a
+//! setting.
 
 use serde::{Deserialize, Serialize};
 
@@ -74,12 +76,13 @@ pub struct Poller {
     pub skip_recent: Option<Time>,
 }
 
-/// How events are leased. A lease is renewed at a third of its time: below a second, a database that is slow for a moment
-/// loses the lease.
+/// How events are leased. A lease is renewed at a third of its time: below a second, a database
+/// that is slow for a moment loses the lease.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct ClaimLocking {
-    /// Changes nothing: the modes that need leases always have them. `false` in such a mode is a mistake.
+    /// Changes nothing: the modes that need leases always have them. `false` in such a mode is a
+    /// mistake.
     pub enabled: Option<bool>,
     pub lease: Option<Time<1_000>>,
     pub presence: Option<Time<1_000>>,
@@ -232,7 +235,8 @@ fn set<R, T>(to: R, setting: Option<T>, apply: impl FnOnce(R, T) -> R) -> R {
 }
 
 impl Retry {
-    /// The policy: settings that are not set here are taken from `otherwise`, and else from `default`.
+    /// The policy: settings that are not set here are taken from `otherwise`, and else from
+    /// `default`.
     pub fn policy(&self, otherwise: &Retry, default: Backoff) -> Backoff {
         let attempts = self.max_attempts.or(otherwise.max_attempts);
         let base = self.base_delay.or(otherwise.base_delay);

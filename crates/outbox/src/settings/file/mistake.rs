@@ -68,7 +68,8 @@ pub fn reword(said: &str) -> String {
         if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
             return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
         }
-        // Transports spell the names of their settings in another way than this file, which takes both.
+        // Transports spell the names of their settings in another way than this file, which takes
+        // both.
         let known: Vec<String> = known.iter().map(|name| name.replace('_', "-")).collect();
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         return no_such("setting", &name.replace('_', "-"), &known);
@@ -85,9 +86,9 @@ pub fn reword(said: &str) -> String {
     }
 }
 
-/// Leaves out the text that was found where a value of another type belongs: the text may be a secret, as in
-/// `database = "postgres://…"` or in a list of one that is written without brackets. Where a number or a time belongs the
-/// text is shown.
+/// Leaves out the text that was found where a value of another type belongs: the text may be a
+/// secret, as in `database = "postgres://…"` or in a list of one that is written without brackets.
+/// Where a number or a time belongs the text is shown.
 fn unquoted(said: &str) -> Option<String> {
     let (kind, rest) = said.split_once(": string \"")?;
     let (_, expected) = rest.rsplit_once("\", expected ")?;
@@ -97,7 +98,8 @@ fn unquoted(said: &str) -> Option<String> {
     (!plain).then(|| format!("{kind}: a text, expected {expected}"))
 }
 
-/// The name that serde did not know, and the names that it knows, without other spellings, which have an underscore.
+/// The name that serde did not know, and the names that it knows, without other spellings, which
+/// have an underscore.
 fn unknown<'a>(said: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
     let (name, expected) = said.strip_prefix(before)?.split_once('`')?;
     let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2);

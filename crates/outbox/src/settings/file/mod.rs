@@ -1,4 +1,5 @@
-//! The settings file: parser and definitions, shared with the command `outbox`. Not part of the stable API.
+//! The settings file: parser and definitions, shared with the command `outbox`. Not part of the
+//! stable API.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -8,7 +9,8 @@
 //! | `mode`, `time`, `age`, `count` | the values |
 //! | `check` | settings that have to fit together |
 //!
-//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a line in the guide.
+//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a
+//! line in the guide.
 
 mod age;
 mod check;

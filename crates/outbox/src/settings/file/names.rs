@@ -1,4 +1,5 @@
-//! Other names of settings: those of the outbox starter for Spring Boot and of Crablet, where ours differ.
+//! Other names of settings: those of the outbox starter for Spring Boot and of Crablet, where ours
+//! differ.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,4 +1,5 @@
-//! Reads a settings file piece by piece, so that all mistakes are found at once, each with its place.
+//! Reads a settings file piece by piece, so that all mistakes are found at once, each with its
+//! place.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -85,7 +86,8 @@ impl<'i> Reader<'i> {
         self.warnings.push(Mistake::at(self.text, span, reason));
     }
 
-    /// Where a setting of a table stands in the text: its value, or its name if the setting is a table itself.
+    /// Where a setting of a table stands in the text: its value, or its name if the setting is a
+    /// table itself.
     pub fn place(&self, table: &str, setting: &str) -> Range<usize> {
         match self.places.get(&(table.to_owned(), setting.to_owned())) {
             Some(Place::Span(span)) => span.clone(),
@@ -165,8 +167,8 @@ impl<'i> Reader<'i> {
         self.root.contains_key(name) || fields::<T>().iter().any(named)
     }
 
-    /// Spells the names of settings in one way: `batch_size` is `batch-size`. A name in both spellings with different
-    /// values is a mistake.
+    /// Spells the names of settings in one way: `batch_size` is `batch-size`. A name in both
+    /// spellings with different values is a mistake.
     pub fn spelled(&mut self, table: DeTable<'i>, from: char, to: char) -> DeTable<'i> {
         let mut spelled = DeTable::new();
         // As they are written first: the other spelling is the one that is blamed.
@@ -198,7 +200,8 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// Inserts a setting that has another name in the text, unless it is there already. Says whether it was inserted.
+    /// Inserts a setting that has another name in the text, unless it is there already. Says
+    /// whether it was inserted.
     pub fn insert_other(
         &mut self,
         table: &mut DeTable<'i>,
@@ -309,8 +312,8 @@ pub fn variable(group: &str, setting: &str) -> String {
     format!("OUTBOX_{group}{setting}").replace('-', "_").to_uppercase()
 }
 
-/// The value of a variable, as the group takes it: a number or a truth value if the setting is one, else the text word for
-/// word.
+/// The value of a variable, as the group takes it: a number or a truth value if the setting is one,
+/// else the text word for word.
 fn value_of<'i, T: DeserializeOwned>(
     setting: &'static str,
     said: &'i str,
@@ -339,7 +342,8 @@ fn scalar(said: &str) -> Option<DeValue<'_>> {
     matches!(value, DeValue::Boolean(_) | DeValue::Integer(_) | DeValue::Float(_)).then_some(value)
 }
 
-/// Whether a group takes this value for a setting. Asked of the setting alone, so that the mistake is the variable's.
+/// Whether a group takes this value for a setting. Asked of the setting alone, so that the mistake
+/// is the variable's.
 fn fits<T: DeserializeOwned>(setting: &'static str, value: &Spanned<DeValue<'_>>) -> Result<(), String> {
     let mut alone = DeTable::new();
     alone.insert(Spanned::new(0..0, Cow::Borrowed(setting)), value.clone());
