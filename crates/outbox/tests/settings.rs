@@ -10,8 +10,9 @@ use std::time::Duration;
 use bed::{Base, Bed, Seen, in_time};
 use outbox::settings::{Mode, Settings};
 use outbox::store::{EXCLUSIVE, Status};
-use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder};
+use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder, Outgoing, PublishError, Publisher, Topic};
 use sqlx::{MySql, Postgres, Sqlite};
+use tokio::sync::watch;
 
 /// A file that `outbox check` finds good: `a_file_of_the_daemon_is_good_for_the_daemon` of the
 /// command tests it.
@@ -163,6 +164,75 @@ async fn an_outbox_beside_a_pool_has_the_settings() {
     assert_eq!(stored.event.unwrap().ordering_key(), Some("order/42"), "as mode `ordered` says");
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM shop_event").fetch_one(&pool).await.unwrap();
     assert_eq!(rows, 1);
+}
+
+/// Notes how many events each batch has, and fails if it is to.
+#[derive(Clone)]
+struct Noted {
+    batches: watch::Sender<Vec<usize>>,
+    fails: bool,
+}
+
+impl Noted {
+    fn new(fails: bool) -> Self {
+        Self { batches: watch::Sender::new(Vec::new()), fails }
+    }
+
+    async fn until(&self, enough: impl FnMut(&Vec<usize>) -> bool) -> Vec<usize> {
+        in_time(self.batches.subscribe().wait_for(enough)).await.unwrap().clone()
+    }
+}
+
+#[async_trait::async_trait]
+impl Publisher for Noted {
+    fn name(&self) -> &'static str {
+        "noted"
+    }
+
+    async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
+        self.batches.send_modify(|batches| batches.push(events.len()));
+        if self.fails { Err(PublishError::after(0, Failure::retry("always"))) } else { Ok(()) }
+    }
+}
+
+/// C-04: the batch size of all publishers of the log, unless a pair sets its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishers_of_the_log_have_the_batch_size_of_the_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("shop.db").display());
+    let text =
+        format!("mode = \"log\"\nmigrate = true\n[database]\nurl = \"{url}\"\n[log]\nbatch-size = 2\n");
+    let settings = Settings::from_toml(&text).unwrap();
+    let outbox = settings.sqlite().await.unwrap();
+    let events = (0..5).map(|n| Event::new("e").json(&n));
+    outbox.log().append(events).await.unwrap();
+    let (two, own) = (Noted::new(false), Noted::new(false));
+    let relay = outbox
+        .relay(&settings)
+        .publish(Topic::new("two").to(two.clone()))
+        .publish(Topic::new("own").to(own.clone()).batch(3));
+    let relay = relay.start().await.unwrap();
+    assert_eq!(two.until(|batches| batches.iter().sum::<usize>() == 5).await, [2, 2, 1]);
+    assert_eq!(own.until(|batches| batches.iter().sum::<usize>() == 5).await, [3, 2]);
+    relay.stop().await.unwrap();
+}
+
+/// Handlers are tried ten times by default, publishers for a day: the delays of the settings change
+/// neither number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishers_keep_their_number_of_attempts_if_the_settings_name_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("shop.db").display());
+    let text = format!(
+        "mode = \"single-node\"\nmigrate = true\n[database]\nurl = \"{url}\"\n[retry]\nbase-delay-ms = 1\nmax-delay-ms = 1\n"
+    );
+    let settings = Settings::from_toml(&text).unwrap();
+    let outbox = settings.sqlite().await.unwrap();
+    let noted = Noted::new(true);
+    let relay = outbox.relay(&settings).forward(["e"], noted.clone()).start().await.unwrap();
+    outbox.send(Event::new("e").json(&1)).await.unwrap();
+    noted.until(|batches| batches.len() > 10).await;
+    relay.stop().await.unwrap();
 }
 
 /// Writer-only: no delivery, and no deletion of what was not delivered.

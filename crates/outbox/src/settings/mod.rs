@@ -7,7 +7,8 @@
 //! its HTTP server) is left to the daemon.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use outbox::settings::{Mode, Settings};
 //! use outbox::{Cx, Event};
 //!
