@@ -27,7 +27,7 @@ pub(crate) struct Options {
     sample: bool,
 
     /// The database if the file names none
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = crate::database::argument)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = outbox::settings::file::url_or_file)]
     database: Option<String>,
 }
 

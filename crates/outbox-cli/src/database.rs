@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use outbox::settings::file::{Scheme, url_or_file};
 use outbox::{DatabaseKind, StoreOptions};
 use sqlx::ConnectOptions;
 use sqlx::mysql::MySqlConnectOptions;
@@ -16,7 +17,7 @@ use crate::Usage;
 pub(crate) struct Tables {
     /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
     // The value may hold a password: never shown in the help.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = argument)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = url_or_file)]
     pub(crate) database: String,
 
     /// The table of the events; the other tables' names are made from it
@@ -70,19 +71,12 @@ pub(crate) struct DatabaseUrl {
 }
 
 /// What the setting is called where nobody says otherwise.
-const FLAG: &str = "--database (or DATABASE_URL)";
+pub(crate) const FLAG: &str = "--database (or DATABASE_URL)";
 
 impl DatabaseUrl {
     /// Reads the setting. Nothing is connected.
     pub(crate) fn parse(url: &str) -> Result<Self, Usage> {
-        let kind = kind(url)?;
-        let scheme = url.split(':').next().unwrap_or_default();
-        // Right behind it: what comes before a later `://` may be a password, and would be shown as the scheme.
-        if kind != DatabaseKind::Sqlite && !url[scheme.len()..].starts_with("://") {
-            return Err(Usage(format!(
-                "--database (or DATABASE_URL) needs // and a server after {scheme}: {HOW}"
-            )));
-        }
+        let kind = known(Scheme::of_url(url))?;
         Ok(Self { url: url.to_owned(), kind, setting: FLAG })
     }
 
@@ -194,16 +188,6 @@ fn unreadable(error: outbox::Error) -> sqlx::Error {
     }
 }
 
-/// A URL, or the one that a file holds, as secrets of containers and of systemd are given: `@/run/secrets/database-url`.
-pub(crate) fn argument(text: &str) -> Result<String, String> {
-    match text.strip_prefix('@') {
-        Some(path) => {
-            outbox_transports::Text::resolve(&format!("${{file:{path}}}")).map(|url| url.as_str().to_owned())
-        }
-        None => Ok(text.to_owned()),
-    }
-}
-
 /// Whether a word of the command line holds a URL with a password.
 pub(crate) fn has_password(word: &str) -> bool {
     let Some((_, rest)) = word.split_once("://") else { return false };
@@ -232,23 +216,16 @@ fn is_denied(error: &dyn sqlx::error::DatabaseError) -> bool {
         .is_some_and(|error| matches!(error.number(), 1044 | 1142 | 1143 | 1370))
 }
 
-const HOW: &str = "\
-    as in sqlite:shop.db, postgres://user:password@host/database or mysql://user:password@host/database";
-
 /// The kind of database by the scheme of its URL; the scheme alone will do.
 pub(crate) fn kind(url: &str) -> Result<DatabaseKind, Usage> {
-    match url.split(':').next().unwrap_or_default() {
-        "sqlite" => Ok(DatabaseKind::Sqlite),
-        "postgres" | "postgresql" => Ok(DatabaseKind::Postgres),
-        "mysql" | "mariadb" => Ok(DatabaseKind::MySql),
-        scheme if url.contains("://") => Err(Usage(format!(
-            "--database (or DATABASE_URL) starts with {scheme:?}, which is no database known here: write it {HOW}"
-        ))),
-        // The word before the colon may be a user, and the rest a password: not shown.
-        _ => Err(Usage(format!(
-            "--database (or DATABASE_URL) does not say which kind of database it is: write it {HOW}"
-        ))),
-    }
+    known(Scheme::of(url))
+}
+
+fn known(scheme: Result<Scheme, String>) -> Result<DatabaseKind, Usage> {
+    let kind = scheme.and_then(|scheme| {
+        scheme.kind().ok_or_else(|| "names a database that this binary was built without".to_owned())
+    });
+    kind.map_err(|reason| Usage(format!("{FLAG} {reason}")))
 }
 
 impl fmt::Display for DatabaseUrl {

@@ -104,6 +104,27 @@ fn a_bad_file_is_told_line_by_line_and_exits_with_one() {
     );
 }
 
+/// A value that is not UTF-8 is told by the name of its variable, and not shown.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_unicode_is_a_mistake() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), GOOD);
+    let secret = std::ffi::OsStr::from_bytes(b"s3cret\xff");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
+    command.args(["check", "--config", &file]).env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
+    command.env("SHOP_PASSWORD", secret).env("OUTBOX_POLLER_INTERVAL", secret);
+    let checked = command.output().unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    let expected = format!(
+        "{file}:4:7: the environment variable SHOP_PASSWORD is not UTF-8\n\
+         OUTBOX_POLLER_INTERVAL: its value is not UTF-8\n"
+    );
+    assert_eq!(err(&checked), expected);
+}
+
 #[test]
 fn what_is_odd_is_told_and_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();

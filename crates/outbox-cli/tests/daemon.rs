@@ -459,6 +459,151 @@ async fn deliver(url: &str) {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
+/// Databases of tests: where one is, and how its rows are aged.
+async fn each_database(place: &Place, mut test: impl AsyncFnMut(&str, &str)) {
+    place.outbox("aged.db").await.close().await;
+    test(&place.url("aged.db"), "datetime('now', '-2 days')").await;
+    if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
+        test(&url, "now() - interval '2 days'").await;
+    }
+    if let Ok(url) = std::env::var("OUTBOX_TEST_MARIADB") {
+        test(&url, "utc_timestamp() - interval 2 day").await;
+    }
+}
+
+/// A-50, A-72: it deletes events that are done; undelivered ones only in so many words, and by
+/// their age.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writer_only_delivers_nothing_and_purges_by_age_if_it_is_told_to() {
+    let place = Place::new();
+    each_database(&place, async |url, two_days_ago| {
+        let table = format!("writer_only_{}", std::process::id());
+        let options = outbox::StoreOptions::default().table(&table);
+        let store = outbox::open_store(url, &options).await.unwrap();
+        store.migrate().await.unwrap();
+        let events = ["old", "young", "old.done"].map(|kind| event(kind).json(&1).build().unwrap());
+        let ids = store.insert(&events).await.unwrap();
+        age(url, &table, two_days_ago).await;
+        let kept = async || {
+            let mut kept = Vec::new();
+            for id in &ids {
+                kept.push(store.find(id).await.unwrap().is_some());
+            }
+            kept
+        };
+        let text = |purge: &str| {
+            format!(
+                "mode = \"writer_only\"\n[database]\nurl = \"{url}\"\ntable = \"{table}\"\n\
+                 [purge]\ninterval = \"20ms\"\nretention = \"1d\"\n{purge}"
+            )
+        };
+        let config = place.config(&text(""));
+        let relay = place.relay("relay", &config, &["--listen", "127.0.0.1:0"]);
+        relay.says("purged old DONE events").await;
+        relay.ready().await;
+        let (status, log) = relay.stop().await;
+        assert_eq!((status.code(), kept().await), (Some(0), vec![true, true, false]), "{log}");
+        let stats = store.stats().await.unwrap();
+        assert_eq!((stats.new, stats.done, stats.dead), (2, 0, 0), "nothing is delivered");
+
+        let config = place.config(&text("delete-undelivered = true\n"));
+        let relay = place.relay("relay", &config, &[]);
+        relay.says("purged old events by age, whatever their status").await;
+        let (status, log) = relay.stop().await;
+        assert_eq!((status.code(), kept().await), (Some(0), vec![false, true, false]), "{log}");
+    })
+    .await;
+}
+
+/// Has events whose type starts with `old` written two days ago, and done where the type says so.
+async fn age(url: &str, table: &str, two_days_ago: &str) {
+    use sqlx::{Connection as _, Executor as _};
+
+    let aged = format!(
+        "UPDATE {table} SET created_at = {two_days_ago}, available_at = {two_days_ago} WHERE event_type LIKE 'old%'"
+    );
+    let done =
+        format!("UPDATE {table} SET status = 1, done_at = {two_days_ago} WHERE event_type = 'old.done'");
+    for statement in [aged, done] {
+        let statement = sqlx::raw_sql(sqlx::AssertSqlSafe(statement));
+        if url.starts_with("postgres") {
+            sqlx::PgConnection::connect(url).await.unwrap().execute(statement).await.unwrap();
+        } else if url.starts_with("mysql") {
+            sqlx::MySqlConnection::connect(url).await.unwrap().execute(statement).await.unwrap();
+        } else {
+            sqlx::SqliteConnection::connect(url).await.unwrap().execute(statement).await.unwrap();
+        }
+    }
+}
+
+/// By flags as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writer_only_by_flags_needs_nothing_to_publish_to() {
+    let place = Place::new();
+    let outbox = place.outbox("shop.db").await;
+    outbox.send(event("order.placed").json(&1)).await.unwrap();
+    let url = place.url("shop.db");
+    let relay = |more: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_outbox"));
+        command.args(["relay", "--mode", "WRITER_ONLY", "--database", &url]).args(more);
+        command.env_remove("OUTBOX_CONFIG").stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let refused = relay(&["--publish", "stdout"]).wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("--mode writer-only delivers nothing: leave --publish and --topic out"), "{told}");
+
+    let mut running = relay(&[]);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(running.stderr.take().unwrap()));
+    assert!(lines.any(|line| line.unwrap().contains("relay started")));
+    let pid = running.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(running.wait().unwrap().code(), Some(0));
+    assert_eq!(outbox.admin().stats().await.unwrap().new, 1);
+}
+
+/// C-05: the log and the statistics of the library as destinations of routes and of topics.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_logged_and_counted_by_the_publishers_of_the_library() {
+    let place = Place::new();
+    each_database(&place, async |url, _| {
+        let table = format!("counted_{}", std::process::id());
+        let store = outbox::open_store(url, &outbox::StoreOptions::default().table(&table)).await.unwrap();
+        store.migrate().await.unwrap();
+        let config = place.config(&format!(
+            "[database]\nurl = \"{url}\"\ntable = \"{table}\"\n[poller]\ninterval = \"50ms\"\n[log]\nwatch = \"20ms\"\n\
+             [publishers.trail.log]\n[publishers.counts.statistics]\nevery = \"365d\"\n\
+             [[routes]]\ntype = \"order.*\"\nto = \"trail\"\n[[routes]]\nto = \"counts\"\n\
+             [[topics]]\nname = \"everything\"\nto = [\"trail\", \"counts\"]\n"
+        ));
+        let relay = place.relay("relay", &config, &["--listen", "127.0.0.1:0"]);
+        let secret = event("order.placed").json(&"s3cret-payload").build().unwrap();
+        let counted = (0..5).map(|n| event("user.created").json(&n).build().unwrap());
+        store.insert(&counted.chain([secret]).collect::<Vec<_>>()).await.unwrap();
+        let log = store.log().expect("it has a log");
+        let _ = log.append(&[event("WalletOpened").json(&1).build().unwrap()], &outbox::Condition::default()).await.unwrap();
+        relay.says("event published publisher=\"trail\"").await;
+        relay.says("event_type=WalletOpened").await;
+        let all_done = async || {
+            let stats = store.stats().await.unwrap();
+            (stats.new, stats.done, stats.dead) == (0, 6, 0)
+        };
+        while !all_done().await {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let counted = |line: &str| line.starts_with("outbox_log_published") && line.contains("counts") && line.ends_with(" 1");
+        let is_counted = || relay.get("/metrics").1.lines().any(counted);
+        until("the topic is counted", is_counted, || relay.get("/metrics").1).await;
+        let (status, log) = relay.stop().await;
+        assert_eq!(status.code(), Some(0), "{log}");
+        let line = log.lines().find(|line| line.contains("events counted")).expect("counts at the end");
+        assert!(line.contains("publisher=\"counts\" total=6") && line.contains("user.created 5, WalletOpened 1"), "{line}");
+        assert_eq!(log.matches("event_type=order.placed").count(), 1, "{log}");
+        assert!(!log.contains("s3cret-payload") && !log.contains("event_type=user.created"), "{log}");
+    })
+    .await;
+}
+
 /// A broker that is not there at first is waited for, and nothing is lost or dead.
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,7 +39,6 @@ mod redis;
 #[cfg(any(feature = "kafka", feature = "webhook"))]
 mod standing;
 mod template;
-mod text;
 #[cfg(any(
     feature = "amqp",
     feature = "kafka",
@@ -72,11 +71,11 @@ pub use message::{Encoder, Format, Message};
 pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
+pub use outbox::text::{Secret, Text};
 pub use promises::{Order, Promises, Repeats};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisSettings};
 pub use template::Template;
-pub use text::{Secret, Text};
 #[cfg(any(
     feature = "amqp",
     feature = "kafka",

@@ -22,6 +22,12 @@ pub enum Error {
     #[error("invalid setting: {0}")]
     Setting(String),
 
+    /// A settings file, or the environment, has mistakes. The text shows all of them with their
+    /// places.
+    #[cfg(feature = "settings")]
+    #[error(transparent)]
+    Settings(#[from] crate::settings::SettingsError),
+
     /// The name of a consumer or the id of an event cannot be in the inbox; nothing was asked of the database.
     #[error("not for the inbox: {0}")]
     Inbox(#[source] EventError),

@@ -29,6 +29,8 @@
 //! | `explain` | [`Explanation`]: why an event has not been delivered yet |
 //! | [`escape`] | text from rows, made safe for log lines and terminals |
 //! | [`metrics`] | what is counted |
+//! | `settings` | settings from a file and the environment, as the daemon has them (feature `settings`) |
+//! | [`text`] | texts of settings, with variables and secrets in them |
 //! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
 //!
 //! Start with [`Outbox`].
@@ -54,11 +56,14 @@ mod outbox;
 mod queue;
 mod relay;
 mod retry;
+#[cfg(feature = "settings")]
+pub mod settings;
 mod sql;
 pub mod store;
 mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod text;
 mod trace;
 mod tx;
 
@@ -119,4 +124,6 @@ mod pages {
     struct Fleet;
     #[doc = include_str!("../../../docs/guide/log.md")]
     struct Log;
+    #[doc = include_str!("../../../docs/guide/settings.md")]
+    struct Settings;
 }

@@ -194,6 +194,31 @@ impl OutboxBuilder {
         self
     }
 
+    /// Takes over the settings of the outbox: name, table, schema, connections, direct URL, largest
+    /// payload, and the order by aggregate of mode `ordered`. The URL is given to the last call:
+    /// see [`Settings::database_url`](crate::settings::Settings::database_url).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::OutboxBuilder;
+    /// use outbox::settings::Settings;
+    ///
+    /// let settings = Settings::from_toml("[database]\ntable = \"shop_event\"\n")?;
+    /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// let outbox = OutboxBuilder::new().settings(&settings).on_pool(&pool)?;
+    /// # let _ = outbox;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "settings")]
+    pub fn settings(mut self, settings: &crate::settings::Settings) -> Self {
+        self.options = settings.database().options(self.options);
+        self.by_aggregate |= settings.mode().orders_by_aggregate();
+        match settings.groups().dispatcher.max_payload {
+            Some(limit) => self.max_payload(limit.get()),
+            None => self,
+        }
+    }
+
     /// The clock that decides what is due. For tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.options = self.options.clock(clock);
@@ -626,9 +651,19 @@ impl<DB: Database> Outbox<DB> {
         LogAdmin::new(self.store())
     }
 
-    fn relay(&self, mode: Mode) -> RelayBuilder {
+    fn in_mode(&self, mode: Mode) -> RelayBuilder {
+        if mode.orders_by_aggregate() {
+            self.shared.by_aggregate.store(true, Ordering::Relaxed);
+        }
         let outbox = Some(Arc::new(self.clone()) as AnyOutbox);
         RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
+    }
+
+    /// A relay in the mode of the settings, with everything else that they say of a relay. See
+    /// [`settings`](crate::settings).
+    #[cfg(feature = "settings")]
+    pub fn relay(&self, settings: &crate::settings::Settings) -> RelayBuilder {
+        settings.groups().apply(self.in_mode(settings.mode()))
     }
 
     /// The events as a work queue, for those who take work themselves instead of running a relay.
@@ -639,12 +674,12 @@ impl<DB: Database> Outbox<DB> {
     /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the
     /// fastest way. A second one stands by until the first is gone.
     pub fn single_node(&self) -> RelayBuilder {
-        self.relay(Mode::SingleNode)
+        self.in_mode(Mode::SingleNode)
     }
 
     /// A relay for several nodes that share the work. Every event is leased to the node that handles it.
     pub fn multi_node(&self) -> RelayBuilder {
-        self.relay(Mode::MultiNode)
+        self.in_mode(Mode::MultiNode)
     }
 
     /// A relay for events whose order matters: those of one key, or else of one aggregate, are delivered one after
@@ -654,20 +689,19 @@ impl<DB: Database> Outbox<DB> {
     /// without a key by their aggregate, whatever program writes them: the relay tells the table to give such events
     /// their aggregate as key.
     pub fn ordered(&self) -> RelayBuilder {
-        self.shared.by_aggregate.store(true, Ordering::Relaxed);
-        self.relay(Mode::Ordered)
+        self.in_mode(Mode::Ordered)
     }
 
     /// No delivery from here: CDC or another process does it. Purges what is DONE, if [`purge`](RelayBuilder::purge) says so, and
     /// by age alone only with [`delete_undelivered`](crate::PurgeSettings::delete_undelivered), which is for CDC.
     pub fn writer_only(&self) -> RelayBuilder {
-        self.relay(Mode::WriterOnly)
+        self.in_mode(Mode::WriterOnly)
     }
 
     /// A relay that publishes the log and leaves the queue to others: see [`publish`](RelayBuilder::publish). Every other relay
     /// publishes as well, if it is given something to.
     pub fn log_only(&self) -> RelayBuilder {
-        self.relay(Mode::LogOnly)
+        self.in_mode(Mode::LogOnly)
     }
 
     /// Closes the connections. What is used after that gives an error.

@@ -7,6 +7,7 @@ mod failing;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, Gate, Seen, numbered};
+use failing::Where;
 use outbox::store::{EXCLUSIVE, Leadership, Status};
 use outbox::{Cx, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
 
@@ -239,6 +240,82 @@ on_every_database! {
         bed.run("UPDATE {t}_schema SET version = 0").await.unwrap();
         let started = bed.outbox.single_node().start().await;
         assert!(matches!(started, Err(Error::SchemaTooOld { found: 0, .. })), "{started:?}");
+    }
+}
+
+/// Purge and poller hear of the stop while a call of each is under way: neither begins
+/// another. The dispatcher stops when both have: events of the last poll are delivered.
+mod purge_poller_and_dispatcher_stop_in_this_order {
+    use super::*;
+
+    #[tokio::test]
+    async fn sqlite() {
+        stops_in_order::<sqlx::Sqlite>().await;
+    }
+
+    #[tokio::test]
+    async fn postgres() {
+        stops_in_order::<sqlx::Postgres>().await;
+    }
+
+    #[tokio::test]
+    async fn mariadb() {
+        stops_in_order::<sqlx::MySql>().await;
+    }
+}
+
+async fn stops_in_order<DB: bed::Base>() {
+    let Some(bed) = Bed::<DB>::new().await else { return };
+    for purge_ends_first in [true, false] {
+        let old = bed.outbox.multi_node().on_any(async |_: Cx| {}).start().await.unwrap();
+        bed.write("e", 0..3).await;
+        old.idle().await.unwrap();
+        old.stop().await.unwrap();
+
+        bed.write("e", 0..3).await;
+        let (seen, store) = (Seen::default(), failing::Failing::stalling(bed.outbox.store()));
+        let purge = PurgeSettings::default().retention(Duration::ZERO).every(MS).batch(1);
+        let relay = RelayBuilder::multi_node(store.clone())
+            .poll_interval(MS)
+            .purge(purge)
+            .on_type("e", seen.handler());
+        let relay = relay.start().await.unwrap();
+        let (mut purges, mut takes) = (store.began(Where::Purge), store.began(Where::Take));
+        bed::in_time(purges.wait_for(|began| *began == 1)).await.unwrap();
+        bed::in_time(takes.wait_for(|began| *began == 1)).await.unwrap();
+        let stopping = tokio::spawn(relay.stop());
+        tell(&stopping).await;
+        if purge_ends_first {
+            store.let_through(Where::Purge);
+            round_trips(&bed).await;
+            assert_eq!((*purges.borrow(), stopping.is_finished()), (1, false), "it waits for the poller");
+            store.let_through(Where::Take);
+        } else {
+            store.let_through(Where::Take);
+            seen.reach(3).await;
+            round_trips(&bed).await;
+            assert!(!stopping.is_finished(), "it waits for the purge");
+            store.let_through(Where::Purge);
+        }
+        bed::in_time(stopping).await.unwrap().unwrap();
+        assert_eq!((*purges.borrow(), *takes.borrow()), (1, 1), "nothing begins after the stop");
+        seen.assert_each_once(0..3);
+        bed.drained().await;
+    }
+}
+
+/// Has a task run as far as it can, where one thread runs all tasks in turn.
+async fn tell<T>(task: &tokio::task::JoinHandle<T>) {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!task.is_finished());
+}
+
+/// Asks the database some questions: time for whatever does not wait.
+async fn round_trips<DB: bed::Base>(bed: &Bed<DB>) {
+    for _ in 0..100 {
+        bed.tally().await;
     }
 }
 

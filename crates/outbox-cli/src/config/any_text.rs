@@ -2,11 +2,9 @@
 //!
 //! `PROPTEST_CASES` says how many texts each test tries.
 
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
 
-use super::Config;
+use super::{Config, Environment};
 
 /// Stands for passwords and tokens.
 const SECRET: &str = "s3cr3t-canary-of-some-length";
@@ -56,7 +54,7 @@ fn full() -> String {
 
 /// What is wrong with a text, as it is shown.
 fn told(text: &str) -> String {
-    let environment = BTreeMap::from([("OUTBOX_DATABASE_URL_X".to_owned(), SECRET.to_owned())]);
+    let environment = Environment::from_iter([("OUTBOX_DATABASE_URL_X", SECRET)]);
     match Config::parse(text, &environment, None) {
         Ok(config) => config.warnings.iter().map(|warning| warning.in_file("f") + "\n").collect(),
         Err(found) => found.iter().map(|mistake| mistake.in_file("f") + "\n").collect(),
@@ -221,7 +219,7 @@ proptest! {
     fn no_text_makes_reading_a_time_a_rate_a_number_or_a_database_panic(text in prop_oneof![any::<String>(), "[0-9]{0,22}[a-z/]{0,3}"]) {
         let _ = text.parse::<crate::age::Age>();
         let _ = text.parse::<crate::age::Rate>();
-        let _ = text.parse::<super::count::Count>();
+        let _ = text.parse::<super::Count>();
         let _ = crate::age::moment(&text, chrono::Utc::now());
     }
 

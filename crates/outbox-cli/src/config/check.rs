@@ -1,43 +1,31 @@
-//! What has to fit together in a settings file.
+//! Settings of the daemon that have to fit together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use outbox::settings::Mode;
+use outbox::settings::file::{Mistake, Reader, WrittenMode, check_name, check_url, no_such};
 use outbox_transports::{Secret, Text};
 use toml::Spanned;
 
 use super::Config;
-use super::groups::Mode;
 use super::http::probes_refusal;
-use super::mistake::{Mistake, no_such};
-use super::reader::Reader;
 use super::sources::Source;
-use crate::database::{DatabaseUrl, Tables};
 
 impl Config {
     /// Finds what is wrong and what is odd, beyond single settings.
     pub(super) fn check(&self, reader: &mut Reader<'_>) {
+        self.groups.check(reader);
         self.check_source(reader);
         self.check_http(reader);
         self.check_destinations(reader);
         self.check_routes(reader);
         self.check_topics(reader);
-        self.check_retry(reader);
     }
 
     fn check_source(&self, reader: &mut Reader<'_>) {
         match &self.source {
-            Source::One(database) => {
-                if let Some(url) = &database.url {
-                    check_url(reader, url, database.table(), database.schema());
-                }
-                if let Some(direct) = &database.direct_url {
-                    check_url(reader, direct, None, None);
-                    if !direct.get_ref().expose().starts_with("postgres") {
-                        reader.wrong(&direct.span(), "`direct-url` is for PostgreSQL only");
-                    }
-                }
-            }
+            Source::One(database) => database.check(reader),
             Source::Several(databases) => {
                 let mut names = BTreeSet::new();
                 let mut places = BTreeMap::new();
@@ -46,11 +34,8 @@ impl Config {
                     if !names.insert(name) {
                         reader.wrong(&database.name.span(), format!("a second database named `{name}`"));
                     }
-                    if !(1..=64).contains(&name.chars().count()) || name.chars().any(char::is_control) {
-                        reader.wrong(
-                            &database.name.span(),
-                            "a name has 1 to 64 characters, and can be printed",
-                        );
+                    if let Err(reason) = check_name(name) {
+                        reader.wrong(&database.name.span(), reason);
                     }
                     let (table, schema) = (database.table(), database.schema());
                     let place = (database.url.get_ref().expose(), table, schema);
@@ -60,19 +45,28 @@ impl Config {
                             format!("the same database as `{first}`: its events would be delivered for both"),
                         );
                     }
-                    check_url(reader, &database.url, table, schema);
+                    check_at(reader, &database.url, table, schema);
                 }
                 if databases.is_empty() {
                     reader.mistakes.push(Mistake::of_file("`databases` names none"));
                 }
             }
-            Source::Discovered(discovery) => check_url(reader, &discovery.url, None, None),
+            Source::Discovered(discovery) => check_at(reader, &discovery.url, None, None),
         }
-        if self.source.is_fleet() && self.groups.mode() == Mode::Log {
-            reader.mistakes.push(Mistake::of_file(
-                "`mode = \"log\"` is for one `[database]`: with several, use another mode and `[[topics]]`",
-            ));
+        let advice = match self.groups.mode() {
+            Mode::LogOnly => "with several, use another mode and `[[topics]]`",
+            Mode::WriterOnly => "with several, start a relay for each",
+            _ => return,
+        };
+        if self.source.is_fleet() {
+            let mode = self.mode_name();
+            let reason = format!("`mode = \"{mode}\"` is for one `[database]`: {advice}");
+            reader.mistakes.push(Mistake::of_file(reason));
         }
+    }
+
+    fn mode_name(&self) -> &'static str {
+        WrittenMode(self.groups.mode()).name()
     }
 
     fn check_http(&self, reader: &mut Reader<'_>) {
@@ -131,13 +125,14 @@ impl Config {
     }
 
     fn check_routes(&self, reader: &mut Reader<'_>) {
-        if self.groups.mode() == Mode::Log {
+        let unused = match self.groups.mode() {
+            Mode::LogOnly => Some("`mode = \"log\"` publishes topics alone: no route is ever asked"),
+            Mode::WriterOnly => Some("`mode = \"writer-only\"` delivers nothing: no route is ever asked"),
+            _ => None,
+        };
+        if let Some(reason) = unused {
             if let Some(route) = self.routes.first() {
-                let reason = "`mode = \"log\"` publishes topics alone: no route is ever asked";
                 reader.wrong(&route.to.span(), reason);
-            }
-            if self.topics.is_empty() {
-                reader.mistakes.push(Mistake::of_file("`mode = \"log\"` needs `[[topics]]`"));
             }
             return;
         }
@@ -159,6 +154,17 @@ impl Config {
     }
 
     fn check_topics(&self, reader: &mut Reader<'_>) {
+        match (self.groups.mode(), self.topics.first()) {
+            (Mode::LogOnly, None) => {
+                reader.mistakes.push(Mistake::of_file("`mode = \"log\"` needs `[[topics]]`"));
+            }
+            (Mode::WriterOnly, Some(topic)) => {
+                let reason =
+                    "`mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` for topics alone";
+                reader.wrong(&topic.name.span(), reason);
+            }
+            _ => {}
+        }
         let mut names = BTreeSet::new();
         for topic in &self.topics {
             let name = topic.name.get_ref().as_str();
@@ -190,30 +196,10 @@ impl Config {
             }
         }
     }
-
-    fn check_retry(&self, reader: &mut Reader<'_>) {
-        let retry = &self.groups.retry;
-        if let (Some(base), Some(max)) = (retry.base_delay, retry.max_delay)
-            && base.0 > max.0
-        {
-            let reason = format!("`base-delay` ({base}) is more than `max-delay` ({max})");
-            let place = reader.place("retry", "base-delay");
-            reader.wrong(&place, reason);
-        }
-    }
 }
 
-fn check_url(reader: &mut Reader<'_>, url: &Spanned<Secret>, table: Option<&str>, schema: Option<&str>) {
-    let tables = Tables::new(url.get_ref().expose(), table, schema);
-    let checked = DatabaseUrl::parse(url.get_ref().expose()).map_err(anyhow::Error::from);
-    if let Err(error) = checked.and_then(|_| tables.options(1).map(drop)) {
-        // What is said to those who write flags is nearly what those need to know who write files.
-        let reason =
-            error.to_string().replace("--database (or DATABASE_URL)", "it").replace("--schema", "`schema`");
-        if url.span().is_empty() {
-            reader.mistakes.push(Mistake::of_file(format!("`[database]` `url`: {reason}")));
-        } else {
-            reader.wrong(&url.span(), reason);
-        }
+fn check_at(reader: &mut Reader<'_>, url: &Spanned<Secret>, table: Option<&str>, schema: Option<&str>) {
+    if let Err(reason) = check_url(url.get_ref().expose(), table, schema) {
+        reader.wrong(&url.span(), reason);
     }
 }

@@ -7,7 +7,7 @@ use outbox_web::{BuildError, Role, Token};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::count::Count;
+use outbox::settings::file::Count;
 
 /// The `[http]` group.
 #[derive(Clone, Debug, Default, Deserialize)]

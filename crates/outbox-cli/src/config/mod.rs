@@ -1,47 +1,43 @@
 //! The settings file of the relay.
 //!
-//! | file | what it is |
-//! | --- | --- |
-//! | `reader`, `mistake`, `fields` | reading it piece by piece, the environment's word, and what is wrong where |
-//! | `groups`, `http`, `sources`, `transports`, `routes`, `topics` | what stands in it |
-//! | `time`, `count`, `pattern` | what values look like |
-//! | `check`, `summary` | what has to fit together, and what it comes to |
+//! The parser and the settings that an embedded outbox has as well are the library's
+//! (`outbox::settings::file`); here are the settings that the daemon alone has.
 //!
-//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and one in the guide.
+//! | file | what it has |
+//! | --- | --- |
+//! | `sources`, `http`, `transports`, `routes`, `topics` | the settings of the daemon |
+//! | `pattern` | patterns of routes |
+//! | `check`, `summary` | settings that have to fit together, and their summary |
+//!
+//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a
+//! line in the guide.
 
 mod check;
-mod count;
-mod fields;
-mod groups;
 mod http;
-mod mistake;
 mod pattern;
-mod reader;
 mod routes;
 mod sources;
 mod summary;
-mod time;
 mod topics;
 mod transports;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub(crate) use outbox::settings::file::{
+    Count, Database, Environment, Groups, Mistake, Reader, Retry, Time, WrittenCompletion, WrittenMode,
+};
+use outbox::settings::file::{no_such, plain, reword, top};
+use outbox::settings::{SettingsError, read_file};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-pub(crate) use self::count::Count;
-pub(crate) use self::groups::{Done, Groups, Mode, Retry};
 pub(crate) use self::http::{Http, probes_refusal};
-pub(crate) use self::mistake::{Mistake, Mistakes};
 pub(crate) use self::routes::Route;
-pub(crate) use self::sources::{Choice, Database, Fleet, Kind, Named, Source};
-pub(crate) use self::time::Time;
+pub(crate) use self::sources::{Choice, Fleet, Kind, Named, Source};
 pub(crate) use self::topics::Topic;
 pub(crate) use self::transports::{Publisher, Transport};
 
-use self::mistake::no_such;
-use self::reader::{Reader, spelled};
 use self::transports::TRANSPORTS;
 
 /// The file with everything in it, and what it means.
@@ -65,48 +61,34 @@ pub(crate) struct Config {
 
 impl Config {
     /// Reads a file. `otherwise` is the database if the file names none.
-    pub(crate) fn open(file: &Path, otherwise: Option<&str>) -> Result<Self, Mistakes> {
-        let name = file.display().to_string();
-        let wrong = |reason| Mistakes { file: name.clone(), found: vec![Mistake::of_file(reason)] };
-        let text =
-            std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-        let environment = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect();
-        Self::parse(&text, &environment, otherwise).map_err(|found| Mistakes { file: name, found })
+    pub(crate) fn open(file: &Path, otherwise: Option<&str>) -> Result<Self, SettingsError> {
+        let (name, text) = read_file(file)?;
+        Self::parse(&text, &Environment::of_process(), otherwise)
+            .map_err(|found| SettingsError::new(name, found))
     }
 
     /// Reads a text, with these variables of the environment.
     pub(crate) fn parse(
         text: &str,
-        environment: &BTreeMap<String, String>,
+        environment: &Environment,
         otherwise: Option<&str>,
     ) -> Result<Self, Vec<Mistake>> {
         let mut reader = Reader::new(text, environment);
-        // Of what is not TOML nothing else can be said.
+        // Of a text that is not TOML nothing else can be said.
         if !reader.is_sound() {
-            return Err(reader.mistakes);
+            return Err(reader.into_mistakes().0);
         }
-        let groups = Groups {
-            general: reader.general(),
-            dispatcher: reader.group("dispatcher"),
-            poller: reader.group("poller"),
-            claim_locking: reader.group("claim-locking"),
-            retry: reader.group("retry"),
-            purge: reader.group("purge"),
-            log: reader.group("log"),
-            metrics: reader.group("metrics"),
-        };
+        let groups = Groups::read(&mut reader);
         let http = reader.group("http");
         let fleet = reader.group("fleet");
         let source = source(&mut reader, otherwise);
         let publishers = publishers(&mut reader);
         let routes = several(&mut reader, "routes");
-        let topics = several(&mut reader, "topics");
+        let topics = topics::topics(&mut reader);
         for (name, span) in reader.rest() {
-            reader.wrong(&span, no_such("setting", &name, TOP));
+            reader.wrong(&span, no_such("setting", &name, &top()));
         }
-        let Some(source) = source else { return Err(sorted(reader.mistakes)) };
+        let Some(source) = source else { return Err(reader.into_mistakes().0) };
         let config = Self {
             groups,
             http,
@@ -119,28 +101,33 @@ impl Config {
             written: std::mem::take(&mut reader.written),
         };
         config.check(&mut reader);
-        if reader.mistakes.is_empty() {
-            Ok(Self { warnings: sorted(reader.warnings), ..config })
-        } else {
-            Err(sorted(reader.mistakes))
+        match reader.into_mistakes() {
+            (mistakes, warnings) if mistakes.is_empty() => Ok(Self { warnings, ..config }),
+            (mistakes, _) => Err(mistakes),
         }
     }
 
-    /// Settings without a file: all events of one database to one publisher.
-    pub(crate) fn of(database: &str, publisher: &str, transport: Transport) -> Self {
+    /// Settings without a file: one database, and no publisher yet.
+    pub(crate) fn of(database: &str) -> Self {
         let url = Some(Spanned::new(0..0, database.into()));
-        let entry = Publisher { transport, kind: "lines", written: toml::Value::Boolean(true) };
         Self {
             groups: Groups::default(),
             http: Http::default(),
             fleet: Fleet::default(),
             source: Source::One(Database { url, ..Database::default() }),
-            publishers: BTreeMap::from([(publisher.to_owned(), entry)]),
-            routes: vec![Route::all(publisher)],
+            publishers: BTreeMap::new(),
+            routes: Vec::new(),
             topics: Vec::new(),
             warnings: Vec::new(),
             written: BTreeMap::new(),
         }
+    }
+
+    /// Sends all events to a publisher.
+    pub(crate) fn publish_to(&mut self, publisher: &str, transport: Transport) {
+        let entry = Publisher { transport, kind: "lines", written: toml::Value::Boolean(true) };
+        self.publishers.insert(publisher.to_owned(), entry);
+        self.routes.push(Route::all(publisher));
     }
 
     /// What differs from this and cannot change while a relay runs: names of the settings at the top.
@@ -155,36 +142,6 @@ impl Config {
         differ.dedup();
         differ
     }
-}
-
-/// What may stand at the top.
-const TOP: &[&str] = &[
-    "mode",
-    "migrate",
-    "completion",
-    "on-dead",
-    "unrouted",
-    "database",
-    "databases",
-    "discovery",
-    "fleet",
-    "dispatcher",
-    "poller",
-    "claim-locking",
-    "retry",
-    "purge",
-    "log",
-    "metrics",
-    "http",
-    "publishers",
-    "routes",
-    "topics",
-];
-
-fn sorted(mut mistakes: Vec<Mistake>) -> Vec<Mistake> {
-    mistakes.sort();
-    mistakes.dedup();
-    mistakes
 }
 
 /// An array of tables. One that is wrong does not keep the others from being read.
@@ -237,6 +194,7 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
     }
     let mut database = one.unwrap_or_default();
     if database.url.is_none() {
+        reader.given_by("database", "url", crate::database::FLAG);
         database.url = otherwise.map(|url| Spanned::new(0..0, url.into()));
     }
     if database.url.is_none() {
@@ -269,7 +227,7 @@ fn publishers(reader: &mut Reader<'_>) -> BTreeMap<String, Publisher> {
     publishers
 }
 
-fn publisher(reader: &mut Reader<'_>, name: &str, transports: DeTable<'_>) -> Option<Publisher> {
+fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -> Option<Publisher> {
     let (kind, mut settings) = transports.into_iter().next()?;
     match TRANSPORTS.iter().find(|(known, _)| *known == kind.get_ref()) {
         None => {
@@ -285,17 +243,17 @@ fn publisher(reader: &mut Reader<'_>, name: &str, transports: DeTable<'_>) -> Op
         }
         Some((known, true)) => {
             if let DeValue::Table(table) = settings.get_mut() {
-                *table = spelled(std::mem::take(table), '-', '_');
+                *table = reader.spelled(std::mem::take(table), '-', '_');
                 if let Some(DeValue::Table(tls)) = table.get_mut("tls").map(Spanned::get_mut) {
-                    *tls = spelled(std::mem::take(tls), '-', '_');
+                    *tls = reader.spelled(std::mem::take(tls), '-', '_');
                 }
             }
-            let written = toml_value(&settings)?;
+            let written = plain(&settings)?;
             let transport = match Transport::read(known, ValueDeserializer::from(settings)) {
                 Ok(transport) => transport,
                 Err(error) => {
                     let span = error.span().unwrap_or_default();
-                    reader.wrong(&span, mistake::reword(error.message()));
+                    reader.wrong(&span, reword(error.message()));
                     return None;
                 }
             };
@@ -309,10 +267,6 @@ fn publisher(reader: &mut Reader<'_>, name: &str, transports: DeTable<'_>) -> Op
             Some(Publisher { transport, kind: known, written })
         }
     }
-}
-
-fn toml_value(value: &Spanned<DeValue<'_>>) -> Option<toml::Value> {
-    serde::Deserialize::deserialize(ValueDeserializer::from(value.clone())).ok()
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use outbox::Event;
+use outbox::settings::file::Retry;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::groups::Retry;
 use super::pattern::Patterns;
 
 /// One route, as it stands in the file. What it does not name may be anything.

@@ -1,23 +1,9 @@
-//! Where events come from: one database, several, or those that a query names.
+//! The sources of events: one database, several, or those that a query names.
 
+use outbox::settings::file::{Count, Database, Time};
 use outbox_transports::{Secret, Text};
 use serde::Deserialize;
 use toml::Spanned;
-
-use super::count::Count;
-use super::time::Time;
-
-/// One database.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub(crate) struct Database {
-    pub(crate) name: Option<Text>,
-    pub(crate) url: Option<Spanned<Secret>>,
-    pub(crate) direct_url: Option<Spanned<Secret>>,
-    pub(crate) table: Option<Text>,
-    pub(crate) schema: Option<Text>,
-    pub(crate) connections: Option<Count>,
-}
 
 /// One of several.
 #[derive(Clone, Debug, Deserialize)]
@@ -74,16 +60,6 @@ pub(crate) enum Choice {
     RoundRobin,
     /// One until it is empty, then the next
     DrainFirst,
-}
-
-impl Database {
-    pub(crate) fn table(&self) -> Option<&str> {
-        self.table.as_ref().map(Text::as_str)
-    }
-
-    pub(crate) fn schema(&self) -> Option<&str> {
-        self.schema.as_ref().map(Text::as_str)
-    }
 }
 
 impl Named {

@@ -1,5 +1,6 @@
 //! What a settings file means, in a few lines. Holds no secrets.
 
+use outbox::settings::file::General;
 use serde::Serialize;
 
 use super::Config;
@@ -22,9 +23,9 @@ impl Config {
             self.publishers.iter().map(|(name, publisher)| format!("{name} ({})", publisher.kind));
         let listen = self.http.listen.as_ref().map(|listen| listen.get_ref().to_string());
         let mut lines = vec![
-            ("mode", vec![groups.mode().name().to_owned()]),
+            ("mode", vec![groups.general.mode.unwrap_or_default().name().to_owned()]),
             ("databases", self.databases()),
-            ("general", vec![set(&super::groups::General { mode: None, ..groups.general.clone() })]),
+            ("general", vec![set(&General { mode: None, ..groups.general.clone() })]),
             ("fleet", vec![set(&self.fleet)]),
             ("dispatcher", vec![set(&groups.dispatcher)]),
             ("poller", vec![set(&groups.poller)]),
@@ -32,6 +33,7 @@ impl Config {
             ("retry", vec![set(&groups.retry)]),
             ("purge", vec![set(&groups.purge)]),
             ("log", vec![set(&groups.log)]),
+            ("backoff", vec![set(&groups.backoff)]),
             ("metrics", vec![set(&groups.metrics)]),
             ("http", listen.into_iter().collect()),
             ("publishers", publishers.collect()),

@@ -1,8 +1,10 @@
 use std::collections::BTreeSet;
 
-use clap::ValueEnum as _;
+use outbox::settings::Mode;
+use outbox::settings::file::{
+    ClaimLocking, Dispatcher, General, IdleBackoff, Log, Metrics, OTHER_NAMES, Poller, Purge, fields,
+};
 
-use super::fields::fields;
 use super::*;
 
 fn parse(text: &str) -> Result<Config, Vec<String>> {
@@ -10,8 +12,7 @@ fn parse(text: &str) -> Result<Config, Vec<String>> {
 }
 
 fn parse_in(text: &str, environment: &[(&str, &str)]) -> Result<Config, Vec<String>> {
-    let environment =
-        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let environment = environment.iter().copied().collect();
     Config::parse(text, &environment, None)
         .map_err(|found| found.iter().map(|mistake| mistake.in_file("outbox.toml")).collect())
 }
@@ -64,10 +65,13 @@ fn the_selection_of_a_fleet_is_a_setting() {
 /// A-72: as the seed spells them.
 #[test]
 fn modes_may_be_written_with_underscores() {
-    for (written, mode) in [("single_node", Mode::SingleNode), ("multi_node", Mode::MultiNode)] {
+    let modes =
+        [("single_node", Mode::SingleNode), ("multi_node", Mode::MultiNode), ("ORDERED", Mode::Ordered)];
+    for (written, mode) in modes {
         let config = parse(&format!("mode = \"{written}\"\n{GOOD}")).unwrap();
         assert_eq!(config.groups.mode(), mode);
-        assert_eq!(Mode::from_str(written, false), Ok(mode), "on the command line");
+        let config = parse_in(GOOD, &[("OUTBOX_MODE", written)]).unwrap();
+        assert_eq!(config.groups.mode(), mode, "by the environment");
     }
 }
 
@@ -116,7 +120,7 @@ fn a_mistake_is_told_with_its_line_and_column() {
         ("[publishers.a.natz]\n", "7:15: there is no transport `natz`: did you mean `nats`?"),
         (
             "[publishers.a]\npath = \"x\"",
-            "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `mqtt`, `nats`, `redis`, `stdout` or `webhook`",
+            "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `log`, `mqtt`, `nats`, `redis`, `statistics`, `stdout` or `webhook`",
         ),
         ("[publishers.a.file]\n", "7:1: `path` is missing"),
         ("[publishers.a]\n", "7:13: name its one transport, as in `[publishers.a.nats]`"),
@@ -162,7 +166,7 @@ fn a_mistake_of_the_whole_file_names_the_file() {
         ),
         (
             "mode = \"many\"\n[database]\nurl = \"sqlite:x.db\"",
-            "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered` or `log`",
+            "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered`, `writer-only` or `log`",
         ),
     ] {
         assert_eq!(mistakes(text).first().map(String::as_str), Some(told), "{text}");
@@ -249,7 +253,7 @@ fn a_mistake_of_the_environment_names_the_variable() {
         (
             "OUTBOX_MODE",
             "both",
-            "there is no value `both`: use `single-node`, `multi-node`, `ordered` or `log`",
+            "there is no value `both`: use `single-node`, `multi-node`, `ordered`, `writer-only` or `log`",
         ),
         ("OUTBOX_CLAIM_LOCKING_LEASE", "1ms", "1ms is too short: use at least 1s"),
     ] {
@@ -260,7 +264,7 @@ fn a_mistake_of_the_environment_names_the_variable() {
 #[test]
 fn a_file_without_a_database_takes_the_one_that_it_is_given() {
     let text = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", "");
-    let config = Config::parse(&text, &BTreeMap::new(), Some("sqlite:given.db")).unwrap();
+    let config = Config::parse(&text, &Environment::default(), Some("sqlite:given.db")).unwrap();
     assert!(
         config.summary().iter().any(|(_, lines)| lines == &["sqlite:given.db"]),
         "{:?}",
@@ -274,19 +278,20 @@ fn a_file_without_a_database_takes_the_one_that_it_is_given() {
 fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
     const GUIDE: &str = include_str!("../../../../docs/guide/relay.md");
     let first = GUIDE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
-    let config = Config::parse(first, &BTreeMap::new(), Some("postgres://db/shop")).unwrap();
+    let config = Config::parse(first, &Environment::default(), Some("postgres://db/shop")).unwrap();
     assert_eq!((config.publishers["orders"].kind, config.routes.len()), ("nats", 1));
     let groups = [
-        fields::<groups::General>(),
+        fields::<General>(),
         fields::<Database>(),
         fields::<Fleet>(),
-        fields::<groups::Dispatcher>(),
-        fields::<groups::Poller>(),
-        fields::<groups::ClaimLocking>(),
+        fields::<Dispatcher>(),
+        fields::<Poller>(),
+        fields::<ClaimLocking>(),
         fields::<Retry>(),
-        fields::<groups::Purge>(),
-        fields::<groups::Log>(),
-        fields::<groups::Metrics>(),
+        fields::<Purge>(),
+        fields::<Log>(),
+        fields::<IdleBackoff>(),
+        fields::<Metrics>(),
         fields::<Http>(),
         fields::<Topic>(),
     ];
@@ -352,20 +357,22 @@ fn the_sample_parses_as_it_is_and_with_everything_in_it() {
 #[test]
 fn the_sample_names_every_setting() {
     let tables: Vec<(&str, &[&str])> = vec![
-        ("", fields::<groups::General>()),
+        ("", fields::<General>()),
         ("database", fields::<Database>()),
         ("databases", fields::<Named>()),
         ("discovery", fields::<sources::Discovery>()),
         ("fleet", fields::<Fleet>()),
-        ("dispatcher", fields::<groups::Dispatcher>()),
-        ("poller", fields::<groups::Poller>()),
-        ("claim-locking", fields::<groups::ClaimLocking>()),
+        ("dispatcher", fields::<Dispatcher>()),
+        ("poller", fields::<Poller>()),
+        ("claim-locking", fields::<ClaimLocking>()),
         ("retry", fields::<Retry>()),
-        ("purge", fields::<groups::Purge>()),
-        ("log", fields::<groups::Log>()),
-        ("metrics", fields::<groups::Metrics>()),
+        ("purge", fields::<Purge>()),
+        ("log", fields::<Log>()),
+        ("backoff", fields::<IdleBackoff>()),
+        ("metrics", fields::<Metrics>()),
         ("http", fields::<Http>()),
         ("publishers.lines.file", fields::<transports::File>()),
+        ("publishers.counts.statistics", fields::<transports::Statistics>()),
         #[cfg(feature = "amqp")]
         ("publishers.exchange.amqp", fields::<outbox_transports::AmqpSettings>()),
         #[cfg(feature = "kafka")]
@@ -399,7 +406,7 @@ fn the_sample_names_every_setting() {
             assert!(named.contains(&(table.to_owned(), setting.replace('_', "-"))), "[{table}] {setting}");
         }
     }
-    for name in TOP {
+    for name in top() {
         let is_there =
             named.iter().any(|(table, setting)| table.split('.').next() == Some(name) || setting == name);
         assert!(is_there, "{name}");
@@ -418,15 +425,134 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     let paced = |topic: usize, publisher: &str| {
         let topic = &config.topics[topic];
         let pair = topic.selection().to(outbox::LogPublisher::named(publisher.to_owned()));
-        format!("{:?}", topic.pace(pair, publisher, &config.groups.log))
+        format!("{:?}", topic.pace(pair, publisher))
     };
     for (topic, publisher, pace) in [
-        (0, "lines", "batch: 20, interval: 60s"),
-        (0, "b", "batch: 20, interval: 5s"),
-        (1, "lines", "batch: 30, interval: 60s"),
+        (0, "lines", "batch: Some(20), interval: None"),
+        (0, "b", "batch: Some(20), interval: Some(5s)"),
+        (1, "lines", "batch: Some(30), interval: None"),
     ] {
         let paced = paced(topic, publisher);
         assert!(paced.contains(pace), "{paced}");
     }
-    assert!(paced(1, "lines").contains("timeout: 2s"));
+    assert!(paced(1, "lines").contains("timeout: Some(2s)"));
+}
+
+/// A-72: an application and the daemon read one file.
+#[test]
+fn a_file_that_an_application_shares_is_good_for_the_daemon() {
+    const SHARED: &str = include_str!("../../../outbox/tests/settings/shared.toml");
+    let config = parse(SHARED).unwrap();
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    assert_eq!(config.groups.dispatcher.workers.unwrap().get(), 2);
+    assert_eq!(config.groups.poller.interval.unwrap().to_string(), "1h");
+}
+
+/// A-72: the guide has every other name of a setting.
+#[test]
+fn the_guide_has_a_table_of_other_names() {
+    const GUIDE: &str = include_str!("../../../../docs/guide/settings.md");
+    let rows: Vec<&str> = GUIDE.lines().filter(|line| line.starts_with("| `")).collect();
+    for other in OTHER_NAMES {
+        let group = if matches!(other.group, "" | "topics") { "" } else { other.group };
+        let name = if group.is_empty() { other.name.to_owned() } else { format!("{group}.{}", other.name) };
+        let row = rows.iter().find(|row| row.contains(&format!("`{name}`")));
+        assert!(row.is_some_and(|row| row.contains(&format!("`{}`", other.setting))), "{name}: {row:?}");
+    }
+}
+
+/// C-04: topics as property files have them.
+#[test]
+fn topics_may_be_written_as_crablet_has_them() {
+    let text = format!(
+        "batch-size = 40\npolling-interval-ms = 5000\n{GOOD}[publishers.b.stdout]\n\
+         [topics.wallet-events]\nrequired-tags = \"wallet_id\"\npublishers = \"lines, b\"\npolling-interval-ms = 100\n\
+         [topics.payment-events]\nany_of_tags = \"payment_id,transfer_id\"\nto = [\"b\"]\n\
+         [topics.payment-events.publishers.b]\nbatch_size = 7\npolling_interval_ms = 200\n"
+    );
+    let config = parse(&text).unwrap();
+    let topic =
+        |name: &str| config.topics.iter().find(|topic| topic.name.get_ref().as_str() == name).unwrap();
+    let (wallets, payments) = (topic("wallet-events"), topic("payment-events"));
+    let to = |topic: &Topic| topic.to.iter().map(|to| to.get_ref().clone()).collect::<Vec<_>>();
+    assert_eq!((to(wallets), to(payments)), (vec!["lines".into(), "b".into()], vec!["b".into()]));
+    assert_eq!(wallets.required_tags, ["wallet_id".into()]);
+    assert_eq!(payments.any_of_tags, ["payment_id".into(), "transfer_id".into()]);
+    assert_eq!(wallets.interval.unwrap().to_string(), "100ms");
+    let pair = payments.selection().to(outbox::LogPublisher::named("b"));
+    let paced = format!("{:?}", payments.pace(pair, "b"));
+    assert!(paced.contains("batch: Some(7), interval: Some(200ms)"), "{paced}");
+    let log = &config.groups.log;
+    assert_eq!((log.batch_size.unwrap().get(), log.interval.unwrap().to_string()), (40, "5s".to_owned()));
+
+    for (wrong, told) in [
+        ("[topics.t]\nname = \"u\"\nto = [\"lines\"]", "`t` is another name of `name`"),
+        ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"\"", "`` cannot be the name of a tag"),
+        ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"a,,b\"", "`` cannot be the name of a tag"),
+        ("[topics.t]\npublishers = \"\"", "there is no publisher ``"),
+        (
+            "[topics.t]\nto = [\"lines\"]\ninterval = \"1s\"\npolling-interval-ms = 5",
+            "`interval`, which has another value",
+        ),
+        ("[topics]\nt = 5", "invalid type: integer `5`, expected struct Topic"),
+    ] {
+        let found = mistakes(&format!("{GOOD}{wrong}\n"));
+        assert!(found.len() == 1 && found[0].contains(told), "{wrong}: {found:?}");
+    }
+    let twice =
+        parse(&format!("{GOOD}[publishers.b.stdout]\n[topics.t]\npublishers = \"lines\"\nto = [\"b\"]\n"));
+    let told = "outbox.toml:9:1: `publishers` is another name of `to`, which has another value: give one";
+    assert!(twice.unwrap_err().iter().any(|mistake| mistake == told));
+    let found = mistakes(&format!("topics = 5\n{GOOD}"));
+    assert_eq!(found, ["outbox.toml:1:1: write each in a table of its own, under `[[topics]]`"]);
+}
+
+/// A-50
+#[test]
+fn writer_only_needs_no_routes_and_has_no_use_for_any() {
+    let database = "mode = \"writer-only\"\n[database]\nurl = \"sqlite:shop.db\"\n";
+    let config = parse(database).unwrap();
+    assert_eq!((config.groups.mode(), config.routes.len()), (Mode::WriterOnly, 0));
+    for (text, told) in [
+        (
+            format!("mode = \"writer-only\"\n{GOOD}"),
+            "outbox.toml:7:6: `mode = \"writer-only\"` delivers nothing: no route is ever asked",
+        ),
+        (
+            format!("{database}[publishers.l.stdout]\n[[topics]]\nname = \"t\"\nto = [\"l\"]\n"),
+            "outbox.toml:6:8: `mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` for topics alone",
+        ),
+        (
+            "mode = \"writer-only\"\n[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"\n".to_owned(),
+            "outbox.toml: `mode = \"writer-only\"` is for one `[database]`: with several, start a relay for each",
+        ),
+        (
+            format!("{GOOD}[purge]\ndelete-undelivered = true\n"),
+            "outbox.toml:8:22: for `mode = \"writer-only\"` alone: `multi-node` would delete events before it delivers them",
+        ),
+    ] {
+        assert_eq!(mistakes(&text), [told], "{text}");
+    }
+}
+
+/// C-05
+#[test]
+fn the_publishers_of_the_library_are_transports() {
+    let text = GOOD.replace("[publishers.lines.file]\npath = \"events.jsonl\"\n", "[publishers.lines.log]\n");
+    assert_eq!(parse(&text).unwrap().publishers["lines"].kind, "log");
+    let counted = |settings: &str| {
+        text.replace("[publishers.lines.log]\n", &format!("[publishers.lines.statistics]\n{settings}"))
+    };
+    for good in ["", "every = \"1s\"\n"] {
+        assert_eq!(parse(&counted(good)).unwrap().publishers["lines"].kind, "statistics");
+    }
+    for (wrong, told) in [
+        (text.replace(".log]\n", ".log]\nlevel = \"info\"\n"), "4:1: there is no setting `level`"),
+        (counted("every = 5\n"), "4:9: invalid type: integer `5`, expected a time such as \"5s\""),
+        (counted("every = \"999ms\"\n"), "4:9: 999ms is too short: use at least 1s"),
+        (counted("every = \"\"\n"), "4:9: write a whole number and its unit"),
+    ] {
+        let found = mistakes(&wrong);
+        assert!(found.len() == 1 && found[0].starts_with(&format!("outbox.toml:{told}")), "{found:?}");
+    }
 }

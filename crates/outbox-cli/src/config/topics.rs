@@ -2,15 +2,81 @@
 
 use std::collections::BTreeMap;
 
+use outbox::settings::file::{Count, Reader, Time};
 use outbox_transports::Text;
 use serde::Deserialize;
 use toml::Spanned;
+use toml::de::{DeArray, DeString, DeTable, DeValue};
 
-use super::count::Count;
-use super::groups::Log;
-use super::time::Time;
+/// Reads all topics: each in a table of its own under `[[topics]]`, or, as Crablet has them, under
+/// `[topics.NAME]`.
+pub(super) fn topics(reader: &mut Reader<'_>) -> Vec<Topic> {
+    let Some((key, value)) = reader.take("topics") else { return Vec::new() };
+    match value.into_inner() {
+        DeValue::Array(items) => items.into_iter().filter_map(|item| topic(reader, None, item)).collect(),
+        DeValue::Table(named) => {
+            named.into_iter().filter_map(|(name, item)| topic(reader, Some(name), item)).collect()
+        }
+        _ => {
+            reader.wrong(&key.span(), "write each in a table of its own, under `[[topics]]`");
+            Vec::new()
+        }
+    }
+}
 
-/// Where a topic starts that nobody has published before.
+fn topic<'i>(
+    reader: &mut Reader<'i>,
+    name: Option<Spanned<DeString<'i>>>,
+    mut item: Spanned<DeValue<'i>>,
+) -> Option<Topic> {
+    if let DeValue::Table(table) = item.get_mut() {
+        *table = reader.spelled(std::mem::take(table), '_', '-');
+        if let Some(name) = name {
+            let value = Spanned::new(name.span(), DeValue::String(name.get_ref().clone()));
+            reader.insert_other(table, &name, "name".to_owned(), value);
+        }
+        rename(reader, table);
+    }
+    reader.read(item)
+}
+
+/// Moves settings that have Crablet's names to their own, and splits its lists.
+fn rename<'i>(reader: &mut Reader<'i>, table: &mut DeTable<'i>) {
+    for list in ["types", "required-tags", "any-of-tags", "publishers"] {
+        if let Some(list) = table.get_mut(list) {
+            split_at_commas(list);
+        }
+    }
+    if table.get("publishers").is_some_and(|publishers| publishers.get_ref().is_array())
+        && let Some((key, publishers)) = table.remove_entry("publishers")
+    {
+        reader.insert_other(table, &key, "to".to_owned(), publishers);
+    }
+    reader.rename_others("topics", table);
+    if let Some(DeValue::Table(publishers)) = table.get_mut("publishers").map(Spanned::get_mut) {
+        for (_, pace) in publishers.iter_mut() {
+            if let DeValue::Table(pace) = pace.get_mut() {
+                *pace = reader.spelled(std::mem::take(pace), '_', '-');
+                reader.rename_others("topics", pace);
+            }
+        }
+    }
+}
+
+/// A list that is written as one text, as property files have it: `wallet_id,payment_id`.
+fn split_at_commas(value: &mut Spanned<DeValue<'_>>) {
+    let span = value.span();
+    if let DeValue::String(text) = value.get_ref() {
+        let item = |item: &str| Spanned::new(span.clone(), DeValue::String(item.trim().to_owned().into()));
+        let items: DeArray<'_> = text.split(',').map(item).collect();
+        *value = Spanned::new(span, DeValue::Array(items));
+    }
+}
+
+/// The largest batch that the library takes.
+pub(crate) type Batch = Count<100_000>;
+
+/// Where a topic starts that was never published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum From {
@@ -33,7 +99,7 @@ pub(crate) struct Topic {
     pub(crate) any_of_tags: Vec<Text>,
     #[serde(default)]
     pub(crate) tag: BTreeMap<String, Text>,
-    pub(crate) batch_size: Option<Count>,
+    pub(crate) batch_size: Option<Batch>,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) timeout: Option<Time<1>>,
     /// Settings of some of its publishers, instead of the topic's.
@@ -47,14 +113,14 @@ pub(crate) struct Topic {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct Pace {
-    pub(crate) batch_size: Option<Count>,
+    pub(crate) batch_size: Option<Batch>,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) timeout: Option<Time<1>>,
 }
 
 impl Topic {
     /// One for all events of the log.
-    pub(crate) fn all(name: &str, to: &str, batch_size: Option<Count>) -> Self {
+    pub(crate) fn all(name: &str, to: &str, batch_size: Option<Batch>) -> Self {
         Self {
             name: Spanned::new(0..0, name.into()),
             to: vec![Spanned::new(0..0, to.to_owned())],
@@ -80,14 +146,15 @@ impl Topic {
         self.tag.iter().fold(topic, |topic, (name, value)| topic.tag(name, value.as_str()))
     }
 
-    /// Sets up a pair of this topic: by its publisher's own settings, or the topic's, or those of all topics.
-    pub(crate) fn pace(&self, mut pair: outbox::Pair, publisher: &str, all: &Log) -> outbox::Pair {
+    /// Sets up a pair of this topic: by its publisher's own settings, or the topic's. The relay has
+    /// those of all topics.
+    pub(crate) fn pace(&self, mut pair: outbox::Pair, publisher: &str) -> outbox::Pair {
         let own = self.publishers.iter().find(|(name, _)| name.get_ref() == publisher);
         let own = own.map(|(_, pace)| pace.clone()).unwrap_or_default();
-        if let Some(count) = own.batch_size.or(self.batch_size).or(all.batch_size) {
+        if let Some(count) = own.batch_size.or(self.batch_size) {
             pair = pair.batch(count.get());
         }
-        if let Some(time) = own.interval.or(self.interval).or(all.interval) {
+        if let Some(time) = own.interval.or(self.interval) {
             pair = pair.interval(time.0);
         }
         if let Some(time) = own.timeout.or(self.timeout) {

@@ -4,18 +4,21 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use outbox::settings::file::Time;
 use outbox_transports::Text;
 use serde::Deserialize;
 use toml::de::ValueDeserializer;
 
 /// The transports that a settings file may name, and whether this binary has them.
-pub(crate) const TRANSPORTS: [(&str, bool); 8] = [
+pub(crate) const TRANSPORTS: [(&str, bool); 10] = [
     ("amqp", cfg!(feature = "amqp")),
     ("file", true),
     ("kafka", cfg!(feature = "kafka")),
+    ("log", true),
     ("mqtt", cfg!(feature = "mqtt")),
     ("nats", cfg!(feature = "nats")),
     ("redis", cfg!(feature = "redis")),
+    ("statistics", true),
     ("stdout", true),
     ("webhook", cfg!(feature = "webhook")),
 ];
@@ -24,6 +27,8 @@ pub(crate) const TRANSPORTS: [(&str, bool); 8] = [
 #[derive(Clone, Debug)]
 pub(crate) enum Transport {
     File(File),
+    Log,
+    Statistics(Statistics),
     Stdout,
     #[cfg_attr(
         not(any(
@@ -65,10 +70,17 @@ pub(crate) struct File {
     pub(crate) path: Text,
 }
 
-/// Lines of JSON on standard output.
+/// Lines of JSON on standard output, or lines of the relay's own log: no settings.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stdout {}
+struct NoSettings {}
+
+/// Counts of events, in the relay's own log.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Statistics {
+    pub(crate) every: Option<Time<1_000>>,
+}
 
 /// A publisher, as it stands in the file.
 #[derive(Clone, Debug)]
@@ -100,7 +112,9 @@ impl Transport {
     pub(crate) fn read(kind: &str, settings: ValueDeserializer<'_>) -> Result<Self, toml::de::Error> {
         match kind {
             "file" => File::deserialize(settings).map(Transport::File),
-            "stdout" => Stdout::deserialize(settings).map(|_| Transport::Stdout),
+            "log" => NoSettings::deserialize(settings).map(|_| Transport::Log),
+            "statistics" => Statistics::deserialize(settings).map(Transport::Statistics),
+            "stdout" => NoSettings::deserialize(settings).map(|_| Transport::Stdout),
             #[cfg(feature = "amqp")]
             "amqp" => broker!(settings, AmqpSettings, Amqp),
             #[cfg(feature = "kafka")]

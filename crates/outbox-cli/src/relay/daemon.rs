@@ -126,6 +126,7 @@ async fn finish(serving: Serving, end: End, health: &Health, signals: &mut Signa
         // Whoever says it twice does not want to wait.
         () = signals.stop() => std::process::exit(130),
     };
+    health.log_counts();
     match end {
         End::Told => stopped.context("could not give back what was in hand: others wait for its lease")?,
         End::Gone => {
@@ -196,11 +197,11 @@ mod failing;
 
 #[cfg(test)]
 mod tests {
+    use outbox::settings::Mode;
     use outbox::{Event, Outbox, RelayBuilder};
 
     use super::failing::Failing;
     use super::*;
-    use crate::config::Mode;
 
     /// The process ends with 1 and the cause on standard error, which is how `main` tells errors.
     #[tokio::test]

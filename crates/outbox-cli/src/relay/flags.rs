@@ -4,17 +4,19 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
+use clap::builder::PossibleValue;
+use outbox::settings::Mode;
 use outbox_transports::Text;
 
 use crate::Usage;
-use crate::config::{Config, Count, Done, Mode, Time, Transport};
+use crate::config::{Config, Count, Time, Topic, Transport, WrittenCompletion, WrittenMode};
 
 /// What the flags say.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
     /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
     // The value may hold a password: never shown in the help.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = crate::database::argument)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = outbox::settings::file::url_or_file)]
     pub(crate) database: Option<String>,
 
     /// The table of the events; the other tables' names are made from it. outbox_event if not set
@@ -34,8 +36,8 @@ pub(crate) struct Flags {
     topic: Option<String>,
 
     /// Who else may deliver from this database; multi-node if not set
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    #[arg(long, value_enum, ignore_case = true)]
+    mode: Option<ModeFlag>,
 
     /// Create or upgrade the tables first; without this they must be there
     #[arg(long)]
@@ -59,7 +61,57 @@ pub(crate) struct Flags {
 
     /// What happens to events that are done; they are kept if not set
     #[arg(long, value_enum)]
-    completion: Option<Done>,
+    completion: Option<CompletionFlag>,
+}
+
+/// `--mode`.
+#[derive(Clone, Copy)]
+struct ModeFlag(Mode);
+
+impl clap::ValueEnum for ModeFlag {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self(Mode::SingleNode),
+            Self(Mode::MultiNode),
+            Self(Mode::Ordered),
+            Self(Mode::WriterOnly),
+            Self(Mode::LogOnly),
+        ]
+    }
+
+    /// With the spelling of the environment, as in the file; `ignore_case` lets capitals through.
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (alias, help) = match self.0 {
+            Mode::SingleNode => {
+                ("single_node", "This relay alone, by a lease on the whole table; another one stands by")
+            }
+            Mode::MultiNode => ("multi_node", "Any number of relays share the work"),
+            Mode::Ordered => {
+                ("ordered", "As multi-node; events without an ordering key are ordered by their aggregate")
+            }
+            Mode::WriterOnly => ("writer_only", "Delivers nothing; deletes old events"),
+            _ => ("log", "The event log alone; another relay delivers the queue"),
+        };
+        Some(PossibleValue::new(WrittenMode(self.0).name()).alias(alias).help(help))
+    }
+}
+
+/// `--completion`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum CompletionFlag {
+    /// They stay until they are purged
+    Keep,
+    /// Their rows are deleted
+    Delete,
+}
+
+impl From<CompletionFlag> for WrittenCompletion {
+    fn from(flag: CompletionFlag) -> Self {
+        match flag {
+            CompletionFlag::Keep => WrittenCompletion::Keep,
+            CompletionFlag::Delete => WrittenCompletion::Delete,
+        }
+    }
 }
 
 /// Where events go.
@@ -77,6 +129,20 @@ impl FromStr for Where {
             None if text == "stdout" => Ok(Where::Stdout),
             Some(("file", path)) if !path.is_empty() => Ok(Where::File(path.into())),
             _ => Err("use stdout, or file:PATH".to_owned()),
+        }
+    }
+}
+
+impl Where {
+    /// The transport. A file that cannot be written to is told at the start.
+    fn transport(&self) -> Result<Transport, Usage> {
+        match self {
+            Where::Stdout => Ok(Transport::Stdout),
+            Where::File(path) => {
+                let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+                let wrong = |error| Usage(format!("--publish: cannot write to {}: {error}", path.display()));
+                file.map_err(wrong).map(|_| Transport::file(path))
+            }
         }
     }
 }
@@ -112,40 +178,59 @@ impl Flags {
     pub(crate) fn config(&self) -> Result<Config, Usage> {
         let needs = |what: &str| Usage(format!("{what} is needed, or --config with a settings file"));
         let database = self.database.as_deref().ok_or_else(|| needs("--database (or DATABASE_URL)"))?;
-        let publish = self.publish.as_ref().ok_or_else(|| needs("--publish"))?;
         crate::database::DatabaseUrl::parse(database)?;
-        let transport = match publish {
-            Where::Stdout => Transport::Stdout,
-            Where::File(path) => {
-                // Here and now, where somebody reads it.
-                let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-                file.map_err(|error| {
-                    Usage(format!("--publish: cannot write to {}: {error}", path.display()))
-                })?;
-                Transport::file(path)
-            }
-        };
-        let mode = self.mode.unwrap_or_default();
-        let topic = self.topic.as_deref().or((mode == Mode::Log).then_some("log"));
-        let mut config = Config::of(database, LINES, transport);
+        let mut config = Config::of(database);
         if let crate::config::Source::One(database) = &mut config.source {
             database.table = self.table.as_deref().map(Text::from);
             database.schema = self.schema.as_deref().map(Text::from);
         }
-        if mode == Mode::Log {
-            config.routes.clear();
-        }
-        if let Some(topic) = topic {
-            config.topics.push(crate::config::Topic::all(topic, LINES, self.batch));
+        let WrittenMode(mode) = self.mode.map(|flag| WrittenMode(flag.0)).unwrap_or_default();
+        match (mode, &self.publish, &self.topic) {
+            (Mode::WriterOnly, None, None) => {}
+            (Mode::WriterOnly, ..) => {
+                let reason = "--mode writer-only delivers nothing: leave --publish and --topic out";
+                return Err(Usage(reason.to_owned()));
+            }
+            (_, Some(publish), topic) => {
+                config.publish_to(LINES, publish.transport()?);
+                let topic = topic.as_deref().or((mode == Mode::LogOnly).then_some("log"));
+                let batch = self.batch.map(Count::at_most);
+                config.topics.extend(topic.map(|topic| Topic::all(topic, LINES, batch)));
+                if mode == Mode::LogOnly {
+                    config.routes.clear();
+                }
+            }
+            (_, None, _) => return Err(needs("--publish")),
         }
         let groups = &mut config.groups;
-        groups.general.mode = Some(mode);
+        groups.general.mode = Some(WrittenMode(mode));
         groups.general.migrate = Some(self.migrate);
-        groups.general.completion = self.completion;
+        groups.general.completion = self.completion.map(Into::into);
         groups.dispatcher.workers = self.workers;
         groups.poller.batch_size = self.batch;
         groups.poller.interval = self.poll_interval;
         groups.claim_locking.lease = self.lease;
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+    use outbox::settings::file::MODES;
+
+    use super::*;
+
+    /// as in the file.
+    #[test]
+    fn every_mode_is_a_flag_in_both_spellings() {
+        let listed: Vec<Mode> = ModeFlag::value_variants().iter().map(|flag| flag.0).collect();
+        assert_eq!(listed, MODES.map(|(_, mode)| mode));
+        for (name, mode) in MODES {
+            for written in [name.to_owned(), name.replace('-', "_"), name.to_uppercase()] {
+                assert_eq!(ModeFlag::from_str(&written, true).map(|flag| flag.0), Ok(mode), "{written}");
+            }
+        }
+        assert!(ModeFlag::from_str("multi", true).is_err() && ModeFlag::from_str("", true).is_err());
     }
 }

@@ -107,12 +107,20 @@ impl Health {
     }
 
     pub(crate) fn set_outlets(&self, outlets: &Outlets) {
-        *Self::lock(&self.outlets) = outlets.clone();
+        let before = std::mem::replace(&mut *Self::lock(&self.outlets), outlets.clone());
+        // Some may be gone now.
+        before.log_counts();
+    }
+
+    /// Logs what publishers have counted, at the end.
+    pub(crate) fn log_counts(&self) {
+        Self::lock(&self.outlets).log_counts();
     }
 
     /// Notes how the relay is doing.
     pub(crate) fn look(&self, serving: &Serving) {
         self.active.store(serving.is_active(), Ordering::Relaxed);
+        Self::lock(&self.outlets).log_counts_if_due();
         let health = serving.health().unwrap_or_default();
         if let Some(why) = &health.ended {
             self.ends(why);

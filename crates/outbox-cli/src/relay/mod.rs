@@ -5,13 +5,14 @@
 //! | `flags` | a relay without a settings file |
 //! | `daemon`, `signals`, `reload` | start, serve, read the settings again, stop |
 //! | `source`, `discovery` | the databases, and the relay on them |
-//! | `outlets`, `lines` | the publishers |
+//! | `outlets`, `lines`, `counting` | the publishers |
 //! | `table` | which event goes to which of them |
 //! | `reach` | trying all of that, for `outbox check` |
 //! | `health`, `http` | probes and metrics |
 //! | `web`, `tls` | the API and the dashboard, and how connections are encrypted |
 //! | `serve`, `places` | connections, and which of them gives way to a new one |
 
+mod counting;
 mod daemon;
 mod discovery;
 mod flags;

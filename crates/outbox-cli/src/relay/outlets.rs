@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use async_trait::async_trait;
-use outbox::{Destination, Outgoing, PublishError, Publisher, Unavailable};
+use outbox::{Destination, LogPublisher, Outgoing, PublishError, Publisher, Unavailable};
 use tokio::task::JoinSet;
 
+use super::counting::{Counting, EVERY};
 use super::lines::{Gone, ToFile, ToStdout};
 use crate::config::{self, Config, Transport};
 
@@ -33,6 +34,8 @@ struct Outlet {
     destination: Destination,
     kind: &'static str,
     written: Option<toml::Value>,
+    /// The publisher, if it counts.
+    counting: Option<Arc<Counting>>,
 }
 
 impl Outlets {
@@ -70,6 +73,20 @@ impl Outlets {
         self.0.iter().filter(move |(name, outlet)| !is_same(name, outlet)).map(|(name, _)| name.as_str())
     }
 
+    /// Logs counts that have changed, if it is time to.
+    pub(crate) fn log_counts_if_due(&self) {
+        self.counting().for_each(Counting::log_if_due);
+    }
+
+    /// Logs counts that have changed.
+    pub(crate) fn log_counts(&self) {
+        self.counting().for_each(Counting::log_now);
+    }
+
+    fn counting(&self) -> impl Iterator<Item = &Counting> {
+        self.0.values().filter_map(|outlet| outlet.counting.as_deref())
+    }
+
     /// Asks each publisher for its health, all at once. Returns name, transport and health of each.
     pub(crate) async fn ask(&self) -> Vec<Asked> {
         let mut asked = JoinSet::new();
@@ -92,6 +109,7 @@ impl Outlets {
             publisher,
             kind: "test",
             written: None,
+            counting: None,
         };
         Self(publishers.into_iter().map(|(name, publisher)| (name.to_owned(), outlet(publisher))).collect())
     }
@@ -99,9 +117,15 @@ impl Outlets {
 
 impl Outlet {
     fn new(name: &str, settings: &config::Publisher, gone: &Arc<Gone>) -> anyhow::Result<Self> {
+        let mut counting = None;
         let publisher: Box<dyn Publisher> = match &settings.transport {
             Transport::File(file) => Box::new(ToFile::new(file.path.as_str())),
             Transport::Stdout => Box::new(ToStdout::new(gone.clone())),
+            Transport::Log => Box::new(LogPublisher::named(name)),
+            Transport::Statistics(settings) => {
+                let every = settings.every.map_or(EVERY, |every| every.0);
+                Box::new(counting.insert(Arc::new(Counting::new(name, every))).clone())
+            }
             Transport::Broker(broker) => {
                 broker.open(name).map_err(|why| anyhow!("publisher `{name}`: {why}"))?
             }
@@ -112,6 +136,7 @@ impl Outlet {
             publisher,
             kind: settings.kind,
             written: Some(settings.written.clone()),
+            counting,
         })
     }
 
@@ -150,7 +175,7 @@ mod tests {
             "[database]\nurl = \"sqlite:x.db\"\n[publishers.a.file]\npath = \"a\"\n[publishers.b.file]\npath = \"{of_b}\"\n\
              [[routes]]\ntype = \"a\"\nto = \"a\"\n[[routes]]\nto = \"b\"\n"
         );
-        Config::parse(&text, &BTreeMap::new(), None).unwrap()
+        Config::parse(&text, &crate::config::Environment::default(), None).unwrap()
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(crate) async fn databases(config: &Config) -> Vec<Tried> {
     let migrates = config.groups.general.migrate == Some(true);
     match &config.source {
         Source::One(database) => {
-            let url = database.url.as_ref().map(|url| url.get_ref().expose()).unwrap_or_default();
+            let url = database.url().unwrap_or_default();
             let tables = Tables::new(url, database.table(), database.schema());
             tried.push(("database".to_owned(), one(&tables, "`url` of `[database]`", migrates).await));
         }

@@ -29,9 +29,9 @@ impl Changeable {
         let shown = file.display().to_string();
         let new = match Config::open(file, self.otherwise.as_deref()) {
             Ok(config) => config,
-            Err(mistakes) => {
-                for mistake in &mistakes.found {
-                    tracing::error!("{}", mistake.in_file(&shown));
+            Err(error) => {
+                for mistake in error.mistakes() {
+                    tracing::error!("{mistake}");
                 }
                 tracing::error!("{shown} was read again and is wrong: everything stays as it was");
                 return;

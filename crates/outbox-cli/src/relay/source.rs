@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use outbox::fleet::{DrainFirst, FleetBuilder, FleetDatabase, FleetRelay};
+use outbox::settings::Mode;
 use outbox::store::{EXCLUSIVE, RelayHealth, SharedStore};
 use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, open_store};
 
@@ -9,7 +10,7 @@ use super::discovery::{Allowed, Query};
 use super::outlets::Outlets;
 use super::table::Switch;
 use crate::Usage;
-use crate::config::{Choice, Config, Count, Database, Mode, Named, Source};
+use crate::config::{Choice, Config, Count, Database, Named, Source};
 use crate::database::{DatabaseUrl, Tables};
 
 /// How many connections a relay of one database has, if nobody says otherwise.
@@ -111,16 +112,11 @@ async fn one(
     outlets: &Outlets,
     switch: &Switch,
 ) -> Result<Serving> {
-    let url = database.url.as_ref().map(|url| url.get_ref().expose()).unwrap_or_default();
+    let url = database.url().unwrap_or_default();
     let (table, schema) = (database.table(), database.schema());
     let connections = database.connections.map_or(CONNECTIONS, Count::get_u32);
-    let (_, mut options) = Tables::new(url, table, schema).options(connections)?;
-    if let Some(name) = &database.name {
-        options = options.name(name.as_str());
-    }
-    if let Some(direct) = &database.direct_url {
-        options = options.direct_url(direct.get_ref().expose());
-    }
+    let (_, options) = Tables::new(url, table, schema).options(connections)?;
+    let mut options = database.options(options);
     if let Some(limit) = config.groups.dispatcher.max_payload {
         options = options.max_payload(limit.get());
     }
@@ -136,7 +132,8 @@ async fn one(
         Mode::SingleNode => RelayBuilder::single_node(store.clone()),
         Mode::MultiNode => RelayBuilder::multi_node(store.clone()),
         Mode::Ordered => RelayBuilder::ordered(store.clone()),
-        Mode::Log => RelayBuilder::log_only(store.clone()),
+        Mode::WriterOnly => RelayBuilder::writer_only(store.clone()),
+        _ => RelayBuilder::log_only(store.clone()),
     };
     let started = tell(config, builder, outlets, switch).start().await;
     let relay = started.map_err(|error| told(error, explain))?;
@@ -167,8 +164,8 @@ async fn several(
     let mut builder = match config.groups.mode() {
         Mode::SingleNode => fleet.single_node(),
         Mode::Ordered => fleet.ordered(),
-        // Mode log is for one database, which the check insists on.
-        Mode::MultiNode | Mode::Log => fleet.multi_node(),
+        // The others are for one database, which the check insists on.
+        _ => fleet.multi_node(),
     };
     if let Some(workers) = config.groups.dispatcher.workers_per_database {
         builder = builder.workers_per_database(workers.get());
@@ -196,11 +193,12 @@ fn tell<S>(config: &Config, builder: RelayBuilder<S>, outlets: &Outlets, switch:
     for topic in &config.topics {
         let selection = topic.selection();
         for publisher in topic.to.iter().filter_map(|to| outlets.publisher(to.get_ref())) {
-            let (name, log) = (publisher.name().to_owned(), &config.groups.log);
-            builder = builder.publish(topic.pace(selection.to_shared(publisher), &name, log));
+            let name = publisher.name().to_owned();
+            builder = builder.publish(topic.pace(selection.to_shared(publisher), &name));
         }
     }
-    if config.groups.mode() == Mode::Log { builder } else { builder.forward_by(switch.clone()) }
+    let delivers = !matches!(config.groups.mode(), Mode::LogOnly | Mode::WriterOnly);
+    if delivers { builder.forward_by(switch.clone()) } else { builder }
 }
 
 impl Named {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 use outbox::store::Routed;
-use outbox::{Destination, Event, EventType, Router};
+use outbox::{Backoff, Destination, Event, EventType, Router};
 
 use super::outlets::Outlets;
 use crate::config::{Config, Retry, Route};
@@ -35,7 +35,7 @@ impl Table {
         let destination = |route: &Route| {
             let destination = outlets.destination(route.to.get_ref())?;
             Some(match &route.retry {
-                Some(retry) => destination.retry(retry.policy(otherwise)),
+                Some(retry) => destination.retry(retry.policy(otherwise, Backoff::publishing())),
                 None => destination,
             })
         };
@@ -148,7 +148,6 @@ impl Router for Switch {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use outbox::LogPublisher;
     use proptest::prelude::*;
@@ -161,7 +160,7 @@ mod tests {
         let publishers =
             PUBLISHERS.map(|name| format!("[publishers.{name}.file]\npath = \"{name}\"\n")).concat();
         let text = format!("[database]\nurl = \"sqlite:x.db\"\n{publishers}{routes}");
-        let config = match Config::parse(&text, &BTreeMap::new(), None) {
+        let config = match Config::parse(&text, &crate::config::Environment::default(), None) {
             Ok(config) => config,
             Err(mistakes) => panic!("{mistakes:?}\n{text}"),
         };

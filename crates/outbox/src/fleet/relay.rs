@@ -19,7 +19,7 @@ use super::{DatabaseState, DatabaseStatus, Fleet, Inner, Neighbours, WholeFleet}
 use crate::error::{Error, Result};
 use crate::join::Homes;
 use crate::relay::supervise::message;
-use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, Routes, Settings};
+use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, RelaySettings, Routes};
 use crate::store::{NodeId, RelayTask};
 
 /// The first pause before a database is tried again that could not be served, and the longest.
@@ -81,7 +81,7 @@ impl RelayBuilder<WholeFleet> {
 
 /// What each relay is made from.
 struct Plan {
-    settings: Settings,
+    settings: RelaySettings,
     routes: Arc<Routes>,
     share: Arc<Share>,
     homes: Arc<dyn Homes>,

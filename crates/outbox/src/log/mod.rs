@@ -16,6 +16,7 @@ mod admin;
 mod frontier;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
+mod pace;
 mod pair;
 mod publisher;
 mod publishers;
@@ -31,7 +32,7 @@ pub use frontier::Frontier;
 #[cfg(feature = "postgres")]
 pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
-pub(crate) use pair::Pace;
+pub(crate) use pace::{Pace, PaceSettings};
 pub use pair::{Pair, PairId, PairState, PairStatus};
 pub use publisher::{Fate, Outgoing, PublishError, Publisher, Unavailable};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use super::pace::{Pace, PaceSettings};
 use super::publisher::Publisher;
 use super::query::Position;
 use super::topic::{MAX_NAME, Topic};
@@ -51,50 +52,19 @@ pub struct Pair {
     pub(crate) id: PairId,
     pub(crate) topic: Topic,
     pub(crate) publisher: Arc<dyn Publisher>,
-    pub(crate) pace: Pace,
+    pub(crate) pace: PaceSettings,
     pub(crate) from_now: bool,
-}
-
-/// How fast a pair goes, and how it waits.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Pace {
-    pub(crate) batch: usize,
-    /// The shortest time from the start of a batch to the start of the next.
-    pub(crate) interval: Duration,
-    pub(crate) every: Duration,
-    pub(crate) idle_after: u32,
-    pub(crate) idle_max: Duration,
-    pub(crate) timeout: Duration,
-    pub(crate) fails_after: u32,
-    pub(crate) retry_base: Duration,
-    pub(crate) retry_max: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            batch: 100,
-            interval: Duration::ZERO,
-            every: Duration::from_secs(1),
-            idle_after: 3,
-            idle_max: Duration::from_secs(60),
-            timeout: Duration::from_secs(30),
-            fails_after: 5,
-            retry_base: Duration::from_millis(500),
-            retry_max: Duration::from_secs(60),
-        }
-    }
 }
 
 impl Pair {
     pub(crate) fn new(topic: Topic, publisher: Arc<dyn Publisher>) -> Self {
         let id = PairId { topic: topic.shared_name(), publisher: publisher.name().into() };
-        Self { id, topic, publisher, pace: Pace::default(), from_now: false }
+        Self { id, topic, publisher, pace: PaceSettings::default(), from_now: false }
     }
 
     /// How many events a batch has at most; 100 if not set.
     pub fn batch(mut self, events: usize) -> Self {
-        self.pace.batch = events;
+        self.pace.batch = Some(events);
         self
     }
 
@@ -113,40 +83,56 @@ impl Pair {
     /// # let _ = pair;
     /// ```
     pub fn interval(mut self, interval: Duration) -> Self {
-        self.pace.interval = interval;
+        self.pace.interval = Some(interval);
         self
     }
 
     /// How often to look when nothing says that there is something new; every second if not set. After an append in the same
     /// process it looks at once.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.pace.every = interval;
+        self.pace.every = Some(interval);
         self
     }
 
-    /// After so many looks that found nothing each wait is twice as long, up to `longest`; 3 and a minute if not set. Any
-    /// event, and any hint that there is one, brings the interval back.
+    /// After so many looks that found nothing each wait is twice as long, or [longer by another
+    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. Any event, and
+    /// any hint that there is one, brings the interval back.
     pub fn idle(mut self, looks: u32, longest: Duration) -> Self {
-        (self.pace.idle_after, self.pace.idle_max) = (looks, longest);
+        (self.pace.idle_after, self.pace.idle_max) = (Some(looks), Some(longest));
+        self
+    }
+
+    /// The factor by which waits grow while looks find nothing; 2 if not set. From 1 to 1,000.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use outbox::{LogPublisher, Topic};
+    ///
+    /// // Looks after 1 s, 1 s, 1.5 s, 2.25 s … 30 s.
+    /// let pair = Topic::new("audit").to(LogPublisher::new()).idle(2, Duration::from_secs(30)).idle_multiplier(1.5);
+    /// # let _ = pair;
+    /// ```
+    pub fn idle_multiplier(mut self, factor: f64) -> Self {
+        self.pace.idle_multiplier = Some(factor);
         self
     }
 
     /// How long a batch may take before it counts as failed; 30 seconds if not set.
     pub fn timeout(mut self, limit: Duration) -> Self {
-        self.pace.timeout = limit;
+        self.pace.timeout = Some(limit);
         self
     }
 
     /// After so many errors in a row the pair is FAILED: from then on one event at a time is tried, and with the first that goes
     /// through it is ACTIVE again; 5 if not set.
     pub fn fails_after(mut self, errors: u32) -> Self {
-        self.pace.fails_after = errors;
+        self.pace.fails_after = Some(errors);
         self
     }
 
     /// How long to wait after an error, and at most, doubling from one to the other; half a second and a minute if not set.
     pub fn retry(mut self, first: Duration, longest: Duration) -> Self {
-        (self.pace.retry_base, self.pace.retry_max) = (first, longest);
+        (self.pace.retry_base, self.pace.retry_max) = (Some(first), Some(longest));
         self
     }
 
@@ -155,6 +141,17 @@ impl Pair {
     pub fn from_now(mut self) -> Self {
         self.from_now = true;
         self
+    }
+
+    /// With the pace of others where this pair does not set its own.
+    pub(crate) fn or(mut self, others: &PaceSettings) -> Self {
+        self.pace = self.pace.or(others);
+        self
+    }
+
+    /// The pace with defaults for all that is not set.
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace.resolve()
     }
 
     /// The names of topic and publisher.
@@ -168,13 +165,14 @@ impl Pair {
         if let Err(e) = check_text("publisher name", self.id.publisher(), MAX_NAME) {
             return wrong(e.to_string());
         }
-        let pace = &self.pace;
+        let pace = self.pace();
         let year = Duration::from_secs(365 * 86_400);
         for (name, ok) in [
             ("batch must be 1 to 100,000", (1..=100_000).contains(&pace.batch)),
             ("interval must be at most a year", pace.interval <= year),
             ("every must be 1 ms to a year", pace.every >= Duration::from_millis(1) && pace.every <= year),
             ("idle must be at most a year", pace.idle_max <= year),
+            ("idle_multiplier must be 1 to 1,000", (1.0..=1_000.0).contains(&pace.idle_multiplier)),
             (
                 "timeout must be more than 0 and at most a year",
                 !pace.timeout.is_zero() && pace.timeout <= year,

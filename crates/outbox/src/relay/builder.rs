@@ -18,19 +18,28 @@ use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
-use crate::log::Pair;
+use crate::log::{PaceSettings, Pair};
+#[cfg(feature = "settings")]
+use crate::retry::Backoff;
 use crate::retry::RetryPolicy;
 use crate::sql::Database;
 use crate::sql::begin::Finished;
 use crate::store::{Completion, Node, NodeId, OnDead, Purge, Purgeable, SharedStore};
 
-/// Which of the modes a relay runs in.
+/// The mode of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+#[non_exhaustive]
+pub enum Mode {
+    /// One node holds the whole outbox: see [`Outbox::single_node`](crate::Outbox::single_node).
     SingleNode,
+    /// Several nodes share the work: see [`Outbox::multi_node`](crate::Outbox::multi_node).
     MultiNode,
+    /// As `MultiNode`, with events ordered by their aggregate: see
+    /// [`Outbox::ordered`](crate::Outbox::ordered).
     Ordered,
+    /// Delivers nothing: see [`Outbox::writer_only`](crate::Outbox::writer_only).
     WriterOnly,
+    /// Publishes the log alone: see [`Outbox::log_only`](crate::Outbox::log_only).
     LogOnly,
 }
 
@@ -62,7 +71,7 @@ impl Mode {
 
 /// Everything that can be set, with the defaults of each mode.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
     pub(crate) node: NodeId,
     pub(crate) workers: usize,
@@ -82,14 +91,18 @@ pub(crate) struct Settings {
     pub(crate) on_dead: OnDead,
     /// `None`: the default of handlers, or of publishing.
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
+    /// `None`: as handlers.
+    pub(crate) publish_retry: Option<Arc<dyn RetryPolicy>>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
     pub(crate) pairs: Vec<Pair>,
+    /// The pace of pairs that do not set their own.
+    pub(crate) pair_defaults: PaceSettings,
     pub(crate) pair_lease: Duration,
     pub(crate) log_watch: Duration,
 }
 
-impl Settings {
+impl RelaySettings {
     fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -110,9 +123,11 @@ impl Settings {
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
             retry: None,
+            publish_retry: None,
             purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
             pairs: Vec::new(),
+            pair_defaults: PaceSettings::default(),
             pair_lease: Duration::from_secs(3),
             log_watch: Duration::from_millis(250),
         }
@@ -312,7 +327,7 @@ impl PurgeSettings {
 pub struct RelayBuilder<S = OneOutbox> {
     /// What it delivers from.
     pub(crate) source: S,
-    pub(crate) settings: Settings,
+    pub(crate) settings: RelaySettings,
     pub(crate) routes: Routes,
     /// The first mistake: reported by `start`, so that calls can be chained.
     mistake: Option<Error>,
@@ -361,6 +376,11 @@ impl RelayBuilder {
         Self::new(store, HotDoor::default(), Mode::LogOnly)
     }
 
+    /// A relay on a store alone, as [`Outbox::writer_only`](crate::Outbox::writer_only).
+    pub fn writer_only(store: SharedStore) -> Self {
+        Self::new(store, HotDoor::default(), Mode::WriterOnly)
+    }
+
     /// Checks the settings and the tables, then starts. After an error nothing runs. May be cancelled at any time: what has
     /// begun is then finished, and stopped, in the background.
     pub async fn start(self) -> Result<Relay> {
@@ -371,7 +391,7 @@ impl RelayBuilder {
 
 impl<S> RelayBuilder<S> {
     pub(crate) fn of(source: S, mode: Mode) -> Self {
-        Self { source, settings: Settings::new(mode), routes: Routes::default(), mistake: None }
+        Self { source, settings: RelaySettings::new(mode), routes: Routes::default(), mistake: None }
     }
 
     /// Without mistakes.
@@ -628,6 +648,15 @@ impl<S> RelayBuilder<S> {
     /// set, [`Backoff::default`](crate::Backoff::default) for handlers, and [`Backoff::publishing`](crate::Backoff::publishing) for publishers.
     pub fn retry(mut self, retry: impl RetryPolicy) -> Self {
         self.settings.retry = Some(Arc::new(retry));
+        self.settings.publish_retry = None;
+        self
+    }
+
+    /// The same with a policy for handlers and another for publishers.
+    #[cfg(feature = "settings")]
+    pub(crate) fn retry_by_kind(mut self, of_handlers: Backoff, of_publishers: Backoff) -> Self {
+        self.settings.retry = Some(Arc::new(of_handlers));
+        self.settings.publish_retry = Some(Arc::new(of_publishers));
         self
     }
 
@@ -788,6 +817,13 @@ impl<S> RelayBuilder<S> {
         self
     }
 
+    /// The pace of pairs that do not set their own.
+    #[cfg(feature = "settings")]
+    pub(crate) fn pair_defaults(mut self, defaults: PaceSettings) -> Self {
+        self.settings.pair_defaults = defaults;
+        self
+    }
+
     /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing; twice as long
     /// on PostgreSQL while there was nothing to publish for some time, when leases are renewed less often.
     pub fn pair_lease(mut self, lease: Duration) -> Self {
@@ -816,7 +852,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_as_documented() {
-        let settings = Settings::new(Mode::MultiNode);
+        let settings = RelaySettings::new(Mode::MultiNode);
         assert_eq!((settings.workers, settings.batch), (4, 50));
         assert_eq!((settings.hot_capacity, settings.cold_capacity), (1_000, 1_000));
         assert_eq!(settings.poll_interval, Duration::from_secs(5));
@@ -835,8 +871,8 @@ mod tests {
 
     #[test]
     fn ordered_has_no_hot_path_and_writer_only_purges_nothing_unasked() {
-        assert!(!Settings::new(Mode::Ordered).hot);
-        assert!(Settings::new(Mode::SingleNode).hot);
-        assert_eq!(Settings::new(Mode::WriterOnly).purge, None);
+        assert!(!RelaySettings::new(Mode::Ordered).hot);
+        assert!(RelaySettings::new(Mode::SingleNode).hot);
+        assert_eq!(RelaySettings::new(Mode::WriterOnly).purge, None);
     }
 }

@@ -272,7 +272,9 @@ fn cleared(job: &Job, verdict: Verdict) -> Verdict {
 }
 
 fn decide(engine: &Engine, job: &Job, result: Result<Outcome, Failure>, to: &Destination) -> Verdict {
-    let policy = to.retry.as_deref().or(engine.settings.retry.as_deref());
+    let settings = &engine.settings;
+    let of_relay = settings.publish_retry.as_deref().or(settings.retry.as_deref());
+    let policy = to.retry.as_deref().or(of_relay);
     decide_safely(engine.name(), result, job.delivery.attempts, policy, &Backoff::publishing())
 }
 

@@ -56,7 +56,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use builder::{Mode, Settings};
+pub use builder::Mode;
+pub(crate) use builder::RelaySettings;
 pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
 pub(crate) use dispatch::Routes;
 
@@ -127,7 +128,7 @@ pub(crate) struct Engine {
     pub(crate) store: SharedStore,
     /// What it is called, for everybody who handles its events.
     pub(crate) store_name: Arc<str>,
-    pub(crate) settings: Settings,
+    pub(crate) settings: RelaySettings,
     pub(crate) routes: Arc<Routes>,
     /// Where handlers get their transactions from.
     pub(crate) outbox: Option<AnyOutbox>,
@@ -270,7 +271,7 @@ impl Relay {
     /// is done.
     pub(crate) async fn start(
         source: OneOutbox,
-        settings: Settings,
+        settings: RelaySettings,
         routes: Arc<Routes>,
         place: Option<Place>,
     ) -> Result<Self> {

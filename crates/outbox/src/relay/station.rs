@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::Settings;
+use super::RelaySettings;
 use crate::event::EventId;
 use crate::store::{Holder, NodeId};
 
@@ -25,7 +25,7 @@ struct Leading {
 }
 
 impl Station {
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &RelaySettings) -> Self {
         let exclusive = settings.mode.is_exclusive();
         // A node that was given a name and restarted must not pass for the process it was before, which may still run.
         let life = EventId::generate();

@@ -52,8 +52,17 @@ pub struct Failing {
     slow: Duration,
     /// How long each take takes at least.
     pace: Duration,
+    /// Takes and purges wait here.
+    stalls: Option<[Stall; 2]>,
     /// Draws what becomes of each call, if that is left to chance.
     chance: Option<std::sync::Mutex<rand::rngs::SmallRng>>,
+}
+
+/// Where calls of a kind wait until they are let through.
+struct Stall {
+    at: Where,
+    began: tokio::sync::watch::Sender<usize>,
+    gate: tokio::sync::Semaphore,
 }
 
 /// What chance has in store for a call.
@@ -123,7 +132,40 @@ impl Failing {
             error,
             slow: Duration::ZERO,
             pace: Duration::ZERO,
+            stalls: None,
             chance: None,
+        }
+    }
+
+    /// Fails nothing, but has takes and purges wait until they are let through.
+    pub fn stalling(inner: SharedStore) -> Arc<Self> {
+        let stall = |at| Stall {
+            at,
+            began: tokio::sync::watch::Sender::new(0),
+            gate: tokio::sync::Semaphore::new(0),
+        };
+        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
+        Arc::new(Self { stalls: Some([stall(Where::Take), stall(Where::Purge)]), ..never })
+    }
+
+    fn stall(&self, at: Where) -> Option<&Stall> {
+        self.stalls.as_ref()?.iter().find(|stall| stall.at == at)
+    }
+
+    /// How many calls of a kind that stalls have begun.
+    pub fn began(&self, at: Where) -> tokio::sync::watch::Receiver<usize> {
+        self.stall(at).expect("it stalls").began.subscribe()
+    }
+
+    /// Lets calls of a kind through from now on.
+    pub fn let_through(&self, at: Where) {
+        self.stall(at).expect("it stalls").gate.close();
+    }
+
+    async fn wait(&self, at: Where) {
+        if let Some(stall) = self.stall(at) {
+            stall.began.send_modify(|began| *began += 1);
+            let _ = stall.gate.acquire().await;
         }
     }
 
@@ -211,6 +253,7 @@ impl Store for Failing {
 
     async fn take(&self, take: &Take) -> Result<Taken> {
         self.calls.fetch_add(1, Ordering::SeqCst);
+        self.wait(Where::Take).await;
         self.fail(Where::Take)?;
         // A claim whose answer is lost has to run out, which takes longer than a test.
         if self.fate().await == Fate::Refused {
@@ -293,6 +336,7 @@ impl Store for Failing {
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {
+        self.wait(Where::Purge).await;
         self.fail(Where::Purge)?;
         self.inner.purge(purge).await
     }

@@ -63,7 +63,7 @@ impl Desk {
         let span = tracing::debug_span!(
             "outbox.publish", store = self.log.name(), pair = %strand.pair.id, events = events.len()
         );
-        let (publisher, limit) = (strand.pair.publisher.clone(), strand.pair.pace.timeout);
+        let (publisher, limit) = (strand.pair.publisher.clone(), strand.pair.pace().timeout);
         self.batches += 1;
         let (news, batch) = (self.news.clone(), self.batches);
         let positions: Vec<Position> = events.iter().filter_map(|event| event.position).collect();

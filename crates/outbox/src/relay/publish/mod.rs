@@ -203,17 +203,16 @@ impl Desk {
     /// Makes the rows of the pairs, and takes the node's share of them. Errors are those of the first contact.
     pub(crate) async fn new(engine: &Engine, bell: Arc<Notify>) -> Result<Self> {
         let (settings, stop) = (&engine.settings, engine.stop.clone());
-        check(&settings.pairs)?;
+        let pairs: Vec<Pair> =
+            settings.pairs.iter().map(|pair| pair.clone().or(&settings.pair_defaults)).collect();
+        check(&pairs)?;
         let log = Book::new(engine.store.clone())?;
         // A node that was given a name and restarted must not pass for the process it was before, which may still run.
         let life = EventId::generate();
         let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
         let metrics = PairMetrics::new(&settings.metrics_prefix, log.name());
-        let strands: Vec<Strand> = settings
-            .pairs
-            .iter()
-            .map(|pair| Strand { pair: pair.clone(), lead: None, meters: Meters::new(&metrics, pair.id()) })
-            .collect();
+        let strand = |pair: Pair| Strand { meters: Meters::new(&metrics, pair.id()), pair, lead: None };
+        let strands: Vec<Strand> = pairs.into_iter().map(strand).collect();
         let index = strands.iter().enumerate().map(|(n, strand)| (strand.id().clone(), n)).collect();
         let (news, heard) = mpsc::unbounded_channel();
         let now = Instant::now();

@@ -69,9 +69,7 @@ impl Rhythm {
     /// Looked because it was time to, and there was nothing.
     pub(super) fn looked_in_vain(&mut self, now: Instant) {
         self.empty = self.empty.saturating_add(1);
-        let doublings = self.empty.saturating_sub(self.pace.idle_after).min(16);
-        let longest = self.pace.idle_max.max(self.pace.every);
-        self.look_at = now + self.pace.every.saturating_mul(1 << doublings).min(longest);
+        self.look_at = now + self.pace.idle_wait(self.empty);
     }
 
     /// A batch went through. Says whether that is news: there were errors before.
@@ -153,6 +151,26 @@ mod tests {
         assert_eq!(rhythm.look_at, now + SEC);
         rhythm.looked_in_vain(now);
         assert_eq!(rhythm.look_at, now + SEC);
+    }
+
+    #[test]
+    fn waits_grow_by_the_factor_and_never_beyond_the_longest() {
+        let now = Instant::now();
+        let year = 365 * 86_400 * SEC;
+        let waits = |pace: Pace, looks: usize| {
+            let mut rhythm = Rhythm::new(pace, 0, None, now);
+            let mut wait = || {
+                rhythm.looked_in_vain(now);
+                (rhythm.look_at - now).as_millis()
+            };
+            (0..looks).map(|_| wait()).collect::<Vec<_>>()
+        };
+        let pace = Pace { idle_after: 1, idle_multiplier: 1.5, idle_max: 3 * SEC, ..Pace::default() };
+        assert_eq!(waits(pace, 5), [1_000, 1_500, 2_250, 3_000, 3_000]);
+        let never = Pace { idle_after: u32::MAX, ..Pace::default() };
+        assert_eq!(waits(never, 9), [1_000; 9]);
+        let steep = Pace { idle_multiplier: 1_000.0, idle_max: year, every: year, ..Pace::default() };
+        assert_eq!(waits(steep, 400).last(), Some(&year.as_millis()));
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Strand {
 
     /// Leads from now on, from where the table says.
     pub(super) fn take(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
-        let rhythm = Rhythm::new(self.pair.pace.clone(), state.error_count, state.last_error.clone(), now);
+        let rhythm = Rhythm::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
         self.lead = Some(Lead {
             epoch: state.epoch,
             until: asked + ttl,

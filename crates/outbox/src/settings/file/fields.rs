@@ -1,12 +1,12 @@
-//! Which settings a group has, asked of the group itself.
+//! The names of the settings of a group, asked of the group itself.
 
 use serde::de::value::Error;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 
 /// The names of a struct's fields, as they stand in the file.
-pub(crate) fn fields<T: for<'de> Deserialize<'de>>() -> &'static [&'static str] {
+pub fn fields<T: for<'de> Deserialize<'de>>() -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
-    // It gets nothing to read, so it fails; by then it has said what it wants.
+    // There is nothing to read, so this fails, after the struct has named its fields.
     let _ = T::deserialize(Listener(&mut found));
     found
 }

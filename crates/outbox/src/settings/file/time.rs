@@ -1,19 +1,20 @@
-//! Times as people write them: `500ms`, `5s`, `1m`, `2h`, `7d`.
+//! Times of settings, such as `500ms`, `5s`, `1m`, `2h` and `7d`.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+use serde::{Serialize, Serializer};
 
-use crate::age::Age;
+use super::age::Age;
 
 /// The longest time: far beyond sense, and far below what overflows.
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
 /// A time of at least `MIN` milliseconds, and at most a year.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Time<const MIN: u64 = 0>(pub(crate) Duration);
+pub struct Time<const MIN: u64 = 0>(pub Duration);
 
 impl<const MIN: u64> FromStr for Time<MIN> {
     type Err = String;
@@ -52,13 +53,19 @@ impl<'de, const MIN: u64> Deserialize<'de> for Time<MIN> {
                 text.parse().map_err(E::custom)
             }
 
-            // The mistake that everybody makes once.
+            // A number without its unit.
             fn visit_i64<E: Error>(self, number: i64) -> Result<Time<MIN>, E> {
                 Err(E::invalid_type(Unexpected::Signed(number), &self))
             }
         }
 
         deserializer.deserialize_any(Written)
+    }
+}
+
+impl<const MIN: u64> Serialize for Time<MIN> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

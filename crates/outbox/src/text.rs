@@ -1,15 +1,17 @@
-//! Texts of settings: with `${NAMES}` of the environment in them, and secrets that are never shown.
+//! Texts of settings: with `${NAME}` for variables of the environment, and secrets that are never
+//! shown.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
-/// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one that may be missing,
-/// `${file:PATH}` for the content of a file without the line feed at its end, `$$` for a dollar sign. A relative path is one
-/// in the folder of systemd's credentials (`LoadCredential=`), if there is one.
+/// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one
+/// that may be missing, `${file:PATH}` for the content of a file without the line feed at its end,
+/// `$$` for a dollar sign. A relative path is one in the folder of systemd's credentials
+/// (`LoadCredential=`), if there is one.
 ///
 /// ```
-/// use outbox_transports::Text;
+/// use outbox::text::Text;
 ///
 /// let text = Text::resolve("nats://${HOST_OF_NATS:-localhost}:4222").unwrap();
 /// assert_eq!(text.as_str(), "nats://localhost:4222");
@@ -21,10 +23,9 @@ pub struct Text(String);
 impl Text {
     /// Puts the environment in.
     pub fn resolve(written: &str) -> Result<Self, String> {
-        let variable = |name: &str| std::env::var(name).ok();
         resolve(written, |name| match name.strip_prefix("file:") {
-            Some(path) => read(path, variable("CREDENTIALS_DIRECTORY").as_deref()).map(Some),
-            None => Ok(variable(name)),
+            Some(path) => read(path, std::env::var("CREDENTIALS_DIRECTORY").ok().as_deref()).map(Some),
+            None => variable(name),
         })
         .map(Self)
     }
@@ -49,7 +50,7 @@ impl<'de> Deserialize<'de> for Text {
 }
 
 /// A [`Text`] that must not be shown: a password, a token, a URL with either. Prints as `***`.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(Text);
 
 impl Secret {
@@ -66,9 +67,31 @@ impl From<&str> for Secret {
     }
 }
 
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The error would quote a password that is written as a number.
+        let written =
+            String::deserialize(deserializer).map_err(|_| serde::de::Error::custom("expected a text"))?;
+        Text::resolve(&written).map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+/// A variable of the environment.
+fn variable(name: &str) -> Result<Option<String>, String> {
+    // The standard library panics for such names.
+    if name.is_empty() || name.contains(['=', '\0']) {
+        return Err("no environment variable has such a name".to_owned());
+    }
+    match std::env::var_os(name).map(std::ffi::OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => Err(format!("the environment variable {name} is not UTF-8")),
     }
 }
 

@@ -1,11 +1,10 @@
-//! What is wrong with a settings file, and where.
+//! Mistakes in settings, each with its place.
 
-use std::fmt;
 use std::ops::Range;
 
-/// Something that is wrong, or odd, in the settings.
+/// A mistake in the settings, or a warning.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Mistake {
+pub struct Mistake {
     place: Place,
     reason: String,
 }
@@ -22,23 +21,23 @@ enum Place {
 
 impl Mistake {
     /// Of the file as a whole.
-    pub(crate) fn of_file(reason: impl Into<String>) -> Self {
+    pub fn of_file(reason: impl Into<String>) -> Self {
         Self { place: Place::File, reason: reason.into() }
     }
 
     /// Of a variable of the environment.
-    pub(crate) fn of_variable(name: &str, reason: impl Into<String>) -> Self {
+    pub fn of_variable(name: &str, reason: impl Into<String>) -> Self {
         Self { place: Place::Variable(name.to_owned()), reason: reason.into() }
     }
 
     /// On which line these bytes of the text are, from 1.
-    pub(crate) fn line(text: &str, span: &Range<usize>) -> usize {
+    pub fn line(text: &str, span: &Range<usize>) -> usize {
         let before = &text.as_bytes()[..span.start.min(text.len())];
         before.iter().filter(|byte| **byte == b'\n').count() + 1
     }
 
     /// Of these bytes of the text.
-    pub(crate) fn at(text: &str, span: &Range<usize>, reason: impl Into<String>) -> Self {
+    pub fn at(text: &str, span: &Range<usize>, reason: impl Into<String>) -> Self {
         let before = &text.as_bytes()[..span.start.min(text.len())];
         let line = Self::line(text, span);
         let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -47,7 +46,7 @@ impl Mistake {
     }
 
     /// As it is shown: `outbox.toml:12:8: reason`.
-    pub(crate) fn in_file(&self, file: &str) -> String {
+    pub fn in_file(&self, file: &str) -> String {
         let reason = &self.reason;
         match &self.place {
             Place::File => format!("{file}: {reason}"),
@@ -57,30 +56,20 @@ impl Mistake {
     }
 }
 
-/// Everything that is wrong with a file: a line each.
-#[derive(Debug)]
-pub(crate) struct Mistakes {
-    pub(crate) file: String,
-    pub(crate) found: Vec<Mistake>,
-}
-
-impl fmt::Display for Mistakes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<String> = self.found.iter().map(|mistake| mistake.in_file(&self.file)).collect();
-        f.write_str(&lines.join("\n"))
+/// Rewords an error of serde for the readers of `outbox check`.
+pub fn reword(said: &str) -> String {
+    if let Some(name) =
+        said.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix("`, there are no fields"))
+    {
+        return no_such("setting", name, &[]);
     }
-}
-
-impl std::error::Error for Mistakes {}
-
-/// What serde says, as it is told to people.
-pub(crate) fn reword(said: &str) -> String {
     if let Some((name, known)) = unknown(said, "unknown field `", ", expected ") {
         // A route, by what it knows.
         if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
             return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
         }
-        // Transports spell the names of their settings in another way than this file, which takes both.
+        // Transports spell the names of their settings in another way than this file, which takes
+        // both.
         let known: Vec<String> = known.iter().map(|name| name.replace('_', "-")).collect();
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         return no_such("setting", &name.replace('_', "-"), &known);
@@ -97,26 +86,28 @@ pub(crate) fn reword(said: &str) -> String {
     }
 }
 
-/// Without the text that was found where something of another shape belongs: it may be a secret, such as that of
-/// `database = "postgres://…"` or of a list that has but one. Where a number or a time belongs it helps to see it.
+/// Leaves out the text that was found where a value of another type belongs: the text may be a
+/// secret, as in `database = "postgres://…"` or in a list of one that is written without brackets.
+/// Where a number or a time belongs the text is shown.
 fn unquoted(said: &str) -> Option<String> {
     let (kind, rest) = said.split_once(": string \"")?;
     let (_, expected) = rest.rsplit_once("\", expected ")?;
-    let plain = ["a whole number", "a time", "a boolean", "a pattern"]
+    let plain = ["a whole number", "a number", "a time", "a boolean", "a pattern"]
         .iter()
         .any(|plain| expected.starts_with(plain));
     (!plain).then(|| format!("{kind}: a text, expected {expected}"))
 }
 
-/// What serde did not know, and what it knows. Without other spellings of the same: those have an underscore.
+/// The name that serde did not know, and the names that it knows, without other spellings, which
+/// have an underscore.
 fn unknown<'a>(said: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
     let (name, expected) = said.strip_prefix(before)?.split_once('`')?;
     let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2);
     Some((name, known.filter(|known| !known.contains('_')).collect()))
 }
 
-/// There is no such thing; perhaps that one was meant, else there are these.
-pub(crate) fn no_such(what: &str, name: &str, known: &[&str]) -> String {
+/// Says that a name is unknown, with the name that was most likely meant or with all known names.
+pub fn no_such(what: &str, name: &str, known: &[&str]) -> String {
     match nearest(name, known) {
         Some(meant) => format!("there is no {what} `{name}`: did you mean `{meant}`?"),
         None if known.is_empty() => format!("there is no {what} `{name}`"),
@@ -125,7 +116,7 @@ pub(crate) fn no_such(what: &str, name: &str, known: &[&str]) -> String {
 }
 
 /// `a`, `b` or `c`.
-pub(crate) fn list(names: &[&str]) -> String {
+pub fn list(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
@@ -171,6 +162,7 @@ mod tests {
                 "unknown variant `multi`, expected `keep` or `delete`",
                 "there is no value `multi`: use `keep` or `delete`",
             ),
+            ("unknown field `x`, there are no fields", "there is no setting `x`"),
             ("missing field `url`", "`url` is missing"),
             ("99ms is too short", "99ms is too short"),
         ] {
