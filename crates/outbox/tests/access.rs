@@ -273,7 +273,7 @@ async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() 
         fleet.outbox::<MySql>(&name(n)).unwrap().send(Event::new("e").json(&1)).await.unwrap();
     }
     for (n, (url, reason)) in refused.iter().enumerate() {
-        let store = fleet.store(&name(accepted.len() + n)).unwrap();
+        let store = fleet.store(name(accepted.len() + n)).unwrap();
         let error = store.stats().await.unwrap_err().to_string();
         assert!(error.contains(reason), "{url}: {error}");
     }

@@ -64,7 +64,8 @@ fn prepare_download(mirror: &str, home: &Home) -> Result<()> {
 
 fn download(package: &str, home: &mut Home) -> Result<()> {
     let mut update = private_apt_get(home);
-    update.arg("update");
+    // Without this a list that cannot be fetched is a warning.
+    update.args(["-o", "APT::Update::Error-Mode=any", "update"]);
     home.run(update)?;
     let mut download = private_apt_get(home);
     download.args(["install", "--yes", "--no-install-recommends", "--download-only", package]);
