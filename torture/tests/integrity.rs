@@ -51,7 +51,8 @@ async fn whole_tables_of_servers_are_not_suspected() {
         make_tables::<Postgres>(&url, Arena::Multi, &prefix).await.unwrap();
         assert_eq!(damage::<Postgres>(&url, Arena::Multi, &prefix).await.unwrap(), Vec::<String>::new());
     }
-    if let Ok(url) = std::env::var("OUTBOX_TEST_MARIADB") {
+    for variable in ["OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"] {
+        let Ok(url) = std::env::var(variable) else { continue };
         let prefix = prefix();
         make_tables::<MySql>(&url, Arena::Multi, &prefix).await.unwrap();
         assert_eq!(damage::<MySql>(&url, Arena::Multi, &prefix).await.unwrap(), Vec::<String>::new());

@@ -1,6 +1,7 @@
 //! The project's own commands. `main` reads the command line; each command has a file of its own.
 //!
 //! - `test` runs every test against servers of its own
+//! - `on_mysql` says which tests of MariaDB run on MySQL as well
 //! - `ci` runs what a change must pass, the tests last
 //! - `schemathesis` holds the API against its document
 //! - `kafka` runs the Kafka tests on a broker that takes long to build
@@ -24,6 +25,7 @@ mod features;
 mod kafka;
 mod licences;
 mod metadata;
+mod on_mysql;
 mod options;
 mod program;
 mod schemathesis;

@@ -11,7 +11,7 @@ usage: cargo xtask <command> [options]
 commands:
   test      start throw-away servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, lints, docs, licences, schemathesis, then the tests
+  ci        format, lints, docs, licences, schemathesis, then the tests, and the core of them on MySQL
   schemathesis
             hold the REST API against its OpenAPI document, with every check there is
   kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS
@@ -23,8 +23,10 @@ commands:
 
 options:
   --no-install         never install anything; say what is missing instead
-  --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql
-  --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed
+  --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql; without mariadb,
+                       tests of MariaDB run on MySQL
+  --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed; after the other
+                       tests those of MariaDB run once more, with MySQL in MariaDB's place
   -- <arguments>       (test, kafka) passed on to `cargo test`
   --release            (torture) built for release
   --minutes, --seed, --database, --faults, …
@@ -42,6 +44,7 @@ examples:
   cargo xtask test                                  everything, as CI does
   cargo xtask test --only sqlite                    without any server
   cargo xtask test --only postgres -- -p outbox take -- --nocapture
+  cargo xtask test --only mysql -- -p outbox --test queue mariadb
   cargo xtask servers --mysql                       then paste its `export` lines in another shell
   cargo xtask torture --minutes 5 --database all
   cargo xtask torture --minutes 1 --database postgres --faults kill-relay,mute --seed 42
@@ -62,7 +65,7 @@ pub(crate) enum Command {
     Dist,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) install: bool,
     only: Option<Vec<String>>,
@@ -84,6 +87,17 @@ impl Options {
                 }
         };
         servers::ALL.into_iter().filter(chosen).collect()
+    }
+
+    /// Whether CI runs the core of the tests of MariaDB on MySQL: always, unless other servers are named, or all tests
+    /// run on MySQL anyway.
+    pub(crate) fn core_on_mysql(&self) -> bool {
+        self.only.is_none() && !self.mysql
+    }
+
+    /// The same with no server but MySQL.
+    pub(crate) fn with_only_mysql(&self) -> Self {
+        Self { only: Some(vec!["mysql".to_owned()]), ..self.clone() }
     }
 
     /// Whether a test that finds no server must fail rather than be skipped.
@@ -175,6 +189,15 @@ mod tests {
         assert_eq!(started_by("test"), ["postgres", "mariadb"]);
         assert_eq!(started_by("test --mysql"), ["postgres", "mariadb", "mysql"]);
         assert_eq!(started_by("test --only mysql"), ["mysql"]);
+    }
+
+    #[test]
+    fn ci_runs_the_core_on_mysql_once() {
+        let on_mysql = |line| read(line).unwrap().1.core_on_mysql();
+        assert!(on_mysql("ci") && !on_mysql("ci --mysql") && !on_mysql("ci --only postgres"));
+        let options = read("ci --no-install").unwrap().1.with_only_mysql();
+        assert!(!options.install);
+        assert_eq!(options.servers().iter().map(|recipe| recipe.name()).collect::<Vec<_>>(), ["mysql"]);
     }
 
     #[test]

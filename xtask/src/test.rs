@@ -11,6 +11,7 @@ use crate::cargo::cargo;
 use crate::cleanup::{Cleanup, Stop};
 use crate::features;
 use crate::metadata::{self, Package};
+use crate::on_mysql::{self, Extent};
 use crate::options::Options;
 use crate::servers::{self, Server};
 
@@ -34,12 +35,40 @@ impl Outcome {
 
 /// Starts the servers, runs the tests, stops the servers.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    run_with_servers(options, |servers| {
+        if !options.cargo_test.is_empty() {
+            return run_cargo_test(cargo_test(options, servers)?);
+        }
+        let ran = run_lanes(options, servers)?;
+        match servers.iter().find(|server| server.is("mysql")) {
+            // Without MariaDB all tests have met MySQL in its place already.
+            Some(mysql) if servers.iter().any(|server| server.is("mariadb")) => {
+                Ok(together(ran, run_on_mysql(options, mysql, Extent::Whole)?))
+            }
+            _ => Ok(ran),
+        }
+    })
+}
+
+/// Starts MySQL alone, runs the core of the tests of MariaDB on it, stops it.
+pub(crate) fn run_core_on_mysql(options: &Options) -> Result<Outcome> {
+    let options = options.with_only_mysql();
+    run_with_servers(&options, |servers| run_on_mysql(&options, &servers[0], Extent::Core))
+}
+
+fn run_on_mysql(options: &Options, mysql: &Server, extent: Extent) -> Result<(Tally, bool)> {
+    println!("\n== tests of MariaDB, on MySQL: OUTBOX_TEST_MARIADB={} ==", mysql.url);
+    let mut command = cargo_test(options, std::slice::from_ref(mysql))?;
+    command.args(on_mysql::selection(extent)?).env("OUTBOX_TEST_REQUIRE", "1");
+    run_cargo_test(command)
+}
+
+fn run_with_servers(
+    options: &Options,
+    tests: impl FnOnce(&[Server]) -> Result<(Tally, bool)>,
+) -> Result<Outcome> {
     let mut servers = servers::start(options)?;
-    let (tally, cargo_succeeded) = if options.cargo_test.is_empty() {
-        run_lanes(options, &servers)?
-    } else {
-        run_cargo_test(cargo_test(options, &servers)?)?
-    };
+    let (tally, cargo_succeeded) = tests(&servers)?;
     let servers_lasted = report_crashes(&mut servers)?;
     drop(servers);
 
@@ -78,9 +107,7 @@ fn cargo_test(options: &Options, servers: &[Server]) -> Result<Command> {
     for recipe in servers::ALL {
         command.env_remove(recipe.variable());
     }
-    for server in servers {
-        command.env(server.variable, &server.url);
-    }
+    command.envs(servers::addresses(servers));
     command.env_remove("OUTBOX_TEST_REQUIRE");
     if options.require_servers() {
         command.env("OUTBOX_TEST_REQUIRE", "1");
@@ -129,9 +156,7 @@ fn tests_of(packages: &[Package]) -> Vec<String> {
 }
 
 fn together((mut tally, succeeded): (Tally, bool), (other, too): (Tally, bool)) -> (Tally, bool) {
-    tally.passed += other.passed;
-    tally.failed += other.failed;
-    tally.ignored += other.ignored;
+    tally.add(&other);
     (tally, succeeded && too)
 }
 
@@ -177,6 +202,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+
     /// Adds up `test result: ok. 3 passed; 0 failed; 1 ignored; …`, of which each test program prints one, and `# pass 3` and the like,
     /// of which Node prints a line each.
     fn count(&mut self, line: &str) {

@@ -439,7 +439,8 @@ async fn it_delivers_from_servers() {
         outbox.send(event("order.pg").json(&1)).await.unwrap();
         deliver(&url).await;
     }
-    if let Ok(url) = std::env::var("OUTBOX_TEST_MARIADB") {
+    for variable in ["OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"] {
+        let Ok(url) = std::env::var(variable) else { continue };
         let outbox = OutboxBuilder::new().table("cfg_daemon").mysql(&url).await.unwrap();
         outbox.migrate().await.unwrap();
         outbox.send(event("order.my").json(&1)).await.unwrap();

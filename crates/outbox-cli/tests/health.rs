@@ -149,7 +149,8 @@ async fn a_relay_whose_takes_fail_is_not_ready_and_says_why_on_servers() {
         OutboxBuilder::new().table(&table).postgres(&url).await.unwrap().migrate().await.unwrap();
         tells_of_failing_takes(&url, &table, "ordered").await;
     }
-    if let Ok(url) = std::env::var("OUTBOX_TEST_MARIADB") {
+    for variable in ["OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"] {
+        let Ok(url) = std::env::var(variable) else { continue };
         OutboxBuilder::new().table(&table).mysql(&url).await.unwrap().migrate().await.unwrap();
         tells_of_failing_takes(&url, &table, "multi-node").await;
     }

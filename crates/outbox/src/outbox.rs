@@ -225,6 +225,14 @@ impl OutboxBuilder {
         self
     }
 
+    /// Takes a server that speaks MySQL's protocol for TiDB, whatever its version says. For tests.
+    #[cfg(feature = "mysql")]
+    #[doc(hidden)]
+    pub fn assume_tidb(mut self) -> Self {
+        self.options = self.options.assume_tidb();
+        self
+    }
+
     /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
     #[cfg(feature = "sqlite")]
     pub async fn sqlite(self, file: &str) -> Result<Outbox<sqlx::Sqlite>> {

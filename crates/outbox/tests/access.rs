@@ -4,14 +4,15 @@
 
 mod bed;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bed::{Base, Bed, Seen, in_time, numbered};
 use outbox::fleet::FleetDatabase;
 use outbox::store::{Deed, PageAsk, Shelf};
 use outbox::{
-    Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, OutboxBuilder, PairId, Position, Query,
-    StoreOptions, Unrouted, grants_sql,
+    Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, Outbox, OutboxBuilder, PairId, Position,
+    Query, StoreOptions, Unrouted, grants_sql,
 };
 use sqlx::{MySql, Postgres};
 
@@ -136,25 +137,27 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     tx.rollback().await.unwrap();
 }
 
+/// Sends an event over a connection that is encrypted.
+async fn works_encrypted<DB: Base>(outbox: &Outbox<DB>) {
+    outbox.send(Event::new("e").json(&1)).await.unwrap();
+    let encrypted = if is_postgres::<DB>() {
+        "SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl"
+    } else {
+        // MariaDB reads the first of these comments, MySQL the second.
+        "SELECT count(*) FROM /*M! information_schema. */ /*!80000 performance_schema. */ session_status \
+         WHERE variable_name = 'Ssl_cipher' AND variable_value <> ''"
+    };
+    let mut conn = outbox.pool().acquire().await.unwrap();
+    assert_eq!(DB::number(&mut conn, encrypted).await, 1, "a plain connection");
+}
+
 /// With a server that cannot encrypt, that is an error and not a plain connection.
 async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Base>() {
     let Some(bed) = Bed::<DB>::new().await else { return };
-    let (demand, encrypted) = if is_postgres::<DB>() {
-        ("sslmode=require", "SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl")
-    } else {
-        (
-            "ssl-mode=REQUIRED",
-            "SELECT count(*) FROM information_schema.session_status \
-             WHERE variable_name = 'Ssl_cipher' AND variable_value <> ''",
-        )
-    };
+    let demand = if is_postgres::<DB>() { "sslmode=require" } else { "ssl-mode=REQUIRED" };
     let url = format!("{}?{demand}", bed.url());
     match DB::open(OutboxBuilder::new().table(&bed.table), &url).await {
-        Ok(outbox) => {
-            outbox.send(Event::new("e").json(&1)).await.unwrap();
-            let mut conn = outbox.pool().acquire().await.unwrap();
-            assert_eq!(DB::number(&mut conn, encrypted).await, 1, "a plain connection");
-        }
+        Ok(outbox) => works_encrypted(&outbox).await,
         Err(error) => {
             let said = format!("{error} {error:?}");
             assert!(said.contains("server does not support TLS"), "{said}");
@@ -203,6 +206,78 @@ async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_name
     let ca = server.ca_file();
     let outbox = open(format!("sslmode=verify-full&sslrootcert={}", ca.display())).await.unwrap();
     outbox.send(Event::new("e").json(&1)).await.unwrap();
+}
+
+/// The file of the authority that the server's certificate is by; `None` for a server that does not name one on this
+/// machine. The certificate is for `localhost` and 127.0.0.1.
+async fn authority(bed: &Bed<MySql>) -> Option<PathBuf> {
+    let ask = "SELECT COALESCE(@@ssl_ca, '')";
+    let file: String = sqlx::query_scalar(ask).fetch_one(bed.outbox.pool()).await.unwrap();
+    let file = PathBuf::from(file);
+    if file.is_absolute() && file.is_file() {
+        return Some(file);
+    }
+    assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "the server has no TLS: @@ssl_ca is {file:?}");
+    None
+}
+
+/// URLs of a server that are accepted, and URLs that are refused, with a part of the reason. 0.0.0.0 leads to this
+/// machine, and is no name of its certificate.
+fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(String, &'static str)>) {
+    let elsewhere = url.replacen("@127.0.0.1:", "@0.0.0.0:", 1);
+    assert_ne!(url, elsewhere, "a server on 127.0.0.1");
+    let with = |url: &str, mode: &str, ca: &Path| format!("{url}?ssl-mode={mode}&ssl-ca={}", ca.display());
+    let accepted =
+        vec![with(url, "VERIFY_CA", ca), with(url, "VERIFY_IDENTITY", ca), with(&elsewhere, "VERIFY_CA", ca)];
+    let refused = vec![
+        (format!("{url}?ssl-mode=VERIFY_CA"), "UnknownIssuer"),
+        (format!("{url}?ssl-mode=VERIFY_IDENTITY"), "UnknownIssuer"),
+        (with(url, "VERIFY_CA", other_ca), "BadSignature"),
+        (with(&elsewhere, "VERIFY_IDENTITY", ca), "not valid for name"),
+        // The name of a server elsewhere is verified unless the URL says otherwise.
+        (format!("{elsewhere}?ssl-ca={}", ca.display()), "not valid for name"),
+    ];
+    (accepted, refused)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authority_and_name_of_a_server_are_verified_on_mariadb() {
+    let Some(bed) = Bed::<MySql>::new().await else { return };
+    let Some(ca) = authority(&bed).await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let other_ca = outbox_testbed::Certificates::make(folder.path()).ca;
+    let (accepted, refused) = verified_urls(bed.url(), &ca, &other_ca);
+    for url in &accepted {
+        let outbox = OutboxBuilder::new().table(&bed.table).mysql(url).await;
+        works_encrypted(&outbox.unwrap_or_else(|error| panic!("{url}: {error}"))).await;
+    }
+    for (url, reason) in &refused {
+        let error = OutboxBuilder::new().table(&bed.table).mysql(url).await.unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("ssl-ca=FILE"), "{url}: {error}");
+    }
+}
+
+/// A database whose certificate is refused is no reason to leave the others alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() {
+    let Some(bed) = Bed::<MySql>::new().await else { return };
+    let Some(ca) = authority(&bed).await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let other_ca = outbox_testbed::Certificates::make(folder.path()).ca;
+    let (accepted, refused) = verified_urls(bed.url(), &ca, &other_ca);
+    let urls = accepted.iter().chain(refused.iter().map(|(url, _)| url));
+    let name = |n: usize| format!("db-{n}");
+    let databases = urls.enumerate().map(|(n, url)| FleetDatabase::new(name(n), url).table(&bed.table));
+    let fleet = Fleet::builder().databases(databases).open().await.unwrap();
+    for n in 0..accepted.len() {
+        fleet.outbox::<MySql>(&name(n)).unwrap().send(Event::new("e").json(&1)).await.unwrap();
+    }
+    for (n, (url, reason)) in refused.iter().enumerate() {
+        let store = fleet.store(name(accepted.len() + n)).unwrap();
+        let error = store.stats().await.unwrap_err().to_string();
+        assert!(error.contains(reason), "{url}: {error}");
+    }
+    assert_eq!(bed.tally().await.0, accepted.len() as u64);
 }
 
 macro_rules! on_every_server {

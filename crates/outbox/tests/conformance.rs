@@ -286,4 +286,33 @@ mod sql {
             assert!(listed[0].event.as_ref().unwrap_err().reason.contains("JSON"));
         }
     }
+
+    /// What the tables of an outbox look like, with the name of the outbox left out.
+    async fn schema(url: &str, table: &str) -> std::collections::BTreeSet<String> {
+        let ask = format!(
+            "SELECT CONCAT_WS(' ', c.table_name, c.column_name, c.column_type, c.is_nullable, c.collation_name) \
+             FROM information_schema.columns c WHERE c.table_schema = database() AND c.table_name LIKE '{table}%' \
+             UNION ALL SELECT CONCAT_WS(' ', s.table_name, s.index_name, s.seq_in_index, s.column_name, s.non_unique) \
+             FROM information_schema.statistics s WHERE s.table_schema = database() AND s.table_name LIKE '{table}%'"
+        );
+        use sqlx::Connection as _;
+        let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
+        let rows: Vec<String> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
+        rows.into_iter().map(|row| row.replace(table, "")).collect()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_tables_of_tidb_are_those_of_mysql_on_mariadb() {
+        let Some(place) = Place::mariadb().await else { return };
+        let url = place.url().unwrap();
+        let tables = [format!("{}_a", place.table), format!("{}_b", place.table)];
+        let plain = StoreOptions::default().table(&tables[0]);
+        let tidb = StoreOptions::default().table(&tables[1]).assume_tidb();
+        place.store(plain).await.migrate().await.unwrap();
+        place.store(tidb).await.migrate().await.unwrap();
+        let (plain, tidb) = (schema(url, &tables[0]).await, schema(url, &tables[1]).await);
+        let differences: Vec<&String> = plain.symmetric_difference(&tidb).collect();
+        assert_eq!(differences, ["_log_tag _log_tag_position 1 position 1"]);
+    }
 }

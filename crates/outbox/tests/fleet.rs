@@ -119,7 +119,8 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
         let table = fleets::table();
         let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
         let mariadb = std::env::var("OUTBOX_TEST_MARIADB").ok();
-        for (name, url) in [("pg", &postgres), ("maria", &mariadb)] {
+        let mysql = std::env::var("OUTBOX_TEST_MYSQL").ok();
+        for (name, url) in [("pg", &postgres), ("maria", &mariadb), ("mysql", &mysql)] {
             builder =
                 builder.databases(url.iter().map(|url| FleetDatabase::new(name, url.as_str()).table(&table)));
         }
@@ -136,9 +137,11 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
                 other.send(numbered("n", 15)).await?;
                 sent += 6;
             }
-            if mariadb.is_some() {
-                fleet.outbox::<MySql>("maria")?.send_all((10..15).map(|n| numbered("n", n))).await?;
-                sent += 5;
+            for (name, url) in [("maria", &mariadb), ("mysql", &mysql)] {
+                if url.is_some() {
+                    fleet.outbox::<MySql>(name)?.send_all((10..15).map(|n| numbered("n", n))).await?;
+                    sent += 5;
+                }
             }
             seen.reach(sent).await;
             relay.idle().await?;

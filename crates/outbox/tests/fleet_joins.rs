@@ -29,7 +29,11 @@ impl Scene {
         let mut builder = Fleet::builder().migrate(true).max_connections(8);
         builder = builder.database("home", folder.url("home")).database("sqlite", folder.url("away"));
         let mut kinds = vec!["sqlite"];
-        for (kind, variable) in [("postgres", "OUTBOX_TEST_POSTGRES"), ("mariadb", "OUTBOX_TEST_MARIADB")] {
+        for (kind, variable) in [
+            ("postgres", "OUTBOX_TEST_POSTGRES"),
+            ("mariadb", "OUTBOX_TEST_MARIADB"),
+            ("mysql", "OUTBOX_TEST_MYSQL"),
+        ] {
             if let Ok(url) = std::env::var(variable) {
                 let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleets::table());
                 builder = builder.databases([database]);

@@ -188,7 +188,7 @@ on_every_database! {
     async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|bed|) {
         let (own, kill) = match bed.url().split_once(':') {
             Some(("postgres", _)) => ("SELECT pg_backend_pid()::bigint", "SELECT pg_terminate_backend({}, 30000)"),
-            Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL HARD CONNECTION {}"),
+            Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL CONNECTION {}"),
             // SQLite has no server that could end a connection.
             _ => return,
         };

@@ -16,10 +16,10 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes them in this folder.
+    /// Makes them in this folder, anew if they are there.
     pub fn make(folder: &Path) -> Self {
         let folder = folder.join("tls");
-        fs::create_dir(&folder).expect("the folder can be written to");
+        fs::create_dir_all(&folder).expect("the folder can be written to");
         let run = |line: &str| openssl(&folder, line);
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
         fs::write(folder.join("leaf"), LEAF).expect("the folder can be written to");

@@ -1,5 +1,6 @@
 //! Debian's packages.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -16,7 +17,8 @@ pub(crate) fn install(packages: &[&str], may_install: bool) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    let list = packages.join(" ");
+    let packages: BTreeSet<&str> = packages.iter().copied().collect();
+    let list = packages.iter().copied().collect::<Vec<_>>().join(" ");
     if !may_install || !is_root()? || program::find("apt-get").is_none() {
         bail!(
             "Debian packages are missing: {list}\n\
@@ -41,21 +43,29 @@ pub(crate) fn unpack_from_unstable(package: &str, folder: &Path) -> Result<()> {
     let mirror = mirror()?;
     fs::create_dir_all(folder.parent().context("no folder to unpack into")?)?;
     let mut home = Home::create(&format!("{}-download", folder.display()))?;
-    download(package, &mirror, &mut home)
+    prepare_download(&mirror, &home)?;
+    // Once more: unstable changes all day, and its list may name packages that a mirror has no longer, or not yet.
+    download(package, &mut home)
+        .or_else(|_| download(package, &mut home))
         .and_then(|()| unpack(&mut home))
-        .map_err(|error| anyhow!("cannot get {package}: {error:#}\n{}", home.log_tail()))?;
+        .map_err(|error| anyhow!("cannot get {package} from {mirror}: {error:#}\n{}", home.log_tail()))?;
     // Last, so that a folder of this name is always whole.
     fs::rename(home.path("unpacked"), folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
-fn download(package: &str, mirror: &str, home: &mut Home) -> Result<()> {
+fn prepare_download(mirror: &str, home: &Home) -> Result<()> {
     for part in ["state", "lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(home.path(part))?;
     }
     fs::write(home.path("status"), "")?;
     fs::write(home.path("sources.list"), format!("deb {mirror} unstable main\n"))?;
+    Ok(())
+}
+
+fn download(package: &str, home: &mut Home) -> Result<()> {
     let mut update = private_apt_get(home);
-    update.arg("update");
+    // Without this a list that cannot be fetched is a warning.
+    update.args(["-o", "APT::Update::Error-Mode=any", "update"]);
     home.run(update)?;
     let mut download = private_apt_get(home);
     download.args(["install", "--yes", "--no-install-recommends", "--download-only", package]);
@@ -77,7 +87,7 @@ fn unpack(home: &mut Home) -> Result<()> {
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive");
-    command.args(["-o", "DPkg::Lock::Timeout=300"]);
+    command.args(["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]);
     command
 }
 

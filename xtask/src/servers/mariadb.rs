@@ -17,15 +17,19 @@ impl Recipe for Mariadb {
     }
 
     fn variable(&self) -> &'static str {
-        "OUTBOX_TEST_MARIADB"
+        super::MARIADB
     }
 
     /// `mariadb-server` would add nothing that tests use, but a system service.
-    fn missing_packages(&self) -> &'static [&'static str] {
+    fn missing_packages(&self) -> Vec<&'static str> {
         let here = ["mariadbd", "mariadb-install-db", "my_print_defaults"]
             .iter()
             .all(|name| program::find(name).is_some());
-        if here { &[] } else { &["mariadb-server-core", "mariadb-client-core"] }
+        let mut missing = mysql::missing_openssl();
+        if !here {
+            missing.extend(["mariadb-server-core", "mariadb-client-core"]);
+        }
+        missing
     }
 
     fn prepare(&self, home: &mut Home) -> Result<()> {

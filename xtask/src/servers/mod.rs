@@ -41,7 +41,7 @@ pub(crate) trait Recipe: Sync {
     }
 
     /// Debian packages that it cannot run without and that are not here.
-    fn missing_packages(&self) -> &'static [&'static str];
+    fn missing_packages(&self) -> Vec<&'static str>;
 
     /// Brings what no package of this system holds.
     fn fetch(&self, _may_download: bool) -> Result<()> {
@@ -79,6 +79,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    pub(crate) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+
     /// What to tell when it did not last.
     pub(crate) fn obituary(&mut self) -> Result<Option<String>> {
         let Some(status) = self.home.cleanup.ended()? else { return Ok(None) };
@@ -89,8 +93,7 @@ impl Server {
 /// Starts the servers that the options name, side by side, and installs first what they need.
 pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     let recipes = options.servers();
-    let mut missing: Vec<&str> =
-        recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    let mut missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).collect();
     if options.require_servers() {
         missing.extend(brokers::missing_packages());
         missing.extend(languages::missing_packages());
@@ -109,8 +112,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
 /// Installs what the torture test starts by itself: databases, a pooler, a broker, and a library that shifts clocks.
 pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
     let recipes: [&dyn Recipe; 2] = [&postgres::Postgres, &mariadb::Mariadb];
-    let mut missing: Vec<&str> =
-        recipes.iter().flat_map(|recipe| recipe.missing_packages()).copied().collect();
+    let mut missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).collect();
     missing.extend(brokers::missing_for_torture());
     apt::install(&missing, options.install)
 }
@@ -118,7 +120,7 @@ pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
 /// Starts PostgreSQL for the benchmarks, and installs the brokers that they start themselves.
 pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
     let recipe: &dyn Recipe = &postgres::Postgres;
-    let mut missing = recipe.missing_packages().to_vec();
+    let mut missing = recipe.missing_packages();
     // Without a broker a scenario is shorter; without the server there is none.
     if may_install {
         missing.extend(brokers::missing_packages());
@@ -127,11 +129,23 @@ pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
     start_one(recipe)
 }
 
+/// The variables in which tests find the servers. MySQL without MariaDB stands in MariaDB's place, and has no
+/// variable of its own: a test that uses all servers would meet it twice.
+pub(crate) fn addresses(servers: &[Server]) -> impl Iterator<Item = (&'static str, &str)> {
+    let stands_in = !servers.iter().any(|server| server.is("mariadb"));
+    servers.iter().map(move |server| {
+        let variable = if stands_in && server.is("mysql") { MARIADB } else { server.variable };
+        (variable, server.url.as_str())
+    })
+}
+
+const MARIADB: &str = "OUTBOX_TEST_MARIADB";
+
 /// Starts the servers for `cargo test` by hand and keeps them until told to stop.
 pub(crate) fn serve(options: &Options) -> Result<()> {
     let servers = start(options)?;
-    for server in &servers {
-        println!("export {}={}", server.variable, server.url);
+    for (variable, url) in addresses(&servers) {
+        println!("export {variable}={url}");
     }
     wait_for_the_end()
 }

@@ -9,10 +9,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use outbox_testbed::Certificates;
 
 use super::home::{Home, is_root};
 use super::{Recipe, apt};
-use crate::cargo;
+use crate::{cargo, program};
 
 pub(crate) struct Mysql;
 
@@ -29,8 +30,8 @@ impl Recipe for Mysql {
         false
     }
 
-    fn missing_packages(&self) -> &'static [&'static str] {
-        &[]
+    fn missing_packages(&self) -> Vec<&'static str> {
+        missing_openssl()
     }
 
     fn fetch(&self, may_download: bool) -> Result<()> {
@@ -60,6 +61,7 @@ impl Recipe for Mysql {
         let mut mysqld = mysqld(home);
         mysqld.args(serve_arguments(home, port)?);
         mysqld.args(["--mysqlx=OFF", "--secure-file-priv=NULL"]);
+        mysqld.arg("--sync-binlog=0");
         Ok(mysqld)
     }
 
@@ -76,11 +78,22 @@ pub(crate) fn url(port: u16) -> String {
     format!("mysql://root@127.0.0.1:{port}/test")
 }
 
-/// What MySQL and MariaDB are told alike. The init file has run before the first connection is taken.
+/// What makes certificates, if it is missing.
+pub(crate) fn missing_openssl() -> Vec<&'static str> {
+    if program::find("openssl").is_some() { Vec::new() } else { vec!["openssl"] }
+}
+
+/// What MySQL and MariaDB are told alike. The init file has run before the first connection is taken. The certificate
+/// is by an authority that nothing trusts; tests find its file by `@@ssl_ca`.
 pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
     let init_file = home.path("init.sql");
     fs::write(&init_file, "CREATE DATABASE IF NOT EXISTS test;\n")?;
+    let certificates = Certificates::make(&home.folder);
+    let (certificate, key) = &certificates.server;
     let mut arguments = vec![
+        format!("--ssl-ca={}", certificates.ca.display()),
+        format!("--ssl-cert={}", certificate.display()),
+        format!("--ssl-key={}", key.display()),
         format!("--datadir={}", home.path("data").display()),
         format!("--socket={}", socket(home).display()),
         format!("--pid-file={}", home.path("pid").display()),
@@ -88,6 +101,10 @@ pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
         format!("--port={port}"),
         "--bind-address=127.0.0.1".to_owned(),
         "--max-connections=300".to_owned(),
+        // Every test makes two dozen tables, for each of which the server would wait for the disk several times.
+        "--innodb-flush-method=nosync".to_owned(),
+        "--innodb-flush-log-at-trx-commit=0".to_owned(),
+        "--innodb-doublewrite=0".to_owned(),
     ];
     if is_root()? {
         arguments.push("--user=root".to_owned());

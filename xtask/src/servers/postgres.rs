@@ -22,8 +22,8 @@ impl Recipe for Postgres {
         "OUTBOX_TEST_POSTGRES"
     }
 
-    fn missing_packages(&self) -> &'static [&'static str] {
-        if programs().is_some() { &[] } else { &["postgresql"] }
+    fn missing_packages(&self) -> Vec<&'static str> {
+        if programs().is_some() { Vec::new() } else { vec!["postgresql"] }
     }
 
     /// PostgreSQL refuses to run as root.

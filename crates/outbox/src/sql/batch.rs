@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use super::begin::begin_by;
 use super::dialect::{Database, Value};
 use super::source::Work;
+use super::statements::Lock;
 use super::store::SqlStore;
 use super::window::{Window, WindowRow};
 use crate::error::{Error, Result};
@@ -262,7 +263,8 @@ impl<DB: Database> SqlStore<DB> {
         let asked = Instant::now();
         let mut tx = self.begin_alone().await?;
         let (mine, ended) = self.batches.before_taking();
-        let mut window = self.look(&mut tx, take, !take.together).await?;
+        let lock = if take.together { Lock::None } else { Lock::Skipping };
+        let mut window = self.look(&mut tx, take, lock).await?;
         let by_row = |row: &WindowRow| row.claim > 0 || !take.together;
         if take.together {
             self.lock_rows(&mut tx, &mut window, by_row).await?;

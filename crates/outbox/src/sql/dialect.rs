@@ -8,6 +8,8 @@ use chrono::{DateTime, Utc};
 use super::StoreOptions;
 use super::log::LogDialect;
 use super::names::{Names, Statement, render};
+#[cfg(feature = "mysql")]
+use super::product::Product;
 use super::sessions::Sessions;
 use super::source::Source;
 use super::stamp::Stamp;
@@ -258,6 +260,23 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(true) }
     }
 
+    /// Whether the table gives a row without an ordering key that of its aggregate, if it is told to.
+    fn gives_keys(
+        _: &mut Self::Connection,
+        _: &Names,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        async { Ok(true) }
+    }
+
+    /// Makes takers take turns until the end of the transaction, where none can pass over the rows that another has
+    /// locked. False: each can.
+    fn take_turn(
+        _: &dyn Render,
+        _: &mut Self::Connection,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        async { Ok(false) }
+    }
+
     /// The statement that creates that trigger, for the script of the whole schema.
     const ORDER_TRIGGER: Option<&'static str> = None;
 
@@ -282,7 +301,22 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     fn literal(time: DateTime<Utc>) -> String;
 
     /// A statement from its text with numbered placeholders.
-    fn statement(text: String) -> Statement;
+    fn statement(text: String, names: &Names) -> Statement;
+
+    /// Rewrites a statement for the server of this connection, where servers of one protocol differ.
+    fn adapt(
+        _: &mut Self::Connection,
+        statement: Statement,
+        values: Vec<Value>,
+    ) -> impl Future<Output = Result<(Statement, Vec<Value>), sqlx::Error>> + Send {
+        async { Ok((statement, values)) }
+    }
+
+    /// The scripts for these tables, as many as there are [`MIGRATIONS`](Dialect::MIGRATIONS). Migrations are
+    /// [locked](Dialect::lock_migrations) before.
+    fn migrations(_: &Names) -> &'static [&'static str] {
+        Self::MIGRATIONS
+    }
 
     /// The statement that finds, for each run of a window, the first event that blocks some of it: the key and the destination of the
     /// run, the place of that event and its type. `{past}` stands for the condition that tells an event `o` from those that the
@@ -570,6 +604,7 @@ macro_rules! plumbing {
             statement: Statement,
             values: Vec<Value>,
         ) -> Result<u64, sqlx::Error> {
+            let (statement, values) = Self::adapt(conn, statement, values).await?;
             let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
             let query = query.persistent(statement.named);
             Ok(query.execute(conn).await?.rows_affected())
@@ -580,6 +615,7 @@ macro_rules! plumbing {
             statement: Statement,
             values: Vec<Value>,
         ) -> Result<Vec<Self::Row>, sqlx::Error> {
+            let (statement, values) = Self::adapt(conn, statement, values).await?;
             $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values)
                 .persistent(statement.named)
                 .fetch_all(conn)
@@ -593,6 +629,7 @@ macro_rules! plumbing {
             each: &mut (dyn FnMut(&Self::Row) -> Result<(), sqlx::Error> + Send),
         ) -> Result<(), sqlx::Error> {
             use futures_util::TryStreamExt as _;
+            let (statement, values) = Self::adapt(conn, statement, values).await?;
             let query = $bind(sqlx::query(sqlx::AssertSqlSafe(statement.text)), statement.order, values);
             let mut rows = query.persistent(statement.named).fetch(conn);
             while let Some(row) = rows.try_next().await? {
@@ -647,7 +684,13 @@ pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
     if options.schema.is_some() && !DB::SCHEMAS {
         return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
     }
-    Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
+    #[cfg_attr(not(feature = "mysql"), expect(unused_mut, reason = "only MySQL's have a product"))]
+    let mut names = Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)?;
+    #[cfg(feature = "mysql")]
+    if options.assume_tidb {
+        names.product = Product::tidb();
+    }
+    Ok(names)
 }
 
 /// The whole schema as one script, with the names filled in.

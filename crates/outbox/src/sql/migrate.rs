@@ -70,8 +70,10 @@ impl<DB: Database> SqlStore<DB> {
             return Err(Error::SchemaTooNew { found, known });
         }
         if found < known {
-            for migration in &DB::MIGRATIONS[found as usize..] {
-                let ran = DB::script(conn, render(migration, self.renderer().names(), &DB::fragment)).await;
+            let names = self.renderer().names();
+            let scripts = DB::migrations(names)[found as usize..].iter().filter(|script| !script.is_empty());
+            for script in scripts {
+                let ran = DB::script(conn, render(script, names, &DB::fragment)).await;
                 match ran {
                     Err(e) if DB::is_already_there(&e) => {}
                     ran => drop(ran?),
@@ -85,8 +87,8 @@ impl<DB: Database> SqlStore<DB> {
             tracing::warn!(
                 store = self.name(),
                 "the server refuses the trigger that keeps plain SQL writers of one ordering key in order \
-                 (with a binary log it wants log_bin_trust_function_creators = 1). Events that this library writes \
-                 are in order without it. Allow it, and migrate again"
+                 (with a binary log it wants log_bin_trust_function_creators = 1; TiDB has no triggers). Events that \
+                 this library writes are in order without it. Where it can be allowed, allow it, and migrate again"
             );
         }
         Ok(())

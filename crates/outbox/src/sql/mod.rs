@@ -2,7 +2,8 @@
 //!
 //! One [`SqlStore`] serves all three. What it does is in `store.rs`, migrations in `migrate.rs`, how rows become deliveries in `window.rs`, the
 //! SQL that they share in `statements.rs`, leases of many events at once in `batch.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
-//! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs.
+//! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs. `tidb.rs`
+//! rewrites MySQL's statements for TiDB.
 
 mod admin;
 mod batch;
@@ -41,8 +42,12 @@ mod window;
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "mysql")]
+mod product;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "mysql")]
+mod tidb;
 #[cfg(feature = "postgres")]
 mod watch;
 
@@ -69,6 +74,8 @@ pub struct StoreOptions {
     pub(crate) max_payload: usize,
     pub(crate) pooler: Pooler,
     pub(crate) direct_url: Option<Hidden>,
+    #[cfg(feature = "mysql")]
+    pub(crate) assume_tidb: bool,
 }
 
 /// A URL that debug output does not show: it may hold a password.
@@ -91,6 +98,8 @@ impl Default for StoreOptions {
             name: None,
             pooler: Pooler::Detect,
             direct_url: None,
+            #[cfg(feature = "mysql")]
+            assume_tidb: false,
             max_payload: MAX_PAYLOAD,
         }
     }
@@ -171,6 +180,14 @@ impl StoreOptions {
         self
     }
 
+    /// Takes a server that speaks MySQL's protocol for TiDB, whatever its version says. For tests.
+    #[cfg(feature = "mysql")]
+    #[doc(hidden)]
+    pub fn assume_tidb(mut self) -> Self {
+        self.assume_tidb = true;
+        self
+    }
+
     /// The clock that decides what is due. For tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -200,7 +217,7 @@ pub enum DatabaseKind {
     /// PostgreSQL 13 or newer.
     #[cfg(feature = "postgres")]
     Postgres,
-    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer.
+    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, by its version, in a variant that no test has run on TiDB.
     #[cfg(feature = "mysql")]
     MySql,
 }

@@ -1,4 +1,5 @@
-//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`.
+//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`. What TiDB does not
+//! take of it is rewritten in `tidb.rs`.
 //!
 //! Sessions are READ COMMITTED: under REPEATABLE READ an empty `SKIP LOCKED` claim locks the gap and blocks
 //! the application's inserts.
@@ -22,6 +23,7 @@ use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth, render};
 use super::sessions::Sessions;
 use super::statements::insert_values;
+use super::tidb;
 use super::warm::pool;
 use crate::connect;
 use crate::error::Result;
@@ -180,8 +182,35 @@ impl Dialect for MySql {
         format!("timestamp'{}'", time.format("%Y-%m-%d %H:%M:%S%.6f"))
     }
 
-    fn statement(text: String) -> Statement {
-        Statement::positional(&text)
+    fn statement(text: String, names: &Names) -> Statement {
+        Statement { product: Some(names.product.clone()), ..Statement::positional(&text) }
+    }
+
+    async fn adapt(
+        conn: &mut MySqlConnection,
+        statement: Statement,
+        values: Vec<Value>,
+    ) -> Result<(Statement, Vec<Value>), sqlx::Error> {
+        match &statement.product {
+            Some(product) if product.find_tidb(conn).await? => Ok(tidb::rewrite(statement, values)),
+            _ => Ok((statement, values)),
+        }
+    }
+
+    async fn gives_keys(conn: &mut MySqlConnection, names: &Names) -> Result<bool, sqlx::Error> {
+        Ok(!names.product.find_tidb(conn).await?)
+    }
+
+    async fn take_turn(sql: &dyn Render, conn: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+        let is_tidb = sql.names().product.find_tidb(conn).await?;
+        if is_tidb {
+            Self::fetch(conn, sql.render(tidb::TAKE_TURN), Vec::new()).await?;
+        }
+        Ok(is_tidb)
+    }
+
+    fn migrations(names: &Names) -> &'static [&'static str] {
+        if names.product.is_tidb() { tidb::MIGRATIONS } else { Self::MIGRATIONS }
     }
 
     fn stops(on_dead: OnDead) -> &'static str {
@@ -396,11 +425,13 @@ impl Dialect for MySql {
     }
 
     async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<bool> {
+        let is_tidb = names.product.find_tidb(conn).await?;
         // DDL commits by itself and would let go of a row lock.
         let lock = Statement::positional("SELECT CAST(GET_LOCK($1, 2) AS SIGNED)");
         let rows = Self::fetch(conn, lock, vec![lock_name(names)]).await?;
         let locked = rows.first().map(|row| Self::int(row, 0)).transpose()?.flatten() == Some(1);
-        if locked {
+        // TiDB has no locks on metadata that a session waits for.
+        if locked && !is_tidb {
             // For locks on metadata, for which the server waits a day by default.
             let limit =
                 "SET @outbox_lock_wait_timeout = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2";
@@ -410,6 +441,9 @@ impl Dialect for MySql {
     }
 
     async fn create_order_trigger(conn: &mut MySqlConnection, names: &Names) -> Result<bool, sqlx::Error> {
+        if names.product.is_tidb() {
+            return Ok(false);
+        }
         let there = Statement::positional(
             "SELECT CAST(count(*) AS SIGNED) FROM information_schema.triggers t \
              WHERE t.event_object_schema = COALESCE($1, database()) AND t.event_object_table = $2 AND t.trigger_name = $3",
@@ -432,8 +466,11 @@ impl Dialect for MySql {
     }
 
     async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
-        // The session is one of the application's pool.
-        Self::script(conn, "SET SESSION lock_wait_timeout = @outbox_lock_wait_timeout".to_owned()).await?;
+        if !names.product.is_tidb() {
+            // The session is one of the application's pool.
+            let limit = "SET SESSION lock_wait_timeout = @outbox_lock_wait_timeout";
+            Self::script(conn, limit.to_owned()).await?;
+        }
         let unlock = Statement::positional("SELECT RELEASE_LOCK($1)");
         Self::run(conn, unlock, vec![lock_name(names)]).await?;
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "mysql")]
+use super::product::Product;
 use crate::error::{Error, Result};
 
 /// Long enough for every suffix that we add to stay within the 63 characters that PostgreSQL keeps.
@@ -24,6 +26,9 @@ pub struct Names {
     pub(crate) schema: Option<String>,
     pub(crate) table: String,
     quote: char,
+    /// Which product they are on.
+    #[cfg(feature = "mysql")]
+    pub(crate) product: Product,
 }
 
 impl Names {
@@ -32,6 +37,8 @@ impl Names {
             schema: schema.map(identifier).transpose()?.map(str::to_owned),
             table: identifier(table)?.to_owned(),
             quote,
+            #[cfg(feature = "mysql")]
+            product: Product::default(),
         })
     }
 
@@ -162,17 +169,26 @@ pub struct Statement {
     pub(crate) order: Option<Vec<usize>>,
     /// Whether it stays prepared on its connection, under a name.
     pub(crate) named: bool,
+    /// The product that it may have to be rewritten for; `None` if every server of the protocol takes it as it is.
+    #[cfg(feature = "mysql")]
+    pub(crate) product: Option<Product>,
 }
 
 impl Statement {
     /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn numbered(text: String) -> Self {
-        Self { text: text.into(), order: None, named: true }
+        Self {
+            text: text.into(),
+            order: None,
+            named: true,
+            #[cfg(feature = "mysql")]
+            product: None,
+        }
     }
 
     /// Placeholders become `?`, as MySQL wants them.
-    #[cfg(any(test, feature = "mysql"))]
+    #[cfg(feature = "mysql")]
     pub(crate) fn positional(numbered: &str) -> Self {
         let mut text = String::with_capacity(numbered.len());
         let mut order = Vec::new();
@@ -192,7 +208,7 @@ impl Statement {
             rest = after;
         }
         text.push_str(rest);
-        Self { text: text.into(), order: Some(order), named: true }
+        Self { text: text.into(), order: Some(order), named: true, product: None }
     }
 }
 
@@ -241,6 +257,7 @@ mod tests {
         assert_eq!(names.fill("progress").unwrap(), r#""app"."outbox_topic_progress""#);
     }
 
+    #[cfg(feature = "mysql")]
     #[test]
     fn numbered_placeholders_become_positional() {
         let s = Statement::positional("a = $2 AND b = $1 AND c = $2 AND path '$[*]'");

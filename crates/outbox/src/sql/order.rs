@@ -6,7 +6,11 @@
 use super::dialect::{Database, Value};
 use super::statements as sql;
 use super::store::SqlStore;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// Without the trigger, rows of a transaction that is still open could come behind later rows of their aggregate.
+const KEYS_ARE_NOT_GIVEN: &str = "mode ordered needs triggers, which TiDB does not have: give events ordering keys, or \
+     let the writer do so by OutboxBuilder::order_by_aggregate, and run the relay in mode multi_node";
 
 impl<DB: Database> SqlStore<DB> {
     /// Switches the flag on, then gives pending rows their keys: a row that is inserted in between has
@@ -14,6 +18,12 @@ impl<DB: Database> SqlStore<DB> {
     /// predecessor without one. A transaction that was open when the flag was switched on may still
     /// commit rows without keys; [`take`](crate::store::Store::take) leaves those out and counts them.
     pub(super) async fn key_by_aggregate(&self) -> Result<u64> {
+        let mut conn = self.pools.relay.acquire().await?;
+        let gives_keys = DB::gives_keys(&mut conn, self.renderer().names()).await?;
+        conn.finish().await?;
+        if !gives_keys {
+            return Err(Error::Setting(KEYS_ARE_NOT_GIVEN.to_owned()));
+        }
         self.run(DB::BY_AGGREGATE, Vec::new()).await?;
         let mut keyed = 0;
         loop {

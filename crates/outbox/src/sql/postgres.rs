@@ -163,7 +163,7 @@ impl Dialect for Postgres {
         format!("timestamptz '{}'", time.format("%Y-%m-%d %H:%M:%S%.6f+00"))
     }
 
-    fn statement(text: String) -> Statement {
+    fn statement(text: String, _: &Names) -> Statement {
         Statement::numbered(text)
     }
 

@@ -150,7 +150,7 @@ impl Dialect for Sqlite {
         format!("'{}'", text(time))
     }
 
-    fn statement(text: String) -> Statement {
+    fn statement(text: String, _: &Names) -> Statement {
         // `$1` would be a name to SQLite, and names are searched for one by one.
         Statement::numbered(text.replace('$', "?"))
     }

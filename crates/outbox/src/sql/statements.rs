@@ -73,7 +73,7 @@ pub(super) fn columns() -> String {
 pub(super) fn window<DB: Dialect>(
     take: &Take,
     columns: &str,
-    lock: bool,
+    lock: Lock,
     lists: Option<i64>,
 ) -> (String, Vec<Value>) {
     const FREE: &str =
@@ -123,44 +123,61 @@ pub(super) fn window<DB: Dialect>(
         let _ = write!(due, " AND e.event_type {{in texts ${}}}", values.len());
     }
     let limit = take.limit;
-    let mut text = match &take.from {
-        Origin::Start => {
-            format!(
-                "SELECT {columns} FROM {{events}} e WHERE {due} ORDER BY e.available_at, e.seq LIMIT {limit}"
-            )
-        }
+    let order = match &take.from {
+        Origin::Start => "e.available_at, e.seq",
         Origin::After(cursor) => {
             values.extend([Value::Time(Some(cursor.at)), Value::Int(cursor.seq)]);
             let (at, seq) = (values.len() - 1, values.len());
-            format!(
-                "SELECT {columns} FROM {{events}} e WHERE {due} AND e.available_at >= {{time ${at}}} \
-                 AND (e.available_at > {{time ${at}}} OR e.seq > ${seq}) ORDER BY e.available_at, e.seq LIMIT {limit}"
-            )
+            let _ = write!(
+                due,
+                " AND e.available_at >= {{time ${at}}} AND (e.available_at > {{time ${at}}} OR e.seq > ${seq})"
+            );
+            "e.available_at, e.seq"
         }
         Origin::Keys(keys) if keys.len() == 1 => {
             values.push(Value::text(&*keys[0]));
-            let key = values.len();
-            format!(
-                "SELECT {columns} FROM {{events}} e WHERE {due} AND e.ordering_key = ${key} ORDER BY e.seq LIMIT {limit}"
-            )
+            let _ = write!(due, " AND e.ordering_key = ${}", values.len());
+            "e.seq"
         }
         Origin::Keys(keys) => {
             let keys: BTreeSet<&str> = keys.iter().map(|key| &**key).collect();
             let each = (limit / keys.len().max(1)).max(1);
             values.push(Value::texts(keys));
             let list = values.len();
-            format!(
+            let locked = if lock == Lock::None { "" } else { " {skip locked}" };
+            let text = format!(
                 "SELECT {columns} FROM {{events}} e WHERE e.event_id IN (\
                  SELECT l.event_id FROM unnest(${list}::text[]) k(key) CROSS JOIN LATERAL (\
                  SELECT e.event_id FROM {{events}} e WHERE {due} AND e.ordering_key = k.key ORDER BY e.seq LIMIT {each}) l) \
-                 AND {FREE}"
-            )
+                 AND {FREE}{locked}"
+            );
+            return (text, values);
         }
     };
-    if lock {
-        text.push_str(" {skip locked}");
-    }
+    let find =
+        |what: &str| format!("SELECT {what} FROM {{events}} e WHERE {due} ORDER BY {order} LIMIT {limit}");
+    let text = match lock {
+        Lock::None => find(columns),
+        Lock::Skipping => find(columns) + " {skip locked}",
+        Lock::Waiting => format!(
+            "SELECT {columns} FROM ({}) w {{then}} {{events}} e FORCE INDEX (PRIMARY) ON e.seq = w.seq \
+             WHERE {due} ORDER BY {order} FOR UPDATE",
+            find("e.seq")
+        ),
+    };
     (text, values)
+}
+
+/// How a taker locks the rows of its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lock {
+    /// Not at all.
+    None,
+    /// Rows that others have locked are left out.
+    Skipping,
+    /// Rows are found first and then locked by their numbers, and looked at again. A search that locks would lock what
+    /// it passes, and wait for it in another order than those who settle and write.
+    Waiting,
 }
 
 /// The condition that an event is routed. The text depends on how many patterns there are, and on no other number: a relay has

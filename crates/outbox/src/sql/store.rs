@@ -95,7 +95,7 @@ impl<DB: Dialect> Render for Sql<DB> {
             (_, "most") => self.most.to_string(),
             _ => DB::fragment(slot),
         });
-        let statement = DB::statement(text);
+        let statement = DB::statement(text, &self.names);
         self.keep(template, &statement);
         Statement { named, ..statement }
     }
@@ -523,6 +523,8 @@ fn is_collision(error: &Error) -> bool {
     let code = e.code().unwrap_or_default();
     matches!(&*code, "40001" | "40P01" | "5" | "6" | "517")
         || e.message().contains("try restarting transaction")
+        // TiDB: a write conflict, or tables that changed.
+        || e.message().contains("[try again later]")
 }
 
 /// Counts a collision, and waits a little: at once the first time, then longer and longer, each for a time of its own. Those

@@ -9,7 +9,7 @@ use super::batch::{UNLIST, in_the_way};
 use super::begin::{begin_by, begin_on};
 use super::dialect::{Database, Value};
 use super::source::Source;
-use super::statements as sql;
+use super::statements::{self as sql, Lock};
 use super::store::SqlStore;
 use super::window::{Window, WindowRow, window_row};
 use crate::error::{Error, Result};
@@ -23,7 +23,9 @@ impl<DB: Database> SqlStore<DB> {
             return self.claim_listed(take, owner, lease).await;
         }
         let mut tx = begin_on(&self.pools.relay).await?;
-        let mut window = self.look(&mut tx, take, true).await?;
+        let in_turn = DB::take_turn(self.renderer(), &mut tx).await?;
+        let lock = if in_turn { Lock::Waiting } else { Lock::Skipping };
+        let mut window = self.look(&mut tx, take, lock).await?;
         self.block(&mut tx, &mut window, take, &[]).await?;
         self.lease_rows(&mut tx, window.rows.iter_mut(), owner, lease).await?;
         self.fence(&mut tx, &window, owner).await?;
@@ -111,13 +113,13 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     async fn see(&self, conn: &mut DB::Connection, take: &Take) -> Result<Window> {
-        let mut window = self.look(conn, take, false).await?;
+        let mut window = self.look(conn, take, Lock::None).await?;
         self.block(conn, &mut window, take, &[]).await?;
         Ok(window)
     }
 
     /// Selects what may be taken, before order per key is looked at.
-    pub(super) async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: bool) -> Result<Window> {
+    pub(super) async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: Lock) -> Result<Window> {
         let takes = match &take.from {
             Origin::Keys(keys) if !DB::LATERAL => {
                 // A key that is named twice is one key: its rows must not come twice.

@@ -22,6 +22,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::dialect::{Database, Render, Value};
+use super::names::Names;
 use super::source::{Conn, Source};
 use super::store::SqlStore;
 use crate::error::{Error, Result};
@@ -50,6 +51,11 @@ pub trait LogDialect: sqlx::Database + Sized {
     const HEAD: &'static str;
     /// Deletes the tags of events, by a list of positions, before the events themselves are deleted.
     const PURGE_TAGS: &'static str;
+
+    /// The same for these tables, after a statement on them.
+    fn purge_tags(_: &Names) -> &'static str {
+        Self::PURGE_TAGS
+    }
     /// Pairs that wait for an open transaction, and that transaction; `None` where publishers never do.
     const WAITING_PAIRS: Option<&'static str> = None;
 
@@ -424,7 +430,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         let these = || vec![Value::Ints(positions.clone())];
         self.retried(|| async {
             let mut tx = super::begin::begin_on(&self.pools.relay).await?;
-            DB::run(&mut tx, self.render(DB::PURGE_TAGS), these()).await?;
+            DB::run(&mut tx, self.render(DB::purge_tags(self.renderer().names())), these()).await?;
             let purged = DB::run(&mut tx, self.render(statements::PURGE), these()).await?;
             tx.commit().await?;
             Ok(purged)

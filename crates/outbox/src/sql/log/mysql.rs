@@ -12,6 +12,8 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::log::{Frontier, Item, Position, Tag};
 use crate::sql::dialect::{Dialect as _, Render, Value};
+use crate::sql::names::Names;
+use crate::sql::tidb;
 
 /// How many events go into one INSERT: well below the 65,535 placeholders that the protocol allows.
 const CHUNK: usize = 1_000;
@@ -38,6 +40,10 @@ impl LogDialect for MySql {
              SELECT l.position, j.tag FROM {log} l \
              JOIN JSON_TABLE(l.tags, '$[*]' COLUMNS (tag varchar(255) {exact} PATH '$')) j WHERE l.position {in ints $1}) x \
          ON x.tag = t.tag AND x.position = t.position";
+
+    fn purge_tags(names: &Names) -> &'static str {
+        if names.product.is_tidb() { tidb::PURGE_TAGS } else { Self::PURGE_TAGS }
+    }
 
     async fn append(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
         if append.own {

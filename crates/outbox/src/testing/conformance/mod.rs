@@ -75,6 +75,12 @@ pub trait Harness: Send + Sync {
         let _ = sql;
         false
     }
+
+    /// Whether the table gives events without an ordering key that of their aggregate. `false`: the store refuses
+    /// [`order_by_aggregate`](crate::store::Store::order_by_aggregate), and its case has nothing to show.
+    fn gives_keys(&self) -> bool {
+        true
+    }
 }
 
 /// Makes a `#[tokio::test]` of every case of the [suite](crate::testing::conformance). The expression gives a
