@@ -149,7 +149,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
                 options.only = Some(server_names(names)?);
             }
             "--" if matches!(command, Command::Test | Command::Kafka) => {
-                options.cargo_test.extend(rest.by_ref().cloned())
+                options.cargo_test.extend(rest.by_ref().cloned());
             }
             "-h" | "--help" => return Ok((Command::Help, options)),
             unknown => bail!("unknown option `{unknown}`"),

@@ -92,6 +92,16 @@ impl Server {
 
 /// Starts the servers that the options name, side by side, and installs first what they need.
 pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
+    fetch(options)?;
+    thread::scope(|scope| {
+        let start = |recipe| scope.spawn(move || start_one(recipe));
+        let starting: Vec<_> = options.servers().into_iter().map(start).collect();
+        starting.into_iter().map(|thread| thread.join().expect("start_one does not panic")).collect()
+    })
+}
+
+/// Installs and downloads what these servers need.
+pub(crate) fn fetch(options: &Options) -> Result<()> {
     let recipes = options.servers();
     let mut missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).collect();
     if options.require_servers() {
@@ -100,13 +110,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
         missing.extend(browser::missing_packages());
     }
     apt::install(&missing, options.install)?;
-    for recipe in &recipes {
-        recipe.fetch(options.install)?;
-    }
-    thread::scope(|scope| {
-        let starting: Vec<_> = recipes.iter().map(|&recipe| scope.spawn(move || start_one(recipe))).collect();
-        starting.into_iter().map(|thread| thread.join().expect("start_one does not panic")).collect()
-    })
+    recipes.iter().try_for_each(|recipe| recipe.fetch(options.install))
 }
 
 /// Installs what the torture test starts by itself: databases, a pooler, a broker, and a library that shifts clocks.
