@@ -1,7 +1,8 @@
 //! The tests of MariaDB a second time, with MySQL in MariaDB's place.
 //!
-//! A test on MariaDB has `mariadb` in its name and finds the server by `OUTBOX_TEST_MARIADB`. Here that variable
-//! holds MySQL's address, so the names in the output say MariaDB and the server is MySQL.
+//! A test on MariaDB has `mariadb` in its name and finds the server by `OUTBOX_TEST_MARIADB`. Here
+//! that variable holds MySQL's address, so the names in the output say MariaDB and the server is
+//! MySQL.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ pub(crate) enum Extent {
     Core,
 }
 
-/// What CI runs on MySQL: every statement of the store, and the parts in which the two servers differ most.
+/// What CI runs on MySQL: every statement of the store, and the parts in which the two servers
+/// differ most.
 const CORE: [&str; 10] = [
     "access",
     "conformance",
@@ -32,8 +34,8 @@ const CORE: [&str; 10] = [
     "storage",
 ];
 
-/// Files that are left out: the first three have tests on MySQL of their own, which run with the others, and the last
-/// two start a MariaDB of their own.
+/// Files that are left out: the first three have tests on MySQL of their own, which run with the
+/// others, and the last two start a MariaDB of their own.
 const LEFT_OUT: [&str; 5] = ["conformance", "fencing", "model", "crash", "read_only"];
 
 /// Tests mostly wait for the server.

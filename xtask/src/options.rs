@@ -25,7 +25,8 @@ options:
   --no-install         never install anything; say what is missing instead
   --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql; without mariadb,
                        tests of MariaDB run on MySQL
-  --mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed; after the other
+  -- mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed;
+  -- after the other
                        tests those of MariaDB run once more, with MySQL in MariaDB's place
   -- <arguments>       (test, kafka) passed on to `cargo test`
   --release            (torture) built for release
@@ -89,8 +90,8 @@ impl Options {
         servers::ALL.into_iter().filter(chosen).collect()
     }
 
-    /// Whether CI runs the core of the tests of MariaDB on MySQL: always, unless other servers are named, or all tests
-    /// run on MySQL anyway.
+    /// Whether CI runs the core of the tests of MariaDB on MySQL: always, unless other servers are
+    /// named, or all tests run on MySQL anyway.
     pub(crate) fn core_on_mysql(&self) -> bool {
         self.only.is_none() && !self.mysql
     }

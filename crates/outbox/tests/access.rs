@@ -208,8 +208,8 @@ async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_name
     outbox.send(Event::new("e").json(&1)).await.unwrap();
 }
 
-/// The file of the authority that the server's certificate is by; `None` for a server that does not name one on this
-/// machine. The certificate is for `localhost` and 127.0.0.1.
+/// The file of the authority that the server's certificate is by; `None` for a server that does not
+/// name one on this machine. The certificate is for `localhost` and 127.0.0.1.
 async fn authority(bed: &Bed<MySql>) -> Option<PathBuf> {
     let ask = "SELECT COALESCE(@@ssl_ca, '')";
     let file: String = sqlx::query_scalar(ask).fetch_one(bed.outbox.pool()).await.unwrap();
@@ -221,8 +221,8 @@ async fn authority(bed: &Bed<MySql>) -> Option<PathBuf> {
     None
 }
 
-/// URLs of a server that are accepted, and URLs that are refused, with a part of the reason. 0.0.0.0 leads to this
-/// machine, and is no name of its certificate.
+/// URLs of a server that are accepted, and URLs that are refused, with a part of the reason.
+/// 0.0.0.0 leads to this machine, and is no name of its certificate.
 fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(String, &'static str)>) {
     let elsewhere = url.replacen("@127.0.0.1:", "@0.0.0.0:", 1);
     assert_ne!(url, elsewhere, "a server on 127.0.0.1");

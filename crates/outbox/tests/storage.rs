@@ -284,7 +284,8 @@ async fn a_migration_waits_for_another_one_on_mariadb() {
         let outbox = bed.outbox.clone();
         async move { outbox.migrate().await }
     });
-    // By the number of the statement that waits: the second is another one. Each server reads only its own kind of comment.
+    // By the number of the statement that waits: the second is another one. Each server reads only
+    // its own kind of comment.
     let waiting = "SELECT /*M! COALESCE(max(query_id), 0) FROM information_schema.processlist \
         WHERE state = 'User lock' AND info LIKE '%GET_LOCK%' */ \
         /*!80000 CAST(COALESCE(max(e.event_id), 0) AS SIGNED) FROM performance_schema.events_statements_current e \

@@ -1,4 +1,5 @@
-//! The variant for TiDB, on MariaDB or MySQL: it does what the store must do, and sends nothing that TiDB refuses.
+//! The variant for TiDB, on MariaDB or MySQL: it does what the store must do, and sends nothing
+//! that TiDB refuses.
 //!
 //! TiDB itself is not here. Every statement that this process sends is read from sqlx's log.
 
@@ -69,7 +70,8 @@ impl io::Write for Lines {
     }
 }
 
-/// A place whose statements are recorded. Dropping it fails the test if one of them has words that TiDB refuses.
+/// A place whose statements are recorded. Dropping it fails the test if one of them has words that
+/// TiDB refuses.
 struct Recorded(Place);
 
 impl Recorded {

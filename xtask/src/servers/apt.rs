@@ -44,7 +44,8 @@ pub(crate) fn unpack_from_unstable(package: &str, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder.parent().context("no folder to unpack into")?)?;
     let mut home = Home::create(&format!("{}-download", folder.display()))?;
     prepare_download(&mirror, &home)?;
-    // Once more: unstable changes all day, and its list may name packages that a mirror has no longer, or not yet.
+    // Once more: unstable changes all day, and its list may name packages that a mirror has no
+    // longer, or not yet.
     download(package, &mut home)
         .or_else(|_| download(package, &mut home))
         .and_then(|()| unpack(&mut home))

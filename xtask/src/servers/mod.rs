@@ -133,8 +133,8 @@ pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
     start_one(recipe)
 }
 
-/// The variables in which tests find the servers. MySQL without MariaDB stands in MariaDB's place, and has no
-/// variable of its own: a test that uses all servers would meet it twice.
+/// The variables in which tests find the servers. MySQL without MariaDB stands in MariaDB's place,
+/// and has no variable of its own: a test that uses all servers would meet it twice.
 pub(crate) fn addresses(servers: &[Server]) -> impl Iterator<Item = (&'static str, &str)> {
     let stands_in = !servers.iter().any(|server| server.is("mariadb"));
     servers.iter().map(move |server| {

@@ -83,8 +83,9 @@ pub(crate) fn missing_openssl() -> Vec<&'static str> {
     if program::find("openssl").is_some() { Vec::new() } else { vec!["openssl"] }
 }
 
-/// What MySQL and MariaDB are told alike. The init file has run before the first connection is taken. The certificate
-/// is by an authority that nothing trusts; tests find its file by `@@ssl_ca`.
+/// What MySQL and MariaDB are told alike. The init file has run before the first connection is
+/// taken. The certificate is by an authority that nothing trusts; tests find its file by
+/// `@@ssl_ca`.
 pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
     let init_file = home.path("init.sql");
     fs::write(&init_file, "CREATE DATABASE IF NOT EXISTS test;\n")?;
@@ -101,7 +102,8 @@ pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
         format!("--port={port}"),
         "--bind-address=127.0.0.1".to_owned(),
         "--max-connections=300".to_owned(),
-        // Every test makes two dozen tables, for each of which the server would wait for the disk several times.
+        // Every test makes two dozen tables, for each of which the server would wait for the disk
+        // several times.
         "--innodb-flush-method=nosync".to_owned(),
         "--innodb-flush-log-at-trx-commit=0".to_owned(),
         "--innodb-doublewrite=0".to_owned(),

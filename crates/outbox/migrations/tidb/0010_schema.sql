@@ -1,8 +1,11 @@
--- The tables on TiDB as they are at version 10; `migrations/mysql` says what they are for. What differs:
+-- The tables on TiDB as they are at version 10; `migrations/mysql` says what they are for. What
+-- differs:
 --
--- - Times have CURRENT_TIMESTAMP(6) as their default, because TiDB takes no other function there. That is the time of
---   the session's time zone, and times are UTC: writers in other languages set `time_zone = '+00:00'` first.
--- - Numbers are drawn in one place for all servers (AUTO_ID_CACHE 1), so that they rise over all of them.
+-- - Times have CURRENT_TIMESTAMP(6) as their default, because TiDB takes no other function there.
+--   That is the time of the session's time zone, and times are UTC: writers in other languages set
+--   `time_zone = '+00:00'` first.
+-- - Numbers are drawn in one place for all servers (AUTO_ID_CACHE 1), so that they rise over all of
+--   them.
 -- - The tags of the log have an index by position, because TiDB cannot read them from the event.
 -- - No trigger: TiDB has none. Checks hold only with `tidb_enable_check_constraint = ON`.
 CREATE TABLE IF NOT EXISTS {events} (

@@ -260,7 +260,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(true) }
     }
 
-    /// Whether the table gives a row without an ordering key that of its aggregate, if it is told to.
+    /// Whether the table gives a row without an ordering key that of its aggregate, if it is told
+    /// to.
     fn gives_keys(
         _: &mut Self::Connection,
         _: &Names,
@@ -268,8 +269,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(true) }
     }
 
-    /// Makes takers take turns until the end of the transaction, where none can pass over the rows that another has
-    /// locked. False: each can.
+    /// Makes takers take turns until the end of the transaction, where none can pass over the rows
+    /// that another has locked. False: each can.
     fn take_turn(
         _: &dyn Render,
         _: &mut Self::Connection,
@@ -303,7 +304,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// A statement from its text with numbered placeholders.
     fn statement(text: String, names: &Names) -> Statement;
 
-    /// Rewrites a statement for the server of this connection, where servers of one protocol differ.
+    /// Rewrites a statement for the server of this connection, where servers of one protocol
+    /// differ.
     fn adapt(
         _: &mut Self::Connection,
         statement: Statement,
@@ -312,8 +314,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok((statement, values)) }
     }
 
-    /// The scripts for these tables, as many as there are [`MIGRATIONS`](Dialect::MIGRATIONS). Migrations are
-    /// [locked](Dialect::lock_migrations) before.
+    /// The scripts for these tables, as many as there are [`MIGRATIONS`](Dialect::MIGRATIONS).
+    /// Migrations are [locked](Dialect::lock_migrations) before.
     fn migrations(_: &Names) -> &'static [&'static str] {
         Self::MIGRATIONS
     }

@@ -217,7 +217,8 @@ pub enum DatabaseKind {
     /// PostgreSQL 13 or newer.
     #[cfg(feature = "postgres")]
     Postgres,
-    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, by its version, in a variant that no test has run on TiDB.
+    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, by its version, in a variant that no
+    /// test has run on TiDB.
     #[cfg(feature = "mysql")]
     MySql,
 }

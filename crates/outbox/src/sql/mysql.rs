@@ -1,5 +1,5 @@
-//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`. What TiDB does not
-//! take of it is rewritten in `tidb.rs`.
+//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`.
+//! What TiDB does not take of it is rewritten in `tidb.rs`.
 //!
 //! Sessions are READ COMMITTED: under REPEATABLE READ an empty `SKIP LOCKED` claim locks the gap and blocks
 //! the application's inserts.

@@ -169,7 +169,8 @@ pub struct Statement {
     pub(crate) order: Option<Vec<usize>>,
     /// Whether it stays prepared on its connection, under a name.
     pub(crate) named: bool,
-    /// The product that it may have to be rewritten for; `None` if every server of the protocol takes it as it is.
+    /// The product that it may have to be rewritten for; `None` if every server of the protocol
+    /// takes it as it is.
     #[cfg(feature = "mysql")]
     pub(crate) product: Option<Product>,
 }

@@ -8,7 +8,8 @@ use super::statements as sql;
 use super::store::SqlStore;
 use crate::error::{Error, Result};
 
-/// Without the trigger, rows of a transaction that is still open could come behind later rows of their aggregate.
+/// Without the trigger, rows of a transaction that is still open could come behind later rows of
+/// their aggregate.
 const KEYS_ARE_NOT_GIVEN: &str = "mode ordered needs triggers, which TiDB does not have: give events ordering keys, or \
      let the writer do so by OutboxBuilder::order_by_aggregate, and run the relay in mode multi_node";
 

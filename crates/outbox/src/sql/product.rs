@@ -9,8 +9,8 @@ const UNKNOWN: u8 = 0;
 const MYSQL: u8 = 1;
 const TIDB: u8 = 2;
 
-/// Whether the server of a store is TiDB, or else MySQL or MariaDB. The first statement of the store finds it out.
-/// Clones are the same.
+/// Whether the server of a store is TiDB, or else MySQL or MariaDB. The first statement of the
+/// store finds it out. Clones are the same.
 #[derive(Clone, Debug, Default)]
 #[doc(hidden)]
 pub struct Product(Arc<AtomicU8>);

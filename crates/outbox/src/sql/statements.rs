@@ -175,8 +175,9 @@ pub(super) enum Lock {
     None,
     /// Rows that others have locked are left out.
     Skipping,
-    /// Rows are found first and then locked by their numbers, and looked at again. A search that locks would lock what
-    /// it passes, and wait for it in another order than those who settle and write.
+    /// Rows are found first and then locked by their numbers, and looked at again. A search that
+    /// locks would lock what it passes, and wait for it in another order than those who settle and
+    /// write.
     Waiting,
 }
 

@@ -1,6 +1,6 @@
 //! MySQL's statements for TiDB, which lacks some of their words.
 //!
-//! This is the only place that knows: a statement is written for MySQL, and rewritten here when it is sent to TiDB.
+//! A statement is written for MySQL, and rewritten here when it is sent to TiDB.
 //! `docs/guide/tidb.md` says where each difference is documented.
 //!
 //! | MySQL | TiDB | why |
@@ -28,7 +28,8 @@ pub(super) const TAKE_TURN: &str = "SELECT epoch FROM {leases} WHERE name = 'cla
 /// How a list that travels as JSON becomes a table.
 const LIST: &str = "JSON_TABLE(?, '$[*]' COLUMNS (";
 
-/// Rewrites a statement for TiDB. The text depends on how long its lists are, so it does not stay prepared.
+/// Rewrites a statement for TiDB. The text depends on how long its lists are, so it does not stay
+/// prepared.
 pub(super) fn rewrite(statement: Statement, values: Vec<Value>) -> (Statement, Vec<Value>) {
     let text = lock_plainly(&statement.text);
     if !text.contains(LIST) {
@@ -142,8 +143,8 @@ impl<'t> Column<'t> {
         self.kind.strip_prefix("varchar(")?.split(')').next()?.parse().ok()
     }
 
-    /// The value with its type, and its name if asked for. A text has the collation of the columns that it is
-    /// compared with.
+    /// The value with its type, and its name if asked for. A text has the collation of the columns
+    /// that it is compared with.
     fn cell(&self, value: &str, named: bool) -> String {
         let typed = match self.kind.split_once("COLLATE ") {
             Some((_, collation)) => {
@@ -155,7 +156,8 @@ impl<'t> Column<'t> {
         if named { format!("{typed} AS {}", self.name) } else { typed }
     }
 
-    /// What the path leads to. As in MySQL, a text that does not fit is NULL: cut off it could be another's.
+    /// What the path leads to. As in MySQL, a text that does not fit is NULL: cut off it could be
+    /// another's.
     fn value(&self, element: &Json) -> Value {
         let found = match self.path.trim_start_matches('$') {
             "" => Some(element),

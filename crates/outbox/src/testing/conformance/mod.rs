@@ -76,8 +76,9 @@ pub trait Harness: Send + Sync {
         false
     }
 
-    /// Whether the table gives events without an ordering key that of their aggregate. `false`: the store refuses
-    /// [`order_by_aggregate`](crate::store::Store::order_by_aggregate), and its case has nothing to show.
+    /// Whether the table gives events without an ordering key that of their aggregate. `false`: the
+    /// store refuses [`order_by_aggregate`](crate::store::Store::order_by_aggregate), and its case
+    /// has nothing to show.
     fn gives_keys(&self) -> bool {
         true
     }
