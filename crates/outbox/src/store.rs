@@ -260,6 +260,9 @@ pub trait Watch: Send {
 
     /// Waits for a call.
     async fn called(&mut self) -> Result<()>;
+
+    /// Ends it, and returns when its connection is closed. Dropping a watch closes it later.
+    async fn end(self: Box<Self>) {}
 }
 
 /// A store that the relay and others share.

@@ -9,10 +9,12 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use sqlx::{Connection as _, Pool};
 use sqlx_core::transaction::TransactionManager as _;
+use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 
 use super::budget::{Idles, Lookout, Permit, Seat, Ticket};
 use super::dialect::{Dialect, Options};
+use super::names::Names;
 use super::sessions::Sessions;
 use super::warm::{begin_with, leave_transaction};
 use crate::error::{Result, Told};
@@ -66,6 +68,13 @@ impl<DB: Dialect> Line<DB> {
     /// How to connect to the database.
     pub(crate) fn options(&self) -> &Options<DB> {
         &self.options
+    }
+
+    /// A watch whose connection counts; `None` if there are enough of them, or the database has none.
+    pub(crate) async fn watch(&self, options: Options<DB>, names: &Names) -> Result<Option<Box<dyn Watch>>> {
+        let Some(lookout) = self.seat.budget.lookout().await else { return Ok(None) };
+        let Some(watch) = DB::watch(options, names).await? else { return Ok(None) };
+        Ok(Some(Box::new(FleetWatch { inner: Some((watch, lookout)), closing: self.closing.clone() })))
     }
 
     fn is_closed(&self) -> bool {
@@ -162,6 +171,7 @@ impl<DB: Dialect> Line<DB> {
         if let Some(pool) = self.pool.get() {
             pool.close().await;
         }
+        drop(self.closing.write().await);
     }
 }
 
@@ -256,28 +266,47 @@ impl<DB: Dialect> Borrowed<DB> {
     }
 }
 
-/// The watch of a database in a fleet, whose connection counts like others.
-pub(super) struct Counted {
-    pub(super) watch: Box<dyn Watch>,
-    pub(super) _lookout: Lookout,
+/// The watch of a database in a fleet. Its connection counts like others, until it is closed.
+pub(super) struct FleetWatch {
+    inner: Option<(Box<dyn Watch>, Lookout)>,
+    closing: Arc<RwLock<()>>,
+}
+
+impl FleetWatch {
+    fn watch(&mut self) -> &mut dyn Watch {
+        &mut *self.inner.as_mut().expect(INNER).0
+    }
 }
 
 #[async_trait]
-impl Watch for Counted {
+impl Watch for FleetWatch {
     async fn is_ours(&mut self) -> Result<bool> {
-        self.watch.is_ours().await
+        self.watch().is_ours().await
     }
 
     async fn lie_down(&mut self) -> Result<bool> {
-        self.watch.lie_down().await
+        self.watch().lie_down().await
     }
 
     async fn get_up(&mut self) -> Result<()> {
-        self.watch.get_up().await
+        self.watch().get_up().await
     }
 
     async fn called(&mut self) -> Result<()> {
-        self.watch.called().await
+        self.watch().called().await
+    }
+}
+
+impl Drop for FleetWatch {
+    fn drop(&mut self) {
+        let (Some((watch, lookout)), Ok(runtime)) = (self.inner.take(), Handle::try_current()) else {
+            return;
+        };
+        let closing = self.closing.clone().try_read_owned();
+        runtime.spawn(async move {
+            let _ = tokio::time::timeout(CLOSING, watch.end()).await;
+            drop((lookout, closing));
+        });
     }
 }
 

@@ -16,7 +16,7 @@ use super::begin::{begin_by, begin_on};
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
-use super::line::{Counted, Line};
+use super::line::Line;
 use super::migrate::newest_version;
 use super::names::{Names, Statement, render};
 use super::sessions::Sessions;
@@ -830,13 +830,11 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
         let Some(options) = self.notifier() else { return Ok(None) };
-        let Source::Line(line) = &self.pools.read else { return DB::watch(options, &self.sql.names).await };
-        if !DB::RINGS {
-            return Ok(None);
+        match &self.pools.read {
+            Source::Pool(_) => DB::watch(options, &self.sql.names).await,
+            Source::Line(line) if DB::RINGS => line.watch(options, &self.sql.names).await,
+            Source::Line(_) => Ok(None),
         }
-        let Some(lookout) = line.seat.budget.lookout().await else { return Ok(None) };
-        let watch = DB::watch(options, &self.sql.names).await?;
-        Ok(watch.map(|watch| Box::new(Counted { watch, _lookout: lookout }) as Box<dyn Watch>))
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {

@@ -6,7 +6,7 @@
 //! commit is missed. The trigger of `0006_node.sql` is the other half.
 
 use async_trait::async_trait;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
 
 use super::names::Names;
 use crate::error::Result;
@@ -20,6 +20,8 @@ const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' |
 /// On a connection of its own, which holds the locks: they end with it.
 pub(super) struct PgWatch {
     line: PgListener,
+    /// The pool of the one connection.
+    pool: PgPool,
     /// Held while asleep.
     asleep: i64,
     /// Held by the one who has the watch.
@@ -30,13 +32,22 @@ pub(super) struct PgWatch {
 impl PgWatch {
     pub(super) async fn open(options: PgConnectOptions, names: &Names) -> Result<Self> {
         let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
-        let mut line = PgListener::connect_with(&pool).await?;
+        let opened = Self::on_pool(&pool, names).await;
+        if opened.is_err() {
+            // Closed before the caller hears of it: a fleet counts connections.
+            pool.close().await;
+        }
+        opened
+    }
+
+    async fn on_pool(pool: &PgPool, names: &Names) -> Result<Self> {
+        let mut line = PgListener::connect_with(pool).await?;
         // A new connection would not have our locks.
         line.eager_reconnect(false);
         let (table, asleep, watch): (i64, i64, i64) =
             sqlx::query_as(NUMBERS).bind(names.events()).fetch_one(&mut line).await?;
         line.listen(&format!("outbox_due_{table}")).await?;
-        Ok(Self { line, asleep, watch, is_ours: false })
+        Ok(Self { line, pool: pool.clone(), asleep, watch, is_ours: false })
     }
 
     async fn ask(&mut self, question: &'static str, lock: i64) -> Result<bool> {
@@ -72,6 +83,12 @@ impl Watch for PgWatch {
             }
             None => Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into()),
         }
+    }
+
+    async fn end(self: Box<Self>) {
+        let Self { line, pool, .. } = *self;
+        drop(line);
+        pool.close().await;
     }
 }
 
