@@ -87,3 +87,20 @@ impl Steps {
         summary
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader of the last lines must see that something did not run.
+    #[test]
+    fn what_was_left_out_is_in_the_summary() {
+        let mut steps = Steps::default();
+        steps.run("lints", || Ok(()));
+        assert_eq!(steps.summary(), "all steps passed");
+        steps.leave_out("tests on MySQL", &anyhow::anyhow!("no mirror"));
+        assert_eq!(steps.summary(), "left out: tests on MySQL; all other steps passed");
+        steps.run("tests", || anyhow::bail!("one failed"));
+        assert_eq!(steps.summary(), "left out: tests on MySQL; failed steps: tests");
+    }
+}

@@ -71,52 +71,70 @@ fn counting<DB: Base>(bed: &Bed<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
     (store.clone(), WorkQueue::new(store))
 }
 
-/// Another program locks the last item, then the first. A call about both waits for the last with the first locked: a deadlock, of
-/// which the call is the victim.
-async fn ack_in_a_deadlock<DB: Base>(lock_more: &str, locks: impl AsyncFn(&Bed<DB>) -> bool) {
+/// A call about three items locks the first and waits for the second, which a transaction holds. Another one holds the third and waits
+/// for the first. When the second is free the call waits for the third: a deadlock, which the call closed and of which it is
+/// the victim.
+async fn ack_in_a_deadlock<DB: Base>(prepare: &str, waiting: impl AsyncFn(&Bed<DB>) -> i64) {
     let Some(bed) = Bed::<DB>::new().await else { return };
     let (queue, me) = (bed.outbox.queue(), node("a"));
-    bed.write("e", 0..2).await;
+    bed.write("e", 0..3).await;
     let items = claim(&queue, "a").await;
-    let id = |n: usize| items[n].id().message().as_str().to_owned();
-    let lock = |id: &str| format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", bed.table);
-    let mut tx = bed.outbox.begin().await.unwrap();
-    DB::execute_sql(&mut tx, &lock_more.replace("{t}", &bed.table)).await.unwrap();
-    DB::execute_sql(&mut tx, &lock(&id(1))).await.unwrap();
-    let acked = async { queue.ack(&me, ids(&items)).await.unwrap() };
-    let other = async {
-        while !locks(&bed).await {
+    let lock = |n: usize| {
+        let id = items[n].id().message().as_str();
+        format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", bed.table)
+    };
+    let until_waiting = async |count: i64| {
+        while waiting(&bed).await < count {
             tokio::time::sleep(MS).await;
         }
-        DB::execute_sql(&mut tx, &lock(&id(0))).await.unwrap();
-        tx.commit().await.unwrap();
     };
-    let (acked, ()) = tokio::time::timeout(FOREVER, async { tokio::join!(acked, other) }).await.unwrap();
-    assert_eq!(acked, 2);
-    assert_eq!(bed.tally().await, (0, 0, 2, 0));
+    let (mut first, mut other) = (bed.outbox.begin().await.unwrap(), bed.outbox.begin().await.unwrap());
+    DB::execute_sql(&mut first, &lock(1)).await.unwrap();
+    DB::execute_sql(&mut other, &prepare.replace("{t}", &bed.table)).await.unwrap();
+    DB::execute_sql(&mut other, &lock(2)).await.unwrap();
+    let acked = async { queue.ack(&me, ids(&items)).await.unwrap() };
+    let others = async {
+        until_waiting(1).await;
+        let lock = lock(0);
+        let locked = async {
+            DB::execute_sql(&mut other, &lock).await.unwrap();
+            other.commit().await.unwrap();
+        };
+        let released = async {
+            until_waiting(2).await;
+            first.commit().await.unwrap();
+        };
+        tokio::join!(locked, released)
+    };
+    let (acked, _) = tokio::time::timeout(FOREVER, async { tokio::join!(acked, others) }).await.unwrap();
+    assert_eq!(acked, 3);
+    for item in &items {
+        assert_eq!(bed.status(item.id().message()).await, Status::Done);
+    }
 }
 
-/// OBX-099. The one that has waited for longer finds the deadlock, and is the victim.
+/// OBX-099. The server looks for a deadlock when a statement has waited for a second, and ends that one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{t}%'";
-    ack_in_a_deadlock::<sqlx::Postgres>("SELECT 1", async |bed| bed.number(waits).await > 0).await;
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%UPDATE %{t}%'";
+    let patient = "SET LOCAL deadlock_timeout = '1h'";
+    ack_in_a_deadlock::<sqlx::Postgres>(patient, async |bed| bed.number(waiting).await).await;
 }
 
-/// OBX-099. The one that has written less is the victim.
+/// OBX-099. The server ends the one that has written less.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_mariadb() {
     let write_more =
         "INSERT INTO {t} (event_type, payload) VALUES ('x', '1'), ('x', '1'), ('x', '1'), ('x', '1')";
-    let write_more = format!("{write_more}; DELETE FROM {{t}} WHERE event_type = 'x'");
-    let waits = async |bed: &Bed<sqlx::MySql>| {
+    let waiting = async |bed: &Bed<sqlx::MySql>| {
         // InnoDB tells the same for 100 ms.
         tokio::time::sleep(200 * MS).await;
-        let waits = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
-                     AND trx_query LIKE '%{t}%'";
-        bed.number(waits).await > 0
+        let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
+                       AND trx_query LIKE '%{t}%'";
+        bed.number(waiting).await
     };
-    ack_in_a_deadlock::<sqlx::MySql>(&write_more, waits).await;
+    ack_in_a_deadlock::<sqlx::MySql>(write_more, waiting).await;
 }
 
 on_every_database! {

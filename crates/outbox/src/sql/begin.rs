@@ -47,11 +47,8 @@ pub(super) async fn begin_by<DB: Dialect>(
     source: &Source<DB>,
     script: Option<String>,
 ) -> Result<Work<'static, DB>, sqlx::Error> {
-    Ok(match source.clone() {
-        Source::Pool(pool) => {
-            let first = First { before: None, script };
-            Work::Pool(Finished::new(async move { pool.begin(&first).await }).await?)
-        }
+    Ok(match source {
+        Source::Pool(pool) => Work::Pool(pool.begin(First { before: None, script }).await?),
         // One that is dropped half way is closed.
         Source::Line(line) => Work::Line(line.begin(script).await?),
     })

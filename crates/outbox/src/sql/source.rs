@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use sqlx::Pool;
 
-use super::begin::Finished;
 use super::budget::Permit;
 use super::dialect::Dialect;
 use super::line::{Borrowed, Line};
@@ -39,13 +38,10 @@ impl<DB: Dialect> Source<DB> {
         })
     }
 
-    /// Begins a transaction for somebody else's code, in a way that may be cancelled at any time.
-    ///
-    /// A `begin()` of sqlx's that is dropped half way would leave its connection inside a transaction that nobody knows
-    /// of, for the next one to use. So it is finished in the background then, and rolled back.
+    /// Begins a transaction of the application.
     pub(crate) async fn begin_for_user(&self) -> Result<Work<'static, DB>> {
         match self {
-            Source::Pool(pool) => begin_on_pool(pool, None).await,
+            Source::Pool(pool) => Ok(Work::Pool(pool.begin(First::default()).await?)),
             Source::Line(line) => begin_on_line(line, line.seat.stand_in_line().await?).await,
         }
     }
@@ -53,7 +49,10 @@ impl<DB: Dialect> Source<DB> {
     /// Begins the transaction of a handler, which ends with its event's settlement.
     pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
         match self {
-            Source::Pool(pool) => begin_on_pool(pool, DB::BEFORE_HANDLER).await,
+            Source::Pool(pool) => {
+                let first = First { before: DB::BEFORE_HANDLER, script: None };
+                Ok(Work::Pool(pool.begin(first).await?))
+            }
             Source::Line(line) => begin_on_line(line, line.seat.enter_to_handle().await?).await,
         }
     }
@@ -72,15 +71,6 @@ impl<DB: Dialect> Source<DB> {
             Source::Line(line) => line.close().await,
         }
     }
-}
-
-/// Begins a transaction of a pool, after a statement of its own if there is one.
-async fn begin_on_pool<DB: Dialect>(
-    pool: &Arc<Warm<DB>>,
-    first: Option<&'static str>,
-) -> Result<Work<'static, DB>> {
-    let (pool, first) = (pool.clone(), First { before: first, script: None });
-    Ok(Work::Pool(Finished::new(async move { pool.begin(&first).await }).await?))
 }
 
 /// Begins a transaction of a fleet's database, which keeps the permit until its end.

@@ -12,6 +12,7 @@ use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::{Connection as _, Pool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
 
+use super::begin::Finished;
 use super::dialect::Dialect;
 use super::sessions::Sessions;
 
@@ -165,7 +166,7 @@ impl<DB: Dialect> Warm<DB> {
 
     /// A connection for one statement or more: inside a transaction if its session is shared.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
-        if self.begin.sessions.are_shared() { self.begin(&First::default()).await } else { self.take().await }
+        if self.begin.sessions.are_shared() { self.begin(First::default()).await } else { self.take().await }
     }
 
     async fn take(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
@@ -189,8 +190,17 @@ impl<DB: Dialect> Warm<DB> {
         }
     }
 
-    /// Begins a transaction that is going to write.
-    pub(crate) async fn begin(self: &Arc<Self>, first: &First) -> Result<Used<DB>, sqlx::Error> {
+    /// Begins a transaction that is going to write. May be cancelled at any time.
+    ///
+    /// A `BEGIN` that is dropped half way would leave its connection inside a transaction that the
+    /// driver does not know of, for the next statement to be part of. So it is finished in the
+    /// background then, and rolled back.
+    pub(crate) async fn begin(self: &Arc<Self>, first: First) -> Result<Used<DB>, sqlx::Error> {
+        let pool = self.clone();
+        Finished::new(async move { pool.begin_on_live(&first).await }).await
+    }
+
+    async fn begin_on_live(self: &Arc<Self>, first: &First) -> Result<Used<DB>, sqlx::Error> {
         // Connections that broke a moment ago say so now. There are no more of them than there are connections.
         let mut broken = self.pool.size();
         loop {
