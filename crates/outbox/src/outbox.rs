@@ -233,6 +233,15 @@ impl OutboxBuilder {
         self
     }
 
+    /// Takes a server that speaks PostgreSQL's protocol for CockroachDB or YugabyteDB, whatever its
+    /// version says. For tests.
+    #[cfg(feature = "postgres")]
+    #[doc(hidden)]
+    pub fn assume_distributed(mut self) -> Self {
+        self.options = self.options.assume_distributed();
+        self
+    }
+
     /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
     #[cfg(feature = "sqlite")]
     pub async fn sqlite(self, file: &str) -> Result<Outbox<sqlx::Sqlite>> {

@@ -316,3 +316,52 @@ mod sql {
         assert_eq!(differences, ["_log_tag _log_tag_position 1 position 1"]);
     }
 }
+
+/// The tables for distributed databases, beside those of PostgreSQL.
+#[cfg(feature = "postgres")]
+mod distributed {
+    use sqlx::Connection as _;
+
+    use outbox::StoreOptions;
+
+    use crate::support::Place;
+
+    /// Columns and indexes of an outbox's tables, with the name of the outbox left out.
+    async fn schema(url: &str, table: &str) -> std::collections::BTreeSet<String> {
+        let ask = format!(
+            "SELECT concat_ws(' ', c.table_name, c.column_name, c.data_type, c.character_maximum_length, c.is_nullable) \
+             FROM information_schema.columns c WHERE c.table_name LIKE '{table}%' \
+             UNION ALL SELECT regexp_replace(i.indexdef, 'INDEX .* ON', 'INDEX ON') FROM pg_indexes i \
+             WHERE i.tablename LIKE '{table}%'"
+        );
+        let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
+        let rows: Vec<String> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
+        rows.into_iter().map(|row| row.replace(table, "")).collect()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_tables_of_distributed_databases_are_those_of_postgresql() {
+        let Some(place) = Place::postgres().await else { return };
+        let url = place.url().unwrap();
+        let tables = [format!("{}_a", place.table), format!("{}_b", place.table)];
+        let plain = StoreOptions::default().table(&tables[0]);
+        let distributed = StoreOptions::default().table(&tables[1]).assume_distributed();
+        place.store(plain).await.migrate().await.unwrap();
+        place.store(distributed).await.migrate().await.unwrap();
+        let (plain, distributed) = (schema(url, &tables[0]).await, schema(url, &tables[1]).await);
+        let differences: Vec<&String> = plain.symmetric_difference(&distributed).collect();
+        let expected = [
+            "CREATE UNIQUE INDEX ON public._key_slot USING btree (slot)",
+            "CREATE UNIQUE INDEX ON public._log_head USING btree (id)",
+            "CREATE UNIQUE INDEX ON public._migration_lock USING btree (id)",
+            "_claim_lock never boolean YES",
+            "_key_slot last bigint NO",
+            "_key_slot slot integer NO",
+            "_log_head id integer NO",
+            "_log_head position bigint NO",
+            "_migration_lock id integer NO",
+        ];
+        assert_eq!(differences, expected);
+    }
+}

@@ -120,7 +120,7 @@ impl Member {
     ) -> Result<Arc<Self>> {
         let budget: Arc<Budget> = common.budget.clone();
         let options = DB::options(&database.url, common.patience)?;
-        let sessions = DB::sessions(&database.url, Pooler::Detect)?;
+        let sessions = DB::sessions(&database.url, Pooler::Detect)?.of(database.options().product());
         warn_if_unverified(&database.name, &database.url);
         let seat = Arc::new(Seat::new(&database.name, budget, common.patience, DB::AT_ONCE));
         let line: Arc<Line<DB>> = Line::new(seat.clone(), options, sessions);

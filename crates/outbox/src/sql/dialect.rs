@@ -8,8 +8,6 @@ use chrono::{DateTime, Utc};
 use super::StoreOptions;
 use super::log::LogDialect;
 use super::names::{Names, Statement, render};
-#[cfg(feature = "mysql")]
-use super::product::Product;
 use super::sessions::Sessions;
 use super::source::Source;
 use super::stamp::Stamp;
@@ -251,6 +249,11 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// Switches on the flag by which the table gives rows without a key the key of their aggregate.
     const BY_AGGREGATE: &'static str;
 
+    /// The same for these tables, after a statement on them.
+    fn by_aggregate(_: &Names) -> &'static str {
+        Self::BY_AGGREGATE
+    }
+
     /// Creates the trigger that keeps writers of one ordering key in order, where a server may refuse
     /// it, unless it is there. False: the server refuses it, and the tables work without it.
     fn create_order_trigger(
@@ -368,7 +371,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         ids: Value,
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
-    /// Whether many events can be leased at once, by a list of them.
+    /// Whether many events can be leased at once, by a list of them. Not on a distributed database.
     const LISTS: bool = false;
 
     /// How many connections one database of a fleet may use at a time.
@@ -430,6 +433,11 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// the schema or NULL, `$2` the table.
     const SIZE: &'static str;
 
+    /// The same for these tables, after a statement on them.
+    fn size(_: &Names) -> &'static str {
+        Self::SIZE
+    }
+
     /// Whether processes can tell each other that there is something new.
     const RINGS: bool = false;
 
@@ -439,6 +447,11 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// The same, which also deletes nodes that were last seen `$3` microseconds ago, and says whether another node was not seen for
     /// `$4` microseconds and holds something perhaps; `None` where that needs more than one statement.
     const ANNOUNCE_AND_FORGET: Option<&'static str> = None;
+
+    /// The same for these tables, after a statement on them.
+    fn announce_and_forget(_: &Names) -> Option<&'static str> {
+        Self::ANNOUNCE_AND_FORGET
+    }
 
     /// The whole of [`tend`](crate::log::PairStore::tend): `$1` is the node, `$2` its lease in microseconds, `$3` the name of its
     /// heartbeat. Returns pairs, and nodes as pairs without a status; `None` where that needs more than one statement.
@@ -686,13 +699,7 @@ pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
     if options.schema.is_some() && !DB::SCHEMAS {
         return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
     }
-    #[cfg_attr(not(feature = "mysql"), expect(unused_mut, reason = "only MySQL's have a product"))]
-    let mut names = Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)?;
-    #[cfg(feature = "mysql")]
-    if options.assume_tidb {
-        names.product = Product::tidb();
-    }
-    Ok(names)
+    Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
 }
 
 /// The whole schema as one script, with the names filled in.

@@ -211,8 +211,8 @@ impl<DB: Dialect> Borrowed<DB> {
     }
 
     async fn begin(&mut self, script: &Option<String>) -> Result<(), sqlx::Error> {
-        let shared = DB::BEGIN_SHARED.filter(|_| self.line.sessions.are_shared());
-        begin_with::<DB>(self, shared.or(DB::BEGIN), script).await
+        let begin = self.line.sessions.begin(DB::BEGIN_SHARED).or(DB::BEGIN);
+        begin_with::<DB>(self, begin, script).await
     }
 
     fn is_open(&self) -> bool {

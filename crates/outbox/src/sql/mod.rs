@@ -41,8 +41,9 @@ mod window;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
+mod distributed;
+#[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(feature = "mysql")]
 mod product;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -74,8 +75,17 @@ pub struct StoreOptions {
     pub(crate) max_payload: usize,
     pub(crate) pooler: Pooler,
     pub(crate) direct_url: Option<Hidden>,
+    /// The product that the server is taken for, whatever its version says.
+    pub(crate) assumed: Option<Assumed>,
+}
+
+/// A product whose statements a test can ask for on another server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Assumed {
     #[cfg(feature = "mysql")]
-    pub(crate) assume_tidb: bool,
+    Tidb,
+    #[cfg(feature = "postgres")]
+    Distributed,
 }
 
 /// A URL that debug output does not show: it may hold a password.
@@ -98,8 +108,7 @@ impl Default for StoreOptions {
             name: None,
             pooler: Pooler::Detect,
             direct_url: None,
-            #[cfg(feature = "mysql")]
-            assume_tidb: false,
+            assumed: None,
             max_payload: MAX_PAYLOAD,
         }
     }
@@ -184,8 +193,28 @@ impl StoreOptions {
     #[cfg(feature = "mysql")]
     #[doc(hidden)]
     pub fn assume_tidb(mut self) -> Self {
-        self.assume_tidb = true;
+        self.assumed = Some(Assumed::Tidb);
         self
+    }
+
+    /// Takes a server that speaks PostgreSQL's protocol for CockroachDB or YugabyteDB, whatever its
+    /// version says. For tests.
+    #[cfg(feature = "postgres")]
+    #[doc(hidden)]
+    pub fn assume_distributed(mut self) -> Self {
+        self.assumed = Some(Assumed::Distributed);
+        self
+    }
+
+    /// The product of the server: to be found out, unless it is assumed.
+    pub(crate) fn product(&self) -> product::Product {
+        match self.assumed {
+            #[cfg(feature = "mysql")]
+            Some(Assumed::Tidb) => product::Product::tidb(),
+            #[cfg(feature = "postgres")]
+            Some(Assumed::Distributed) => product::Product::distributed(),
+            None => product::Product::default(),
+        }
     }
 
     /// The clock that decides what is due. For tests.
@@ -214,7 +243,8 @@ pub enum DatabaseKind {
     /// SQLite 3.37 or newer; the bundled one is.
     #[cfg(feature = "sqlite")]
     Sqlite,
-    /// PostgreSQL 13 or newer.
+    /// PostgreSQL 13 or newer. CockroachDB and YugabyteDB, by their versions, in a variant that no
+    /// test has run on them.
     #[cfg(feature = "postgres")]
     Postgres,
     /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, by its version, in a variant that no

@@ -367,7 +367,7 @@ impl Dialect for MySql {
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
-        Ok(Self::beside(&pool, options, Sessions::own()).own())
+        Ok(Self::beside(&pool, options, Sessions::own().of(options.product())).own())
     }
 
     fn beside(write: &MySqlPool, _: &StoreOptions, sessions: Sessions) -> Pools<Self> {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-#[cfg(feature = "mysql")]
 use super::product::Product;
 use crate::error::{Error, Result};
 
@@ -27,7 +26,6 @@ pub struct Names {
     pub(crate) table: String,
     quote: char,
     /// Which product they are on.
-    #[cfg(feature = "mysql")]
     pub(crate) product: Product,
 }
 
@@ -37,9 +35,13 @@ impl Names {
             schema: schema.map(identifier).transpose()?.map(str::to_owned),
             table: identifier(table)?.to_owned(),
             quote,
-            #[cfg(feature = "mysql")]
             product: Product::default(),
         })
+    }
+
+    /// The same tables, on a server of this product.
+    pub(crate) fn on(self, product: Product) -> Self {
+        Self { product, ..self }
     }
 
     fn quoted(&self, name: &str) -> String {
@@ -89,6 +91,8 @@ impl Names {
             "batches" => self.table("_batch"),
             "claim_lock" => self.table("_claim_lock"),
             "keys" => self.table("_key"),
+            "identity" => self.table("_seq_seq"),
+            "key_slots" => self.table("_key_slot"),
             "joins" => self.table("_join"),
             "members" => self.table("_join_member"),
             "inbox" => self.table("_inbox"),
@@ -99,6 +103,7 @@ impl Names {
             "order_trigger" => self.table("_order"),
             "order_key" => self.table("_order_key"),
             "by_aggregate" => self.table("_by_aggregate"),
+            "migration_lock" => self.table("_migration_lock"),
             "version" => self.table("_schema"),
             "log" => self.of_log(""),
             "log_tags" => self.of_log("_tag"),
@@ -171,7 +176,6 @@ pub struct Statement {
     pub(crate) named: bool,
     /// The product that it may have to be rewritten for; `None` if every server of the protocol
     /// takes it as it is.
-    #[cfg(feature = "mysql")]
     pub(crate) product: Option<Product>,
 }
 
@@ -183,7 +187,6 @@ impl Statement {
             text: text.into(),
             order: None,
             named: true,
-            #[cfg(feature = "mysql")]
             product: None,
         }
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::begin::begin_on;
-
 use super::dialect::{Database, Value};
+use super::source::Work;
 use super::store::SqlStore;
 use crate::error::Result;
 use crate::store::{EXCLUSIVE, Node, NodeId, NodeState, Released, Store as _};
@@ -45,7 +45,7 @@ const AT_ONCE: usize = 1_000;
 impl<DB: Database> SqlStore<DB> {
     pub(super) async fn announce_node(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
         let told = serde_json::to_string(state).unwrap_or_default();
-        if let Some(announce) = DB::ANNOUNCE_AND_FORGET {
+        if let Some(announce) = DB::announce_and_forget(self.renderer().names()) {
             let values = vec![
                 Value::text(node.as_str()),
                 Value::text(told),
@@ -62,7 +62,7 @@ impl<DB: Database> SqlStore<DB> {
 
     pub(super) async fn retire_node(&self, node: &NodeId) -> Result<()> {
         self.run(RETIRE, vec![Value::text(node.as_str())]).await?;
-        if DB::LISTS { self.forget_ended_lists().await } else { Ok(()) }
+        if self.lists() { self.forget_ended_lists().await } else { Ok(()) }
     }
 
     pub(super) async fn all_nodes(&self) -> Result<Vec<Node>> {
@@ -101,7 +101,7 @@ impl<DB: Database> SqlStore<DB> {
     /// or was released before.
     async fn release_if_vanished(&self, node: &NodeId) -> Result<Option<u64>> {
         let leased = self.leased(node).await?;
-        let mut tx = if DB::LISTS { self.begin_by("").await? } else { begin_on(&self.pools.relay).await? };
+        let mut tx = self.begin_to_release().await?;
         let rows = DB::fetch(&mut tx, self.render(LOCKED), vec![Value::text(node.as_str())]).await?;
         let found = rows.first().map(Self::node).transpose()?.filter(Node::is_to_be_released);
         let Some(found) = found else {
@@ -134,10 +134,17 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn release_at_once(&self, node: &NodeId) -> Result<u64> {
         let leased = self.leased(node).await?;
-        let mut tx = if DB::LISTS { self.begin_by("").await? } else { begin_on(&self.pools.relay).await? };
+        let mut tx = self.begin_to_release().await?;
         let events = self.release_leases(&mut tx, node, &leased).await?;
         tx.commit().await?;
         Ok(events)
+    }
+
+    async fn begin_to_release(&self) -> Result<Work<'static, DB>> {
+        if self.has_lists().await? {
+            return self.begin_by("").await;
+        }
+        Ok(begin_on(&self.pools.relay).await?)
     }
 
     /// The numbers of the events that a node holds by their rows.
@@ -151,7 +158,7 @@ impl<DB: Database> SqlStore<DB> {
     /// event of a key would be free while an earlier one is not; even then the earlier one holds it back.
     async fn release_leases(&self, conn: &mut DB::Connection, node: &NodeId, leased: &[i64]) -> Result<u64> {
         let mut events = 0;
-        if DB::LISTS {
+        if self.lists() {
             events += self.release_lists(conn, node).await?;
         }
         for some in leased.chunks(AT_ONCE) {

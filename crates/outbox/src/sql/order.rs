@@ -25,7 +25,7 @@ impl<DB: Database> SqlStore<DB> {
         if !gives_keys {
             return Err(Error::Setting(KEYS_ARE_NOT_GIVEN.to_owned()));
         }
-        self.run(DB::BY_AGGREGATE, Vec::new()).await?;
+        self.run(DB::by_aggregate(self.renderer().names()), Vec::new()).await?;
         let mut keyed = 0;
         loop {
             let mut seqs = Vec::new();

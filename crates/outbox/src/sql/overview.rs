@@ -62,7 +62,8 @@ impl<DB: Database> SqlStore<DB> {
             overview.dead = Counted::upto(number(10)?, most);
         }
         let (schema, table) = self.schema_and_table();
-        let rows = self.fetch(DB::SIZE, vec![Value::Text(schema), Value::text(table)]).await?;
+        let size = DB::size(self.renderer().names());
+        let rows = self.fetch(size, vec![Value::Text(schema), Value::text(table)]).await?;
         if let Some(row) = rows.first() {
             overview.last_seq = DB::int(row, 0)?.unwrap_or_default();
             overview.rows = DB::int(row, 1)?.map(i64::unsigned_abs);

@@ -13,6 +13,7 @@ use super::dialect::{
     BirthLease, Columns, Dialect, NewRow, Noting, Pools, Render, StoredRow, Value, Which, plumbing,
     stored_rows,
 };
+use super::distributed;
 use super::inbox::returned;
 use super::names::{Listed, Names, Statement, nth};
 use super::sessions::Sessions;
@@ -163,8 +164,21 @@ impl Dialect for Postgres {
         format!("timestamptz '{}'", time.format("%Y-%m-%d %H:%M:%S%.6f+00"))
     }
 
-    fn statement(text: String, _: &Names) -> Statement {
-        Statement::numbered(text)
+    fn statement(text: String, names: &Names) -> Statement {
+        Statement { product: Some(names.product.clone()), ..Statement::numbered(text) }
+    }
+
+    async fn adapt(
+        conn: &mut PgConnection,
+        statement: Statement,
+        values: Vec<Value>,
+    ) -> Result<(Statement, Vec<Value>), sqlx::Error> {
+        match &statement.product {
+            Some(product) if product.find_distributed(conn).await? => {
+                Ok(distributed::rewrite(statement, values))
+            }
+            _ => Ok((statement, values)),
+        }
     }
 
     fn stops(on_dead: OnDead) -> &'static str {
@@ -238,6 +252,10 @@ impl Dialect for Postgres {
 
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
         ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state";
+
+    fn announce_and_forget(names: &Names) -> Option<&'static str> {
+        Self::ANNOUNCE_AND_FORGET.filter(|_| !names.product.is_distributed())
+    }
 
     // One statement, since every relay sends it every few seconds for ever. A relay cannot have vanished sooner than $4.
     const ANNOUNCE_AND_FORGET: Option<&'static str> = Some(
@@ -321,6 +339,18 @@ impl Dialect for Postgres {
     const NEW_LEASE: &'static str =
         "INSERT INTO {leases} (name, epoch) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING";
 
+    fn by_aggregate(names: &Names) -> &'static str {
+        if names.product.is_distributed() { distributed::BY_AGGREGATE } else { Self::BY_AGGREGATE }
+    }
+
+    fn size(names: &Names) -> &'static str {
+        if names.product.is_distributed() { distributed::SIZE } else { Self::SIZE }
+    }
+
+    fn migrations(names: &Names) -> &'static [&'static str] {
+        if names.product.is_distributed() { distributed::MIGRATIONS } else { Self::MIGRATIONS }
+    }
+
     fn options(url: &str, _: Duration) -> Result<PgConnectOptions> {
         connect::postgres(url)
     }
@@ -336,9 +366,7 @@ impl Dialect for Postgres {
         } else {
             PgConnection::connect_with(options).await?
         };
-        if !sessions.are_shared() {
-            set_up(&mut conn).await?;
-        }
+        set_up(&mut conn, sessions, SETTINGS).await?;
         Ok(conn)
     }
 
@@ -354,7 +382,7 @@ impl Dialect for Postgres {
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect::postgres(url)?;
-        let sessions = Self::sessions(url, options.pooler)?;
+        let sessions = Self::sessions(url, options.pooler)?.of(options.product());
         // A pool would try a server that is not there for half a minute, and then say that it is busy.
         Self::connect_one(&connect, &sessions).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
@@ -363,17 +391,16 @@ impl Dialect for Postgres {
 
     fn beside(write: &PgPool, _: &StoreOptions, sessions: Sessions) -> Pools<Self> {
         let options = || (*write.connect_options()).clone();
-        let (mut relay, mut read) = (pool(3), pool(2));
-        if !sessions.are_shared() {
-            relay = relay.after_connect(|conn, _| {
-                Box::pin(async move {
-                    set_up(conn).await?;
-                    sqlx::raw_sql(ALONG_INDEXES).execute(conn).await.map(drop)
-                })
+        let own = |connections, settings| {
+            let sessions = sessions.clone();
+            let pool = pool(connections).after_connect(move |conn, _| {
+                let sessions = sessions.clone();
+                Box::pin(async move { set_up(conn, &sessions, settings).await })
             });
-            read = read.after_connect(|conn, _| Box::pin(async move { set_up(conn).await }));
-        }
-        Pools::new(write, relay.connect_lazy_with(options()), read.connect_lazy_with(options()), sessions)
+            pool.connect_lazy_with(options())
+        };
+        let (relay, read) = (own(3, SETTINGS_BY_INDEX), own(2, SETTINGS));
+        Pools::new(write, relay, read, sessions)
     }
 
     async fn insert(
@@ -385,7 +412,10 @@ impl Dialect for Postgres {
     ) -> Result<Option<Vec<StoredRow>>> {
         let keys: BTreeSet<&str> = rows.iter().filter_map(|r| r.event.ordering_key()).collect();
         let dedup = rows.iter().any(|r| r.event.dedup_key().is_some());
-        let (mut text, values) = if rows.len() == 1 && keys.is_empty() {
+        let distributed = !keys.is_empty() && sql.names().product.find_distributed(conn).await?;
+        let (mut text, values) = if distributed {
+            insert_lists(rows, birth, distributed::lock_keys)
+        } else if rows.len() == 1 && keys.is_empty() {
             insert_values(rows, birth)
         } else if keys.len() <= MOST_KEYS {
             insert_lists(rows, birth, lock_keys)
@@ -431,6 +461,9 @@ impl Dialect for Postgres {
     async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<bool> {
         // Writers wait while a migration alters their table: it must read by the indexes, also with
         // statistics from a time when the table was small.
+        if names.product.find_distributed(conn).await? {
+            return distributed::lock_migrations(conn, names).await;
+        }
         let limits = "SET LOCAL lock_timeout = 2000; SET LOCAL enable_seqscan = off";
         Self::script(conn, limits.to_owned()).await?;
         let lock = Statement::numbered("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))".to_owned());
@@ -527,18 +560,29 @@ async fn connect_and_see(options: &PgConnectOptions) -> Result<(PgConnection, bo
     }
 }
 
-/// The relay's statements are short, and look expensive to a planner that knows little of them: compiling them costs a hundred
-/// times what it saves.
-async fn set_up(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql("SET jit = off").execute(conn).await?;
+/// Settings of a connection. The relay's statements are short, and look expensive to a planner that
+/// knows little of them: compiling them costs a hundred times as much as it saves.
+const SETTINGS: &str = "SET jit = off";
+
+/// The same for connections that only read along indexes. With statistics that are old, or before there
+/// are any, or for a plan that serves all values, it looks cheap to read and sort a whole table. Left are
+/// the indexes, in their order, and searching them by name; a merge reads an index to its end. Not
+/// `enable_sort`: where a plan needs a sort, all plans would look the same.
+const SETTINGS_BY_INDEX: &str =
+    "SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off";
+
+/// Finds out which product the server is, and applies the settings, unless the session is shared or the
+/// server does not know them.
+async fn set_up(
+    conn: &mut PgConnection,
+    sessions: &Sessions,
+    settings: &'static str,
+) -> Result<(), sqlx::Error> {
+    if !sessions.product().find_distributed(conn).await? && !sessions.are_shared() {
+        sqlx::raw_sql(settings).execute(conn).await?;
+    }
     Ok(())
 }
-
-/// With statistics that are old, or before there are any, or for a plan that is to serve all values, reading all and sorting it looks
-/// cheap. What is left are the indexes, in their order, and searching them for what is named: to merge is to read one to its end. Not
-/// `enable_sort`: where some sort has to be, all plans would look the same.
-const ALONG_INDEXES: &str =
-    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off";
 
 fn bind(
     mut query: Query<'_, Postgres, PgArguments>,

@@ -1,8 +1,9 @@
-//! Whether the server sessions behind a store's connections are its own.
+//! The server sessions behind a store's connections: whether they are its own, and of which product.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::product::Product;
 use crate::connect::Pooler;
 
 const UNKNOWN: u8 = 0;
@@ -21,34 +22,53 @@ const SHARED: u8 = 2;
 /// - Settings are `SET LOCAL`, and there is no `LISTEN` and no lock that outlives its transaction.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
-pub struct Sessions(Arc<AtomicU8>);
+pub struct Sessions {
+    shared: Arc<AtomicU8>,
+    product: Product,
+}
 
 impl Sessions {
     pub(crate) fn new(pooler: Pooler) -> Self {
-        Self(Arc::new(AtomicU8::new(match pooler {
+        let shared = match pooler {
             Pooler::Detect => UNKNOWN,
             Pooler::None => OWN,
             Pooler::Transaction => SHARED,
-        })))
+        };
+        Self { shared: Arc::new(AtomicU8::new(shared)), product: Product::default() }
     }
 
     pub(crate) fn own() -> Self {
         Self::new(Pooler::None)
     }
 
+    /// The sessions of a server whose product is known, or found out with the others of this store.
+    pub(crate) fn of(self, product: Product) -> Self {
+        Self { product, ..self }
+    }
+
+    pub(crate) fn product(&self) -> &Product {
+        &self.product
+    }
+
     pub(crate) fn are_shared(&self) -> bool {
-        self.0.load(Ordering::Acquire) == SHARED
+        self.shared.load(Ordering::Acquire) == SHARED
     }
 
     /// Whether no connection has found it out yet.
     #[cfg(feature = "postgres")]
     pub(crate) fn are_unknown(&self) -> bool {
-        self.0.load(Ordering::Acquire) == UNKNOWN
+        self.shared.load(Ordering::Acquire) == UNKNOWN
+    }
+
+    /// The statement that begins a transaction with settings, if the sessions are shared and the server
+    /// knows the settings.
+    pub(crate) fn begin(&self, with_settings: Option<&'static str>) -> Option<&'static str> {
+        with_settings.filter(|_| self.are_shared() && !self.product.is_distributed())
     }
 
     /// A connection has found it out.
     #[cfg(feature = "postgres")]
     pub(crate) fn learn(&self, shared: bool) {
-        self.0.store(if shared { SHARED } else { OWN }, Ordering::Release);
+        self.shared.store(if shared { SHARED } else { OWN }, Ordering::Release);
     }
 }

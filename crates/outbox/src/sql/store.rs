@@ -139,6 +139,7 @@ impl<DB: Database> SqlStore<DB> {
             Pooler::Detect => Sessions::own(),
             pooler => Sessions::new(pooler),
         };
+        let sessions = sessions.of(options.product());
         Ok(Self { direct, ..Self::new(DB::beside(pool, options, sessions), names, options, name) })
     }
 
@@ -170,7 +171,7 @@ impl<DB: Database> SqlStore<DB> {
 
     fn new(pools: Pools<DB>, names: Names, options: &StoreOptions, name: String) -> Self {
         let sql = Sql {
-            names,
+            names: names.on(pools.sessions.product().clone()),
             clock: options.clock.clone(),
             most: options.max_payload,
             made: RwLock::default(),
@@ -333,9 +334,34 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows)
     }
 
+    /// Whether events are leased by lists here. Asks the server which product it is, if no connection
+    /// has done so yet.
+    pub(super) async fn has_lists(&self) -> Result<bool> {
+        if DB::LISTS && self.sql.names.product.is_unknown() {
+            // A connection of the relay asks when it is opened.
+            self.relay_connection().await?.finish().await?;
+        }
+        Ok(self.lists())
+    }
+
+    /// The same after a connection was opened.
+    pub(super) fn lists(&self) -> bool {
+        DB::LISTS && !self.sql.names.product.is_distributed()
+    }
+
+    /// Whether the server carries notifications. Some distributed databases do; none is relied on.
+    fn notifies(&self) -> bool {
+        DB::RINGS && !self.sql.names.product.is_distributed()
+    }
+
+    /// The settings with which a transaction reads by an index in its order, if the server has them.
+    pub(super) fn in_order(&self) -> Option<&'static str> {
+        DB::IN_ORDER.filter(|_| !self.sql.names.product.is_distributed())
+    }
+
     /// The same along an index, however old the planner's statistics are.
     pub(super) async fn fetch_in_order(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
-        let Some(settings) = DB::IN_ORDER else { return self.fetch(template, values).await };
+        let Some(settings) = self.in_order() else { return self.fetch(template, values).await };
         let mut tx = begin_by(&self.pools.read, Some(settings.to_owned())).await?;
         let rows = DB::fetch(&mut tx, self.sql.render(template), values).await;
         let rows = rows.map_err(|e| self.explain(e.into()))?;
@@ -371,7 +397,8 @@ impl<DB: Database> SqlStore<DB> {
     /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
     async fn cancel_in_one(&self, id: &EventId) -> Result<bool> {
         let key = || vec![Value::text(id.as_str())];
-        let mut tx = if DB::LISTS { self.begin_alone().await? } else { begin_on(&self.pools.relay).await? };
+        let mut tx =
+            if self.has_lists().await? { self.begin_alone().await? } else { begin_on(&self.pools.relay).await? };
         let rows = DB::fetch(&mut tx, self.render(sql::CANCELLABLE), key()).await?;
         if let Some(row) = rows.first() {
             DB::run(&mut tx, self.render(sql::CANCEL), key()).await?;
@@ -630,7 +657,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn reap(&self) -> Result<u64> {
-        if DB::LISTS {
+        if self.has_lists().await? {
             let leased_by_row = format!("; {}", sql::REAP);
             return self.retried(|| self.reap_listed(&leased_by_row)).await;
         }
@@ -667,7 +694,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
-        if DB::LISTS && name == EXCLUSIVE {
+        if name == EXCLUSIVE && self.has_lists().await? {
             // Whoever holds the table leases nothing, and so does not come to take away what ran out.
             self.retried(|| self.reap_listed("")).await?;
         }
@@ -829,18 +856,17 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
-        let Some(options) = self.notifier() else { return Ok(None) };
+        let Some(options) = self.notifier().filter(|_| self.notifies()) else { return Ok(None) };
         match &self.pools.read {
             Source::Pool(_) => DB::watch(options, &self.sql.names).await,
-            Source::Line(line) if DB::RINGS => line.watch(options, &self.sql.names).await,
-            Source::Line(_) => Ok(None),
+            Source::Line(line) => line.watch(options, &self.sql.names).await,
         }
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
         match self.notifier() {
             // In a fleet the log is polled.
-            Some(options) if DB::RINGS && matches!(self.pools.read, Source::Pool(_)) => {
+            Some(options) if self.notifies() && matches!(self.pools.read, Source::Pool(_)) => {
                 DB::listen(options, &self.sql.names, &self.channel()).await
             }
             _ => Ok(None),
@@ -848,7 +874,7 @@ impl<DB: Database> Store for SqlStore<DB> {
     }
 
     async fn ring(&self) -> Result<()> {
-        if DB::RINGS && matches!(self.pools.read, Source::Pool(_)) {
+        if self.notifies() && matches!(self.pools.read, Source::Pool(_)) {
             self.run("SELECT pg_notify($1, '')", vec![Value::text(self.channel())]).await?;
         }
         Ok(())

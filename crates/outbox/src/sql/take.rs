@@ -19,7 +19,7 @@ use crate::store::{Cursor, Holder, NodeId, Origin, RunId, Store as _, Take, shor
 impl<DB: Database> SqlStore<DB> {
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
     pub(super) async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
-        if DB::LISTS {
+        if self.has_lists().await? {
             return self.claim_listed(take, owner, lease).await;
         }
         let mut tx = begin_on(&self.pools.relay).await?;
@@ -49,7 +49,7 @@ impl<DB: Database> SqlStore<DB> {
         let of_others = || vec![Value::texts(keys.iter().copied()), Value::text(owner.as_str())];
         let fenced = Value::Time(Some(sql::FENCED));
         DB::run(conn, self.render(sql::FENCE), [of_others(), vec![fenced]].concat()).await?;
-        if DB::LISTS {
+        if self.lists() {
             DB::run(conn, self.render(UNLIST), of_others()).await?;
         }
         Ok(())
@@ -77,7 +77,7 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Reads what is due without writing anything: the taker holds the whole table.
     pub(super) async fn read(&self, take: &Take) -> Result<Window> {
-        let Some(settings) = DB::IN_ORDER else {
+        let Some(settings) = self.in_order() else {
             // Not among the reads of people, which may be slow; on SQLite not behind the one writer.
             let source = if DB::READS_APART { &self.pools.read } else { &self.pools.relay };
             return self.read_from(source, take).await;
@@ -137,7 +137,7 @@ impl<DB: Database> SqlStore<DB> {
                 Holder::Lease { .. } => self.batches.floor(),
                 Holder::Exclusive { .. } => 0,
             };
-            let lists = DB::LISTS.then_some(oldest);
+            let lists = self.lists().then_some(oldest);
             let (text, values) = sql::window::<DB>(&take, &sql::columns(), lock, lists);
             let mut each = |row: &DB::Row| {
                 window.add(DB::int(row, 1)?.unwrap_or_default(), window_row::<DB>(row));
@@ -252,7 +252,7 @@ impl<DB: Database> SqlStore<DB> {
         };
         let mut past = match &take.by {
             Holder::Exclusive { .. } => "o.seq > {frontier}".to_owned(),
-            Holder::Lease { owner, .. } if DB::LISTS => in_the_way(take, owner, lists, &mut values),
+            Holder::Lease { owner, .. } if self.lists() => in_the_way(take, owner, lists, &mut values),
             Holder::Lease { owner, .. } => {
                 values.push(Value::text(owner.as_str()));
                 let us = values.len();

@@ -112,7 +112,7 @@ impl Begin {
     }
 
     fn statement<DB: Dialect>(&self) -> Option<&'static str> {
-        self.shared.filter(|_| self.sessions.are_shared()).or(DB::BEGIN)
+        self.sessions.begin(self.shared).or(DB::BEGIN)
     }
 }
 

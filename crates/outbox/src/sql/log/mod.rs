@@ -59,6 +59,11 @@ pub trait LogDialect: sqlx::Database + Sized {
     /// Pairs that wait for an open transaction, and that transaction; `None` where publishers never do.
     const WAITING_PAIRS: Option<&'static str> = None;
 
+    /// The same for these tables, after a statement on them.
+    fn waiting_pairs(_: &Names) -> Option<&'static str> {
+        Self::WAITING_PAIRS
+    }
+
     /// Appends events, or says why not.
     fn append(
         sql: &dyn Render,
@@ -439,7 +444,8 @@ impl<DB: Database> LogStore for SqlStore<DB> {
     }
 
     async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
-        let Some(waiting) = DB::WAITING_PAIRS else { return Ok(Vec::new()) };
+        let names = self.renderer().names();
+        let Some(waiting) = DB::waiting_pairs(names) else { return Ok(Vec::new()) };
         let rows = self.fetch(waiting, Vec::new()).await.map_err(|e| self.explain_log(e))?;
         let one = |row: &DB::Row| {
             let pair =

@@ -10,6 +10,7 @@ use super::{Append, LogDialect, Outcome, too_isolated};
 use crate::error::{Error, Result};
 use crate::log::{Frontier, Item, Look, Position, Tag};
 use crate::sql::dialect::{Dialect as _, Render, Value};
+use crate::sql::names::Names;
 
 const APPEND: &str = "SELECT outcome, place, positions FROM {log_append}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
      $12, $13, {stored}, $14, $15, $16, $17, $18, $19)";
@@ -61,6 +62,11 @@ impl LogDialect for Postgres {
          ORDER BY e.topic, e.publisher",
     );
 
+    // On a distributed database positions are committed in their order.
+    fn waiting_pairs(names: &Names) -> Option<&'static str> {
+        Self::WAITING_PAIRS.filter(|_| !names.product.is_distributed())
+    }
+
     async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<Outcome> {
         let rows = Self::fetch(conn, sql.render(APPEND), append_values(append)).await?;
         let row = rows.first().ok_or_else(|| Error::Store("the append gave no answer".to_owned()))?;
@@ -97,6 +103,14 @@ impl LogDialect for Postgres {
     }
 
     async fn look(sql: &dyn Render, conn: &mut PgConnection, frontier: &mut Frontier) -> Result<()> {
+        if sql.names().product.find_distributed(conn).await? {
+            let end = super::statements::position::<Self>(
+                &Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?,
+            )?;
+            frontier.ends_at(end);
+            frontier.reach(end);
+            return Ok(());
+        }
         let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(frontier.safe.get())]).await?;
         let row = rows.first().ok_or_else(|| Error::Store("the log's sequence is empty".to_owned()))?;
         let cache: Option<i64> = row.try_get(5)?;
