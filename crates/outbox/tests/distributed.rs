@@ -87,7 +87,8 @@ fn refusal(line: &str) -> Option<String> {
     let is_whole = rest.is_empty() || rest.starts_with("\"\"");
     let statement = if is_whole { summary } else { rest };
     // A line feed is written as `\n`. Comments of a script do not count.
-    let code: Vec<&str> = statement.split("\\n").filter(|line| !line.trim_start().starts_with("--")).collect();
+    let code: Vec<&str> =
+        statement.split("\\n").filter(|line| !line.trim_start().starts_with("--")).collect();
     let upper = code.join(" ").to_uppercase();
     if let Some(words) = REFUSED.iter().find(|words| upper.contains(*words)) {
         return Some((*words).to_owned());

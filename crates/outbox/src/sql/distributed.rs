@@ -68,7 +68,7 @@ pub(super) async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> R
 /// Whether another transaction creates the same table: `IF NOT EXISTS` does not see the table before
 /// that transaction commits. 40001 is how a serializable transaction says so.
 fn is_concurrent_creation(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|e| e.code());
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     matches!(code.as_deref(), Some("23505" | "42P07" | "40001"))
 }
 

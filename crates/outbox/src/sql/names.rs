@@ -183,12 +183,7 @@ impl Statement {
     /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn numbered(text: String) -> Self {
-        Self {
-            text: text.into(),
-            order: None,
-            named: true,
-            product: None,
-        }
+        Self { text: text.into(), order: None, named: true, product: None }
     }
 
     /// Placeholders become `?`, as MySQL wants them.

@@ -98,7 +98,8 @@ fn names_tidb(version: &str) -> bool {
 fn names_distributed(version: &str) -> bool {
     let version = version.to_ascii_lowercase();
     let number = version.strip_prefix("postgresql ").and_then(|rest| rest.split(' ').next());
-    version.starts_with("cockroachdb") || number.is_some_and(|number| number.split('-').any(|part| part == "yb"))
+    version.starts_with("cockroachdb")
+        || number.is_some_and(|number| number.split('-').any(|part| part == "yb"))
 }
 
 #[cfg(test)]

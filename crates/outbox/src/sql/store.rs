@@ -397,8 +397,11 @@ impl<DB: Database> SqlStore<DB> {
     /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
     async fn cancel_in_one(&self, id: &EventId) -> Result<bool> {
         let key = || vec![Value::text(id.as_str())];
-        let mut tx =
-            if self.has_lists().await? { self.begin_alone().await? } else { begin_on(&self.pools.relay).await? };
+        let mut tx = if self.has_lists().await? {
+            self.begin_alone().await?
+        } else {
+            begin_on(&self.pools.relay).await?
+        };
         let rows = DB::fetch(&mut tx, self.render(sql::CANCELLABLE), key()).await?;
         if let Some(row) = rows.first() {
             DB::run(&mut tx, self.render(sql::CANCEL), key()).await?;
