@@ -228,7 +228,7 @@ fn add_event_headers(event: &Outgoing, headers: &mut Vec<(String, String)>) {
     for (name, value) in event.headers() {
         if is_reserved(name) {
             log_reserved(name);
-        } else if !headers.iter().any(|(taken, _)| taken.eq_ignore_ascii_case(name)) {
+        } else if !headers.iter().any(|(used, _)| used.eq_ignore_ascii_case(name)) {
             headers.push((name.clone(), value.clone()));
         }
     }
@@ -301,7 +301,7 @@ fn attributes(event: &Outgoing, source: &str) -> Vec<(&'static str, String)> {
     add("aggregatetype", own(Some(event.aggregate_type().as_str())));
     add("tenantid", own(event.tenant_id()));
     add("correlationid", own(event.correlation_id()));
-    add("sequence", event.position().map(Position::get).or(event.seq()).map(|place| place.to_string()));
+    add("sequence", event.position().map(Position::get).or(event.seq()).map(|sequence| sequence.to_string()));
     attributes
 }
 

@@ -54,7 +54,7 @@ async fn a_line_has_all_fields_of_an_event() {
         .aggregate("order", "42")
         .ordering_key("k")
         .tenant("acme")
-        .correlation("story")
+        .correlation("order-7")
         .header("a", "b")
         .json_text("{\"z\": 1,\n \"a\": 1.50}");
     let lines = written_as_lines(vec![event.build().unwrap()], 0).await;
@@ -63,7 +63,7 @@ async fn a_line_has_all_fields_of_an_event() {
     assert_eq!(line["type"], "e");
     assert_eq!((&line["aggregate_type"], &line["aggregate_id"]), (&json!("order"), &json!("42")));
     assert_eq!((&line["key"], &line["tenant_id"]), (&json!("k"), &json!("acme")));
-    assert_eq!(line["correlation_id"], "story");
+    assert_eq!(line["correlation_id"], "order-7");
     assert_eq!(line["headers"], json!({ "a": "b" }));
     assert_eq!(line["payload"], json!({ "z": 1, "a": 1.50 }));
     assert_eq!(line["attempt"], 1);

@@ -297,7 +297,7 @@ async fn a_user_without_permission_is_unavailable_until_it_is_granted() {
     assert!(error.is_unavailable() && error.to_string().contains("NoPerm"), "{error}");
     allow(&["~orders"]).await;
     common::outages::wait_until_healthy(&publisher).await;
-    assert_eq!(length(&server).await, 0, "a look leaves nothing behind");
+    assert_eq!(length(&server).await, 0, "a health check adds no entry");
     publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
 
     // With several streams it is the event's failure.

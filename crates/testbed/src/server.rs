@@ -161,7 +161,7 @@ impl Server {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                break "took no connection within two minutes";
+                break "accepted no connection within two minutes";
             }
             sleep(Duration::from_millis(10));
         };

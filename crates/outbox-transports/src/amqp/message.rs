@@ -101,14 +101,14 @@ mod tests {
     #[test]
     fn a_message_has_all_properties_that_receivers_expect() {
         let message =
-            encode_event(Event::new("order.placed").id("e-1").correlation("story").header("a", "b").json(&1))
+            encode_event(Event::new("order.placed").id("e-1").correlation("order-7").header("a", "b").json(&1))
                 .unwrap();
         let properties = &message.properties;
         assert_eq!(message.routing_key.as_str(), "order.placed");
         assert_eq!(properties.delivery_mode(), &Some(2));
         assert_eq!(properties.message_id().as_ref().unwrap().as_str(), "e-1");
         assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.placed");
-        assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "story");
+        assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "order-7");
         assert_eq!(properties.content_type().as_ref().unwrap().as_str(), "application/json");
         assert!(properties.timestamp().is_some());
         let headers = properties.headers().as_ref().unwrap().inner();

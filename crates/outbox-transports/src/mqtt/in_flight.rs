@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(in_flight.handle(&acked(9, PubAckReason::Success)), 0, "unknown packet id");
         // The packet id is reused.
         in_flight.handle(&sent(1));
-        in_flight.fail_all(ConnectionLoss::outage("gone"));
+        in_flight.fail_all(ConnectionLoss::outage("server down"));
 
         let mut outcomes = outcomes.into_iter();
         let mut next = async || outcomes.next().unwrap().await.unwrap();
@@ -283,7 +283,7 @@ mod tests {
         assert!(matches!(next().await, PublishOutcome::Refused(why) if why.text == "not authorized (0x87)"));
         for _ in 3..=4 {
             assert!(
-                matches!(next().await, PublishOutcome::Lost(ConnectionLoss::Outage(reason)) if reason == "gone")
+                matches!(next().await, PublishOutcome::Lost(ConnectionLoss::Outage(reason)) if reason == "server down")
             );
         }
         assert!(in_flight.loss().is_some());

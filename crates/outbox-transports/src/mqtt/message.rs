@@ -106,12 +106,12 @@ mod tests {
 
     #[test]
     fn a_message_has_all_properties_that_receivers_expect() {
-        let event = Event::new("placed").id("e-1").correlation("story").header("a", "b").json(&1);
+        let event = Event::new("placed").id("e-1").correlation("order-7").header("a", "b").json(&1);
         let message = encode_event(event).unwrap();
         assert_eq!((message.topic.as_str(), &*message.body), ("shop/placed", &b"1"[..]));
         let properties = &message.properties;
         assert_eq!(properties.content_type.as_deref(), Some("application/json"));
-        assert_eq!(properties.correlation_data.as_deref(), Some(&b"story"[..]));
+        assert_eq!(properties.correlation_data.as_deref(), Some(&b"order-7"[..]));
         for pair in [("a", "b"), ("outbox-id", "e-1"), ("outbox-type", "placed")] {
             let pair = (pair.0.to_owned(), pair.1.to_owned());
             assert!(properties.user_properties.contains(&pair), "{pair:?}");

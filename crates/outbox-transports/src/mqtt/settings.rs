@@ -38,7 +38,7 @@ pub struct MqttSettings {
     #[serde(default)]
     pub retain: bool,
     /// Client id. Two connections must not share one: the server closes the older connection.
-    /// Default: generated anew in every process.
+    /// Default: generated for every publisher.
     pub client_id: Option<Text>,
     /// Format of the messages.
     #[serde(default)]

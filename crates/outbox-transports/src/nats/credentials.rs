@@ -154,7 +154,7 @@ mod tests {
             "nats://one/hunter2",
             "nats://one?password=hunter2",
         ] {
-            let error = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was taken"));
+            let error = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was accepted"));
             assert!(!error.contains("hunter2") && error.contains("nats://host:4222"), "{error}");
         }
     }

@@ -109,8 +109,8 @@ pub(super) fn prepare(
 /// Whether this header is a command to the server, for example to delete the contents of a stream.
 /// Event headers of these names are not sent.
 fn is_reserved(name: &str) -> bool {
-    let ours = name.eq_ignore_ascii_case("content-type");
-    ours || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
+    let is_content_type = name.eq_ignore_ascii_case("content-type");
+    is_content_type || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
 }
 
 /// Percent-encodes as CloudEvents requires for attributes in headers: everything except printable

@@ -18,8 +18,8 @@ impl Entry {
     /// The event's headers under their own names, except for names of the last two fields.
     fn headers(&self) -> impl Iterator<Item = &(String, String)> {
         self.message.headers.iter().filter(|(name, _)| {
-            let taken = [CONTENT_TYPE, PAYLOAD];
-            !taken.iter().any(|taken| name.eq_ignore_ascii_case(taken))
+            let reserved = [CONTENT_TYPE, PAYLOAD];
+            !reserved.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
         })
     }
 

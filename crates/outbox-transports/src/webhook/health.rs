@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(["b", "a", "b", "b", "b"].map(blamed), [false, false, false, false, true]);
         assert_eq!(["c", "c"].map(blamed), [false, false]);
         health.record_success();
-        assert!(!health.blame_event("c"), "the receiver was well in between");
+        assert!(!health.blame_event("c"), "the receiver was available in between");
         assert!(health.succeeded_since(Instant::now()), "a moment ago");
     }
 }

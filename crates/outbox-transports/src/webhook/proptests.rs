@@ -219,8 +219,8 @@ proptest! {
         let segments: Vec<&str> = url.path_segments().unwrap().collect();
         prop_assert_eq!(segments.len(), 3, "{}", url);
         prop_assert_eq!((segments[0], segments[2]), ("in", "x"), "{}", url);
-        let place = percent_decode_str(segments[1]).decode_utf8().unwrap();
-        prop_assert_eq!(place.trim_matches('.'), event.tenant_id().unwrap().trim_matches('.'));
+        let value = percent_decode_str(segments[1]).decode_utf8().unwrap();
+        prop_assert_eq!(value.trim_matches('.'), event.tenant_id().unwrap().trim_matches('.'));
         let query: Vec<(String, String)> = url.query_pairs().into_owned().collect();
         let expected = [("type", event.event_type().as_str()), ("last", "1")].map(|(n, v)| (n.to_owned(), v.to_owned()));
         prop_assert_eq!(query, expected);

@@ -204,7 +204,7 @@ async fn a_user_without_write_permission_is_unavailable() {
     tokio::task::block_in_place(|| harness.control(&["set_permissions", "bob", "", ".*", ""]));
     wait_until_healthy(&publisher).await;
     publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
-    assert!(harness.received(1).await.len() == 1, "looking at the exchange leaves nothing behind");
+    assert!(harness.received(1).await.len() == 1, "a health check publishes nothing");
 
     let url = url.replace("/%2f", "/no-such-host");
     let publisher = harness.with(|settings| settings.url = url.as_str().into());
@@ -305,7 +305,7 @@ async fn tls_verifies_the_broker_and_sends_a_client_certificate() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_has_the_expected_properties() {
     let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
-    let event = Event::new("order.placed").correlation("story").json(&1).build().unwrap();
+    let event = Event::new("order.placed").correlation("order-7").json(&1).build().unwrap();
     harness
         .publisher(&PublisherOptions::default())
         .publish_batch(&[Outgoing::new(event.clone())])
@@ -318,7 +318,7 @@ async fn a_message_has_the_expected_properties() {
     assert_eq!(properties.delivery_mode(), &Some(2), "persistent");
     assert_eq!(properties.message_id().as_ref().unwrap().as_str(), event.id().as_str());
     assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.placed");
-    assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "story");
+    assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "order-7");
     assert_eq!(properties.timestamp().unwrap(), u64::try_from(event.occurred_at().timestamp()).unwrap());
 }
 

@@ -167,8 +167,8 @@ async fn the_server_limits_the_messages_in_flight() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_is_retained_if_configured() {
     let Some(harness) = MosquittoHarness::open(Sharing::Shared).await else { return };
-    harness.with(|settings| settings.retain = true).publish_batch(&[event("kept")]).await.unwrap();
-    harness.with(|_| {}).publish_batch(&[event("gone")]).await.unwrap();
+    harness.with(|settings| settings.retain = true).publish_batch(&[event("retained")]).await.unwrap();
+    harness.with(|_| {}).publish_batch(&[event("not-retained")]).await.unwrap();
     let (client, mut events) = harness.subscriber("late");
     client.subscribe("orders/+", QoS::AtLeastOnce).await.unwrap();
     let mut topics = Vec::new();
@@ -187,7 +187,7 @@ async fn a_message_is_retained_if_configured() {
         }
     };
     tokio::time::timeout(MAX_STALL, reading).await.expect("the marker arrives");
-    assert_eq!(topics, ["orders/kept", "orders/marker"]);
+    assert_eq!(topics, ["orders/retained", "orders/marker"]);
 }
 
 /// The server closes the older of two connections with the same client id.

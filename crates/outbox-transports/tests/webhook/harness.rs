@@ -37,7 +37,7 @@ fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, (Runtime, JoinHandle
             }
         };
         bound.send(listener.local_addr().unwrap()).unwrap();
-        let take = move |uri: Uri, headers: HeaderMap, body: Bytes| async move {
+        let handler = move |uri: Uri, headers: HeaderMap, body: Bytes| async move {
             if uri.path() != "/in" {
                 return StatusCode::NOT_FOUND;
             }
@@ -53,7 +53,7 @@ fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, (Runtime, JoinHandle
             });
             StatusCode::OK
         };
-        axum::serve(listener, Router::new().fallback(take)).await.unwrap();
+        axum::serve(listener, Router::new().fallback(handler)).await.unwrap();
     });
     let address = at.recv_timeout(Duration::from_secs(10)).expect("the port is free again");
     (address, (runtime, listening))

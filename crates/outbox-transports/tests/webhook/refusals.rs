@@ -374,10 +374,10 @@ async fn errors_and_debug_output_have_no_secret_and_no_payload() {
     let webhook = Webhook::new("hooks", settings).unwrap();
     let event = outbox::Event::new("e").json(&"hunter2").build().unwrap();
     let error = webhook.publish_batch(&[Outgoing::new(event.clone())]).await.unwrap_err();
-    let mut gone = receiver.settings();
-    gone.url = "http://user:hunter2@127.0.0.1:1/hunter2?token=hunter2".into();
+    let mut unreachable = receiver.settings();
+    unreachable.url = "http://user:hunter2@127.0.0.1:1/hunter2?token=hunter2".into();
     let unavailable =
-        Webhook::new("hooks", gone).unwrap().publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
+        Webhook::new("hooks", unreachable).unwrap().publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
     for shown in
         [text, format!("{webhook:?}"), format!("{error:?} {error}"), format!("{unavailable:?} {unavailable}")]
     {

@@ -72,7 +72,7 @@ async fn a_certificate_must_be_trusted_and_be_for_the_host() {
     for (host, ca_file) in [("localhost", None), ("127.0.0.1", Some(cert.as_str()))] {
         let error = publish(host, ca_file).await.unwrap_err();
         assert!(error.is_unavailable(), "{error}");
-        let said = format!("no connection to https://{host}:{port}: invalid peer certificate");
-        assert!(error.to_string().starts_with(&said), "{error}");
+        let expected = format!("no connection to https://{host}:{port}: invalid peer certificate");
+        assert!(error.to_string().starts_with(&expected), "{error}");
     }
 }
