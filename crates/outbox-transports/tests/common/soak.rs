@@ -38,7 +38,8 @@ struct RecordingPublisher {
     stopped: watch::Sender<bool>,
     /// Read-locked by batches in flight.
     in_flight: RwLock<()>,
-    published: AtomicUsize,
+    /// Number of published events, updated after `times`.
+    published: watch::Sender<usize>,
     times: Mutex<Vec<Instant>>,
 }
 
@@ -51,6 +52,14 @@ impl RecordingPublisher {
             let stopped = self.stopped.subscribe().wait_for(|stopped| *stopped).await.map(|_| ());
             stopped.expect("the server is stopped");
         }
+    }
+
+    /// Waits until the number of published events satisfies the condition, which is checked after
+    /// every batch.
+    async fn wait_until(&self, what: &str, limit: Duration, condition: impl Fn(usize) -> bool) {
+        let mut published = self.published.subscribe();
+        let reached = tokio::time::timeout(limit, published.wait_for(|sum| condition(*sum))).await;
+        assert!(reached.is_ok(), "not within {limit:?}: {what}");
     }
 }
 
@@ -66,8 +75,8 @@ impl Publisher for RecordingPublisher {
         let result = self.inner.publish_batch(events).await;
         let published = result.as_ref().map_or_else(PublishError::published, |()| events.len());
         if published > 0 {
-            self.published.fetch_add(published, Ordering::SeqCst);
             self.times.lock().unwrap().push(Instant::now());
+            self.published.send_modify(|count| *count += published);
         }
         result
     }
@@ -91,15 +100,12 @@ pub async fn a_backlog_survives_an_outage<B: Harness>() {
         started: AtomicUsize::new(0),
         stopped: watch::Sender::new(false),
         in_flight: RwLock::default(),
-        published: AtomicUsize::new(0),
+        published: watch::Sender::new(0),
         times: Mutex::default(),
     });
     let began = Instant::now();
     let relay = RelayBuilder::multi_node(store.clone()).forward_any(published.clone()).start().await.unwrap();
-    wait_until("a third is published", Duration::from_secs(120), || {
-        published.published.load(Ordering::SeqCst) >= count / 3
-    })
-    .await;
+    published.wait_until("a third is published", Duration::from_secs(120), |sum| sum >= count / 3).await;
 
     harness.stop();
     let stopped = Instant::now();
@@ -112,8 +118,8 @@ pub async fn a_backlog_survives_an_outage<B: Harness>() {
     harness.start();
     let restarted = Instant::now();
     let resumed = |at: &Instant| *at > restarted;
-    wait_until("publishing resumes", MAX_RESUME_TIME, || published.times.lock().unwrap().iter().any(resumed))
-        .await;
+    let has_resumed = |_| published.times.lock().unwrap().iter().any(resumed);
+    published.wait_until("publishing resumes", MAX_RESUME_TIME, has_resumed).await;
     let first = published.times.lock().unwrap().iter().find(|at| resumed(at)).copied().unwrap();
     let during_outage =
         published.times.lock().unwrap().iter().filter(|at| **at > stopped && **at < restarted).count();
@@ -185,12 +191,4 @@ async fn backlog<B: Harness>(count: usize) -> (SharedStore, tempfile::TempDir) {
         store.insert(&events).await.unwrap();
     }
     (store, dir)
-}
-
-async fn wait_until(what: &str, limit: Duration, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + limit;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }

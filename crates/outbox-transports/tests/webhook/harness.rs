@@ -2,7 +2,7 @@
 //! connections.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,11 +13,12 @@ use outbox::Publisher;
 use outbox_transports::{Guarantees, Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::common::{self, Destination, Harness, PublisherOptions, Received, SOURCE, Sharing, Wait};
 
-type Inbox = Arc<Mutex<Vec<Received>>>;
+type Inbox = Arc<watch::Sender<Vec<Received>>>;
 
 struct WebhookHarness {
     address: SocketAddr,
@@ -45,12 +46,13 @@ fn serve(address: SocketAddr, inbox: Inbox) -> (SocketAddr, (Runtime, JoinHandle
                 headers.get(name).map(|value| String::from_utf8(value.as_bytes().to_vec()).unwrap())
             };
             let all = headers.keys().map(|name| (name.to_string(), text(name.as_str()).unwrap()));
-            inbox.lock().unwrap().push(Received {
+            let request = Received {
                 id: text("webhook-id").unwrap(),
                 content_type: text("content-type"),
                 headers: all.collect(),
                 body: body.to_vec(),
-            });
+            };
+            inbox.send_modify(|inbox| inbox.push(request));
             StatusCode::OK
         };
         axum::serve(listener, Router::new().fallback(handler)).await.unwrap();
@@ -102,11 +104,16 @@ impl Harness for WebhookHarness {
     }
 
     async fn received(&self, count: usize) -> Vec<Received> {
-        let mut wait = Wait::until(count);
-        while !wait.remaining(self.inbox.lock().unwrap().len()).is_zero() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        let (mut wait, mut inbox) = (Wait::until(count), self.inbox.subscribe());
+        loop {
+            let remaining = wait.remaining(inbox.borrow_and_update().len());
+            if remaining.is_zero() {
+                break;
+            }
+            // A timeout ends the wait: then `remaining` is zero.
+            let _ = tokio::time::timeout(remaining, inbox.changed()).await;
         }
-        self.inbox.lock().unwrap().clone()
+        inbox.borrow().clone()
     }
 
     fn missing_name(&self) -> Option<String> {

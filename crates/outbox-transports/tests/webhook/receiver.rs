@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// A received request.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub struct Receiver {
 struct Shared {
     responder: Box<Responder>,
     requests: Mutex<Vec<ReceivedRequest>>,
+    /// Number of received requests.
+    received: watch::Sender<usize>,
     /// Current and maximum number of concurrent requests.
     concurrency: Mutex<(usize, usize)>,
 }
@@ -85,6 +88,7 @@ impl Receiver {
         let shared = Arc::new(Shared {
             responder: Box::new(responder),
             requests: Mutex::default(),
+            received: watch::Sender::new(0),
             concurrency: Mutex::default(),
         });
         let app = Router::new().fallback(respond).with_state(shared.clone());
@@ -99,6 +103,11 @@ impl Receiver {
 
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// Waits until the receiver has got this number of requests.
+    pub async fn wait_for_requests(&self, count: usize) {
+        self.shared.received.subscribe().wait_for(|received| *received >= count).await.unwrap();
     }
 
     pub fn max_concurrency(&self) -> usize {
@@ -134,6 +143,7 @@ async fn respond(
     let count = {
         let mut all = shared.requests.lock().unwrap();
         all.push(request.clone());
+        shared.received.send_replace(all.len());
         all.len()
     };
     {

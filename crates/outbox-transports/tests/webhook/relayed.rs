@@ -14,11 +14,7 @@ async fn relayed(receiver: &Receiver, requests: usize) -> Vec<ReceivedRequest> {
     let relay = outbox.single_node().retry(Backoff::never()).forward(["order.placed"], receiver.webhook());
     let relay = relay.start().await.unwrap();
     outbox.send(Event::new("order.placed").json(&42)).await.unwrap();
-    let arrived = async {
-        while receiver.requests().len() < requests {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
+    let arrived = receiver.wait_for_requests(requests);
     tokio::time::timeout(Duration::from_secs(30), arrived).await.expect("the event is sent again");
     relay.stop().await.unwrap();
     receiver.requests()
