@@ -196,7 +196,7 @@ async fn abandoned_messages_are_never_sent_later() {
     // Ten times as much as the proxy lets through: most of it is queued in the client when the
     // connection breaks.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
-    proxy.let_through(900_000);
+    proxy.allow_bytes(900_000);
     let (outcome, ()) = tokio::join!(publisher.publish_batch(&events), async {
         while messages(&server).await < 20 {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -340,7 +340,7 @@ async fn a_health_check_detects_a_silently_broken_connection() {
     let publisher = Redis::new("redis", settings).unwrap();
     publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
     // Nothing passes anymore, and neither side notices.
-    proxy.let_through(0);
+    proxy.allow_bytes(0);
     assert!(publisher.health().await.is_err());
     proxy.cut();
     common::outages::wait_until_healthy(&publisher).await;

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// let server = outbox_testbed::Server::nats();
 /// let proxy = outbox_testbed::Proxy::to(server.port());
 /// // … a client connects to proxy.port() …
-/// proxy.let_through(10_000); // forwards 10,000 more bytes from clients
+/// proxy.allow_bytes(10_000); // forwards 10,000 more bytes from clients
 /// proxy.cut();               // breaks the connections, while the server keeps running
 /// ```
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Proxy {
     }
 
     /// Forwards only this many more bytes from clients, then stops reading.
-    pub fn let_through(&self, bytes: u64) {
+    pub fn allow_bytes(&self, bytes: u64) {
         self.shared.credit.store(bytes, Ordering::SeqCst);
     }
 

@@ -100,9 +100,10 @@ mod tests {
 
     #[test]
     fn a_message_has_all_properties_that_receivers_expect() {
-        let message =
-            encode_event(Event::new("order.placed").id("e-1").correlation("order-7").header("a", "b").json(&1))
-                .unwrap();
+        let message = encode_event(
+            Event::new("order.placed").id("e-1").correlation("order-7").header("a", "b").json(&1),
+        )
+        .unwrap();
         let properties = &message.properties;
         assert_eq!(message.routing_key.as_str(), "order.placed");
         assert_eq!(properties.delivery_mode(), &Some(2));

@@ -40,7 +40,7 @@ impl Producer {
     }
 
     /// Whether the producer has a fatal error and will never send again.
-    pub(super) fn is_fatal(&self) -> bool {
+    pub(super) fn has_fatal_error(&self) -> bool {
         self.get().client().fatal_error().is_some()
     }
 

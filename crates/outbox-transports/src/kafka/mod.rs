@@ -162,7 +162,7 @@ impl Kafka {
         match tokio::time::timeout(self.timeout + REPORT_GRACE, sending).await {
             Ok(outcomes) => {
                 let timed_out = |outcome: &DeliveryOutcome| matches!(outcome, DeliveryOutcome::TimedOut);
-                guard.completed = !outcomes.iter().any(timed_out) && !producer.is_fatal();
+                guard.completed = !outcomes.iter().any(timed_out) && !producer.has_fatal_error();
                 outcomes
             }
             Err(_) => sub_batch.iter().map(|_| DeliveryOutcome::TimedOut).collect(),

@@ -269,7 +269,8 @@ mod tests {
         for url in
             ["", "hunter2", "http://ada:hunter2@one", "redis://ada:hunter2@one:port", "redis://:hunter2@"]
         {
-            let text = RedisConnector::new(&settings(url)).err().unwrap_or_else(|| panic!("{url} was accepted"));
+            let text =
+                RedisConnector::new(&settings(url)).err().unwrap_or_else(|| panic!("{url} was accepted"));
             assert!(!text.contains("hunter2") && text.contains("redis://host:6379"), "{text}");
         }
         let mut plain = settings("redis://one");

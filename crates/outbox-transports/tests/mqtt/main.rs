@@ -217,12 +217,12 @@ async fn abandoned_messages_are_never_sent_later() {
     });
     wait_until_healthy(&publisher).await;
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
-    proxy.let_through(900_000);
+    proxy.allow_bytes(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
     let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
     // From now on everything passes, including data that is still buffered.
-    proxy.let_through(u64::MAX);
+    proxy.allow_bytes(u64::MAX);
     let arrived = harness.received(published).await.len();
     // Only messages that were in flight may have arrived, at most 256, and none that waited for a
     // slot.
