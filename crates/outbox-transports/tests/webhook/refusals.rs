@@ -343,7 +343,7 @@ fn invalid_settings_are_named() {
         ),
         (
             |s| drop(s.headers.insert("x-a\r\nx-b".to_owned(), "1".into())),
-            "headers: \"x-a\r\nx-b\" is not a valid HTTP header name",
+            "headers: \"x-a\\r\\nx-b\" is not a valid HTTP header name",
         ),
         (|s| drop(s.headers.insert("Host".to_owned(), "1".into())), "headers: Host cannot be set"),
         (|s| s.secrets = vec!["hunter2".into()], "secrets: a secret must have at least 16 bytes"),
