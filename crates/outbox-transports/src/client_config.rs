@@ -1,4 +1,4 @@
-//! TLS for clients that take a configuration of rustls.
+//! TLS for clients that take a rustls configuration.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::Tls;
 
 impl Tls {
-    /// Whom to trust, and what to show.
+    /// Builds the client configuration: trusted roots and client certificate.
     pub(crate) fn client_config(&self) -> Result<ClientConfig, String> {
         let pems = self.read()?;
         let mut roots = RootCertStore::empty();
@@ -30,7 +30,7 @@ impl Tls {
             None => Ok(config.with_no_client_auth()),
             Some((certificate, key)) => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
-                let key = key.map_err(|_| "key_file: there is no private key in it".to_owned())?;
+                let key = key.map_err(|_| "key_file: contains no private key".to_owned())?;
                 config
                     .with_client_auth_cert(certificates("cert_file", certificate)?, key)
                     .map_err(|error| format!("cert_file and key_file: {error}"))
@@ -44,5 +44,5 @@ fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, S
     certificates
         .ok()
         .filter(|certificates| !certificates.is_empty())
-        .ok_or_else(|| format!("{name}: there is no certificate in it"))
+        .ok_or_else(|| format!("{name}: contains no certificate"))
 }

@@ -1,12 +1,13 @@
-//! One way of encrypting for all clients.
+//! One TLS crypto provider for all clients.
 
 use rustls::crypto::{CryptoProvider, ring};
 
-/// Clients that build their own configuration ask the process for its provider, and panic if several were built in and none was
-/// chosen. The application's choice stands.
-pub(crate) fn choose_provider() {
+/// Installs the default crypto provider unless the application has installed one. Clients that
+/// build their own TLS configuration use the provider of the process, and panic if several are
+/// compiled in and none is installed.
+pub(crate) fn install_provider() {
     if CryptoProvider::get_default().is_none() {
-        // Somebody else may have been quicker.
+        // Another thread may have installed a provider in the meantime.
         let _ = ring::default_provider().install_default();
     }
 }

@@ -1,7 +1,8 @@
-//! Where events go: publishers and handlers, a module each.
+//! Transports: publishers to message brokers and webhooks, one module each.
 //!
-//! A transport is an [`outbox::Publisher`]: of a log's topic, or of the queue by `relay.forward(types, publisher)`. Those that
-//! are an [`outbox::Handler`] as well are registered like one:
+//! A transport is an [`outbox::Publisher`]. It publishes a topic of the log, or queue events with
+//! `relay.forward(types, publisher)`. A transport that also implements [`outbox::Handler`] is
+//! registered like any handler:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -17,27 +18,28 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
-#[cfg(test)]
-mod any_text;
+#[cfg(any(feature = "kafka", feature = "webhook"))]
+mod availability;
 #[cfg(any(feature = "amqp", feature = "mqtt"))]
 mod client_config;
 #[cfg(any(feature = "nats", feature = "redis", feature = "webhook"))]
 mod crypto;
+mod guarantees;
+mod json_lines;
 #[cfg(feature = "kafka")]
 mod kafka;
-mod lines;
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
-mod link;
+mod keyed_batches;
 mod message;
 #[cfg(feature = "mqtt")]
 mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
-mod promises;
+#[cfg(test)]
+mod proptests;
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
+mod reconnect;
 #[cfg(feature = "redis")]
 mod redis;
-#[cfg(any(feature = "kafka", feature = "webhook"))]
-mod standing;
 mod template;
 #[cfg(any(
     feature = "amqp",
@@ -57,22 +59,22 @@ mod time;
     feature = "webhook"
 ))]
 mod tls;
-mod waves;
 #[cfg(feature = "webhook")]
 mod webhook;
 
 #[cfg(feature = "amqp")]
 pub use amqp::{Amqp, AmqpSettings};
+pub use guarantees::{Duplicates, Guarantees, Order};
+pub use json_lines::{Lines, Sink, open_to_append};
 #[cfg(feature = "kafka")]
 pub use kafka::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
-pub use lines::{Lines, Sink, open_to_append};
+pub use keyed_batches::KeyedBatches;
 pub use message::{Encoder, Format, Message};
 #[cfg(feature = "mqtt")]
 pub use mqtt::{Mqtt, MqttSettings};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSettings};
 pub use outbox::text::{Secret, Text};
-pub use promises::{Order, Promises, Repeats};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisSettings};
 pub use template::Template;
@@ -85,6 +87,5 @@ pub use template::Template;
     feature = "webhook"
 ))]
 pub use tls::Tls;
-pub use waves::Waves;
 #[cfg(feature = "webhook")]
 pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};

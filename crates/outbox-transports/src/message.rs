@@ -1,4 +1,4 @@
-//! What an event looks like on the wire: headers and a body, plain or as a CloudEvent.
+//! The message for an event: headers and a body, plain or as a CloudEvent.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,22 +8,25 @@ use outbox::{Failure, Outgoing, Payload, Position, Tag};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// How an event becomes a message. In every format the event's id is in the message, to tell repeats by, and so are its own
-/// headers, `traceparent` and `tracestate` among them. An event's own headers whose names start with `outbox-`, `ce-`, `ce_`
-/// or `cloudEvents:` are not sent: receivers rely on it that these are the relay's.
+/// Format of a message. In every format the message carries the event's id, for deduplication, and
+/// the event's own headers, including `traceparent` and `tracestate`. Event headers whose names
+/// start with `outbox-`, `ce-`, `ce_` or `cloudEvents:` are not sent: receivers rely on these being
+/// set by the relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
-    /// The body is the payload, to the byte; what else the event has is in headers that start with `outbox-`.
+    /// The body is the payload, byte for byte. The event's other fields are headers that start with
+    /// `outbox-`.
     #[default]
     Plain,
-    /// A [CloudEvent](https://cloudevents.io) in binary mode: the body is the payload, to the byte, the attributes are headers.
+    /// A [CloudEvent](https://cloudevents.io) in binary mode: the body is the payload, byte for
+    /// byte, and the attributes are headers.
     Cloudevents,
-    /// A CloudEvent in structured mode: one JSON object with everything in it.
+    /// A CloudEvent in structured mode: one JSON object with attributes and payload.
     CloudeventsStructured,
 }
 
-/// Whose events these are, unless the settings say so.
+/// Default of the CloudEvents attribute `source`.
 #[cfg(any(
     feature = "amqp",
     feature = "kafka",
@@ -36,35 +39,37 @@ pub(crate) fn source() -> crate::Text {
     "outbox".into()
 }
 
-/// A message, ready to be sent.
+/// An encoded message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What the body is.
+    /// Content type of the body.
     pub content_type: String,
-    /// In this order; no name twice. Without the content type, which every protocol has a place of its own for.
+    /// Headers in order, without duplicate names. The content type is not included, since every
+    /// protocol has its own field for it.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Bytes,
 }
 
 impl Message {
-    /// How much it weighs: body, content type, and headers.
+    /// Size in bytes: body, content type and headers.
     pub fn size(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.body.len() + self.content_type.len() + headers
     }
 
-    /// Fails for good if it weighs more than `limit` bytes. `what` takes no more: "the topic", say.
+    /// Fails permanently if the message is larger than `limit` bytes. `what` names the owner of the
+    /// limit in the error, for example "the topic".
     pub fn fits(&self, limit: usize, what: &str) -> Result<(), Failure> {
         let size = self.size();
         if size <= limit {
             return Ok(());
         }
-        Err(Failure::dead(format!("the message has {size} bytes, and {what} takes {limit}")))
+        Err(Failure::dead(format!("the message has {size} bytes, and {what} accepts {limit}")))
     }
 }
 
-/// Makes messages of events.
+/// Encodes events as messages.
 ///
 /// ```
 /// use outbox::{Event, Outgoing};
@@ -83,19 +88,20 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// In this format; `source` is the CloudEvents attribute of that name, which says who these events come from.
+    /// Creates an encoder for this format. `source` is the CloudEvents attribute `source`, which
+    /// identifies the origin of the events.
     pub fn new(format: Format, source: impl Into<String>) -> Self {
         Self { format, source: source.into(), prefix: "ce-" }
     }
 
-    /// What stands before the name of an attribute of a CloudEvent in binary mode. The protocols' bindings differ: `ce-` for
-    /// HTTP and NATS, `ce_` for Kafka, `cloudEvents:` for AMQP, nothing for MQTT.
+    /// Sets the prefix of attribute names in binary mode. The protocol bindings differ: `ce-` for
+    /// HTTP and NATS, `ce_` for Kafka, `cloudEvents:` for AMQP, none for MQTT.
     pub fn prefix(mut self, prefix: &'static str) -> Self {
         self.prefix = prefix;
         self
     }
 
-    /// The message for an event.
+    /// Encodes an event.
     pub fn encode(&self, event: &Outgoing) -> Result<Message, Failure> {
         match self.format {
             Format::Plain => Ok(plain(event)),
@@ -109,9 +115,9 @@ impl Encoder {
         let mut headers: Vec<(String, String)> =
             attributes.into_iter().map(|(name, value)| (format!("{}{name}", self.prefix), value)).collect();
         let given = headers.len();
-        add_own(event, &mut headers);
+        add_event_headers(event, &mut headers);
         if self.prefix.is_empty() {
-            // Without a prefix receivers know an attribute by its name alone.
+            // Without a prefix receivers recognize an attribute by its name alone.
             let own = headers.split_off(given);
             headers.extend(own.into_iter().filter(|(name, _)| !is_attribute(name)));
         }
@@ -124,7 +130,7 @@ impl Encoder {
         for (name, value) in attributes(event, &self.source) {
             object.insert(name.to_owned(), value.into());
         }
-        // As extension attributes, where their names can be such.
+        // Headers become extension attributes if their names are valid attribute names.
         for (name, value) in event.headers() {
             let fits = name.len() <= 20 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
             if fits && !object.contains_key(name.as_str()) && !is_attribute(name) {
@@ -135,16 +141,19 @@ impl Encoder {
         object.insert("datacontenttype".to_owned(), content_type.into());
         let data = match event.raw_payload() {
             Payload::Json(text) => {
-                Data { data: Some(RawValue::from_string(text.clone())), data_base64: None }
+                StructuredData { data: Some(RawValue::from_string(text.clone())), data_base64: None }
             }
             Payload::Bytes { content_type, .. } => match std::str::from_utf8(&body) {
-                // Receivers take data of such a type for JSON, and a text in it for a text.
+                // Receivers parse data of a JSON content type as JSON, and a JSON string in it as a
+                // string.
                 Ok(text) if is_json(content_type) => match serde_json::from_str::<Box<RawValue>>(text) {
-                    Ok(json) => Data { data: Some(Ok(json)), data_base64: None },
-                    Err(_) => Data { data: None, data_base64: Some(STANDARD.encode(&body)) },
+                    Ok(json) => StructuredData { data: Some(Ok(json)), data_base64: None },
+                    Err(_) => StructuredData { data: None, data_base64: Some(STANDARD.encode(&body)) },
                 },
-                Ok(text) => Data { data: Some(serde_json::value::to_raw_value(text)), data_base64: None },
-                Err(_) => Data { data: None, data_base64: Some(STANDARD.encode(&body)) },
+                Ok(text) => {
+                    StructuredData { data: Some(serde_json::value::to_raw_value(text)), data_base64: None }
+                }
+                Err(_) => StructuredData { data: None, data_base64: Some(STANDARD.encode(&body)) },
             },
         };
         let whole = Structured {
@@ -157,10 +166,10 @@ impl Encoder {
     }
 }
 
-/// The content type of a CloudEvent in structured mode.
+/// Content type of a CloudEvent in structured mode.
 const STRUCTURED: &str = "application/cloudevents+json; charset=UTF-8";
 
-struct Data {
+struct StructuredData {
     data: Option<Result<Box<RawValue>, serde_json::Error>>,
     data_base64: Option<String>,
 }
@@ -175,7 +184,8 @@ struct Structured {
     data_base64: Option<String>,
 }
 
-/// Whether this is a type of JSON: `application/json`, or one such as `application/vnd.shop+json`.
+/// Whether this is a JSON content type: `application/json`, or one such as
+/// `application/vnd.shop+json`.
 fn is_json(content_type: &str) -> bool {
     let kind = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     kind.ends_with("/json") || kind.ends_with("+json")
@@ -208,41 +218,41 @@ fn plain(event: &Outgoing) -> Message {
     add("epoch", event.epoch().map(|epoch| epoch.to_string()));
     let tags: Vec<&str> = event.tags().iter().map(Tag::as_str).collect();
     add("tags", (!tags.is_empty()).then(|| tags.join(",")));
-    add_own(event, &mut headers);
+    add_event_headers(event, &mut headers);
     let (content_type, body) = payload(event);
     Message { content_type, headers, body }
 }
 
-/// The event's own headers, where their names are free.
-fn add_own(event: &Outgoing, headers: &mut Vec<(String, String)>) {
+/// Adds the event's own headers unless the name is reserved or already used.
+fn add_event_headers(event: &Outgoing, headers: &mut Vec<(String, String)>) {
     for (name, value) in event.headers() {
         if is_reserved(name) {
-            note_reserved(name);
-        } else if !headers.iter().any(|(taken, _)| taken.eq_ignore_ascii_case(name)) {
+            log_reserved(name);
+        } else if !headers.iter().any(|(used, _)| used.eq_ignore_ascii_case(name)) {
             headers.push((name.clone(), value.clone()));
         }
     }
 }
 
-/// What the names of our own headers and of CloudEvents attributes start with, in any protocol.
+/// Name prefixes of the relay's headers and of CloudEvents attributes, in any protocol.
 const RESERVED: [&str; 5] = ["outbox-", "ce-", "ce_", "cloudevents:", "cloudevents_"];
 
-/// Whether receivers would take an event's own header of this name for one of ours: for an epoch or a tenant
-/// that the event does not have, say.
+/// Whether receivers would mistake an event header of this name for a relay header, such as the
+/// epoch or the tenant.
 fn is_reserved(name: &str) -> bool {
     let starts = |with: &str| name.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
     RESERVED.iter().any(|with| starts(with))
 }
 
-/// Logs once in a process that a header was left out.
-fn note_reserved(name: &str) {
+/// Logs once per process that a header was omitted.
+fn log_reserved(name: &str) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        tracing::debug!(header = ?name, "headers of events with a reserved name are not sent");
+        tracing::debug!(header = ?name, "event headers with a reserved name are not sent");
     });
 }
 
-/// The trace that the event belongs to.
+/// The trace context of the event.
 fn trace(event: &Outgoing) -> Vec<(String, String)> {
     let names = ["traceparent", "tracestate"];
     names
@@ -251,7 +261,7 @@ fn trace(event: &Outgoing) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The attributes that this crate or CloudEvents has a use for: no header of an event becomes one.
+/// Attributes that this crate or CloudEvents defines. No event header becomes one of them.
 const ATTRIBUTES: [&str; 15] = [
     "specversion",
     "id",
@@ -274,7 +284,8 @@ fn is_attribute(name: &str) -> bool {
     ATTRIBUTES.iter().any(|attribute| name.eq_ignore_ascii_case(attribute))
 }
 
-/// The attributes of a CloudEvent; `source` has none of its own in an outbox.
+/// The CloudEvents attributes of an event. `source` comes from the settings, since an event has
+/// none.
 fn attributes(event: &Outgoing, source: &str) -> Vec<(&'static str, String)> {
     let mut attributes = vec![
         ("specversion", "1.0".to_owned()),
@@ -290,7 +301,7 @@ fn attributes(event: &Outgoing, source: &str) -> Vec<(&'static str, String)> {
     add("aggregatetype", own(Some(event.aggregate_type().as_str())));
     add("tenantid", own(event.tenant_id()));
     add("correlationid", own(event.correlation_id()));
-    add("sequence", event.position().map(Position::get).or(event.seq()).map(|place| place.to_string()));
+    add("sequence", event.position().map(Position::get).or(event.seq()).map(|sequence| sequence.to_string()));
     attributes
 }
 
@@ -322,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_message_has_everything_in_headers_and_the_payload_to_the_byte() {
+    fn a_plain_message_has_all_fields_in_headers_and_the_payload_unchanged() {
         let event = event();
         let message = Encoder::new(Format::Plain, "shop").encode(&event).unwrap();
         assert_eq!(
@@ -343,11 +354,11 @@ mod tests {
         }
         assert_eq!(header(&message, "outbox-position"), None);
         let ids = message.headers.iter().filter(|(name, _)| name == "outbox-id").count();
-        assert_eq!(ids, 1, "an event's own header takes no name of ours");
+        assert_eq!(ids, 1, "an event header cannot replace a relay header");
     }
 
     #[test]
-    fn no_header_of_an_event_passes_for_one_of_ours() {
+    fn no_event_header_passes_for_a_relay_header() {
         let event = Event::new("e")
             .header("outbox-epoch", "9")
             .header("Outbox-Position", "9")
@@ -431,7 +442,7 @@ mod tests {
         assert!(object["traceparent"].is_string() && object.get("Region").is_none());
         assert!(
             std::str::from_utf8(&message.body).unwrap().contains(r#""data":{"b":1,  "a":2}"#),
-            "as it was written"
+            "unchanged"
         );
 
         let bytes = Event::new("scan").bytes("image/png", vec![0xff, 0]).build().unwrap();
@@ -457,11 +468,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_big_is_said_with_both_sizes() {
+    fn the_error_for_an_oversized_message_has_both_sizes() {
         let message = Encoder::new(Format::Plain, "").encode(&event()).unwrap();
         let size = message.size();
         assert!(message.fits(size, "it").is_ok());
-        let said = message.fits(size - 1, "the topic").unwrap_err().to_string();
-        assert_eq!(said, format!("the message has {size} bytes, and the topic takes {}", size - 1));
+        let error = message.fits(size - 1, "the topic").unwrap_err().to_string();
+        assert_eq!(error, format!("the message has {size} bytes, and the topic accepts {}", size - 1));
     }
 }

@@ -1,4 +1,4 @@
-//! Where an event goes, as a text with places in it: `orders.{type}`.
+//! Destination names with placeholders, such as `orders.{type}`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,8 +8,9 @@ use serde::{Deserialize, Deserializer};
 
 use crate::Text;
 
-/// A topic, subject or routing key with places for what an event has: `{type}`, `{aggregate_type}`, `{aggregate_id}`,
-/// `{key}`, `{tenant_id}`, `{correlation_id}`, `{id}`, and `{header:NAME}`. A brace itself is `{{` or `}}`.
+/// A topic, subject or routing key with placeholders for fields of the event: `{type}`,
+/// `{aggregate_type}`, `{aggregate_id}`, `{key}`, `{tenant_id}`, `{correlation_id}`, `{id}` and
+/// `{header:NAME}`. `{{` and `}}` are literal braces.
 ///
 /// ```
 /// use outbox::Event;
@@ -20,7 +21,7 @@ use crate::Text;
 /// assert_eq!(template.render(&event).unwrap(), "shop.acme.order.placed");
 /// ```
 ///
-/// An event that lacks what a place asks for cannot go there, now or later: rendering fails for good.
+/// Rendering fails permanently for an event that lacks the field of a placeholder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Part>);
 
@@ -53,7 +54,7 @@ const FIELDS: [(&str, Field); 7] = [
 ];
 
 impl Field {
-    fn of<'a>(&self, event: &'a Event) -> Option<&'a str> {
+    fn value<'a>(&self, event: &'a Event) -> Option<&'a str> {
         match self {
             Field::Type => Some(event.event_type().as_str()),
             Field::AggregateType => Some(event.aggregate_type().as_str()),
@@ -78,21 +79,22 @@ impl fmt::Display for Field {
 }
 
 impl Template {
-    /// The text for this event.
+    /// Renders the template for an event.
     pub fn render(&self, event: &Event) -> Result<String, Failure> {
         self.render_as(event, str::to_owned)
     }
 
-    /// The same where `separators` mean something in the text, such as dots in a subject: only `{type}` may
-    /// have them, which is written with parts of its own. Any other value with one could change where the
-    /// event goes, to another tenant's part for instance: rendering fails for good.
+    /// Renders a template in which `separators` have a meaning, such as dots in a subject. Only
+    /// `{type}` may contain separators, since event types consist of parts themselves. A separator
+    /// in any other value could change the destination, for example to another tenant's part:
+    /// rendering fails permanently.
     pub fn render_parts(&self, event: &Event, separators: &[char]) -> Result<String, Failure> {
         for part in &self.0 {
             let Part::Field(field) = part else { continue };
-            let value = field.of(event).filter(|_| *field != Field::Type);
+            let value = field.value(event).filter(|_| *field != Field::Type);
             if let Some(found) = value.and_then(|value| value.chars().find(|c| separators.contains(c))) {
                 return Err(Failure::dead(format!(
-                    "its {field} has a `{}` in it, which would change where the event goes",
+                    "{field} contains `{}`, which could change the event's destination",
                     found.escape_debug()
                 )));
             }
@@ -100,16 +102,18 @@ impl Template {
         self.render(event)
     }
 
-    /// The same, with what fills a place written another way: escaped, for instance.
+    /// Renders the template with `write` applied to each value, for example to escape it.
     pub fn render_as(&self, event: &Event, write: impl Fn(&str) -> String) -> Result<String, Failure> {
         let mut text = String::new();
         for part in &self.0 {
             match part {
                 Part::Text(plain) => text.push_str(plain),
-                Part::Field(field) => match field.of(event) {
+                Part::Field(field) => match field.value(event) {
                     Some(value) => text.push_str(&write(value)),
                     None => {
-                        return Err(Failure::dead(format!("where it goes needs {field}, and it has none")));
+                        return Err(Failure::dead(format!(
+                            "the destination needs {field}, which the event does not have"
+                        )));
                     }
                 },
             }
@@ -138,10 +142,10 @@ impl Template {
 impl FromStr for Template {
     type Err = String;
 
-    fn from_str(written: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut plain = String::new();
-        let mut rest = written;
+        let mut rest = text;
         while let Some(at) = rest.find(['{', '}']) {
             plain.push_str(&rest[..at]);
             let brace = &rest[at..=at];
@@ -161,8 +165,9 @@ impl FromStr for Template {
             let field = known.or_else(|| header.map(|name| Field::Header(name.to_owned())));
             let field = field.ok_or_else(|| {
                 let names: Vec<String> = FIELDS.iter().map(|(name, _)| format!("{{{name}}}")).collect();
-                // The text in the braces is never repeated: it may be a token, or the half of a URL with one in it.
-                let at = written[..written.len() - rest.len()].chars().count();
+                // Never repeats the text in the braces: it may be a token, or part of a URL that
+                // contains one.
+                let at = text[..text.len() - rest.len()].chars().count();
                 format!("unknown placeholder at character {at}: use {} or {{header:NAME}}", names.join(", "))
             })?;
             if !plain.is_empty() {
@@ -194,41 +199,41 @@ mod tests {
     }
 
     #[test]
-    fn places_are_filled() {
-        for (written, rendered) in [
+    fn placeholders_are_filled() {
+        for (text, rendered) in [
             ("orders", "orders"),
             ("", ""),
             ("{type}", "order.placed"),
             ("{aggregate_type}/{aggregate_id}-{header:region}", "Order/o-1-eu"),
             ("{{{type}}}", "{order.placed}"),
         ] {
-            let template: Template = written.parse().unwrap();
-            assert_eq!(template.render(&event()).unwrap(), rendered, "{written}");
-            assert_eq!(template.fixed().is_some(), !written.contains("type"), "{written}");
+            let template: Template = text.parse().unwrap();
+            assert_eq!(template.render(&event()).unwrap(), rendered, "{text}");
+            assert_eq!(template.fixed().is_some(), !text.contains("type"), "{text}");
         }
     }
 
     #[test]
-    fn what_an_event_lacks_is_named() {
+    fn a_missing_field_is_named() {
         let failure = "{tenant_id}.x".parse::<Template>().unwrap().render(&event()).unwrap_err();
-        assert_eq!(failure.to_string(), "where it goes needs {tenant_id}, and it has none");
+        assert_eq!(failure.to_string(), "the destination needs {tenant_id}, which the event does not have");
         let failure = "{header:zone}".parse::<Template>().unwrap().render(&event()).unwrap_err();
-        assert_eq!(failure.to_string(), "where it goes needs {header:zone}, and it has none");
+        assert_eq!(failure.to_string(), "the destination needs {header:zone}, which the event does not have");
     }
 
     #[test]
     fn only_the_type_may_have_separators() {
         let event = Event::new("order.placed").tenant("a.b").header("zone", "eu").json(&1).build().unwrap();
-        let render = |written: &str| written.parse::<Template>().unwrap().render_parts(&event, &['.', '*']);
+        let render = |text: &str| text.parse::<Template>().unwrap().render_parts(&event, &['.', '*']);
         assert_eq!(render("x.{type}.{header:zone}").unwrap(), "x.order.placed.eu");
         let failure = render("x.{tenant_id}.{type}").unwrap_err();
-        let said = "its {tenant_id} has a `.` in it, which would change where the event goes";
-        assert_eq!(failure, Failure::dead(said));
+        let expected = "{tenant_id} contains `.`, which could change the event's destination";
+        assert_eq!(failure, Failure::dead(expected));
     }
 
     #[test]
-    fn mistakes_are_named() {
-        for (written, said) in [
+    fn invalid_values_are_named() {
+        for (text, expected) in [
             ("{typ}", "unknown placeholder at character 1: use {type}"),
             ("{type", "a `{` without a `}`"),
             ("type}", "a `}` without a `{`"),
@@ -236,8 +241,8 @@ mod tests {
             ("/{?token=hunter2&type={type}", "unknown placeholder at character 2: use {type}"),
             ("/{hunter2}", "unknown placeholder at character 2: use {type}"),
         ] {
-            let error = written.parse::<Template>().unwrap_err();
-            assert!(error.starts_with(said), "{written}: {error}");
+            let error = text.parse::<Template>().unwrap_err();
+            assert!(error.starts_with(expected), "{text}: {error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
     }

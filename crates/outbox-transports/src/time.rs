@@ -1,29 +1,29 @@
-//! Times in settings, as people write them: `500ms`, `5s`, `1m`, `2h`.
+//! Durations in settings: `500ms`, `5s`, `1m`, `2h`.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
-/// Reads a time that is written as a text. None is longer than a day.
+/// Deserializes a duration from text. The maximum is 24 hours.
 pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    deserializer.deserialize_any(Written)
+    deserializer.deserialize_any(DurationVisitor)
 }
 
-struct Written;
+struct DurationVisitor;
 
-impl Visitor<'_> for Written {
+impl Visitor<'_> for DurationVisitor {
     type Value = Duration;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a time such as \"5s\"")
+        f.write_str("a duration such as \"5s\"")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
         parse(text).map_err(E::custom)
     }
 
-    // The mistake that everybody makes once.
+    // A number without a unit is a common mistake and gets a helpful error.
     fn visit_i64<E: Error>(self, number: i64) -> Result<Duration, E> {
         Err(E::invalid_type(Unexpected::Signed(number), &self))
     }
@@ -32,17 +32,21 @@ impl Visitor<'_> for Written {
 fn parse(text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let each = match unit {
+    let unit_millis = match unit {
         "ms" => Some(1),
         "s" => Some(1_000),
         "m" => Some(60_000),
         "h" => Some(3_600_000),
         _ => None,
     };
-    let time = each.zip(number.parse::<u64>().ok()).and_then(|(each, number)| number.checked_mul(each));
+    let time = unit_millis
+        .zip(number.parse::<u64>().ok())
+        .and_then(|(unit_millis, number)| number.checked_mul(unit_millis));
     match time.map(Duration::from_millis) {
         None => Err("write a whole number and its unit, as in 500ms, 5s, 1m or 2h".to_owned()),
-        Some(Duration::ZERO) => Err("a time of zero: leave it out for the default".to_owned()),
+        Some(Duration::ZERO) => {
+            Err("a duration of zero is not allowed: omit the setting for the default".to_owned())
+        }
         Some(time) if time > Duration::from_secs(86_400) => {
             Err(format!("{text} is too long: use at most 24h"))
         }
@@ -60,7 +64,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_time_is_what_it_says_and_no_other_text_is_one(
+        fn a_duration_is_its_number_and_unit_and_no_other_text_is_valid(
             number in 0..100_000_000_u64,
             unit in prop::sample::select(vec![("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]),
             text in prop_oneof![any::<String>(), "[0-9]{0,22}[a-z]{0,2}", "[+-][0-9]{1,3}s"],
@@ -74,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_whole_numbers_with_a_unit() {
+    fn durations_are_whole_numbers_with_a_unit() {
         for (text, ms) in [("500ms", 500), ("5s", 5_000), ("1m", 60_000), ("2h", 7_200_000)] {
             assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
         }

@@ -1,37 +1,37 @@
-//! How a server is trusted, and how this side shows who it is.
+//! TLS files: trusted certificate authority and client certificate.
 
 use serde::Deserialize;
 
 use crate::Text;
 
-/// Files for connections by TLS, in PEM format. Servers are always checked, against the public certificate authorities or one of
-/// your own. Files are read again for every connection, so they may be renewed.
+/// TLS files in PEM format. Server certificates are always verified, against the public certificate
+/// authorities or `ca_file`. The files are read again for every connection, so they may be renewed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// A certificate authority of your own, which is then the only one that is trusted.
+    /// A private certificate authority. If it is set, it is the only trusted authority.
     pub ca_file: Option<Text>,
-    /// The certificate by which this side shows who it is. Needs `key_file`.
+    /// The client certificate. Needs `key_file`.
     pub cert_file: Option<Text>,
-    /// The private key of that certificate.
+    /// The private key of the client certificate.
     pub key_file: Option<Text>,
 }
 
-/// What the files hold.
+/// Contents of the files.
 pub(crate) struct Pems {
     pub(crate) ca: Option<String>,
-    /// Certificate and key.
+    /// Client certificate and its key.
     pub(crate) identity: Option<(String, String)>,
 }
 
 impl Tls {
-    /// Whether any file is named.
+    /// Whether any file is set.
     #[cfg(any(test, feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
     pub(crate) fn is_used(&self) -> bool {
         self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some()
     }
 
-    /// What the files hold. Never says what is in them.
+    /// Reads the files. Errors never contain file contents.
     pub(crate) fn read(&self) -> Result<Pems, String> {
         let read = |name: &str, file: &Option<Text>| match file {
             None => Ok(None),
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_file_is_named() {
         let only_cert = Tls { cert_file: Some("/dev/null".into()), ..Tls::default() };
         assert_eq!(only_cert.read().err().unwrap(), "cert_file needs key_file as well");
         let no_file = Tls { ca_file: Some("/no/such/file".into()), ..Tls::default() };

@@ -1,4 +1,4 @@
-//! The settings in the guide are settings.
+//! The settings in the guide are valid.
 #![cfg(any(
     feature = "amqp",
     feature = "kafka",
@@ -11,7 +11,7 @@
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-/// The TOML examples of the guide, with something in place of each environment variable.
+/// The TOML examples of the guide, with a placeholder for each environment variable.
 fn examples() -> Vec<Table> {
     let guide = include_str!("../../../docs/guide/transports.md");
     let blocks = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
@@ -41,7 +41,7 @@ fn settings<T: DeserializeOwned>(kind: &str) -> Vec<T> {
         .collect()
 }
 
-/// Without the certificate, which is not there.
+/// Without the CA file, which does not exist.
 #[cfg(feature = "amqp")]
 #[test]
 fn the_examples_for_rabbitmq_make_publishers() {
@@ -108,7 +108,7 @@ fn the_examples_for_webhooks_make_publishers() {
     let settings: Vec<outbox_transports::WebhookSettings> = settings("webhook");
     assert!(!settings.is_empty());
     for mut settings in settings {
-        // What stands in place of a variable is no secret.
+        // The placeholder of the variable is too short for a secret.
         settings.secrets = settings.secrets.iter().map(|_| "a secret of the shop's".into()).collect();
         outbox_transports::Webhook::new("orders", settings).unwrap();
     }

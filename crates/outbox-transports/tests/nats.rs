@@ -1,7 +1,7 @@
-//! NATS JetStream, by a server of its own.
+//! NATS JetStream, on its own server.
 #![cfg(feature = "nats")]
 
-mod conformance;
+mod common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,33 +11,33 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, Info};
 use async_nats::{ConnectOptions, jetstream};
 use async_trait::async_trait;
 use base64::Engine as _;
-use conformance::outages::{publish_until_taken, wait_until_healthy, wait_until_unhealthy};
-use conformance::{
-    Bed, Destination, LONGEST_STALL, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish, is_dead, numbered,
-    of_size,
+use common::outages::{publish_until_accepted, wait_until_healthy, wait_until_unhealthy};
+use common::{
+    Destination, Harness, MAX_STALL, PASSWORD, PublisherOptions, Received, SOURCE, Sharing, USER, Wait,
+    is_dead, numbered, of_size,
 };
 use futures_util::future::join_all;
 use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
-use outbox_transports::{Nats, NatsSettings, Promises};
+use outbox_transports::{Guarantees, Nats, NatsSettings};
 
-struct NatsBed {
+struct NatsHarness {
     server: Server,
 }
 
-impl NatsBed {
-    fn settings(&self, wish: &Wish) -> NatsSettings {
-        let subject = match wish.destination {
-            Destination::Usual => "orders.{type}",
+impl NatsHarness {
+    fn settings(&self, options: &PublisherOptions) -> NatsSettings {
+        let subject = match options.destination {
+            Destination::Existing => "orders.{type}",
             Destination::Missing => "nowhere.at-all",
         };
         let mut settings = NatsSettings::new(&self.server.bare_url(), subject.parse().unwrap());
         settings.user = Some(USER.into());
-        settings.password = Some(wish.password.into());
-        settings.format = wish.format;
+        settings.password = Some(options.password.into());
+        settings.format = options.format;
         settings.source = SOURCE.into();
-        settings.connect_timeout = wish.timeout;
-        settings.ack_timeout = wish.timeout;
+        settings.connect_timeout = options.timeout;
+        settings.ack_timeout = options.timeout;
         settings
     }
 
@@ -48,31 +48,31 @@ impl NatsBed {
 }
 
 async fn jetstream(server: &Server, options: ConnectOptions) -> jetstream::Context {
-    let client = options.connection_timeout(LONGEST_STALL).connect(server.bare_url()).await.unwrap();
-    ContextBuilder::new().timeout(LONGEST_STALL).build(client)
+    let client = options.connection_timeout(MAX_STALL).connect(server.bare_url()).await.unwrap();
+    ContextBuilder::new().timeout(MAX_STALL).build(client)
 }
 
 #[async_trait]
-impl Bed for NatsBed {
-    const PROMISES: Promises = Nats::PROMISES;
+impl Harness for NatsHarness {
+    const GUARANTEES: Guarantees = Nats::GUARANTEES;
 
-    async fn open(_: Share) -> Option<Self> {
+    async fn open(_: Sharing) -> Option<Self> {
         let plan = Plan::nats().user(USER, PASSWORD);
         if !plan.is_here() {
             return None;
         }
-        let bed = Self { server: plan.start() };
+        let harness = Self { server: plan.start() };
         let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
-        bed.jetstream().await.create_stream(stream).await.unwrap();
-        Some(bed)
+        harness.jetstream().await.create_stream(stream).await.unwrap();
+        Some(harness)
     }
 
-    fn publisher(&self, wish: &Wish) -> Arc<dyn Publisher> {
-        Arc::new(Nats::new("nats", self.settings(wish)).unwrap())
+    fn publisher(&self, options: &PublisherOptions) -> Arc<dyn Publisher> {
+        Arc::new(Nats::new("nats", self.settings(options)).unwrap())
     }
 
-    fn shown(&self) -> String {
-        let mut settings = self.settings(&Wish::default());
+    fn debug_output(&self) -> String {
+        let mut settings = self.settings(&PublisherOptions::default());
         settings.url = self.server.url().as_str().into();
         settings.token = None;
         format!("{settings:?} {:?}", Nats::new("nats", settings.clone()).unwrap())
@@ -83,7 +83,7 @@ impl Bed for NatsBed {
         let mut wait = Wait::until(count);
         let state = loop {
             let Info { state, .. } = stream.get_info().await.unwrap();
-            if wait.left(usize::try_from(state.messages).unwrap()).is_zero() {
+            if wait.remaining(usize::try_from(state.messages).unwrap()).is_zero() {
                 break state;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -108,7 +108,7 @@ impl Bed for NatsBed {
         received
     }
 
-    fn missing(&self) -> Option<String> {
+    fn missing_name(&self) -> Option<String> {
         Some("nowhere.at-all".to_owned())
     }
 
@@ -118,17 +118,17 @@ impl Bed for NatsBed {
         self.jetstream().await.create_stream(stream).await.unwrap();
     }
 
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         format!("127.0.0.1:{}", self.server.port())
     }
 
-    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        let mut settings = self.settings(&Wish::default());
-        settings.url = format!("{}://{place}", if tls { "tls" } else { "nats" }).as_str().into();
+    fn publisher_at(&self, address: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        let mut settings = self.settings(&PublisherOptions::default());
+        settings.url = format!("{}://{address}", if tls { "tls" } else { "nats" }).as_str().into();
         Some(Arc::new(Nats::new("nats", settings).unwrap()))
     }
 
-    fn too_big(&self) -> usize {
+    fn oversized_payload(&self) -> usize {
         1_048_576
     }
 
@@ -154,9 +154,9 @@ impl Bed for NatsBed {
     }
 }
 
-conformance::tests!(NatsBed);
+common::conformance_tests!(NatsHarness);
 
-/// A server with one stream for `orders.>`, and a publisher to it.
+/// Starts a server with one stream for `orders.>`, and a publisher to it.
 async fn served(
     plan: Plan,
     stream: Config,
@@ -179,23 +179,24 @@ async fn messages(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn what_was_given_up_is_never_sent_behind_our_back() {
+async fn abandoned_messages_are_never_sent_later() {
     let mut proxy = None;
     let through_proxy = |server: &Server, settings: &mut NatsSettings| {
-        let between = Proxy::to(server.port());
-        settings.url = format!("nats://127.0.0.1:{}", between.port()).as_str().into();
-        // Of each message, from when it is queued behind the others.
+        let proxied = Proxy::to(server.port());
+        settings.url = format!("nats://127.0.0.1:{}", proxied.port()).as_str().into();
+        // The timeout of a message starts when it is queued behind the others.
         settings.ack_timeout = Duration::from_secs(120);
-        proxy = Some(between);
+        proxy = Some(proxied);
     };
     let Some((server, publisher)) = served(Plan::nats(), Config::default(), through_proxy).await else {
         return;
     };
     let proxy = proxy.unwrap();
     wait_until_healthy(&publisher).await;
-    // Ten times as much as gets through: most of it waits inside the client when the connection breaks.
+    // Ten times as much as the proxy lets through: most of it is queued in the client when the
+    // connection breaks.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
-    proxy.let_through(900_000);
+    proxy.allow_bytes(900_000);
     let (outcome, ()) = tokio::join!(publisher.publish_batch(&events), async {
         while messages(&server).await < 20 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -209,12 +210,12 @@ async fn what_was_given_up_is_never_sent_behind_our_back() {
     let arrived = messages(&server).await;
     assert!(published as u64 <= arrived && arrived < 300, "{published} were confirmed, {arrived} arrived");
 
-    publish_until_taken(&publisher, &events).await;
+    publish_until_accepted(&publisher, &events).await;
     assert_eq!(messages(&server).await, 900);
 }
 
 #[tokio::test]
-async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
+async fn tls_verifies_the_server_and_sends_a_client_certificate() {
     let plan = Plan::nats().user(USER, PASSWORD).mutual_tls();
     if !plan.is_here() {
         return;
@@ -227,18 +228,19 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
         change(&mut settings);
         Nats::new("nats", settings).unwrap()
     };
-    let known = publisher(&|settings| {
+    let trusted = publisher(&|settings| {
         settings.tls.ca_file = file(&server.ca_file());
         settings.tls.cert_file = file(&certificate);
         settings.tls.key_file = file(&key);
     });
-    // It got in, and there is no stream.
-    wait_until_unhealthy(&known, |reason| reason.contains("no stream takes the subject `orders.>`")).await;
-    let error = known.publish_batch(&[numbered(1, None)]).await.unwrap_err();
-    assert!(error.is_unavailable() && error.to_string().contains("no stream takes the subject"), "{error}");
+    // Authenticated, and there is no stream.
+    wait_until_unhealthy(&trusted, |reason| reason.contains("no stream accepts the subject `orders.>`"))
+        .await;
+    let error = trusted.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("no stream accepts the subject"), "{error}");
 
-    let stranger = publisher(&|settings| settings.tls.ca_file = file(&server.ca_file()));
-    assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
+    let no_certificate = publisher(&|settings| settings.tls.ca_file = file(&server.ca_file()));
+    assert!(no_certificate.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
     let unknown_authority = publisher(&|settings| {
         settings.tls.cert_file = file(&certificate);
         settings.tls.key_file = file(&key);
@@ -251,11 +253,11 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
 }
 
 #[tokio::test]
-async fn a_server_of_several_that_does_not_answer_costs_its_time_only() {
+async fn a_silent_server_of_a_cluster_costs_only_its_own_timeout() {
     let Some((server, _)) = served(Plan::nats(), Config::default(), |_, _| {}).await else { return };
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
-    // They are tried in any order.
+    // The client tries the servers in any order.
     let publishing = (0..6).map(async |number| {
         let url = format!("nats://127.0.0.1:{port},{}", server.url());
         let mut settings = NatsSettings::new(&url, "orders.{type}".parse().unwrap());
@@ -267,7 +269,7 @@ async fn a_server_of_several_that_does_not_answer_costs_its_time_only() {
 }
 
 #[tokio::test]
-async fn a_token_lets_in() {
+async fn a_token_authenticates() {
     let plan = Plan::nats().config("authorization { token: \"correcthorse\" }");
     if !plan.is_here() {
         return;
@@ -278,13 +280,13 @@ async fn a_token_lets_in() {
     settings.token = Some("correcthorse".into());
     let in_url = server.url().replace("nats://", "nats://correcthorse@");
     for settings in [settings, NatsSettings::new(&in_url, "orders".parse().unwrap())] {
-        // It got in.
-        let is_told = |reason: &str| reason.contains("no stream takes the subject `orders`");
-        wait_until_unhealthy(&Nats::new("nats", settings).unwrap(), is_told).await;
+        // Authenticated.
+        let is_expected = |reason: &str| reason.contains("no stream accepts the subject `orders`");
+        wait_until_unhealthy(&Nats::new("nats", settings).unwrap(), is_expected).await;
     }
 }
 
-/// A JWT as NATS wants it: signed by the key of whoever stands above.
+/// Creates a NATS JWT, signed by the issuer's key.
 fn jwt(issuer: &nkeys::KeyPair, subject: &nkeys::KeyPair, nats: &serde_json::Value) -> String {
     let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
     let claims = serde_json::json!({
@@ -298,12 +300,12 @@ fn jwt(issuer: &nkeys::KeyPair, subject: &nkeys::KeyPair, nats: &serde_json::Val
 }
 
 #[tokio::test]
-async fn a_credentials_file_lets_in_and_is_read_anew() {
+async fn a_credentials_file_authenticates_and_is_read_again() {
     if !Plan::nats().is_here() {
         return;
     }
     let (operator, account) = (nkeys::KeyPair::new_operator(), nkeys::KeyPair::new_account());
-    let (user, stranger) = (nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user());
+    let (user, other_user) = (nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user());
     let of = |kind: &str| serde_json::json!({"type": kind, "version": 2});
     let limits = serde_json::json!({"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1});
     let of_account = serde_json::json!({"type": "account", "version": 2, "limits": limits});
@@ -333,12 +335,12 @@ async fn a_credentials_file_lets_in_and_is_read_anew() {
     let publisher = Nats::new("nats", settings).unwrap();
     let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("relay.creds"), "{error}");
-    write(&stranger);
+    write(&other_user);
     let error = publisher.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("authorization"), "{error}");
-    assert!(!format!("{error:?}").contains(&stranger.seed().unwrap()));
+    assert!(!format!("{error:?}").contains(&other_user.seed().unwrap()));
     write(&user);
-    // It got in, to an account without JetStream.
+    // Authenticated, in an account without JetStream.
     wait_until_unhealthy(&publisher, |reason| !reason.contains("authorization")).await;
 }
 
@@ -356,13 +358,13 @@ async fn a_publisher_whose_only_subject_is_denied_is_unavailable_at_once() {
     let stream = Config { name: "orders".into(), subjects: vec!["orders.>".into()], ..Config::default() };
     jetstream.create_stream(stream).await.unwrap();
     let settings = NatsSettings::new(&server.url_as("ada", "secret"), "orders.forbidden".parse().unwrap());
-    let patience = settings.ack_timeout;
+    let ack_timeout = settings.ack_timeout;
     let publisher = Nats::new("nats", settings).unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert!(error.to_string().to_lowercase().contains("permissions violation"), "{error}");
-    assert!(began.elapsed() < patience, "it does not wait for a confirmation that cannot come");
+    assert!(started.elapsed() < ack_timeout, "does not wait for the acknowledgement timeout");
     assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
 }
 
@@ -385,12 +387,12 @@ async fn a_missing_stream_of_one_tenant_is_the_failure_of_its_events() {
     assert!(!error.is_unavailable(), "{error}");
     assert_eq!((error.fate(0), error.fate(2)), (Some(Fate::Published), Some(Fate::Published)));
     let Some(Fate::Failed(failure)) = error.fate(1) else { panic!("{error}") };
-    assert!(failure.to_string().contains("no stream takes the subject `nowhere.placed`"), "{failure}");
+    assert!(failure.to_string().contains("no stream accepts the subject `nowhere.placed`"), "{failure}");
     wait_until_healthy(&publisher).await;
 }
 
 #[tokio::test]
-async fn a_subject_that_may_not_be_published_to_is_named() {
+async fn a_denied_subject_is_named() {
     let users = "authorization { users: [
         {user: ada, password: secret, permissions: {publish: {deny: \"orders.forbidden\"}}} ] }";
     let plan = Plan::nats().config(users);
@@ -411,19 +413,19 @@ async fn a_subject_that_may_not_be_published_to_is_named() {
 }
 
 #[tokio::test]
-async fn an_event_that_makes_no_subject_is_dead_and_its_neighbours_arrive() {
+async fn an_event_with_an_invalid_subject_is_dead_and_the_others_arrive() {
     let Some((server, publisher)) = served(Plan::nats(), Config::default(), |_, _| {}).await else { return };
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("a..b"), event("fine"), event("a*")]).await.unwrap_err();
-    for (index, named) in [(0, "`orders.a..b`"), (2, "`orders.a*`")] {
+    for (index, expected) in [(0, "`orders.a..b`"), (2, "`orders.a*`")] {
         let Some(Fate::Failed(failure)) = error.fate(index) else { panic!("{:?}", error.fate(index)) };
-        assert!(is_dead(&failure) && failure.to_string().contains(named), "{failure}");
+        assert!(is_dead(&failure) && failure.to_string().contains(expected), "{failure}");
     }
     assert_eq!((error.fate(1), messages(&server).await), (Some(Fate::Published), 1));
 }
 
 #[tokio::test]
-async fn what_is_too_big_for_the_stream_is_dead() {
+async fn an_event_that_is_too_large_for_the_stream_is_dead() {
     let stream = Config { max_message_size: 1_000, ..Config::default() };
     let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
     let error = publisher.publish_batch(&[of_size(2_000, None), numbered(1, None)]).await.unwrap_err();
@@ -433,7 +435,7 @@ async fn what_is_too_big_for_the_stream_is_dead() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_full_is_tried_again() {
+async fn a_full_stream_is_retried() {
     let stream = Config { max_messages: 1, discard: DiscardPolicy::New, ..Config::default() };
     let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
     publisher.publish_batch(&[numbered(1, None)]).await.unwrap();

@@ -1,41 +1,42 @@
-//! Redis Streams, by a server of its own.
+//! Redis Streams, on its own server.
 #![cfg(feature = "redis")]
 
-mod conformance;
+mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance::outages::wait_until_unhealthy;
-use conformance::{
-    Bed, Destination, LONGEST_STALL, PASSWORD, Received, SOURCE, Share, USER, Wait, Wish, numbered,
+use common::outages::wait_until_unhealthy;
+use common::{
+    Destination, Harness, MAX_STALL, PASSWORD, PublisherOptions, Received, SOURCE, Sharing, USER, Wait,
+    numbered,
 };
 use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
-use outbox_transports::{Promises, Redis, RedisSettings};
+use outbox_transports::{Guarantees, Redis, RedisSettings};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Value};
 
-struct RedisBed {
+struct RedisHarness {
     server: Server,
 }
 
-impl RedisBed {
-    fn settings(&self, wish: &Wish) -> RedisSettings {
-        let stream = match wish.destination {
-            Destination::Usual => "orders",
+impl RedisHarness {
+    fn settings(&self, options: &PublisherOptions) -> RedisSettings {
+        let stream = match options.destination {
+            Destination::Existing => "orders",
             Destination::Missing => "nowhere",
         };
         let mut settings = RedisSettings::new(&self.server.bare_url(), stream.parse().unwrap());
         settings.user = Some(USER.into());
-        settings.password = Some(wish.password.into());
-        settings.format = wish.format;
+        settings.password = Some(options.password.into());
+        settings.format = options.format;
         settings.source = SOURCE.into();
-        settings.connect_timeout = wish.timeout;
-        settings.timeout = wish.timeout;
+        settings.connect_timeout = options.timeout;
+        settings.timeout = options.timeout;
         settings.max_bytes = 300_000;
-        settings.create = wish.destination == Destination::Usual;
+        settings.create = options.destination == Destination::Existing;
         settings.require_persistence = true;
         settings
     }
@@ -44,8 +45,8 @@ impl RedisBed {
 async fn connect(server: &Server) -> MultiplexedConnection {
     let client = redis::Client::open(server.url()).unwrap();
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(LONGEST_STALL))
-        .set_response_timeout(Some(LONGEST_STALL));
+        .set_connection_timeout(Some(MAX_STALL))
+        .set_response_timeout(Some(MAX_STALL));
     client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
@@ -74,7 +75,7 @@ fn received(fields: &[Value]) -> Received {
         }
     }
     let id = ["outbox-id", "ce-id"].iter().find_map(|name| message.header(name));
-    // In structured mode it is in the body.
+    // In structured mode the id is in the body.
     let in_body = || {
         serde_json::from_slice::<serde_json::Value>(&message.body).unwrap()["id"].as_str().unwrap().to_owned()
     };
@@ -83,20 +84,20 @@ fn received(fields: &[Value]) -> Received {
 }
 
 #[async_trait]
-impl Bed for RedisBed {
-    const PROMISES: Promises = Redis::PROMISES;
+impl Harness for RedisHarness {
+    const GUARANTEES: Guarantees = Redis::GUARANTEES;
 
-    async fn open(_: Share) -> Option<Self> {
+    async fn open(_: Sharing) -> Option<Self> {
         let plan = Plan::redis().user(USER, PASSWORD);
         plan.is_here().then(|| Self { server: plan.start() })
     }
 
-    fn publisher(&self, wish: &Wish) -> Arc<dyn Publisher> {
-        Arc::new(Redis::new("redis", self.settings(wish)).unwrap())
+    fn publisher(&self, options: &PublisherOptions) -> Arc<dyn Publisher> {
+        Arc::new(Redis::new("redis", self.settings(options)).unwrap())
     }
 
-    fn shown(&self) -> String {
-        let mut settings = self.settings(&Wish::default());
+    fn debug_output(&self) -> String {
+        let mut settings = self.settings(&PublisherOptions::default());
         settings.url = self.server.url().as_str().into();
         format!("{settings:?} {:?}", Redis::new("redis", settings.clone()).unwrap())
     }
@@ -106,12 +107,12 @@ impl Bed for RedisBed {
         let mut wait = Wait::until(count);
         loop {
             let length: usize = redis::cmd("XLEN").arg("orders").query_async(&mut connection).await.unwrap();
-            if wait.left(length).is_zero() {
+            if wait.remaining(length).is_zero() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Page by page: all of it at once would take longer than the client waits.
+        // Page by page: reading everything at once would exceed the client's timeout.
         let (mut all, mut from) = (Vec::new(), "-".to_owned());
         loop {
             let mut range = redis::cmd("XRANGE");
@@ -123,7 +124,7 @@ impl Bed for RedisBed {
         }
     }
 
-    fn missing(&self) -> Option<String> {
+    fn missing_name(&self) -> Option<String> {
         Some("nowhere".to_owned())
     }
 
@@ -134,19 +135,19 @@ impl Bed for RedisBed {
             add.arg("nowhere").arg("*").arg("f").arg("v").query_async(&mut connection).await.unwrap();
     }
 
-    fn place(&self) -> String {
+    fn address(&self) -> String {
         format!("127.0.0.1:{}", self.server.port())
     }
 
-    fn publisher_at(&self, place: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
-        // The server waits for more of the handshake: TLS always ends by the timeout.
-        let timeout = if tls { Duration::from_secs(5) } else { Wish::default().timeout };
-        let mut settings = self.settings(&Wish { timeout, ..Wish::default() });
-        settings.url = format!("{}://{place}", if tls { "rediss" } else { "redis" }).as_str().into();
+    fn publisher_at(&self, address: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
+        // The server waits for the rest of the handshake: TLS always ends in a timeout.
+        let timeout = if tls { Duration::from_secs(5) } else { PublisherOptions::default().timeout };
+        let mut settings = self.settings(&PublisherOptions { timeout, ..PublisherOptions::default() });
+        settings.url = format!("{}://{address}", if tls { "rediss" } else { "redis" }).as_str().into();
         Some(Arc::new(Redis::new("redis", settings).unwrap()))
     }
 
-    fn too_big(&self) -> usize {
+    fn oversized_payload(&self) -> usize {
         300_000
     }
 
@@ -172,7 +173,7 @@ impl Bed for RedisBed {
     }
 }
 
-conformance::tests!(RedisBed);
+common::conformance_tests!(RedisHarness);
 
 fn publisher_of(server: &Server, change: impl FnOnce(&mut RedisSettings)) -> Redis {
     let mut settings = RedisSettings::new(&server.url(), "orders".parse().unwrap());
@@ -185,7 +186,7 @@ async fn length(server: &Server) -> usize {
 }
 
 #[tokio::test]
-async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
+async fn tls_verifies_the_server_and_sends_a_client_certificate() {
     let plan = Plan::redis().user(USER, PASSWORD).mutual_tls();
     if !plan.is_here() {
         return;
@@ -193,15 +194,15 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
     let server = plan.start();
     let (certificate, key) = server.client_certificate();
     let file = |path: &std::path::Path| Some(path.to_str().unwrap().into());
-    let known = publisher_of(&server, |settings| {
+    let trusted = publisher_of(&server, |settings| {
         settings.tls.ca_file = file(&server.ca_file());
         settings.tls.cert_file = file(&certificate);
         settings.tls.key_file = file(&key);
     });
-    known.publish_batch(&[numbered(1, None)]).await.unwrap();
+    trusted.publish_batch(&[numbered(1, None)]).await.unwrap();
 
-    let stranger = publisher_of(&server, |settings| settings.tls.ca_file = file(&server.ca_file()));
-    assert!(stranger.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
+    let no_certificate = publisher_of(&server, |settings| settings.tls.ca_file = file(&server.ca_file()));
+    assert!(no_certificate.publish_batch(&[numbered(2, None)]).await.unwrap_err().is_unavailable());
     let unknown_authority = publisher_of(&server, |settings| {
         settings.tls.cert_file = file(&certificate);
         settings.tls.key_file = file(&key);
@@ -214,7 +215,7 @@ async fn a_server_is_trusted_by_its_authority_and_told_who_we_are() {
 }
 
 #[tokio::test]
-async fn a_stream_is_kept_short_if_so_wished() {
+async fn a_stream_is_trimmed_if_configured() {
     let plan = Plan::redis();
     if !plan.is_here() {
         return;
@@ -227,21 +228,21 @@ async fn a_stream_is_kept_short_if_so_wished() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgets_is_refused_if_so_wished() {
+async fn a_server_without_persistence_is_refused_if_configured() {
     let plan = Plan::redis().config("appendonly no");
     if !plan.is_here() {
         return;
     }
     let server = plan.start();
-    let careful = publisher_of(&server, |settings| settings.require_persistence = true);
-    assert!(careful.health().await.is_err());
-    let error = careful.publish_batch(&[numbered(1, None)]).await.unwrap_err();
+    let requires_persistence = publisher_of(&server, |settings| settings.require_persistence = true);
+    assert!(requires_persistence.health().await.is_err());
+    let error = requires_persistence.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("appendonly"), "{error}");
     publisher_of(&server, |_| {}).publish_batch(&[numbered(1, None)]).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_server_without_memory_is_unavailable_and_kills_nothing() {
+async fn a_server_without_memory_is_unavailable_and_no_event_fails() {
     let plan = Plan::redis().config("maxmemory 1kb").config("maxmemory-policy noeviction");
     if !plan.is_here() {
         return;
@@ -269,7 +270,7 @@ async fn a_replica_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
+async fn a_user_without_permission_is_unavailable_until_it_is_granted() {
     let plan = Plan::redis();
     if !plan.is_here() {
         return;
@@ -290,16 +291,16 @@ async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
         settings.user = Some("ada".into());
         settings.password = Some("correcthorse42".into());
     });
-    let is_told = |reason: &str| reason.contains("NoPerm") && reason.contains("`orders`");
-    wait_until_unhealthy(&publisher, is_told).await;
+    let is_expected = |reason: &str| reason.contains("NoPerm") && reason.contains("`orders`");
+    wait_until_unhealthy(&publisher, is_expected).await;
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("NoPerm"), "{error}");
     allow(&["~orders"]).await;
-    conformance::outages::wait_until_healthy(&publisher).await;
-    assert_eq!(length(&server).await, 0, "a look leaves nothing behind");
+    common::outages::wait_until_healthy(&publisher).await;
+    assert_eq!(length(&server).await, 0, "a health check adds no entry");
     publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
 
-    // One of several streams: then it is the event's failure.
+    // With several streams it is the event's failure.
     let publisher = publisher_of(&server, |settings| {
         settings.stream = "{type}".parse().unwrap();
         settings.user = Some("ada".into());
@@ -310,7 +311,7 @@ async fn a_user_without_the_permission_to_add_is_unavailable_until_it_has_it() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_no_stream_fails_its_events_only() {
+async fn a_key_that_is_not_a_stream_fails_only_its_events() {
     let plan = Plan::redis();
     if !plan.is_here() {
         return;
@@ -321,13 +322,13 @@ async fn a_key_that_is_no_stream_fails_its_events_only() {
     let publisher = publisher_of(&server, |settings| settings.stream = "{type}".parse().unwrap());
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("taken"), event("orders")]).await.unwrap_err();
-    assert!(!error.is_unavailable() && error.to_string().contains("`taken` is no stream"), "{error}");
+    assert!(!error.is_unavailable() && error.to_string().contains("`taken` is not a stream"), "{error}");
     assert_eq!(error.fate(1), Some(Fate::Published));
     assert_eq!(length(&server).await, 1);
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_unnoticed_is_found_by_a_look_at_it() {
+async fn a_health_check_detects_a_silently_broken_connection() {
     let plan = Plan::redis();
     if !plan.is_here() {
         return;
@@ -338,11 +339,11 @@ async fn a_connection_that_breaks_unnoticed_is_found_by_a_look_at_it() {
         RedisSettings::new(&format!("redis://127.0.0.1:{}", proxy.port()), "orders".parse().unwrap());
     let publisher = Redis::new("redis", settings).unwrap();
     publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
-    // Nothing gets through any more, and nobody says so.
-    proxy.let_through(0);
+    // Nothing passes anymore, and neither side notices.
+    proxy.allow_bytes(0);
     assert!(publisher.health().await.is_err());
     proxy.cut();
-    conformance::outages::wait_until_healthy(&publisher).await;
+    common::outages::wait_until_healthy(&publisher).await;
     publisher.publish_batch(&[numbered(2, None)]).await.unwrap();
     assert_eq!(length(&server).await, 2);
 }

@@ -79,7 +79,7 @@ async fn what_changes_something_needs_more_than_reading() {
 async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
     const ANSWER: &str = "canary-in-an-answer";
     let site = Site::start().await;
-    let error = format!("http://hooks answers 500\n[detail] the answer begins with: {ANSWER}");
+    let error = format!("http://hooks answers 500\n[detail] the response begins with: {ANSWER}");
     let id = site.dead(Event::new("order").json(&1), &error).await;
     let one = format!("/api/outbox/events/{id}");
     let explain = format!("{one}/explain");

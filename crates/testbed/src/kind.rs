@@ -1,4 +1,5 @@
-//! What one kind of server needs; starting, stopping and removing it is the same for all.
+//! The parts of a test server that depend on its kind. Starting, stopping and cleanup are the same
+//! for all kinds.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,76 +8,78 @@ use std::process::Command;
 use crate::plan::Plan;
 use crate::tls::Certificates;
 
-pub(crate) trait Kind: Send + Sync {
-    /// In the folder's name, and in what is said when it fails.
+pub(crate) trait ServerKind: Send + Sync {
+    /// Name in the temporary directory and in panic messages.
     fn name(&self) -> &'static str;
 
-    /// Its program.
+    /// Name of the server's program.
     fn server(&self) -> &'static str;
 
-    /// Where its program comes from, as advice to the reader.
-    fn how_to_get(&self) -> String;
+    /// How to install the program, for panic messages.
+    fn install_hint(&self) -> String;
 
-    /// The variable that says that it must be here: few machines have those with a variable of their own.
-    fn required_by(&self) -> &'static str {
+    /// Environment variable that makes the server required. Kinds that few machines have use their
+    /// own variable.
+    fn required_by_var(&self) -> &'static str {
         "OUTBOX_TEST_REQUIRE"
     }
 
-    /// How its URL starts: in the clear, and over TLS.
+    /// URL schemes without and with TLS.
     fn schemes(&self) -> (&'static str, &'static str);
 
-    /// Who may come in when the plan names nobody.
+    /// User that is accepted if the plan sets none.
     fn default_user(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 
-    /// How its URL ends.
+    /// Path of the URL.
     fn path(&self) -> &'static str {
         ""
     }
 
-    /// How many ports it needs, one after another.
+    /// Number of consecutive ports that the server needs.
     fn ports(&self) -> u16 {
         1
     }
 
-    /// Writes what it reads at its start.
-    fn configure(&self, site: &Site<'_>);
+    /// Writes the configuration files.
+    fn configure(&self, instance: &Instance<'_>);
 
-    /// The server in the foreground.
-    fn command(&self, site: &Site<'_>) -> Command;
+    /// The command that runs the server in the foreground.
+    fn command(&self, instance: &Instance<'_>) -> Command;
 
-    /// Whether it takes connections.
-    fn is_ready(&self, site: &Site<'_>) -> bool;
+    /// Whether the server accepts connections.
+    fn is_ready(&self, instance: &Instance<'_>) -> bool;
 
-    /// Where a program of this server is. Panics with advice if it is missing.
+    /// Path of a program of this server. Panics with the install hint if it is missing.
     fn program(&self, name: &str) -> PathBuf {
-        find(name).unwrap_or_else(|| panic!("{name} is not here: {}", self.how_to_get()))
+        find(name).unwrap_or_else(|| panic!("{name} is not installed: {}", self.install_hint()))
     }
 }
 
-/// How to get a server that is in a Debian package.
+/// Install hint for a Debian package.
 pub(crate) fn debian(package: &str) -> String {
     format!("`apt-get install --no-install-recommends {package}` installs it, as does `cargo xtask test`")
 }
 
-/// Where a program is: on the PATH, or where Debian keeps those that an ordinary account's PATH leaves out.
+/// Finds a program on the PATH, or in the directory that an unprivileged user's PATH omits on
+/// Debian.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders = env::split_paths(&path).chain(["/usr/sbin".into()]);
     folders.find_map(|folder| Some(folder.join(name)).filter(|program| program.is_file()))
 }
 
-/// Where a server lives.
-pub(crate) struct Site<'a> {
+/// Configuration of one server instance.
+pub(crate) struct Instance<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) folder: &'a Path,
     pub(crate) port: u16,
     pub(crate) certificates: Option<&'a Certificates>,
 }
 
-impl Site<'_> {
-    /// A command in the server's folder, with nothing of our environment but the PATH.
+impl Instance<'_> {
+    /// A command in the server's directory, with an environment of PATH and HOME only.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder).env_clear();
@@ -84,7 +87,7 @@ impl Site<'_> {
         command
     }
 
-    /// Writes a file with these lines, and then those of the plan.
+    /// Writes a file with these lines followed by the configuration lines of the plan.
     pub(crate) fn write(&self, name: &str, lines: &[String]) {
         let mut text = lines.join("\n");
         for line in &self.plan.config {

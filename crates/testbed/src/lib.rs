@@ -1,4 +1,5 @@
-//! Throw-away message brokers for tests: each on a free port of 127.0.0.1, with its data in a folder that goes away with it.
+//! Disposable message brokers for tests: each on a free port of 127.0.0.1, with its data in a
+//! temporary directory.
 //!
 //! ```no_run
 //! use outbox_testbed::{Plan, Server};
@@ -12,8 +13,8 @@
 //! println!("{} by {}", guarded.url(), guarded.ca_file().display());
 //! ```
 //!
-//! What goes wrong is a panic that says what to do: these are for tests. A server ends with its [`Server`], also after a panic, and
-//! when the process is killed a small shell ends it.
+//! Errors are panics with advice, since this crate is for tests only. Dropping a [`Server`] ends
+//! its process, also after a panic. If the test process is killed, a guard shell ends the server.
 
 mod kind;
 mod mosquitto;

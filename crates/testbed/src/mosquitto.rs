@@ -5,12 +5,12 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site, debian};
+use crate::kind::{Instance, ServerKind, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Mosquitto;
 
-impl Kind for Mosquitto {
+impl ServerKind for Mosquitto {
     fn name(&self) -> &'static str {
         "mosquitto"
     }
@@ -19,7 +19,7 @@ impl Kind for Mosquitto {
         "mosquitto"
     }
 
-    fn how_to_get(&self) -> String {
+    fn install_hint(&self) -> String {
         debian("mosquitto")
     }
 
@@ -27,47 +27,49 @@ impl Kind for Mosquitto {
         ("mqtt", "mqtts")
     }
 
-    fn configure(&self, site: &Site<'_>) {
+    fn configure(&self, instance: &Instance<'_>) {
         let mut lines = vec![
-            format!("listener {} 127.0.0.1", site.port),
-            format!("allow_anonymous {}", site.plan.user.is_none()),
+            format!("listener {} 127.0.0.1", instance.port),
+            format!("allow_anonymous {}", instance.plan.user.is_none()),
             "persistence true".to_owned(),
-            format!("persistence_location {}/", site.folder.display()),
+            format!("persistence_location {}/", instance.folder.display()),
             "max_queued_messages 0".to_owned(),
         ];
-        // As root it would become the account `mosquitto`, which may not read our folder.
+        // As root Mosquitto would switch to the user `mosquitto`, which may not read the temporary
+        // directory.
         lines.push(format!("user {}", std::env::var("USER").unwrap_or_else(|_| "root".to_owned())));
-        if let Some((user, password)) = &site.plan.user {
-            let file = site.path("passwords");
-            let mut made = site.command(&self.program("mosquitto_passwd"));
+        if let Some((user, password)) = &instance.plan.user {
+            let file = instance.path("passwords");
+            let mut made = instance.command(&self.program("mosquitto_passwd"));
             let made =
                 made.args(["-c", "-b", &file, user, password]).output().expect("mosquitto_passwd runs");
             assert!(made.status.success(), "mosquitto_passwd: {}", String::from_utf8_lossy(&made.stderr));
             lines.push(format!("password_file {file}"));
         }
-        if let Some(certificates) = site.certificates {
+        if let Some(certificates) = instance.certificates {
             let (certificate, key) = &certificates.server;
             lines.extend([
                 format!("certfile {}", certificate.display()),
                 format!("keyfile {}", key.display()),
                 format!("cafile {}", certificates.ca.display()),
-                format!("require_certificate {}", site.plan.tls == Some(Tls::Mutual)),
+                format!("require_certificate {}", instance.plan.tls == Some(Tls::Mutual)),
             ]);
         }
-        site.write("mosquitto.conf", &lines);
+        instance.write("mosquitto.conf", &lines);
     }
 
-    fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(self.server()));
+    fn command(&self, instance: &Instance<'_>) -> Command {
+        let mut command = instance.command(&self.program(self.server()));
         command.args(["-c", "mosquitto.conf"]);
         command
     }
 
-    /// It answers a CONNECT, be it by a refusal. Over TLS it is enough that somebody listens.
-    fn is_ready(&self, site: &Site<'_>) -> bool {
+    /// Ready when the server replies to CONNECT, even with a refusal. With TLS an open port is
+    /// enough.
+    fn is_ready(&self, instance: &Instance<'_>) -> bool {
         let answer = || {
-            let mut stream = TcpStream::connect(("127.0.0.1", site.port)).ok()?;
-            if site.certificates.is_some() {
+            let mut stream = TcpStream::connect(("127.0.0.1", instance.port)).ok()?;
+            if instance.certificates.is_some() {
                 return Some(CONNACK);
             }
             stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;

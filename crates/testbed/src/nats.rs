@@ -5,12 +5,12 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site, debian};
+use crate::kind::{Instance, ServerKind, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Nats;
 
-impl Kind for Nats {
+impl ServerKind for Nats {
     fn name(&self) -> &'static str {
         "nats"
     }
@@ -19,7 +19,7 @@ impl Kind for Nats {
         "nats-server"
     }
 
-    fn how_to_get(&self) -> String {
+    fn install_hint(&self) -> String {
         debian("nats-server")
     }
 
@@ -27,35 +27,35 @@ impl Kind for Nats {
         ("nats", "tls")
     }
 
-    fn configure(&self, site: &Site<'_>) {
+    fn configure(&self, instance: &Instance<'_>) {
         let mut lines = vec![
-            format!("listen: 127.0.0.1:{}", site.port),
-            format!("jetstream {{ store_dir: {:?} }}", site.path("jetstream")),
+            format!("listen: 127.0.0.1:{}", instance.port),
+            format!("jetstream {{ store_dir: {:?} }}", instance.path("jetstream")),
         ];
-        if let Some((user, password)) = &site.plan.user {
+        if let Some((user, password)) = &instance.plan.user {
             lines.push(format!("authorization {{ user: {user:?}, password: {password:?} }}"));
         }
-        if let Some(certificates) = site.certificates {
+        if let Some(certificates) = instance.certificates {
             let (certificate, key) = &certificates.server;
-            let verify = site.plan.tls == Some(Tls::Mutual);
+            let verify = instance.plan.tls == Some(Tls::Mutual);
             let ca = &certificates.ca;
             lines.push(format!(
                 "tls {{ cert_file: {certificate:?}, key_file: {key:?}, ca_file: {ca:?}, verify: {verify} }}"
             ));
         }
-        site.write("nats.conf", &lines);
+        instance.write("nats.conf", &lines);
     }
 
-    fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(self.server()));
+    fn command(&self, instance: &Instance<'_>) -> Command {
+        let mut command = instance.command(&self.program(self.server()));
         command.args(["-c", "nats.conf"]);
         command
     }
 
-    /// It greets first, in the clear.
-    fn is_ready(&self, site: &Site<'_>) -> bool {
+    /// Ready when the server sends its greeting, which is never encrypted.
+    fn is_ready(&self, instance: &Instance<'_>) -> bool {
         let greeting = || {
-            let mut stream = TcpStream::connect(("127.0.0.1", site.port)).ok()?;
+            let mut stream = TcpStream::connect(("127.0.0.1", instance.port)).ok()?;
             stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
             let mut greeting = [0; 5];
             stream.read_exact(&mut greeting).ok()?;

@@ -3,11 +3,11 @@
 use std::net::TcpStream;
 use std::process::Command;
 
-use crate::kind::{Kind, Site, debian};
+use crate::kind::{Instance, ServerKind, debian};
 
 pub(crate) struct Pgbouncer;
 
-impl Kind for Pgbouncer {
+impl ServerKind for Pgbouncer {
     fn name(&self) -> &'static str {
         "pgbouncer"
     }
@@ -16,7 +16,7 @@ impl Kind for Pgbouncer {
         "pgbouncer"
     }
 
-    fn how_to_get(&self) -> String {
+    fn install_hint(&self) -> String {
         debian("pgbouncer")
     }
 
@@ -28,23 +28,23 @@ impl Kind for Pgbouncer {
         "/postgres"
     }
 
-    /// Every client is the user that the upstream names. There is no setting for what clients may ask
-    /// for when they start, so all that PgBouncer refuses by default is refused.
-    fn configure(&self, site: &Site<'_>) {
-        let upstream = site.plan.upstream.as_deref().expect("`Plan::pgbouncer` names it");
+    /// Every client becomes the user of the upstream. `ignore_startup_parameters` is not set, so
+    /// PgBouncer refuses all startup parameters that it refuses by default.
+    fn configure(&self, instance: &Instance<'_>) {
+        let upstream = instance.plan.upstream.as_deref().expect("set by `Plan::pgbouncer`");
         let mut lines = vec![
             "[databases]".to_owned(),
             format!("* = {upstream}"),
             "[pgbouncer]".to_owned(),
             "listen_addr = 127.0.0.1".to_owned(),
-            format!("listen_port = {}", site.port),
+            format!("listen_port = {}", instance.port),
             "unix_socket_dir =".to_owned(),
             "auth_type = any".to_owned(),
             "pool_mode = transaction".to_owned(),
             "default_pool_size = 5".to_owned(),
             "max_client_conn = 500".to_owned(),
         ];
-        if let Some(certificates) = site.certificates {
+        if let Some(certificates) = instance.certificates {
             let (certificate, key) = &certificates.server;
             lines.extend([
                 "client_tls_sslmode = require".to_owned(),
@@ -52,20 +52,20 @@ impl Kind for Pgbouncer {
                 format!("client_tls_key_file = {}", key.display()),
             ]);
         }
-        site.write("pgbouncer.ini", &lines);
+        instance.write("pgbouncer.ini", &lines);
     }
 
-    fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(self.server()));
+    fn command(&self, instance: &Instance<'_>) -> Command {
+        let mut command = instance.command(&self.program(self.server()));
         if rustix::process::geteuid().is_root() {
-            // It does not run as root.
+            // PgBouncer refuses to run as root.
             command.args(["--user", "postgres"]);
         }
         command.arg("pgbouncer.ini");
         command
     }
 
-    fn is_ready(&self, site: &Site<'_>) -> bool {
-        TcpStream::connect(("127.0.0.1", site.port)).is_ok()
+    fn is_ready(&self, instance: &Instance<'_>) -> bool {
+        TcpStream::connect(("127.0.0.1", instance.port)).is_ok()
     }
 }

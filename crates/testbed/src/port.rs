@@ -1,14 +1,16 @@
-//! Ports that nobody else takes while a server is down.
+//! Reserves ports, also while their server is down.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::TcpListener;
 
-/// Below those that the system gives to outgoing connections: one of these could take the port while the server restarts.
+/// Below the ephemeral ports: an outgoing connection could take one of those while the server
+/// restarts.
 const RANGE: std::ops::Range<u16> = 20_000..32_000;
 
-/// Ports, one after another, and the locks that keep other testbeds from them: the system gives locks back when a process ends.
+/// Consecutive ports, and the file locks that reserve them. The operating system releases the locks
+/// when the process ends.
 #[derive(Debug)]
 pub(crate) struct Ports {
     pub(crate) first: u16,
@@ -30,7 +32,7 @@ impl Ports {
     }
 }
 
-/// `None` if somebody else has the port.
+/// Locks a port; `None` if it is in use.
 fn lock(port: u16) -> Option<File> {
     let folder = std::env::temp_dir().join("outbox-testbed-ports");
     fs::create_dir_all(&folder).ok()?;

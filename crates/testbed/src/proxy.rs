@@ -1,4 +1,4 @@
-//! Something in between that can slow down, and break.
+//! A TCP proxy that can throttle, hold back replies, and break connections.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Passes connections on to a port of 127.0.0.1, for as long as it is told to.
+/// Forwards connections to a port of 127.0.0.1.
 ///
 /// ```no_run
 /// let server = outbox_testbed::Server::nats();
 /// let proxy = outbox_testbed::Proxy::to(server.port());
 /// // … a client connects to proxy.port() …
-/// proxy.let_through(10_000); // so many bytes more of what clients send
-/// proxy.cut();               // and then the connections break, while the server is well
+/// proxy.allow_bytes(10_000); // forwards 10,000 more bytes from clients
+/// proxy.cut();               // breaks the connections, while the server keeps running
 /// ```
 #[derive(Debug)]
 pub struct Proxy {
@@ -24,18 +24,18 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    /// How much of what clients send may still pass.
+    /// Number of bytes from clients that may still pass.
     credit: AtomicU64,
-    /// Whether what servers answer is held back.
+    /// Whether replies from servers are held back.
     muted: AtomicBool,
     accepted: AtomicUsize,
     round_trips: AtomicU64,
-    ended: AtomicBool,
+    stopped: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
 
 impl Proxy {
-    /// To this port.
+    /// Starts a proxy to this port.
     pub fn to(target: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let port = listener.local_addr().expect("an address").port();
@@ -44,51 +44,52 @@ impl Proxy {
             muted: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             round_trips: AtomicU64::new(0),
-            ended: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             open: Mutex::default(),
         });
-        let passing = Arc::clone(&shared);
+        let acceptor = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                if passing.ended.load(Ordering::SeqCst) {
+                if acceptor.stopped.load(Ordering::SeqCst) {
                     return;
                 }
-                passing.pass(client, target);
+                acceptor.forward(client, target);
             }
         });
         Self { port, shared }
     }
 
-    /// The port to connect to.
+    /// The port of the proxy.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How many connections there have been.
+    /// Number of accepted connections.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
-    /// How often clients have begun to send after they were answered: the round trips of protocols in which one side speaks at a
-    /// time, whatever number of messages goes along in each.
+    /// How often clients have started to send after a reply: the round trips of request-reply
+    /// protocols, regardless of the number of messages in each.
     pub fn round_trips(&self) -> u64 {
         self.shared.round_trips.load(Ordering::SeqCst)
     }
 
-    /// Only so many bytes more of what clients send get through; then it stops reading.
-    pub fn let_through(&self, bytes: u64) {
+    /// Forwards only this many more bytes from clients, then stops reading.
+    pub fn allow_bytes(&self, bytes: u64) {
         self.shared.credit.store(bytes, Ordering::SeqCst);
     }
 
-    /// Holds back everything that servers answer, while what clients send still gets through. What is held back when the
-    /// connections are [cut](Proxy::cut) never arrives: the clients do not know whether it was done.
+    /// Holds back all replies from servers, while data from clients still passes. Replies that are
+    /// held back when the connections are [cut](Proxy::cut) never arrive: the clients do not know
+    /// whether their request was executed.
     pub fn mute(&self) {
         self.shared.muted.store(true, Ordering::SeqCst);
     }
 
-    /// Breaks all connections. New ones are passed on again, without a limit.
+    /// Breaks all connections. New connections are forwarded without a limit.
     pub fn cut(&self) {
-        for stream in self.shared.open.lock().expect("nobody panics with it").drain(..) {
+        for stream in self.shared.open.lock().expect("no panic while the lock is held").drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
         self.shared.credit.store(u64::MAX, Ordering::SeqCst);
@@ -98,37 +99,38 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.ended.store(true, Ordering::SeqCst);
+        self.shared.stopped.store(true, Ordering::SeqCst);
         self.cut();
-        // Wakes the one who waits for connections.
+        // Wakes the accept loop.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
 
 impl Shared {
-    fn pass(self: &Arc<Self>, client: TcpStream, target: u16) {
+    fn forward(self: &Arc<Self>, client: TcpStream, target: u16) {
         self.accepted.fetch_add(1, Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { return };
-        // A message that comes in two pieces would wait for the receipt of the first one, 40 ms: that is another fault.
+        // Without TCP_NODELAY a message in two segments would wait 40 ms for the first
+        // acknowledgement, a fault that is not intended here.
         for stream in [&client, &server] {
             let _ = stream.set_nodelay(true);
         }
         let halves = (|| Ok::<_, std::io::Error>((client.try_clone()?, server.try_clone()?)))();
-        let Ok((client_too, server_too)) = halves else { return };
-        let mut open = self.open.lock().expect("nobody panics with it");
+        let Ok((client_reader, server_reader)) = halves else { return };
+        let mut open = self.open.lock().expect("no panic while the lock is held");
         open.extend([client.try_clone(), server.try_clone()].into_iter().flatten());
         drop(open);
-        let answered = Arc::new(AtomicBool::new(true));
-        let (there, asked) = (Arc::clone(self), Arc::clone(&answered));
-        thread::spawn(move || there.copy(client, server, true, &asked));
-        let back = Arc::clone(self);
-        thread::spawn(move || back.copy(server_too, client_too, false, &answered));
+        let replied = Arc::new(AtomicBool::new(true));
+        let (upstream, request_replied) = (Arc::clone(self), Arc::clone(&replied));
+        thread::spawn(move || upstream.copy(client, server, true, &request_replied));
+        let downstream = Arc::clone(self);
+        thread::spawn(move || downstream.copy(server_reader, client_reader, false, &replied));
     }
 
-    fn copy(&self, mut from: TcpStream, mut to: TcpStream, limited: bool, answered: &AtomicBool) {
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream, limited: bool, replied: &AtomicBool) {
         let mut buffer = [0; 4096];
         while let Ok(read @ 1..) = from.read(&mut buffer) {
-            if answered.swap(!limited, Ordering::SeqCst) && limited {
+            if replied.swap(!limited, Ordering::SeqCst) && limited {
                 self.round_trips.fetch_add(1, Ordering::SeqCst);
             }
             if limited && !self.spend(read as u64, &from) {
@@ -145,7 +147,7 @@ impl Shared {
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    /// Waits until so much may pass; `false` if the connection breaks first.
+    /// Waits until this many bytes may pass; `false` if the connection breaks first.
     fn spend(&self, bytes: u64, stream: &TcpStream) -> bool {
         loop {
             let spent = self.credit.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |credit| match credit {
@@ -153,7 +155,7 @@ impl Shared {
                 _ => credit.checked_sub(bytes),
             });
             if spent.is_ok() {
-                // Whoever waited for a limit to be lifted was cut off by what lifted it.
+                // `cut` lifts the limit after it has broken the connections that waited for it.
                 return stream.peer_addr().is_ok();
             }
             if stream.peer_addr().is_err() {

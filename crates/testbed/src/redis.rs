@@ -1,4 +1,4 @@
-//! Redis, which writes every change to disk before it answers.
+//! Redis, which syncs every change to disk before it replies.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::kind::{Kind, Site, debian};
+use crate::kind::{Instance, ServerKind, debian};
 use crate::plan::Tls;
 
 pub(crate) struct Redis;
 
-impl Kind for Redis {
+impl ServerKind for Redis {
     fn name(&self) -> &'static str {
         "redis"
     }
@@ -20,7 +20,7 @@ impl Kind for Redis {
         "redis-server"
     }
 
-    fn how_to_get(&self) -> String {
+    fn install_hint(&self) -> String {
         debian("redis-server")
     }
 
@@ -28,23 +28,23 @@ impl Kind for Redis {
         ("redis", "rediss")
     }
 
-    fn configure(&self, site: &Site<'_>) {
+    fn configure(&self, instance: &Instance<'_>) {
         let mut lines: Vec<String> = vec![
             "bind 127.0.0.1".to_owned(),
-            format!("dir {}", site.folder.display()),
-            format!("unixsocket {}", site.path("socket")),
+            format!("dir {}", instance.folder.display()),
+            format!("unixsocket {}", instance.path("socket")),
             "appendonly yes".to_owned(),
             "appendfsync always".to_owned(),
             "save \"\"".to_owned(),
         ];
-        match site.certificates {
-            None => lines.push(format!("port {}", site.port)),
+        match instance.certificates {
+            None => lines.push(format!("port {}", instance.port)),
             Some(certificates) => {
                 let (certificate, key) = &certificates.server;
-                let clients = if site.plan.tls == Some(Tls::Mutual) { "yes" } else { "no" };
+                let clients = if instance.plan.tls == Some(Tls::Mutual) { "yes" } else { "no" };
                 lines.extend([
                     "port 0".to_owned(),
-                    format!("tls-port {}", site.port),
+                    format!("tls-port {}", instance.port),
                     format!("tls-cert-file {}", certificate.display()),
                     format!("tls-key-file {}", key.display()),
                     format!("tls-ca-cert-file {}", certificates.ca.display()),
@@ -52,24 +52,25 @@ impl Kind for Redis {
                 ]);
             }
         }
-        if let Some((user, password)) = &site.plan.user {
+        if let Some((user, password)) = &instance.plan.user {
             lines.push("user default off".to_owned());
             lines.push(format!("user {user} on >{password} ~* &* +@all"));
         }
-        site.write("redis.conf", &lines);
+        instance.write("redis.conf", &lines);
     }
 
-    fn command(&self, site: &Site<'_>) -> Command {
-        let mut command = site.command(&self.program(self.server()));
+    fn command(&self, instance: &Instance<'_>) -> Command {
+        let mut command = instance.command(&self.program(self.server()));
         command.arg("redis.conf");
         command
     }
 
-    /// By the socket in its own folder, which needs no TLS. While it reads its data back it says `-LOADING`.
-    fn is_ready(&self, site: &Site<'_>) -> bool {
+    /// Checks the Unix socket, which needs no TLS. While Redis loads its data the reply is
+    /// `-LOADING`.
+    fn is_ready(&self, instance: &Instance<'_>) -> bool {
         let answer = || {
-            TcpStream::connect(("127.0.0.1", site.port)).ok()?;
-            let mut stream = UnixStream::connect(site.folder.join("socket")).ok()?;
+            TcpStream::connect(("127.0.0.1", instance.port)).ok()?;
+            let mut stream = UnixStream::connect(instance.folder.join("socket")).ok()?;
             stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
             stream.write_all(b"PING\r\n").ok()?;
             let mut answer = [0; 5];

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::kind::Site;
+use crate::kind::Instance;
 use crate::plan::Plan;
 use crate::port::Ports;
 use crate::process::{Process, tail};
 use crate::tls::Certificates;
 
-/// A running server. Dropping it ends it and removes its data.
+/// A running server. Dropping it ends the process and removes the data.
 #[derive(Debug)]
 pub struct Server {
     plan: Plan,
@@ -43,14 +43,15 @@ impl Server {
         Plan::rabbitmq().start()
     }
 
-    /// Another program may take the port between our look and the server's start: then try the next.
+    /// Starts a server. Tries again with another port if a program has taken the port since it was
+    /// reserved.
     pub(crate) fn of(plan: &Plan) -> Self {
         for attempt in 1.. {
             let process = Process::new(plan.kind.name());
             let certificates = plan.tls.map(|_| Certificates::make(&process.folder));
             let ports = Ports::reserve(plan.kind.ports());
             let mut server = Self { plan: plan.clone(), process, ports, certificates };
-            plan.kind.configure(&server.site());
+            plan.kind.configure(&server.instance());
             match server.try_start() {
                 Ok(()) => return server,
                 Err(error) if attempt == 3 => panic!("{error}"),
@@ -60,18 +61,18 @@ impl Server {
         unreachable!("the third attempt returns or panics")
     }
 
-    /// Its address, with user and password where it has any: `nats://127.0.0.1:21234`.
+    /// URL with user and password, if there are any: `nats://127.0.0.1:21234`.
     pub fn url(&self) -> String {
         let user = self.user().map_or(String::new(), |(name, password)| format!("{name}:{password}@"));
         self.url_with(&user)
     }
 
-    /// The same without user and password.
+    /// URL without user and password.
     pub fn bare_url(&self) -> String {
         self.url_with("")
     }
 
-    /// The same for somebody else.
+    /// URL with another user.
     pub fn url_as(&self, user: &str, password: &str) -> String {
         self.url_with(&format!("{user}:{password}@"))
     }
@@ -87,89 +88,89 @@ impl Server {
         planned.or(self.plan.kind.default_user())
     }
 
-    /// The port that it listens on, on 127.0.0.1.
+    /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.ports.first
     }
 
-    /// Where its data is.
+    /// The data directory.
     pub fn folder(&self) -> &Path {
         &self.process.folder
     }
 
-    /// What it has said until now.
+    /// The server's log until now.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.process.log()).unwrap_or_default()).into_owned()
     }
 
-    /// The certificate of the authority that its own is by. For a plan with TLS.
+    /// The certificate authority of the server's certificate. Needs a plan with TLS.
     pub fn ca_file(&self) -> PathBuf {
         self.certificates().ca.clone()
     }
 
-    /// A certificate and its key for a client to show. For a plan with TLS.
+    /// A client certificate and its key. Needs a plan with TLS.
     pub fn client_certificate(&self) -> (PathBuf, PathBuf) {
         self.certificates().client.clone()
     }
 
     fn certificates(&self) -> &Certificates {
-        self.certificates.as_ref().expect("the plan says `tls` or `mutual_tls`")
+        self.certificates.as_ref().expect("the plan has `tls` or `mutual_tls`")
     }
 
-    /// Asks it to end, and waits until it has. Its data stays.
+    /// Stops the server and waits until it has exited. Keeps the data.
     pub fn stop(&mut self) {
-        // One that is frozen hears nothing.
+        // A frozen process handles SIGTERM only after it is resumed.
         self.process.signal(Signal::CONT);
-        self.process.end(Signal::TERM);
+        self.process.terminate(Signal::TERM);
     }
 
-    /// Ends it at once, as a crash would. Its data stays, as far as it was written.
+    /// Kills the server, as in a crash. Keeps the data that was written.
     pub fn kill(&mut self) {
-        self.process.end(Signal::KILL);
+        self.process.terminate(Signal::KILL);
     }
 
-    /// Lets it hang: its connections stay open, and nothing answers.
+    /// Suspends the server: its connections stay open without replies.
     pub fn freeze(&self) {
         self.process.freeze();
     }
 
-    /// Lets it go on.
+    /// Resumes the server.
     pub fn thaw(&self) {
         self.process.signal(Signal::CONT);
     }
 
-    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port, with the same data; returns when it takes
-    /// connections.
+    /// Starts the server again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port
+    /// with the same data. Returns once it accepts connections.
     pub fn start(&mut self) {
-        if !self.process.has_ended() {
+        if !self.process.has_exited() {
             return;
         }
         self.try_start().unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn try_start(&mut self) -> Result<(), String> {
-        let command = self.plan.kind.command(&self.site());
+        let command = self.plan.kind.command(&self.instance());
         self.process.spawn(command);
         let deadline = Instant::now() + Duration::from_secs(120);
         let name = self.plan.kind.name();
-        let died = loop {
-            if self.process.has_ended() {
+        let failure = loop {
+            if self.process.has_exited() {
                 break "ended instead of starting";
             }
-            if self.plan.kind.is_ready(&self.site()) {
+            if self.plan.kind.is_ready(&self.instance()) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                break "took no connection within two minutes";
+                break "accepted no connection within two minutes";
             }
             sleep(Duration::from_millis(10));
         };
-        self.process.end(Signal::KILL);
-        Err(format!("{name} {died}; its log ends with:\n    {}", tail(&self.process.log())))
+        self.process.terminate(Signal::KILL);
+        Err(format!("{name} {failure}; its log ends with:\n    {}", tail(&self.process.log())))
     }
 
-    fn site(&self) -> Site<'_> {
-        Site {
+    fn instance(&self) -> Instance<'_> {
+        Instance {
             plan: &self.plan,
             folder: &self.process.folder,
             port: self.ports.first,

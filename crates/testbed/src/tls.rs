@@ -1,22 +1,22 @@
-//! Certificates by an authority of our own, made by `openssl`.
+//! Certificates of a private authority, created with `openssl`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Files in PEM format.
+/// Certificate files in PEM format.
 #[derive(Debug)]
 pub struct Certificates {
-    /// The authority.
+    /// Certificate of the authority.
     pub ca: PathBuf,
-    /// Certificate and key of `localhost` and `127.0.0.1`.
+    /// Certificate and key for `localhost` and `127.0.0.1`.
     pub server: (PathBuf, PathBuf),
-    /// Certificate and key of a client.
+    /// Client certificate and key.
     pub client: (PathBuf, PathBuf),
 }
 
 impl Certificates {
-    /// Makes them in this folder, anew if they are there.
+    /// Creates the certificates in this directory, replacing existing ones.
     pub fn make(folder: &Path) -> Self {
         let folder = folder.join("tls");
         fs::create_dir_all(&folder).expect("the folder can be written to");

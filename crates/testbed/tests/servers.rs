@@ -1,4 +1,4 @@
-//! Every server starts, lasts through a restart on its port, hangs when told to, and goes away with its folder.
+//! Every server starts, restarts on its port, can be suspended, and is removed with its directory.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -59,24 +59,24 @@ fn rabbitmq_starts_stops_and_goes_away() {
 }
 
 #[test]
-fn redis_keeps_its_data_through_a_crash_and_answers_nothing_while_frozen() {
+fn redis_keeps_its_data_through_a_crash_and_does_not_answer_while_frozen() {
     if !Plan::redis().is_here() {
         return;
     }
     let mut redis = Server::redis();
-    let ask = |command: &str, patience: Duration| {
+    let send = |command: &str, timeout: Duration| {
         let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
-        stream.set_read_timeout(Some(patience)).unwrap();
+        stream.set_read_timeout(Some(timeout)).unwrap();
         write!(stream, "{command}\r\n").unwrap();
         let mut answer = [0; 64];
         stream.read(&mut answer).map(|read| String::from_utf8_lossy(&answer[..read]).into_owned())
     };
     let minute = Duration::from_secs(60);
-    assert_eq!(ask("SET a 1", minute).unwrap(), "+OK\r\n");
+    assert_eq!(send("SET a 1", minute).unwrap(), "+OK\r\n");
     redis.freeze();
-    assert!(ask("GET a", Duration::from_millis(300)).is_err());
+    assert!(send("GET a", Duration::from_millis(300)).is_err());
     redis.thaw();
-    assert_eq!(ask("GET a", minute).unwrap(), "$1\r\n1\r\n");
+    assert_eq!(send("GET a", minute).unwrap(), "$1\r\n1\r\n");
     redis.kill();
     redis.start();
     let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
@@ -93,11 +93,11 @@ fn a_server_ends_with_a_test_that_panics() {
     }
     let ended: (u16, PathBuf) = std::thread::spawn(|| {
         let server = Server::redis();
-        let place = (server.port(), server.folder().to_owned());
-        std::panic::panic_any(place);
+        let location = (server.port(), server.folder().to_owned());
+        std::panic::panic_any(location);
     })
     .join()
-    .map_err(|place| *place.downcast().unwrap())
+    .map_err(|location| *location.downcast().unwrap())
     .unwrap_err();
     assert!(TcpStream::connect(("127.0.0.1", ended.0)).is_err() && !ended.1.exists());
 }

@@ -1,10 +1,10 @@
 //! RabbitMQ: events as persistent messages to an exchange, each confirmed by the broker.
 
+mod connection;
+mod message;
 #[cfg(test)]
-mod any_text;
-mod flight;
-mod line;
-mod parcel;
+mod proptests;
+mod send;
 mod settings;
 
 use std::fmt;
@@ -14,17 +14,17 @@ use async_trait::async_trait;
 use lapin::types::ShortString;
 use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 
-use self::flight::{Address, Refusal, Trouble, send, verify};
-use self::line::{Dialer, Line};
-use self::parcel::Parcel;
+use self::connection::{AmqpConnection, AmqpConnector};
+use self::message::AmqpMessage;
+use self::send::{AmqpRefusal, Destination, SendError, send, verify};
 pub use self::settings::AmqpSettings;
-use crate::link::Link;
-use crate::{Encoder, Order, Promises, Repeats, Waves};
+use crate::reconnect::Reconnect;
+use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order};
 
-/// How long it may take to find out whether there is a broker.
-const LOOK: Duration = Duration::from_millis(1500);
+/// Timeout of a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Publishes to RabbitMQ. Connects when it is first needed, and anew when the connection is lost.
+/// Publishes to RabbitMQ. Connects on first use, and again after the connection was lost.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,95 +37,105 @@ const LOOK: Duration = Duration::from_millis(1500);
 /// # Ok(()) }
 /// ```
 ///
-/// A message's `message_id` is the event's id. An event is published when the broker has confirmed it: all queues that it
-/// was routed to have it, on disk if they are durable.
+/// A message's `message_id` is the event's id. An event is published when the broker has confirmed
+/// it: all queues that the message was routed to have it, on disk if they are durable.
 pub struct Amqp {
     name: String,
     settings: AmqpSettings,
     encoder: Encoder,
-    address: Address,
-    link: Link<Dialer>,
+    destination: Destination,
+    connection: Reconnect<AmqpConnector>,
 }
 
 impl Amqp {
-    /// What RabbitMQ promises.
-    pub const PROMISES: Promises = Promises {
+    /// Delivery guarantees of RabbitMQ.
+    pub const GUARANTEES: Guarantees = Guarantees {
         order: Order::PerKey,
-        repeats: Repeats::Seen,
+        duplicates: Duplicates::Delivered,
         confirmed: "every queue that the message was routed to has it, on disk if the queue is durable",
     };
 
-    /// A publisher of this name. Says what is wrong with the settings; does not connect yet.
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     pub fn new(name: impl Into<String>, settings: AmqpSettings) -> Result<Self, String> {
         let name = name.into();
         let uri = settings::parse(&settings)?;
         let exchange = ShortString::try_new(settings.exchange.as_str())
             .map_err(|_| "exchange: a name has at most 255 bytes".to_owned())?;
-        settings.tls.client_config().map_err(|mistake| format!("tls: {mistake}"))?;
-        let dialer = Dialer {
+        settings.tls.client_config().map_err(|error| format!("tls: {error}"))?;
+        let connector = AmqpConnector {
             uri,
             tls: settings.tls.clone(),
             timeout: settings.connect_timeout,
             name: format!("outbox {name}"),
         };
         let routing_key = settings.routing_key.fixed().map(ShortString::try_new).transpose();
-        let address = Address {
+        let destination = Destination {
             exchange,
             mandatory: settings.mandatory,
-            routing_key: routing_key.map_err(|_| "routing_key: it has at most 255 bytes".to_owned())?,
-            patience: settings.ack_timeout,
+            routing_key: routing_key
+                .map_err(|_| "routing_key: a routing key has at most 255 bytes".to_owned())?,
+            ack_timeout: settings.ack_timeout,
         };
         let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("cloudEvents:");
-        Ok(Self { name, settings, encoder, address, link: Link::new(dialer) })
+        Ok(Self { name, settings, encoder, destination, connection: Reconnect::new(connector) })
     }
 
-    /// Sends one wave. An error says why there is no going on.
-    async fn deliver(&self, line: &Line, parcels: &[Numbered], waves: &mut Waves<'_>) -> Result<(), String> {
-        let mut groups = vec![parcels.iter().collect::<Vec<_>>()];
+    /// Sends one sub-batch. The error is the reason why the broker is unavailable.
+    async fn send_sub_batch(
+        &self,
+        connection: &AmqpConnection,
+        messages: &[IndexedMessage],
+        batches: &mut KeyedBatches<'_>,
+    ) -> Result<(), String> {
+        let mut groups = vec![messages.iter().collect::<Vec<_>>()];
         while let Some(group) = groups.pop() {
-            let Some((refusal, mut suspects)) = self.attempt(line, &group, waves).await? else { continue };
-            if let [(place, parcel)] = suspects.as_slice() {
-                waves.failed(*place, refusal.of(parcel));
+            let Some((refusal, mut suspects)) = self.attempt(connection, &group, batches).await? else {
+                continue;
+            };
+            if let [(index, message)] = suspects.as_slice() {
+                batches.failed(*index, refusal.to_failure(message));
                 continue;
             }
-            // Which of them it was the broker does not say: so halves of them are sent until it is alone.
+            // The broker does not name the refused message: the group is halved and resent until
+            // the message is isolated.
             let second = suspects.split_off(suspects.len().div_ceil(2));
             groups.extend([second, suspects]);
         }
         Ok(())
     }
 
-    /// Sends these at once. If the broker refused one of them, gives why, and those that it may have been.
+    /// Sends a group at once. If the broker refused one of its messages, returns the refusal and
+    /// the messages that it may apply to.
     async fn attempt<'a>(
         &self,
-        line: &Line,
-        group: &[&'a Numbered],
-        waves: &mut Waves<'_>,
-    ) -> Result<Option<(Refusal, Vec<&'a Numbered>)>, String> {
-        let parcels: Vec<&Parcel> = group.iter().map(|(_, parcel)| parcel).collect();
-        let landing = send(line, &self.address, &parcels).await;
+        connection: &AmqpConnection,
+        group: &[&'a IndexedMessage],
+        batches: &mut KeyedBatches<'_>,
+    ) -> Result<Option<(AmqpRefusal, Vec<&'a IndexedMessage>)>, String> {
+        let messages: Vec<&AmqpMessage> = group.iter().map(|(_, message)| message).collect();
+        let acks = send(connection, &self.destination, &messages).await;
         let mut suspects = Vec::new();
-        for (numbered, answer) in group.iter().zip(landing.answers) {
-            match answer {
-                Some(Ok(())) => waves.published(numbered.0),
-                Some(Err(failure)) => waves.failed(numbered.0, failure),
-                None => suspects.push(*numbered),
+        for (indexed, result) in group.iter().zip(acks.results) {
+            match result {
+                Some(Ok(())) => batches.published(indexed.0),
+                Some(Err(failure)) => batches.failed(indexed.0, failure),
+                None => suspects.push(*indexed),
             }
         }
-        match landing.trouble {
+        match acks.error {
             None => Ok(None),
-            Some(Trouble::Refused(refusal)) => Ok(Some((refusal, suspects))),
-            Some(Trouble::Outage(reason)) => Err(reason),
-            Some(Trouble::Missing(reason)) => {
-                line.doubt();
+            Some(SendError::Refused(refusal)) => Ok(Some((refusal, suspects))),
+            Some(SendError::Outage(reason)) => Err(reason),
+            Some(SendError::Missing(reason)) => {
+                connection.mark_unverified();
                 Err(reason)
             }
         }
     }
 }
 
-/// A message, and its place in the batch.
-type Numbered = (usize, Parcel);
+/// A message and its index in the batch.
+type IndexedMessage = (usize, AmqpMessage);
 
 #[async_trait]
 impl Publisher for Amqp {
@@ -137,36 +147,38 @@ impl Publisher for Amqp {
         if events.is_empty() {
             return Ok(());
         }
-        let line = self.link.get().await.map_err(PublishError::unavailable)?;
-        let mut waves = Waves::new(events);
-        while let Some(wave) = waves.next() {
-            let mut parcels = Vec::with_capacity(wave.len());
-            for place in wave {
-                let parcel = Parcel::pack(&self.settings, &self.encoder, &events[place]);
-                match parcel.and_then(|parcel| parcel.fits(line.frame()).map(|()| parcel)) {
-                    Ok(parcel) => parcels.push((place, parcel)),
-                    Err(failure) => waves.failed(place, failure),
+        let connection = self.connection.get().await.map_err(PublishError::unavailable)?;
+        let mut batches = KeyedBatches::new(events);
+        while let Some(sub_batch) = batches.next() {
+            let mut messages = Vec::with_capacity(sub_batch.len());
+            for index in sub_batch {
+                let message = AmqpMessage::encode(&self.settings, &self.encoder, &events[index]);
+                match message
+                    .and_then(|message| message.fits(connection.max_frame_payload()).map(|()| message))
+                {
+                    Ok(message) => messages.push((index, message)),
+                    Err(failure) => batches.failed(index, failure),
                 }
             }
-            if let Err(reason) = self.deliver(&line, &parcels, &mut waves).await {
-                return waves.cut_off(reason);
+            if let Err(reason) = self.send_sub_batch(&connection, &messages, &mut batches).await {
+                return batches.abort(reason);
             }
         }
-        waves.end()
+        batches.finish()
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        let line = self.link.within(LOOK).await.map_err(Unavailable::new)?;
-        if let Some(reason) = line.blocked() {
+        let connection = self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+        if let Some(reason) = connection.blocked() {
             return Err(Unavailable::new(format!("the broker is blocked: {reason}")));
         }
-        if line.is_verified() {
+        if connection.is_verified() {
             return Ok(());
         }
-        let verified = tokio::time::timeout(LOOK, verify(&line, &self.address)).await;
-        let late = |_| Err(format!("the broker did not answer within {LOOK:?}"));
-        verified.unwrap_or_else(late).map_err(Unavailable::new)?;
-        line.is_well();
+        let verified = tokio::time::timeout(HEALTH_TIMEOUT, verify(&connection, &self.destination)).await;
+        let timed_out = |_| Err(format!("the broker did not answer within {HEALTH_TIMEOUT:?}"));
+        verified.unwrap_or_else(timed_out).map_err(Unavailable::new)?;
+        connection.mark_verified();
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What RabbitMQ needs to be told.
+//! Settings of the RabbitMQ publisher.
 
 use std::time::Duration;
 
@@ -27,36 +27,39 @@ use crate::{Format, Secret, Template, Text, Tls, message, time};
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AmqpSettings {
-    /// `amqp://USER:PASSWORD@HOST:PORT/VHOST`, or `amqps://` for TLS. Special characters are percent-encoded (`%40` for `@`);
-    /// without a virtual host it is `/`.
+    /// `amqp://USER:PASSWORD@HOST:PORT/VHOST`, or `amqps://` for TLS. Special characters are
+    /// percent-encoded (`%40` for `@`). The default virtual host is `/`.
     pub url: Secret,
-    /// The exchange, which must exist. Without one it is the default exchange: the routing key is the name of a queue.
+    /// The exchange, which must exist. Default: the default exchange, for which the routing key is
+    /// the name of a queue.
     #[serde(default)]
     pub exchange: Text,
-    /// The routing key, with places for what an event has.
+    /// The routing key, with placeholders for fields of the event.
     pub routing_key: Template,
-    /// Whether a message that no queue is bound for is a failure, to be tried again. Else it is gone.
+    /// Whether a message that no queue is bound for fails and is retried. Otherwise the broker
+    /// drops it.
     #[serde(default = "yes")]
     pub mandatory: bool,
-    /// What the message looks like.
+    /// Format of the messages.
     #[serde(default)]
     pub format: Format,
-    /// The `source` of CloudEvents.
+    /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// How long connecting may take, and opening a channel.
+    /// Timeout of connecting and of opening a channel.
     #[serde(default = "five_seconds", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
-    /// How long nothing may be confirmed before the broker counts as unavailable.
+    /// Time without any confirm after which the broker counts as unavailable.
     #[serde(default = "ten_seconds", deserialize_with = "time::read")]
     pub ack_timeout: Duration,
-    /// How often both sides say that they are there, in whole seconds.
+    /// Heartbeat interval, in whole seconds.
     #[serde(default = "ten_seconds", deserialize_with = "time::read")]
     pub heartbeat: Duration,
-    /// A limit of your own on the size of messages, headers included, below the broker's `max_message_size`.
+    /// Maximum size of a message in bytes, including headers. The broker's `max_message_size`
+    /// applies too.
     #[serde(default)]
     pub max_bytes: Option<usize>,
-    /// Files for TLS.
+    /// TLS files.
     #[serde(default)]
     pub tls: Tls,
 }
@@ -74,7 +77,7 @@ fn ten_seconds() -> Duration {
 }
 
 impl AmqpSettings {
-    /// Everything else as it is when a settings file does not say it.
+    /// Settings for this URL, exchange and routing key, with defaults for everything else.
     pub fn new(url: &str, exchange: &str, routing_key: Template) -> Self {
         Self {
             url: url.into(),
@@ -92,25 +95,25 @@ impl AmqpSettings {
     }
 }
 
-/// The URL. What is wrong with it is said without it: there is a password in it.
+/// Parses the URL. Errors omit the URL, which contains a password.
 pub(super) fn parse(settings: &AmqpSettings) -> Result<AMQPUri, String> {
-    const HOW: &str = "write amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps:// for TLS";
+    const URL_FORMAT: &str = "write amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps:// for TLS";
     let text = settings.url.expose();
-    let url = Url::parse(text).map_err(|error| format!("url: {error}; {HOW}"))?;
+    let url = Url::parse(text).map_err(|error| format!("url: {error}; {URL_FORMAT}"))?;
     if !matches!(url.scheme(), "amqp" | "amqps") || !url.has_host() {
-        return Err(format!("url: {HOW}"));
+        return Err(format!("url: {URL_FORMAT}"));
     }
-    let mut uri: AMQPUri = text.parse().map_err(|_| format!("url: {HOW}"))?;
-    // The parser takes an address in brackets for no host at all, which would be this machine.
+    let mut uri: AMQPUri = text.parse().map_err(|_| format!("url: {URL_FORMAT}"))?;
+    // The parser reads an IPv6 address in brackets as a missing host, which would mean localhost.
     if let Some(Host::Ipv6(address)) = url.host() {
         uri.authority.host = address.to_string();
     }
-    // A slash at the end is more often a habit than a virtual host without a name.
+    // A trailing slash is more often a habit than a virtual host with an empty name.
     if uri.vhost.is_empty() {
         "/".clone_into(&mut uri.vhost);
     }
     if uri.scheme == AMQPScheme::AMQP && settings.tls.is_used() {
-        return Err("tls: the url is amqp://, which has none; write amqps://".to_owned());
+        return Err("tls: the url is amqp://, which does not use TLS; write amqps://".to_owned());
     }
     if uri.query.heartbeat.is_none() {
         let seconds = u16::try_from(settings.heartbeat.as_secs().max(1));
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_read_as_people_mean_it() {
+    fn a_url_is_parsed_with_its_defaults() {
         let uri = parse(&settings("amqp://a%40b:p%2Fw@rabbit/")).unwrap();
         assert_eq!(
             (uri.authority.userinfo.username.as_str(), uri.authority.userinfo.password.as_str()),
@@ -149,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_without_the_password() {
+    fn errors_in_the_settings_omit_the_password() {
         for url in
             ["amqp:user:hunter2", "http://user:hunter2@h", "user:hunter2@h", "amqp://u:hunter2@h:99999"]
         {
-            let said = Amqp::new("rabbit", settings(url)).unwrap_err();
-            assert!(said.contains("write amqp://USER") && !said.contains("hunter2"), "{said}");
+            let error = Amqp::new("rabbit", settings(url)).unwrap_err();
+            assert!(error.contains("write amqp://USER") && !error.contains("hunter2"), "{error}");
         }
         let mut plain = settings("amqp://localhost");
         plain.tls.ca_file = Some("/dev/null".into());
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn debug_output_has_no_secrets() {
         let amqp = Amqp::new("rabbit", settings("amqp://user:hunter2@h")).unwrap();
         assert!(!format!("{amqp:?}").contains("hunter2"));
     }

@@ -1,4 +1,4 @@
-//! The producer: made when it is needed, and thrown away when nobody knows what it still does.
+//! The producer: created on demand, and discarded when the state of its messages is unknown.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,65 +13,67 @@ use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{FutureProducer, Producer as _, PurgeConfig};
 use tokio::sync::oneshot;
 
-use super::verdict;
+use super::delivery_report;
 
-/// The last thing that went wrong with the brokers.
-type Trouble = Arc<Mutex<Option<String>>>;
+/// The last error that librdkafka reported.
+type LastError = Arc<Mutex<Option<String>>>;
 
-/// A producer of librdkafka's.
+/// A librdkafka producer.
 pub(super) struct Producer {
-    /// Until it is dropped.
-    inner: Option<FutureProducer<Watch>>,
-    trouble: Trouble,
+    /// `None` only during drop.
+    inner: Option<FutureProducer<ProducerContext>>,
+    last_error: LastError,
 }
 
 impl Producer {
-    pub(super) fn get(&self) -> &FutureProducer<Watch> {
-        self.inner.as_ref().expect("it is there until it is dropped")
+    pub(super) fn get(&self) -> &FutureProducer<ProducerContext> {
+        self.inner.as_ref().expect("set until drop")
     }
 
-    /// What went wrong with the brokers, since an event went through.
-    pub(super) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().expect("nothing panics under this lock").clone()
+    /// The last error of the brokers since an event was published.
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().expect("no panic while the lock is held").clone()
     }
 
-    pub(super) fn is_well(&self) {
-        *self.trouble.lock().expect("nothing panics under this lock") = None;
+    pub(super) fn clear_error(&self) {
+        *self.last_error.lock().expect("no panic while the lock is held") = None;
     }
 
-    /// Whether it will never send again.
-    pub(super) fn has_ended(&self) -> bool {
+    /// Whether the producer has a fatal error and will never send again.
+    pub(super) fn has_fatal_error(&self) -> bool {
         self.get().client().fatal_error().is_some()
     }
 
-    /// Asks a broker for a topic, or for none in particular. Blocks for as long as `patience`. The error
-    /// says what is wrong; `None` if no broker answers.
-    pub(super) fn ask(&self, topic: Option<&str>, patience: Duration) -> Result<(), Option<String>> {
-        let metadata = self.get().client().fetch_metadata(topic, patience).map_err(|_| None)?;
+    /// Fetches the metadata of a topic, or of none in particular. Blocks for up to `timeout`. The
+    /// error is the reason; `None` if no broker answers.
+    pub(super) fn fetch_topic(&self, topic: Option<&str>, timeout: Duration) -> Result<(), Option<String>> {
+        let metadata = self.get().client().fetch_metadata(topic, timeout).map_err(|_| None)?;
         let Some(topic) = topic else { return Ok(()) };
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         match found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from) {
             None => Ok(()),
-            Some(code) => verdict::of_topic(code, topic).map_or(Ok(()), |reason| Err(Some(reason))),
+            Some(code) => {
+                delivery_report::topic_error(code, topic).map_or(Ok(()), |reason| Err(Some(reason)))
+            }
         }
     }
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        // It waits for librdkafka's threads, and we may be a task.
+        // Dropping waits for librdkafka's threads and must not block an async task.
         let inner = self.inner.take();
-        in_a_thread(move || drop(inner));
+        spawn_thread(move || drop(inner));
     }
 }
 
-fn in_a_thread(work: impl FnOnce() + Send + 'static) {
+fn spawn_thread(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(work) {
-        tracing::error!(%error, "no thread to close a producer of Kafka in");
+        tracing::error!(%error, "cannot start a thread to close the Kafka producer");
     }
 }
 
-/// Holds the producer.
+/// Holds the current producer.
 pub(super) struct Client {
     config: ClientConfig,
     secrets: Arc<[String]>,
@@ -81,7 +83,7 @@ pub(super) struct Client {
 enum Slot {
     Empty,
     Open(Arc<Producer>),
-    /// Until this is told, the last one may still send.
+    /// The previous producer may still send until this resolves.
     Closing(Shared<oneshot::Receiver<()>>),
 }
 
@@ -90,7 +92,7 @@ impl Client {
         Self { config, secrets: secrets.into(), slot: Mutex::new(Slot::Empty) }
     }
 
-    /// The producer. Makes one if there is none, which connects to nobody yet.
+    /// Returns the producer. Creates one if there is none; it does not connect yet.
     pub(super) async fn producer(&self) -> Result<Arc<Producer>, String> {
         let closing = match &*self.lock() {
             Slot::Open(producer) => return Ok(producer.clone()),
@@ -98,30 +100,30 @@ impl Client {
             Slot::Empty => None,
         };
         if let Some(closed) = closing {
-            // An error is as good: then it is gone.
+            // An error means that the producer is gone too.
             let _ = closed.await;
         }
         let (config, secrets) = (self.config.clone(), self.secrets.clone());
-        // Reads files of certificates, and starts threads.
-        let made = tokio::task::spawn_blocking(move || {
-            let trouble = Trouble::default();
-            let watch = Watch { secrets, trouble: trouble.clone() };
-            let inner = Some(config.create_with_context(watch)?);
-            Ok::<_, KafkaError>(Producer { inner, trouble })
+        // Reads certificate files and starts threads.
+        let created = tokio::task::spawn_blocking(move || {
+            let last_error = LastError::default();
+            let context = ProducerContext { secrets, last_error: last_error.clone() };
+            let inner = Some(config.create_with_context(context)?);
+            Ok::<_, KafkaError>(Producer { inner, last_error })
         });
-        let made = made.await.map_err(|error| error.to_string())?;
-        let made = Arc::new(made.map_err(|error| scrub(&self.secrets, &error.to_string()))?);
+        let created = created.await.map_err(|error| error.to_string())?;
+        let created = Arc::new(created.map_err(|error| scrub(&self.secrets, &error.to_string()))?);
         let mut slot = self.lock();
         if let Slot::Open(other) = &*slot {
-            // Somebody was quicker.
+            // Another caller has created a producer in the meantime.
             return Ok(other.clone());
         }
-        *slot = Slot::Open(made.clone());
-        Ok(made)
+        *slot = Slot::Open(created.clone());
+        Ok(created)
     }
 
-    /// Throws a producer away: nothing that it has is sent any more, and the next one is only made after that. Those who wait for
-    /// messages of theirs are told.
+    /// Discards a producer: it sends none of its queued messages, and the next producer is created
+    /// only after that. Callers that wait for its messages get an error.
     pub(super) fn discard(&self, producer: &Arc<Producer>) {
         let mut slot = self.lock();
         if matches!(&*slot, Slot::Open(open) if Arc::ptr_eq(open, producer)) {
@@ -130,28 +132,28 @@ impl Client {
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().expect("nothing panics under this lock")
+        self.slot.lock().expect("no panic while the lock is held")
     }
 }
 
-/// Empties a producer, in a thread of its own. Tells when nothing is sent any more.
+/// Purges a producer in its own thread. The receiver resolves once nothing is sent any more.
 fn close(producer: Arc<Producer>) -> oneshot::Receiver<()> {
     let (done, closed) = oneshot::channel();
-    in_a_thread(move || {
+    spawn_thread(move || {
         producer.get().purge(PurgeConfig::default().queue().inflight());
-        // Who does not wait does not need to know.
+        // The receiver may be dropped.
         let _ = done.send(());
     });
     closed
 }
 
-/// Hears what librdkafka has to say.
-pub(super) struct Watch {
+/// Receives librdkafka's logs and errors.
+pub(super) struct ProducerContext {
     secrets: Arc<[String]>,
-    trouble: Trouble,
+    last_error: LastError,
 }
 
-impl ClientContext for Watch {
+impl ClientContext for ProducerContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         let message = scrub(&self.secrets, message);
         match level {
@@ -170,9 +172,9 @@ impl ClientContext for Watch {
     fn error(&self, error: KafkaError, reason: &str) {
         let reason = scrub(&self.secrets, reason);
         tracing::warn!(code = ?error.rdkafka_error_code(), "Kafka: {reason}");
-        // What a broker says tells more than that all are away.
+        // An error of a broker is more specific than that all brokers are down.
         if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
-            *self.trouble.lock().expect("nothing panics under this lock") = Some(reason);
+            *self.last_error.lock().expect("no panic while the lock is held") = Some(reason);
         }
     }
 

@@ -1,8 +1,9 @@
-//! Kafka, by librdkafka: an idempotent producer whose every message is confirmed by all replicas in sync.
+//! Kafka, with librdkafka: an idempotent producer whose messages are confirmed by all in-sync
+//! replicas.
 
 mod client;
+mod delivery_report;
 mod settings;
-mod verdict;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,22 +17,23 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::FutureRecord;
 
 use self::client::{Client, Producer};
+use self::delivery_report::{DeliveryOutcome, is_valid_topic};
 pub use self::settings::{KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
-use self::verdict::{Verdict, is_topic};
-use crate::standing::Standing;
-use crate::{Encoder, Message, Order, Promises, Repeats, Template, Waves};
+use crate::availability::Availability;
+use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Message, Order, Template};
 
-/// When a batch is this old, no more of it is sent: the rest comes with the next one. Whoever has it published gives the whole of it
-/// so much time, and would otherwise not learn what was published.
-const LONGEST_BATCH: Duration = Duration::from_secs(10);
-/// How much longer than a message may take we wait for what librdkafka says of it.
-const GRACE: Duration = Duration::from_secs(5);
-/// How long a look at whether brokers are there may take.
-const LOOK: Duration = Duration::from_secs(2);
-/// The pause before a topic that is missing is asked for again.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Maximum time of a batch. No further events are sent after it; the remaining events come with the
+/// next batch. The relay's timeout for a batch is as long, and after it the relay would not learn
+/// which events were published.
+const MAX_BATCH_TIME: Duration = Duration::from_secs(10);
+/// How long to wait for a delivery report after the message timeout.
+const REPORT_GRACE: Duration = Duration::from_secs(5);
+/// Timeout of a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between checks of a missing topic.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Publishes events to a topic of Kafka. An event is published when all replicas that are in sync have it.
+/// Publishes events to Kafka topics. An event is published when all in-sync replicas have it.
 ///
 /// ```
 /// use outbox::Topic;
@@ -42,15 +44,18 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// # Ok::<(), String>(())
 /// ```
 ///
-/// A message's key is the event's ordering key; without one its aggregate id, so that what happens to one thing is in one
-/// partition; without that there is none, and the partition is any. Only for an ordering key the order is promised.
+/// A message's key is the event's ordering key, or else its aggregate id, so that the events of one
+/// aggregate are in one partition. Without either, the message has no key and goes to any
+/// partition. Order is only guaranteed for an ordering key.
 ///
-/// Of an ordering key one message at a time is with librdkafka, the next one only when that is confirmed: whatever becomes of a
-/// message, a refusal, a timeout, a new leader, none can overtake it. (librdkafka's own `enable.gapless.guarantee` does not
-/// cover timeouts, and ends the producer for all keys when one fails.) Messages of different keys go together.
+/// librdkafka gets one message of an ordering key at a time, and the next one only after the first
+/// is confirmed. So no message can overtake an earlier one of its key, whatever happens to it: a
+/// refusal, a timeout, a new leader. (librdkafka's own `enable.gapless.guarantee` does not cover
+/// timeouts, and ends the producer for all keys when one fails.) Messages of different keys are
+/// sent together.
 ///
-/// A producer that ran into a timeout or a fatal error, or whose batch nobody waits for any more, is emptied and thrown away, and a new
-/// one is made: nothing is sent behind the relay's back.
+/// A producer is purged and replaced after a timeout or a fatal error, or when the caller stops
+/// waiting for its batch: no message is sent without the relay's knowledge.
 pub struct Kafka {
     name: String,
     client: Client,
@@ -59,7 +64,7 @@ pub struct Kafka {
     encoder: Encoder,
     timeout: Duration,
     max_bytes: usize,
-    standing: Standing,
+    availability: Availability,
 }
 
 impl fmt::Debug for Kafka {
@@ -72,25 +77,25 @@ impl fmt::Debug for Kafka {
     }
 }
 
-/// A message, ready to be sent.
-struct Ready {
+/// An encoded message.
+struct KafkaMessage {
     topic: String,
     key: Option<String>,
     message: Message,
 }
 
 impl Kafka {
-    /// What it promises.
-    pub const PROMISES: Promises = Promises {
+    /// Delivery guarantees of Kafka.
+    pub const GUARANTEES: Guarantees = Guarantees {
         order: Order::PerKey,
-        repeats: Repeats::Seen,
-        confirmed: "all replicas of the partition that are in sync have it",
+        duplicates: Duplicates::Delivered,
+        confirmed: "all in-sync replicas of the partition have the message",
     };
 
-    /// Called `name`, with these settings. Checks them, and connects to nobody yet.
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     pub fn new(name: impl Into<String>, settings: KafkaSettings) -> Result<Self, String> {
-        if let Some(topic) = settings.topic.fixed().filter(|topic| !is_topic(topic)) {
-            return Err(format!("topic: {}", no_topic(topic)));
+        if let Some(topic) = settings.topic.fixed().filter(|topic| !is_valid_topic(topic)) {
+            return Err(format!("topic: {}", invalid_topic(topic)));
         }
         Ok(Self {
             name: name.into(),
@@ -100,30 +105,30 @@ impl Kafka {
             topic: settings.topic,
             timeout: settings.timeout,
             max_bytes: settings.max_bytes,
-            standing: Standing::default(),
+            availability: Availability::default(),
         })
     }
 
-    fn ready(&self, event: &Outgoing) -> Result<Ready, Failure> {
+    fn prepare(&self, event: &Outgoing) -> Result<KafkaMessage, Failure> {
         let topic = self.topic.render(event)?;
-        if !is_topic(&topic) {
-            return Err(Failure::dead(no_topic(&topic)));
+        if !is_valid_topic(&topic) {
+            return Err(Failure::dead(invalid_topic(&topic)));
         }
         let message = self.encoder.encode(event)?;
         let key = event.ordering_key().or(event.aggregate_id()).map(str::to_owned);
-        let room = self.max_bytes.saturating_sub(key.as_ref().map_or(0, String::len));
+        let limit = self.max_bytes.saturating_sub(key.as_ref().map_or(0, String::len));
         if message.headers.iter().any(|(name, _)| name.contains('\0')) {
-            return Err(Failure::dead("one of its headers has a name that Kafka cannot hold"));
+            return Err(Failure::dead("a header name contains NUL, which Kafka does not allow"));
         }
-        message.fits(room, &format!("the topic {topic:?}"))?;
-        Ok(Ready { topic, key, message })
+        message.fits(limit, &format!("the topic {topic:?}"))?;
+        Ok(KafkaMessage { topic, key, message })
     }
 
-    /// Sends one event, and waits for what becomes of it.
-    async fn send(&self, producer: &Producer, event: &Outgoing) -> Verdict {
-        let Ready { topic, key, message } = match self.ready(event) {
-            Ok(ready) => ready,
-            Err(failure) => return Verdict::Failed(failure),
+    /// Sends one event and waits for its delivery report.
+    async fn send(&self, producer: &Producer, event: &Outgoing) -> DeliveryOutcome {
+        let KafkaMessage { topic, key, message } = match self.prepare(event) {
+            Ok(message) => message,
+            Err(failure) => return DeliveryOutcome::Failed(failure),
         };
         let content_type = ("content-type".to_owned(), message.content_type);
         let all = message.headers.iter().chain([&content_type]);
@@ -135,81 +140,87 @@ impl Kafka {
         record.key = key.as_deref();
         let sent = match producer.get().send_result(record) {
             Ok(sent) => sent,
-            Err((error, _)) => return verdict::read(&error, &topic),
+            Err((error, _)) => return delivery_report::classify(&error, &topic),
         };
         match sent.await {
-            Ok(Ok(_)) => Verdict::Published,
-            Ok(Err((error, _))) => verdict::read(&error, &topic),
-            Err(_) => Verdict::Unavailable("the producer was closed".to_owned()),
+            Ok(Ok(_)) => DeliveryOutcome::Published,
+            Ok(Err((error, _))) => delivery_report::classify(&error, &topic),
+            Err(_) => DeliveryOutcome::Unavailable("the producer was closed".to_owned()),
         }
     }
 
-    /// Sends a wave, and waits for the whole of it.
-    async fn wave(&self, producer: &Arc<Producer>, events: &[Outgoing], wave: &[usize]) -> Vec<Verdict> {
-        let mut underway = Underway { client: &self.client, producer, over: false };
-        // All are handed over before the first is waited for: that is a batch for librdkafka.
-        let sending = join_all(wave.iter().map(|index| self.send(producer, &events[*index])));
-        match tokio::time::timeout(self.timeout + GRACE, sending).await {
-            Ok(verdicts) => {
-                let late = |verdict: &Verdict| matches!(verdict, Verdict::Late);
-                underway.over = !verdicts.iter().any(late) && !producer.has_ended();
-                verdicts
+    /// Sends a sub-batch and waits for all of its delivery reports.
+    async fn send_sub_batch(
+        &self,
+        producer: &Arc<Producer>,
+        events: &[Outgoing],
+        sub_batch: &[usize],
+    ) -> Vec<DeliveryOutcome> {
+        let mut guard = InFlightGuard { client: &self.client, producer, completed: false };
+        // All messages are queued before the first is awaited, so that librdkafka batches them.
+        let sending = join_all(sub_batch.iter().map(|index| self.send(producer, &events[*index])));
+        match tokio::time::timeout(self.timeout + REPORT_GRACE, sending).await {
+            Ok(outcomes) => {
+                let timed_out = |outcome: &DeliveryOutcome| matches!(outcome, DeliveryOutcome::TimedOut);
+                guard.completed = !outcomes.iter().any(timed_out) && !producer.has_fatal_error();
+                outcomes
             }
-            Err(_) => wave.iter().map(|_| Verdict::Late).collect(),
+            Err(_) => sub_batch.iter().map(|_| DeliveryOutcome::TimedOut).collect(),
         }
     }
 
-    /// Others went through meanwhile: it is this one's partition.
-    fn late(&self) -> Failure {
+    /// The failure of a message that timed out while others were published: its partition is the
+    /// cause.
+    fn timed_out(&self) -> Failure {
         let seconds = self.timeout.as_secs_f32();
-        Failure::retry(format!("Kafka has not confirmed it in {seconds} s; it may have taken it"))
+        Failure::retry(format!("Kafka did not confirm the event in {seconds} s; it may have accepted it"))
     }
 
-    /// Why nothing goes through.
+    /// The reason why nothing is published.
     fn outage(&self, producer: &Producer) -> String {
         let seconds = self.timeout.as_secs_f32();
-        match producer.trouble() {
-            Some(trouble) => {
-                format!("no broker has taken an event in {seconds} s; the last trouble: {trouble}")
+        match producer.last_error() {
+            Some(last_error) => {
+                format!("no broker accepted an event in {seconds} s; last error: {last_error}")
             }
-            None => format!("no broker has taken an event in {seconds} s"),
+            None => format!("no broker accepted an event in {seconds} s"),
         }
     }
 }
 
-/// Asks a broker for a topic, or for none in particular, until there is a good answer or [`LOOK`] is over:
-/// a topic that brokers create by themselves is missing at first.
-async fn ask(producer: &Arc<Producer>, topic: Option<String>) -> Result<(), String> {
+/// Fetches the metadata of a topic, or of none in particular, until it succeeds or
+/// [`PROBE_TIMEOUT`] is over: a topic that brokers create automatically is missing at first.
+async fn probe_topic(producer: &Arc<Producer>, topic: Option<String>) -> Result<(), String> {
     let asked = producer.clone();
-    let look = tokio::task::spawn_blocking(move || {
-        let deadline = Instant::now() + LOOK;
+    let probe = tokio::task::spawn_blocking(move || {
+        let deadline = Instant::now() + PROBE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match asked.ask(topic.as_deref(), left.max(AGAIN)) {
-                Err(Some(_)) if left > AGAIN => std::thread::sleep(AGAIN),
+            match asked.fetch_topic(topic.as_deref(), left.max(RECHECK_INTERVAL)) {
+                Err(Some(_)) if left > RECHECK_INTERVAL => std::thread::sleep(RECHECK_INTERVAL),
                 answer => return answer,
             }
         }
     });
-    let silent = || producer.trouble().unwrap_or_else(|| "no broker answers".to_owned());
-    look.await.unwrap_or(Err(None)).map_err(|reason| reason.unwrap_or_else(silent))
+    let no_reply = || producer.last_error().unwrap_or_else(|| "no broker answers".to_owned());
+    probe.await.unwrap_or(Err(None)).map_err(|reason| reason.unwrap_or_else(no_reply))
 }
 
-fn no_topic(topic: &str) -> String {
-    format!("{topic:?} is no name of a topic: letters, digits, `.`, `_` and `-`, 249 at most")
+fn invalid_topic(topic: &str) -> String {
+    format!("{topic:?} is not a valid topic name: use letters, digits, `.`, `_` and `-`, at most 249")
 }
 
-/// Messages that librdkafka has. Unless all of them are known to be over, its producer is thrown away, or it would send
-/// them at a time of its own.
-struct Underway<'a> {
+/// Messages that librdkafka has. Unless all of them are known to be completed, the producer is
+/// discarded on drop: otherwise it could send them later.
+struct InFlightGuard<'a> {
     client: &'a Client,
     producer: &'a Arc<Producer>,
-    over: bool,
+    completed: bool,
 }
 
-impl Drop for Underway<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.completed {
             self.client.discard(self.producer);
         }
     }
@@ -224,65 +235,67 @@ impl Publisher for Kafka {
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let start = Instant::now();
         let producer = self.client.producer().await.map_err(PublishError::unavailable)?;
-        let mut waves = Waves::new(events);
-        while let Some(wave) = waves.next() {
-            if start.elapsed() > LONGEST_BATCH {
-                return waves.cut_off("Kafka is slow: the rest of the batch waits");
+        let mut batches = KeyedBatches::new(events);
+        while let Some(sub_batch) = batches.next() {
+            if start.elapsed() > MAX_BATCH_TIME {
+                return batches.abort("Kafka is slow: the rest of the batch is sent later");
             }
-            let verdicts = self.wave(&producer, events, &wave).await;
-            let some_went = verdicts.contains(&Verdict::Published);
-            let late = verdicts.contains(&Verdict::Late);
-            let (mut away, mut look_at) = (None, BTreeSet::new());
-            for (index, verdict) in wave.into_iter().zip(verdicts) {
-                match verdict {
-                    Verdict::Published => waves.published(index),
-                    Verdict::Failed(failure) => waves.failed(index, failure),
-                    Verdict::NoTopic(topic, reason) => {
-                        look_at.insert(topic);
-                        // Of several topics one may be missing; the only one is an outage.
+            let outcomes = self.send_sub_batch(&producer, events, &sub_batch).await;
+            let any_published = outcomes.contains(&DeliveryOutcome::Published);
+            let timed_out = outcomes.contains(&DeliveryOutcome::TimedOut);
+            let (mut outage, mut missing_topics) = (None, BTreeSet::new());
+            for (index, outcome) in sub_batch.into_iter().zip(outcomes) {
+                match outcome {
+                    DeliveryOutcome::Published => batches.published(index),
+                    DeliveryOutcome::Failed(failure) => batches.failed(index, failure),
+                    DeliveryOutcome::NoTopic(topic, reason) => {
+                        missing_topics.insert(topic);
+                        // One of several topics may be missing. If it is the only topic, it is an
+                        // outage.
                         match self.topic.fixed() {
-                            Some(_) => away = Some(reason),
-                            None => waves.failed(index, Failure::retry(reason)),
+                            Some(_) => outage = Some(reason),
+                            None => batches.failed(index, Failure::retry(reason)),
                         }
                     }
-                    Verdict::Late if some_went => waves.failed(index, self.late()),
-                    Verdict::Late => away = Some(self.outage(&producer)),
-                    Verdict::Unavailable(reason) => away = Some(reason),
+                    DeliveryOutcome::TimedOut if any_published => batches.failed(index, self.timed_out()),
+                    DeliveryOutcome::TimedOut => outage = Some(self.outage(&producer)),
+                    DeliveryOutcome::Unavailable(reason) => outage = Some(reason),
                 }
             }
-            if some_went {
-                self.standing.took_one();
-                producer.is_well();
+            if any_published {
+                self.availability.record_success();
+                producer.clear_error();
             }
-            if let Some(reason) = away {
-                self.standing.was_away(&reason);
-                return waves.cut_off(reason);
+            if let Some(reason) = outage {
+                self.availability.record_outage(&reason);
+                return batches.abort(reason);
             }
-            for topic in look_at {
-                // For librdkafka to look again: what it finds shows when the next event is sent.
-                let _ = ask(&producer, Some(topic)).await;
+            for topic in missing_topics {
+                // Makes librdkafka refresh its metadata. The result shows when the next event is
+                // sent.
+                let _ = probe_topic(&producer, Some(topic)).await;
             }
-            if late {
-                // The producer is gone, and the time is as well.
-                return waves.end();
+            if timed_out {
+                // The producer is discarded, and the time of the batch is used up.
+                return batches.finish();
             }
         }
-        waves.end()
+        batches.finish()
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        if let Some(reason) = self.standing.paused() {
+        if let Some(reason) = self.availability.paused() {
             return Err(Unavailable::new(reason));
         }
-        if self.standing.is_fresh() {
+        if self.availability.is_recently_up() {
             return Ok(());
         }
         let asked = match self.client.producer().await {
-            Ok(producer) => ask(&producer, self.topic.fixed().map(str::to_owned)).await,
+            Ok(producer) => probe_topic(&producer, self.topic.fixed().map(str::to_owned)).await,
             Err(reason) => Err(reason),
         };
         asked.map_err(|reason| {
-            self.standing.is_missing(&self.name, &reason);
+            self.availability.warn_unavailable(&self.name, &reason);
             Unavailable::new(reason)
         })
     }

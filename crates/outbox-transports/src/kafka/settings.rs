@@ -1,4 +1,4 @@
-//! What a Kafka publisher is set to, and what librdkafka is told of it.
+//! Settings of the Kafka publisher, and the resulting librdkafka configuration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{Format, Secret, Template, Text, Tls, message, time};
 
-/// Which brokers, and how. `brokers` and `topic` must be there.
+/// Settings of [`Kafka`](crate::Kafka). `brokers` and `topic` are required.
 ///
 /// ```
 /// let settings: outbox_transports::KafkaSettings = serde_json::from_value(serde_json::json!({
@@ -25,80 +25,82 @@ use crate::{Format, Secret, Template, Text, Tls, message, time};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KafkaSettings {
-    /// Some of the brokers, to find the others by: `kafka-1:9092,kafka-2:9092`.
+    /// Bootstrap brokers: `kafka-1:9092,kafka-2:9092`.
     pub brokers: Text,
-    /// The topic, which may have places in it.
+    /// The topic, which may contain placeholders.
     pub topic: Template,
-    /// How an event becomes a message.
+    /// Format of the messages.
     #[serde(default)]
     pub format: Format,
-    /// Of CloudEvents, who the events come from.
+    /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// How messages are compressed.
+    /// Compression of the messages.
     #[serde(default)]
     pub compression: KafkaCompression,
-    /// How long Kafka has to take an event, the brokers' being found included.
+    /// Timeout of an event, including the discovery of brokers.
     #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
-    /// How large a message may be, in bytes, before compression; a larger event is dead. Not more than the topic takes.
+    /// Maximum size of a message in bytes, before compression. A larger event is dead. Must not
+    /// exceed the topic's limit.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
-    /// Who we are, if brokers ask.
+    /// Credentials, if the brokers require them.
     pub sasl: Option<KafkaSasl>,
-    /// Goes by TLS if it is there, even empty. Needs the feature `kafka-tls`. A `ca_file` is trusted instead of those whom
-    /// the system trusts: librdkafka cannot do both.
+    /// Enables TLS if present, even if empty. Needs the feature `kafka-tls`. A `ca_file` replaces
+    /// the system's certificate authorities: librdkafka cannot use both.
     pub tls: Option<Tls>,
-    /// More settings, by librdkafka's own names. What would weaken a promise or TLS, load code or run a program is refused.
+    /// Additional settings by librdkafka's own names. Settings that would weaken a guarantee or
+    /// TLS, load code or run a program are refused.
     #[serde(default, deserialize_with = "options")]
     pub options: BTreeMap<String, Secret>,
 }
 
-/// How messages are compressed.
+/// Compression of the messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KafkaCompression {
-    /// Not at all.
+    /// No compression.
     #[default]
     None,
-    /// Small.
+    /// Smallest messages.
     Gzip,
-    /// Quick.
+    /// Fast.
     Snappy,
-    /// Quick.
+    /// Fast.
     Lz4,
 }
 
-/// A user and a password.
+/// SASL credentials.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KafkaSasl {
-    /// How they are shown to brokers.
+    /// SASL mechanism.
     #[serde(default)]
     pub mechanism: KafkaMechanism,
-    /// The user.
+    /// User name.
     pub user: Text,
-    /// The password.
+    /// Password.
     pub password: Secret,
 }
 
-/// How a user and a password are shown to brokers.
+/// SASL mechanism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum KafkaMechanism {
-    /// As they are.
+    /// Sends the password to the brokers.
     #[default]
     #[serde(rename = "PLAIN")]
     Plain,
-    /// Without saying the password. Needs the feature `kafka-tls`, as that is where the cryptography is.
+    /// Does not send the password. Needs the feature `kafka-tls`, which contains the cryptography.
     #[serde(rename = "SCRAM-SHA-256")]
     ScramSha256,
-    /// The same, with longer sums.
+    /// Like SCRAM-SHA-256, with a longer hash.
     #[serde(rename = "SCRAM-SHA-512")]
     ScramSha512,
 }
 
 impl KafkaSettings {
-    /// To this topic of these brokers, with everything else as it is when nothing is said.
+    /// Settings for these brokers and this topic, with defaults for everything else.
     pub fn new(brokers: impl Into<Text>, topic: Template) -> Self {
         Self {
             brokers: brokers.into(),
@@ -114,22 +116,22 @@ impl KafkaSettings {
         }
     }
 
-    /// What librdkafka is told.
+    /// Builds the librdkafka configuration.
     pub(super) fn config(&self) -> Result<ClientConfig, String> {
         if self.brokers.as_str().split(',').any(|broker| broker.trim().is_empty()) {
-            return Err("brokers: a list like kafka-1:9092,kafka-2:9092".to_owned());
+            return Err("brokers: write a list such as kafka-1:9092,kafka-2:9092".to_owned());
         }
         let millis = self.timeout.as_millis();
         if !(1..=900_000).contains(&millis) {
-            return Err("timeout: it is more than nothing, and 15 minutes at most".to_owned());
+            return Err("timeout: must be greater than zero and at most 15 minutes".to_owned());
         }
         if !(1_000..=900_000_000).contains(&self.max_bytes) {
-            return Err("max_bytes: from 1000 to 900000000".to_owned());
+            return Err("max_bytes: must be from 1000 to 900000000".to_owned());
         }
         let mut config = ClientConfig::new();
-        // Ours to choose, and anybody's to change.
+        // Defaults that `options` may override.
         config.set("client.id", "outbox").set("linger.ms", "1").set("reconnect.backoff.max.ms", "1000");
-        // The same partition for a key as the clients of the JVM choose.
+        // Chooses the same partition for a key as the JVM clients.
         config.set("partitioner", "murmur2_random");
         self.security(&mut config)?;
         for (name, value) in &self.options {
@@ -137,13 +139,15 @@ impl KafkaSettings {
             config.set(name, value.expose());
         }
         config.set("bootstrap.servers", self.brokers.as_str());
-        // What is confirmed is on all replicas in sync, once for each time that it was sent, and in order.
+        // A confirmed message is on all in-sync replicas, in order, and once for each time it was
+        // sent.
         config.set("enable.idempotence", "true").set("acks", "all");
         config.set("message.timeout.ms", millis.to_string());
-        // Earlier than that: then it is known that the topic is missing, and not only that time is up.
+        // Shorter than the message timeout, so that a missing topic is reported as such and not as
+        // a timeout.
         config.set("topic.metadata.propagation.max.ms", (millis / 2).to_string());
         config.set("request.timeout.ms", millis.to_string());
-        // Checked before: this one is a backstop, and does not count the same bytes.
+        // A backstop: the size is checked before, and librdkafka counts other bytes.
         config.set("message.max.bytes", (self.max_bytes + 64 * 1024).to_string());
         config.set(
             "compression.codec",
@@ -156,11 +160,11 @@ impl KafkaSettings {
         );
         config.set_log_level(RDKafkaLogLevel::Info);
         config.create_native_config().map_err(|error| match error {
-            // Not what it was set to, which may be secret.
+            // Omits the value, which may be secret.
             KafkaError::ClientConfig(_, _, name, _) => {
-                format!("options: librdkafka does not know {name:?}, or not this value of it")
+                format!("options: librdkafka does not support {name:?}, or not this value")
             }
-            _ => "librdkafka does not take these settings".to_owned(),
+            _ => "librdkafka refuses these settings".to_owned(),
         })?;
         Ok(config)
     }
@@ -168,10 +172,8 @@ impl KafkaSettings {
     fn security(&self, config: &mut ClientConfig) -> Result<(), String> {
         let scram = self.sasl.as_ref().is_some_and(|sasl| sasl.mechanism != KafkaMechanism::Plain);
         if !cfg!(feature = "kafka-tls") && (self.tls.is_some() || scram) {
-            let what = if scram { "sasl: SCRAM" } else { "tls: it" };
-            return Err(format!(
-                "{what} needs a build with the feature `kafka-tls`, and this one is without"
-            ));
+            let what = if scram { "sasl: SCRAM" } else { "tls: TLS" };
+            return Err(format!("{what} needs a build with the feature `kafka-tls`"));
         }
         let protocol = match (self.sasl.is_some(), self.tls.is_some()) {
             (false, false) => "plaintext",
@@ -192,7 +194,8 @@ impl KafkaSettings {
             );
         }
         if let Some(tls) = &self.tls {
-            // librdkafka reads the files itself, for every producer: this is to tell now.
+            // librdkafka reads the files itself, for every producer. Reading them here reports
+            // errors early.
             let pems = tls.read().map_err(|error| format!("tls: {error}"))?;
             for (is_there, name, file) in [
                 (pems.ca.is_some(), "ssl.ca.location", &tls.ca_file),
@@ -207,7 +210,7 @@ impl KafkaSettings {
         Ok(())
     }
 
-    /// What must not be in a log line.
+    /// Values that must not appear in a log line.
     pub(super) fn secrets(&self) -> Vec<String> {
         let of_options = self.options.iter().filter(|(name, _)| {
             ["password", "secret", "token", "jaas", "pem", "oauthbearer.config"]
@@ -220,8 +223,8 @@ impl KafkaSettings {
     }
 }
 
-/// What has a setting of its own.
-const ELSEWHERE: [(&str, &str); 21] = [
+/// Options that have a setting of their own.
+const HAS_OWN_SETTING: [(&str, &str); 21] = [
     ("bootstrap.servers", "brokers"),
     ("metadata.broker.list", "brokers"),
     ("message.timeout.ms", "timeout"),
@@ -245,7 +248,7 @@ const ELSEWHERE: [(&str, &str); 21] = [
     ("ssl.ca.certificate.stores", "tls"),
 ];
 
-/// What would weaken TLS, load code, or run a program.
+/// Options that could weaken TLS, load code or run a program.
 const UNSAFE: [&str; 11] = [
     "enable.ssl.certificate.verification",
     "ssl.endpoint.identification.algorithm",
@@ -260,7 +263,7 @@ const UNSAFE: [&str; 11] = [
     "sasl.kerberos.kinit.cmd",
 ];
 
-/// What a promise rests on.
+/// Options that the delivery guarantees depend on.
 const FIXED: [&str; 12] = [
     "acks",
     "request.required.acks",
@@ -277,16 +280,17 @@ const FIXED: [&str; 12] = [
 ];
 
 fn check_option(name: &str, value: &Secret) -> Result<(), String> {
-    if let Some((_, instead)) = ELSEWHERE.iter().find(|(option, _)| *option == name) {
+    if let Some((_, instead)) = HAS_OWN_SETTING.iter().find(|(option, _)| *option == name) {
         return Err(format!("options: use {instead} instead of {name:?}"));
     }
-    // One of a cluster in memory would take every event, and keep none.
+    // A `test.` option could replace the brokers by a mock cluster, which accepts every event and
+    // keeps none.
     if FIXED.contains(&name) || name.starts_with("test.") {
-        return Err(format!("options: {name:?} cannot be changed: what is promised rests on it"));
+        return Err(format!("options: {name:?} cannot be changed: the delivery guarantees depend on it"));
     }
     if UNSAFE.contains(&name) {
         return Err(format!(
-            "options: {name:?} is not allowed: it can weaken TLS, load code, or run a program; leave it out"
+            "options: {name:?} is not allowed: it could weaken TLS, load code or run a program; remove it"
         ));
     }
     if name == "partitioner" && value.expose() == "random" {
@@ -295,7 +299,7 @@ fn check_option(name: &str, value: &Secret) -> Result<(), String> {
     Ok(())
 }
 
-/// Texts, numbers, and yes or no.
+/// Deserializes strings, numbers and booleans.
 fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Secret>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -304,13 +308,13 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
         Number(i64),
         Text(Secret),
     }
-    let written = BTreeMap::<String, Scalar>::deserialize(deserializer)?;
+    let parsed = BTreeMap::<String, Scalar>::deserialize(deserializer)?;
     let text = |scalar| match scalar {
         Scalar::Bool(value) => value.to_string().as_str().into(),
         Scalar::Number(value) => value.to_string().as_str().into(),
         Scalar::Text(value) => value,
     };
-    Ok(written.into_iter().map(|(name, scalar)| (name, text(scalar))).collect())
+    Ok(parsed.into_iter().map(|(name, scalar)| (name, text(scalar))).collect())
 }
 
 fn timeout() -> Duration {

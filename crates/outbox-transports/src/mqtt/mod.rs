@@ -1,11 +1,11 @@
 //! MQTT 5: events as messages with QoS 1, each confirmed by the server.
 
+mod connection;
+mod in_flight;
+mod message;
 #[cfg(test)]
-mod any_text;
-mod flight;
-mod flights;
-mod line;
-mod parcel;
+mod proptests;
+mod send;
 mod server;
 mod settings;
 
@@ -17,22 +17,22 @@ use async_trait::async_trait;
 use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 use tokio::sync::RwLock;
 
-use self::flight::send;
-use self::flights::{Answer, Loss, Refusal};
-use self::line::{Dialer, Line};
-use self::parcel::Parcel;
+use self::connection::{MqttConnection, MqttConnector};
+use self::in_flight::{ConnectionLoss, MqttRefusal, PublishOutcome};
+use self::message::MqttMessage;
+use self::send::send;
 use self::server::Server;
 pub use self::settings::MqttSettings;
-use crate::link::Link;
-use crate::{Encoder, Order, Promises, Repeats, Waves};
+use crate::reconnect::Reconnect;
+use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order};
 
-/// How long it may take to find out whether there is a server.
-const LOOK: Duration = Duration::from_millis(1500);
+/// Timeout of a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The client asks at least so much.
-const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Minimum keep-alive that the client accepts.
+const MIN_KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// Publishes to an MQTT 5 server. Connects when it is first needed, and anew when the connection is lost.
+/// Publishes to an MQTT 5 server. Connects on first use, and again after the connection was lost.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,46 +45,47 @@ const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 ///
-/// The event's id is a user property. An event is published when the server has acknowledged it, also if nobody has
-/// subscribed to its topic.
+/// The event's id is a user property. An event is published when the server has acknowledged it,
+/// even if its topic has no subscribers.
 pub struct Mqtt {
     name: String,
     settings: MqttSettings,
     encoder: Encoder,
-    link: Link<Dialer>,
-    /// Shared by all who publish; held alone by the one who finds out which message the server does not stand.
-    alone: RwLock<()>,
+    connection: Reconnect<MqttConnector>,
+    /// Read-locked while a batch is sent. Write-locked while the message that the server rejects is
+    /// isolated.
+    isolation: RwLock<()>,
 }
 
 impl Mqtt {
-    /// What MQTT promises.
-    pub const PROMISES: Promises = Promises {
+    /// Delivery guarantees of MQTT.
+    pub const GUARANTEES: Guarantees = Guarantees {
         order: Order::PerKey,
-        repeats: Repeats::Seen,
-        confirmed: "the server has taken charge of the message (QoS 1), for those who have subscribed",
+        duplicates: Duplicates::Delivered,
+        confirmed: "the server has accepted the message (QoS 1) for its subscribers",
     };
 
-    /// A publisher of this name. Says what is wrong with the settings; does not connect yet.
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     pub fn new(name: impl Into<String>, settings: MqttSettings) -> Result<Self, String> {
         let server = Server::parse(&settings)?;
         if settings.tls.is_used() && !server.encrypted {
-            return Err("tls: the url is mqtt://, which has none; write mqtts://".to_owned());
+            return Err("tls: the url is mqtt://, which does not use TLS; write mqtts://".to_owned());
         }
-        settings.tls.client_config().map_err(|mistake| format!("tls: {mistake}"))?;
+        settings.tls.client_config().map_err(|error| format!("tls: {error}"))?;
         if let Some(topic) = settings.topic.fixed() {
-            parcel::check_topic(topic).map_err(|mistake| format!("topic: {mistake}"))?;
+            message::check_topic(topic).map_err(|error| format!("topic: {error}"))?;
         }
-        if settings.keep_alive < LEAST_KEEP_ALIVE {
+        if settings.keep_alive < MIN_KEEP_ALIVE {
             return Err("keep_alive: use at least 5s".to_owned());
         }
         let client_id = match &settings.client_id {
             Some(id) if id.as_str().is_empty() => {
-                return Err("client_id: leave it out for a new one".to_owned());
+                return Err("client_id: omit it for a generated one".to_owned());
             }
             Some(id) => id.as_str().to_owned(),
             None => new_client_id(),
         };
-        let dialer = Dialer {
+        let connector = MqttConnector {
             server,
             tls: settings.tls.clone(),
             client_id,
@@ -93,31 +94,43 @@ impl Mqtt {
             retain: settings.retain,
         };
         let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("");
-        Ok(Self { name: name.into(), settings, encoder, link: Link::new(dialer), alone: RwLock::new(()) })
+        Ok(Self {
+            name: name.into(),
+            settings,
+            encoder,
+            connection: Reconnect::new(connector),
+            isolation: RwLock::new(()),
+        })
     }
 
-    /// Sends one wave. An error says why there is no going on.
-    async fn deliver(&self, line: &Line, parcels: &[Numbered], waves: &mut Waves<'_>) -> Result<(), String> {
-        let all: Vec<&Numbered> = parcels.iter().collect();
+    /// Sends one sub-batch. The error is the reason why the server is unavailable.
+    async fn send_sub_batch(
+        &self,
+        connection: &MqttConnection,
+        messages: &[IndexedMessage],
+        batches: &mut KeyedBatches<'_>,
+    ) -> Result<(), String> {
+        let all: Vec<&IndexedMessage> = messages.iter().collect();
         let suspects = {
-            let _with_others = self.alone.read().await;
-            self.attempt(line, &all, waves).await?
+            let _shared = self.isolation.read().await;
+            self.attempt(connection, &all, batches).await?
         };
         if suspects.is_empty() {
             return Ok(());
         }
-        // The server ended the connection, perhaps over one of them, and did not say over which. If it is there again at once,
-        // halves of them are sent until those are alone that it does not stand.
-        let _alone = self.alone.write().await;
+        // The server closed the connection, perhaps because of one of these messages, without
+        // naming it. If the server is reachable, the group is halved and resent until the rejected
+        // messages are isolated.
+        let _exclusive = self.isolation.write().await;
         let mut groups = vec![without_reasons(suspects)];
         while let Some(group) = groups.pop() {
-            let line = self.link.get().await?;
-            let suspects = self.attempt(&line, &group, waves).await?;
+            let connection = self.connection.get().await?;
+            let suspects = self.attempt(&connection, &group, batches).await?;
             if group.len() == 1 && suspects.len() == 1 {
-                // Once more, on a connection that nobody had before it.
-                let line = self.link.get().await?;
-                for (numbered, refusal) in self.attempt(&line, &group, waves).await? {
-                    self.refuse(numbered, &refusal, waves)?;
+                // Once more, on a connection that carried no other message.
+                let connection = self.connection.get().await?;
+                for (indexed, refusal) in self.attempt(&connection, &group, batches).await? {
+                    self.record_refusal(indexed, &refusal, batches)?;
                 }
             } else if !suspects.is_empty() {
                 let mut first = without_reasons(suspects);
@@ -128,28 +141,29 @@ impl Mqtt {
         Ok(())
     }
 
-    /// Sends these at once. Gives those without an answer, if the server ended the connection, and what it may have against them.
+    /// Sends a group at once. If the server closed the connection, returns the unacknowledged
+    /// messages and the refusal that may apply to them.
     async fn attempt<'a>(
         &self,
-        line: &Line,
-        group: &[&'a Numbered],
-        waves: &mut Waves<'_>,
-    ) -> Result<Vec<(&'a Numbered, Refusal)>, String> {
-        let parcels: Vec<&Parcel> = group.iter().map(|(_, parcel)| parcel).collect();
-        let answers = send(line, &parcels, self.settings.retain, self.settings.ack_timeout).await;
+        connection: &MqttConnection,
+        group: &[&'a IndexedMessage],
+        batches: &mut KeyedBatches<'_>,
+    ) -> Result<Vec<(&'a IndexedMessage, MqttRefusal)>, String> {
+        let messages: Vec<&MqttMessage> = group.iter().map(|(_, message)| message).collect();
+        let outcomes = send(connection, &messages, self.settings.retain, self.settings.ack_timeout).await;
         let mut suspects = Vec::new();
         let mut outage = None;
-        for (numbered, answer) in group.iter().zip(answers) {
-            let (place, _) = numbered;
-            match answer {
-                Answer::Published => waves.published(*place),
-                Answer::Refused(refusal) => {
-                    if let Err(reason) = self.refuse(numbered, &refusal, waves) {
+        for (indexed, outcome) in group.iter().zip(outcomes) {
+            let (index, _) = indexed;
+            match outcome {
+                PublishOutcome::Published => batches.published(*index),
+                PublishOutcome::Refused(refusal) => {
+                    if let Err(reason) = self.record_refusal(indexed, &refusal, batches) {
                         outage.get_or_insert(reason);
                     }
                 }
-                Answer::Lost(Loss::Over(refusal)) => suspects.push((*numbered, refusal)),
-                Answer::Lost(Loss::Outage(reason)) => {
+                PublishOutcome::Lost(ConnectionLoss::Rejected(refusal)) => suspects.push((*indexed, refusal)),
+                PublishOutcome::Lost(ConnectionLoss::Outage(reason)) => {
                     outage.get_or_insert_with(|| {
                         format!("the connection to the MQTT server was lost: {reason}")
                     });
@@ -159,27 +173,27 @@ impl Mqtt {
         outage.map_or(Ok(suspects), Err)
     }
 
-    /// The event's failure; or an error, if this client may not publish to the one topic that all events
-    /// go to.
-    fn refuse(
+    /// Records the event's failure. Returns an error if this client may not publish to the topic
+    /// and all events go to this topic.
+    fn record_refusal(
         &self,
-        (place, parcel): &Numbered,
-        refusal: &Refusal,
-        waves: &mut Waves<'_>,
+        (index, message): &IndexedMessage,
+        refusal: &MqttRefusal,
+        batches: &mut KeyedBatches<'_>,
     ) -> Result<(), String> {
-        let failure = refusal.at(&parcel.topic);
+        let failure = refusal.to_failure(&message.topic);
         if refusal.is_denied && self.settings.topic.fixed().is_some() {
             return Err(failure.to_string());
         }
-        waves.failed(*place, failure);
+        batches.failed(*index, failure);
         Ok(())
     }
 }
 
-/// A message, and its place in the batch.
-type Numbered = (usize, Parcel);
+/// A message and its index in the batch.
+type IndexedMessage = (usize, MqttMessage);
 
-fn without_reasons(suspects: Vec<(&Numbered, Refusal)>) -> Vec<&Numbered> {
+fn without_reasons(suspects: Vec<(&IndexedMessage, MqttRefusal)>) -> Vec<&IndexedMessage> {
     suspects.into_iter().map(|(suspect, _)| suspect).collect()
 }
 
@@ -190,29 +204,29 @@ impl Publisher for Mqtt {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let mut waves = Waves::new(events);
-        while let Some(wave) = waves.next() {
-            let line = match self.link.get().await {
-                Ok(line) => line,
-                Err(reason) => return waves.cut_off(reason),
+        let mut batches = KeyedBatches::new(events);
+        while let Some(sub_batch) = batches.next() {
+            let connection = match self.connection.get().await {
+                Ok(connection) => connection,
+                Err(reason) => return batches.abort(reason),
             };
-            let mut parcels = Vec::with_capacity(wave.len());
-            for place in wave {
-                let parcel = Parcel::pack(&self.settings, &self.encoder, &events[place]);
-                match parcel.and_then(|parcel| parcel.fits(line.largest).map(|()| parcel)) {
-                    Ok(parcel) => parcels.push((place, parcel)),
-                    Err(failure) => waves.failed(place, failure),
+            let mut messages = Vec::with_capacity(sub_batch.len());
+            for index in sub_batch {
+                let message = MqttMessage::encode(&self.settings, &self.encoder, &events[index]);
+                match message.and_then(|message| message.fits(connection.max_packet_size).map(|()| message)) {
+                    Ok(message) => messages.push((index, message)),
+                    Err(failure) => batches.failed(index, failure),
                 }
             }
-            if let Err(reason) = self.deliver(&line, &parcels, &mut waves).await {
-                return waves.cut_off(reason);
+            if let Err(reason) = self.send_sub_batch(&connection, &messages, &mut batches).await {
+                return batches.abort(reason);
             }
         }
-        waves.end()
+        batches.finish()
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        self.link.within(LOOK).await.map(drop).map_err(Unavailable::new)
+        self.connection.get_within(HEALTH_TIMEOUT).await.map(drop).map_err(Unavailable::new)
     }
 }
 
@@ -222,7 +236,8 @@ impl fmt::Debug for Mqtt {
     }
 }
 
-/// Letters and digits, and no more than 23 of them: what every server takes.
+/// Generates a client id of letters and digits with at most 23 characters, which every server
+/// accepts.
 fn new_client_id() -> String {
     format!("outbox{:016x}", RandomState::new().hash_one(std::process::id()))
 }
@@ -238,31 +253,31 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
-        for (more, said) in [
-            (serde_json::json!({ "topic": "a/#" }), "topic: its topic `a/#` has"),
-            (serde_json::json!({ "topic": "" }), "topic: its topic is empty"),
-            (serde_json::json!({ "client_id": "" }), "client_id: leave it out"),
+    fn invalid_values_are_named() {
+        for (more, expected) in [
+            (serde_json::json!({ "topic": "a/#" }), "topic: the topic `a/#` contains"),
+            (serde_json::json!({ "topic": "" }), "topic: the topic is empty"),
+            (serde_json::json!({ "client_id": "" }), "client_id: omit it"),
             (serde_json::json!({ "keep_alive": "4s" }), "keep_alive: use at least 5s"),
             (serde_json::json!({ "tls": { "ca_file": "/dev/null" } }), "tls: the url is mqtt://"),
             (
                 serde_json::json!({ "url": "mqtts://h", "tls": { "ca_file": "/dev/null" } }),
-                "tls: ca_file: there is no certificate in it",
+                "tls: ca_file: contains no certificate",
             ),
         ] {
             let error = Mqtt::new("m", settings(&more)).unwrap_err();
-            assert!(error.starts_with(said), "{error}");
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn debug_output_has_no_secrets() {
         let mqtt = Mqtt::new("m", settings(&serde_json::json!({}))).unwrap();
         assert!(!format!("{mqtt:?}").contains("hunter2"));
     }
 
     #[test]
-    fn every_client_has_an_id_of_its_own() {
+    fn every_client_id_is_unique() {
         let (one, two) = (new_client_id(), new_client_id());
         assert!(one != two && one.len() <= 23 && one.bytes().all(|b| b.is_ascii_alphanumeric()), "{one}");
     }

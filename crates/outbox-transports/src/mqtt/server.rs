@@ -1,4 +1,4 @@
-//! Where the server is, and who we are to it.
+//! Address and login of the server.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use url::{Host, Url};
 
 use super::MqttSettings;
 
-/// Where the server is, and who we are to it.
+/// Address and login of the server.
 pub(super) struct Server {
     pub(super) host: String,
     pub(super) port: u16,
@@ -16,29 +16,29 @@ pub(super) struct Server {
     pub(super) login: Option<(String, String)>,
 }
 
-const HOW: &str = "write mqtt://HOST:PORT, or mqtts:// for TLS";
+const URL_FORMAT: &str = "write mqtt://HOST:PORT, or mqtts:// for TLS";
 
 impl Server {
-    /// What the settings say. What is wrong with the URL is said without it: there may be a password in it.
+    /// Parses the settings. Errors omit the URL, which may contain a password.
     pub(super) fn parse(settings: &MqttSettings) -> Result<Self, String> {
-        let url = Url::parse(settings.url.expose()).map_err(|error| format!("url: {error}; {HOW}"))?;
+        let url = Url::parse(settings.url.expose()).map_err(|error| format!("url: {error}; {URL_FORMAT}"))?;
         let encrypted = match url.scheme() {
             "mqtt" => false,
             "mqtts" => true,
-            _ => return Err(format!("url: {HOW}")),
+            _ => return Err(format!("url: {URL_FORMAT}")),
         };
         let host = match url.host() {
             Some(Host::Domain(name)) => name.to_owned(),
             Some(Host::Ipv4(address)) => address.to_string(),
-            // The client puts a colon and the port behind it.
+            // The client appends a colon and the port.
             Some(Host::Ipv6(address)) if !encrypted => format!("[{address}]"),
             Some(Host::Ipv6(_)) => {
                 return Err("url: for TLS the server needs a name, not an IPv6 address".to_owned());
             }
-            None => return Err(format!("url: {HOW}")),
+            None => return Err(format!("url: {URL_FORMAT}")),
         };
         if !matches!(url.path(), "" | "/") || url.query().is_some() {
-            return Err(format!("url: nothing comes after the port; {HOW}"));
+            return Err(format!("url: nothing is allowed after the port; {URL_FORMAT}"));
         }
         let default = if encrypted { 8883 } else { 1883 };
         let login = Self::login(settings, &url)?;
@@ -51,16 +51,16 @@ impl Server {
             decoded.map_err(|_| "url: user and password are not UTF-8".to_owned())
         };
         if url.username().is_empty() && url.password().is_some() {
-            return Err("url: its password needs a user as well".to_owned());
+            return Err("url: the password needs a user as well".to_owned());
         }
         let in_url = (!url.username().is_empty())
             .then(|| Ok::<_, String>((decode(url.username())?, decode(url.password().unwrap_or_default())?)))
             .transpose()?;
         let password = settings.password.as_ref().map_or("", |password| password.expose());
         match (in_url, &settings.user) {
-            (Some(_), Some(_)) => Err("user: there is one in the url as well; keep one of them".to_owned()),
+            (Some(_), Some(_)) => Err("user: the url contains a user as well; keep one of them".to_owned()),
             (login, None) if settings.password.is_none() => Ok(login),
-            (_, None) => Err("password: it needs a user as well".to_owned()),
+            (_, None) => Err("password: needs a user as well".to_owned()),
             (None, Some(user)) => Ok(Some((user.as_str().to_owned(), password.to_owned()))),
         }
     }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_read_as_people_mean_it() {
+    fn a_url_is_parsed_with_its_defaults() {
         for (url, host, port, encrypted, login) in [
             ("mqtt://broker", "broker", 1883, false, None),
             ("mqtts://broker/", "broker", 8883, true, None),
@@ -101,17 +101,17 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_without_the_password() {
+    fn errors_in_the_settings_omit_the_password() {
         for (settings, start) in [
             (json!({ "url": "http://u:hunter2@h" }), "url: write mqtt://"),
             (json!({ "url": "u:hunter2@h" }), "url: "),
-            (json!({ "url": "mqtt://u:hunter2@h/topic" }), "url: nothing comes after the port"),
-            (json!({ "url": "mqtt://u:hunter2@h", "user": "u" }), "user: there is one in the url"),
-            (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: it needs a user"),
-            (json!({ "url": "mqtt://:hunter2@h" }), "url: its password needs a user"),
+            (json!({ "url": "mqtt://u:hunter2@h/topic" }), "url: nothing is allowed after the port"),
+            (json!({ "url": "mqtt://u:hunter2@h", "user": "u" }), "user: the url contains a user"),
+            (json!({ "url": "mqtt://h", "password": "hunter2" }), "password: needs a user"),
+            (json!({ "url": "mqtt://:hunter2@h" }), "url: the password needs a user"),
         ] {
-            let said = parsed(&settings).unwrap_err();
-            assert!(said.starts_with(start) && !said.contains("hunter2"), "{said}");
+            let error = parsed(&settings).unwrap_err();
+            assert!(error.starts_with(start) && !error.contains("hunter2"), "{error}");
         }
     }
 }

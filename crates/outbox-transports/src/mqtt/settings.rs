@@ -1,4 +1,4 @@
-//! What an MQTT server needs to be told.
+//! Settings of the MQTT publisher.
 
 use std::time::Duration;
 
@@ -25,40 +25,40 @@ use crate::{Format, Secret, Template, Text, Tls, message, time};
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct MqttSettings {
-    /// `mqtt://HOST:PORT`, or `mqtts://` for TLS. `mqtt://USER:PASSWORD@HOST` works too; then special characters are
-    /// percent-encoded (`%40` for `@`).
+    /// `mqtt://HOST:PORT`, or `mqtts://` for TLS. `mqtt://USER:PASSWORD@HOST` works too; special
+    /// characters are then percent-encoded (`%40` for `@`).
     pub url: Secret,
-    /// Who we are.
+    /// User name.
     pub user: Option<Text>,
-    /// How we show it.
+    /// Password.
     pub password: Option<Secret>,
-    /// The topic, with places for what an event has.
+    /// The topic, with placeholders for fields of the event.
     pub topic: Template,
-    /// Whether the server keeps the last message of each topic, for those who subscribe later.
+    /// Whether the server retains the last message of each topic for later subscribers.
     #[serde(default)]
     pub retain: bool,
-    /// What the server knows us by. No two connections may have the same: the server ends the older one. One that is different in
-    /// every process unless it is set.
+    /// Client id. Two connections must not share one: the server closes the older connection.
+    /// Default: generated for every publisher.
     pub client_id: Option<Text>,
-    /// What the message looks like.
+    /// Format of the messages.
     #[serde(default)]
     pub format: Format,
-    /// The `source` of CloudEvents.
+    /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// How long connecting may take.
+    /// Timeout of connecting.
     #[serde(default = "five_seconds", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
-    /// How long nothing may be confirmed before the server counts as unavailable.
+    /// Time without any acknowledgement after which the server counts as unavailable.
     #[serde(default = "ten_seconds", deserialize_with = "time::read")]
     pub ack_timeout: Duration,
-    /// How often to ask the server whether it is still there: at least `5s`.
+    /// Keep-alive interval, at least `5s`.
     #[serde(default = "ten_seconds", deserialize_with = "time::read")]
     pub keep_alive: Duration,
-    /// A limit of your own on the size of messages, headers included, below the server's.
+    /// Maximum size of a message in bytes, including headers. The server's own limit applies too.
     #[serde(default)]
     pub max_bytes: Option<usize>,
-    /// Files for TLS.
+    /// TLS files.
     #[serde(default)]
     pub tls: Tls,
 }
@@ -72,7 +72,7 @@ fn ten_seconds() -> Duration {
 }
 
 impl MqttSettings {
-    /// Everything else as it is when a settings file does not say it.
+    /// Settings for this URL and topic, with defaults for everything else.
     pub fn new(url: &str, topic: Template) -> Self {
         Self {
             url: url.into(),

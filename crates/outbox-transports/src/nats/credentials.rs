@@ -1,4 +1,4 @@
-//! Who to come in as.
+//! Credentials of the NATS publisher.
 
 use async_nats::{Auth, AuthError, ServerAddr};
 use percent_encoding::percent_decode_str;
@@ -6,7 +6,7 @@ use percent_encoding::percent_decode_str;
 use super::NatsSettings;
 use crate::Secret;
 
-/// Who to come in as.
+/// Credentials as configured.
 #[derive(Clone)]
 pub(super) enum Credentials {
     None,
@@ -15,19 +15,19 @@ pub(super) enum Credentials {
     File(String),
 }
 
-/// The servers, and who to come in as.
+/// Parses the server addresses, and the credentials in the URL.
 pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
     let mut credentials = Credentials::None;
     let mut servers = Vec::new();
-    for one in url.expose().split(',').map(str::trim) {
-        // What is wrong with it is not said with it: there may be a password in it.
-        let wrong = || "`url` is no address of a NATS server: write nats://host:4222".to_owned();
-        let address: ServerAddr = one.parse().map_err(|_| wrong())?;
+    for entry in url.expose().split(',').map(str::trim) {
+        // The message omits the URL, which may contain a password.
+        let invalid = || "`url` is not a NATS address: write nats://host:4222".to_owned();
+        let address: ServerAddr = entry.parse().map_err(|_| invalid())?;
         if !matches!(address.scheme(), "nats" | "tls") || address.host().is_empty() {
-            return Err(wrong());
+            return Err(invalid());
         }
         let decoded =
-            |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong());
+            |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| invalid());
         match (address.username(), address.password()) {
             (Some(name), Some(password)) => {
                 let password = decoded(password)?.as_str().into();
@@ -37,25 +37,26 @@ pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), St
             (None, _) => {}
         }
         let mut bare = address.into_inner();
-        // With a slash forgotten, as in `tls:/ada:hunter2@one`, the password is a part of the path, and would be shown.
+        // With a missing slash, as in `tls:/ada:hunter2@one`, the password is part of the path and
+        // would be shown.
         if !matches!(bare.path(), "" | "/") || bare.query().is_some() || bare.fragment().is_some() {
-            return Err(wrong());
+            return Err(invalid());
         }
-        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| wrong())?;
-        servers.push(ServerAddr::from_url(bare).map_err(|_| wrong())?);
+        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| invalid())?;
+        servers.push(ServerAddr::from_url(bare).map_err(|_| invalid())?);
     }
     Ok((servers, credentials))
 }
 
-/// Credentials with what the file holds.
-pub(super) enum Known {
+/// Credentials with the contents of the file.
+pub(super) enum LoadedCredentials {
     Plain(Auth),
     Signed { jwt: String, key: Box<nkeys::KeyPair> },
 }
 
 impl Credentials {
-    /// Those of the settings; `None` if there are none.
-    pub(super) fn of(settings: &NatsSettings) -> Result<Option<Self>, String> {
+    /// Credentials of the settings; `None` if there are none.
+    pub(super) fn from_settings(settings: &NatsSettings) -> Result<Option<Self>, String> {
         if settings.password.is_some() && settings.user.is_none() {
             return Err("`password` needs `user` as well".to_owned());
         }
@@ -70,12 +71,12 @@ impl Credentials {
         let mut given = given.into_iter().flatten();
         let credentials = given.next();
         if given.next().is_some() {
-            return Err("use one of `user`, `token` and `credentials_file`".to_owned());
+            return Err("set only one of `user`, `token` and `credentials_file`".to_owned());
         }
         Ok(credentials)
     }
 
-    pub(super) async fn read(&self) -> Result<Known, String> {
+    pub(super) async fn load(&self) -> Result<LoadedCredentials, String> {
         let mut auth = Auth::new();
         match self {
             Self::None => {}
@@ -87,18 +88,19 @@ impl Credentials {
             Self::File(path) => {
                 let text = tokio::fs::read_to_string(path).await;
                 let text = text.map_err(|error| format!("credentials_file `{path}`: {error}"))?;
-                let wrong = || format!("credentials_file `{path}` is no .creds file with a JWT and a seed");
-                let jwt = section(&text, "NATS USER JWT").ok_or_else(wrong)?.to_owned();
-                let seed = section(&text, "USER NKEY SEED").ok_or_else(wrong)?;
-                let key = nkeys::KeyPair::from_seed(seed).map_err(|_| wrong())?;
-                return Ok(Known::Signed { jwt, key: Box::new(key) });
+                let invalid =
+                    || format!("credentials_file `{path}` is not a .creds file with a JWT and a seed");
+                let jwt = section(&text, "NATS USER JWT").ok_or_else(invalid)?.to_owned();
+                let seed = section(&text, "USER NKEY SEED").ok_or_else(invalid)?;
+                let key = nkeys::KeyPair::from_seed(seed).map_err(|_| invalid())?;
+                return Ok(LoadedCredentials::Signed { jwt, key: Box::new(key) });
             }
         }
-        Ok(Known::Plain(auth))
+        Ok(LoadedCredentials::Plain(auth))
     }
 }
 
-impl Known {
+impl LoadedCredentials {
     pub(super) fn sign(&self, nonce: &[u8]) -> Result<Auth, AuthError> {
         match self {
             Self::Plain(auth) => Ok(auth.clone()),
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_taken_out_of_the_address() {
+    fn credentials_are_removed_from_the_address() {
         let (servers, credentials) = servers(&"nats://ada:p%40ss@one:4222, tls://two".into()).unwrap();
         let shown: Vec<&str> = servers.iter().map(ServerAddr::as_url_str).collect();
         assert_eq!(shown, ["nats://one:4222", "tls://two"]);
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_not_shown() {
+    fn an_invalid_address_is_not_shown() {
         for url in [
             "nats://ada:hunter2@",
             "http://ada:hunter2@one",
@@ -152,21 +154,21 @@ mod tests {
             "nats://one/hunter2",
             "nats://one?password=hunter2",
         ] {
-            let said = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was taken"));
-            assert!(!said.contains("hunter2") && said.contains("nats://host:4222"), "{said}");
+            let error = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was accepted"));
+            assert!(!error.contains("hunter2") && error.contains("nats://host:4222"), "{error}");
         }
     }
 
     #[test]
-    fn one_way_in_is_enough() {
+    fn only_one_kind_of_credentials_is_allowed() {
         let mut settings = NatsSettings::new("nats://one", "s".parse().unwrap());
         settings.password = Some("hunter2".into());
-        assert_eq!(Credentials::of(&settings).err().unwrap(), "`password` needs `user` as well");
+        assert_eq!(Credentials::from_settings(&settings).err().unwrap(), "`password` needs `user` as well");
         settings.user = Some("ada".into());
         settings.token = Some("t".into());
         assert_eq!(
-            Credentials::of(&settings).err().unwrap(),
-            "use one of `user`, `token` and `credentials_file`"
+            Credentials::from_settings(&settings).err().unwrap(),
+            "set only one of `user`, `token` and `credentials_file`"
         );
     }
 

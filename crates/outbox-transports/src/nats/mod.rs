@@ -1,9 +1,9 @@
 //! NATS JetStream.
 
-#[cfg(test)]
-mod any_text;
+mod connection;
 mod credentials;
-mod line;
+#[cfg(test)]
+mod proptests;
 mod wire;
 
 use std::fmt;
@@ -14,12 +14,14 @@ use futures_util::{FutureExt as _, StreamExt as _, stream};
 use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use serde::Deserialize;
 
-use self::line::{Dialer, Sent};
-use self::wire::Prepared;
-use crate::link::Link;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, message, time};
+use self::connection::{NatsConnector, SendOutcome};
+use self::wire::PreparedMessage;
+use crate::reconnect::Reconnect;
+use crate::{
+    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, Secret, Template, Text, Tls, message, time,
+};
 
-/// Publishes to NATS JetStream: to streams, which keep what they confirm.
+/// Publishes to NATS JetStream. Streams persist the messages that they confirm.
 ///
 /// ```
 /// use outbox_transports::{Nats, NatsSettings};
@@ -29,53 +31,55 @@ use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, T
 /// # Ok::<(), String>(())
 /// ```
 ///
-/// The event's id is the message's `Nats-Msg-Id`: a stream drops repeats within its duplicate window, two minutes unless it was
-/// created with another. It connects when it is first used, and anew after the connection was lost.
+/// The event's id is the message's `Nats-Msg-Id`: a stream drops duplicates within its duplicate
+/// window, two minutes by default. The publisher connects on first use, and again after the
+/// connection was lost.
 pub struct Nats {
     name: String,
     settings: NatsSettings,
     encoder: Encoder,
-    link: Link<Dialer>,
+    connection: Reconnect<NatsConnector>,
 }
 
-/// How to publish to NATS.
+/// Settings of [`Nats`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct NatsSettings {
-    /// `nats://host:4222`, or `tls://host:4222`; several, separated by commas, are the servers of one cluster. User and password, or
-    /// a token, may be in it.
+    /// `nats://host:4222` or `tls://host:4222`; several addresses, separated by commas, are the
+    /// servers of one cluster. May contain user and password, or a token.
     pub url: Secret,
-    /// The subject of a message. A stream must take it.
+    /// Subject of a message. A stream must accept it.
     pub subject: Template,
-    /// What messages look like.
+    /// Format of the messages.
     #[serde(default)]
     pub format: Format,
     /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// Who to come in as, with `password`.
+    /// User name, with `password`.
     #[serde(default)]
     pub user: Option<Text>,
     /// The user's password.
     #[serde(default)]
     pub password: Option<Secret>,
-    /// A token to come in by.
+    /// Authentication token.
     #[serde(default)]
     pub token: Option<Secret>,
     /// A `.creds` file with a JWT and the seed of its key.
     #[serde(default)]
     pub credentials_file: Option<Text>,
-    /// How servers are trusted. If a `ca_file` is named, it is the only authority.
+    /// TLS files. If `ca_file` is set, it is the only trusted authority.
     #[serde(default)]
     pub tls: Tls,
-    /// How long connecting to a server may take.
+    /// Timeout of connecting to one server.
     #[serde(default = "connect_timeout", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
-    /// How long a stream may take to confirm a message.
+    /// Timeout of a stream's confirmation.
     #[serde(default = "ack_timeout", deserialize_with = "time::read")]
     pub ack_timeout: Duration,
-    /// A limit of your own on the size of messages, headers included, below the server's `max_payload`.
+    /// Maximum size of a message in bytes, including headers. The server's `max_payload` applies
+    /// too.
     #[serde(default)]
     pub max_bytes: Option<usize>,
 }
@@ -89,7 +93,7 @@ fn ack_timeout() -> Duration {
 }
 
 impl NatsSettings {
-    /// Everything else as it is when a settings file does not say it.
+    /// Settings for this URL and subject, with defaults for everything else.
     pub fn new(url: &str, subject: Template) -> Self {
         Self {
             url: url.into(),
@@ -108,32 +112,32 @@ impl NatsSettings {
     }
 }
 
-/// So many messages wait for their confirmation at once, of a batch.
-const UNDER_WAY: usize = 1_000;
+/// Maximum number of unconfirmed messages of a batch.
+const MAX_IN_FLIGHT: usize = 1_000;
 
-/// A look at the connection takes no longer.
-const QUICK: Duration = Duration::from_millis(1_500);
+/// Timeout of a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 impl Nats {
-    /// What NATS JetStream promises.
-    pub const PROMISES: Promises = Promises {
+    /// Delivery guarantees of NATS JetStream.
+    pub const GUARANTEES: Guarantees = Guarantees {
         order: Order::PerKey,
-        repeats: Repeats::Dropped,
-        confirmed: "the stream has stored it, on a majority of its replicas",
+        duplicates: Duplicates::Dropped,
+        confirmed: "the stream has stored the message on a majority of its replicas",
     };
 
-    /// Checks the settings; connects later.
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     pub fn new(name: impl Into<String>, settings: NatsSettings) -> Result<Self, String> {
         let name = name.into();
         if let Some(subject) = settings.subject.fixed() {
             wire::check_subject(subject)?;
         }
-        let link = Link::new(Dialer::new(&name, &settings)?);
+        let connection = Reconnect::new(NatsConnector::new(&name, &settings)?);
         let encoder = Encoder::new(settings.format, settings.source.as_str());
-        Ok(Self { name, settings, encoder, link })
+        Ok(Self { name, settings, encoder, connection })
     }
 
-    fn prepare(&self, event: &Outgoing) -> Result<Prepared, Failure> {
+    fn prepare(&self, event: &Outgoing) -> Result<PreparedMessage, Failure> {
         let subject = self.settings.subject.render_parts(event, &wire::SEPARATORS)?;
         wire::check_subject(&subject).map_err(Failure::dead)?;
         wire::check_owner(&subject, self.settings.subject.prefix()).map_err(Failure::dead)?;
@@ -152,56 +156,56 @@ impl Publisher for Nats {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let mut waves = Waves::new(events);
-        let line = match self.link.get().await {
-            Ok(line) => line,
-            Err(reason) => return waves.cut_off(reason),
+        let mut batches = KeyedBatches::new(events);
+        let connection = match self.connection.get().await {
+            Ok(connection) => connection,
+            Err(reason) => return batches.abort(reason),
         };
-        while let Some(wave) = waves.next() {
-            let sending = |index: usize| {
-                let line = &line;
+        while let Some(sub_batch) = batches.next() {
+            let send = |index: usize| {
+                let connection = &connection;
                 async move {
-                    let sent = match self.prepare(&events[index]) {
-                        Ok(prepared) => line.send(prepared).await,
-                        Err(failure) => Sent::Refused(failure),
+                    let outcome = match self.prepare(&events[index]) {
+                        Ok(prepared) => connection.send(prepared).await,
+                        Err(failure) => SendOutcome::Refused(failure),
                     };
-                    (index, sent)
+                    (index, outcome)
                 }
             };
-            let mut under_way = stream::iter(wave).map(sending).buffer_unordered(UNDER_WAY);
-            let (mut lost, mut away) = (None, None);
-            while let Some((index, sent)) = under_way.next().await {
-                match sent {
-                    Sent::Stored => waves.published(index),
-                    Sent::Refused(failure) => waves.failed(index, failure),
-                    Sent::Unavailable(reason) => away = Some(reason),
-                    Sent::Lost(reason) => {
+            let mut in_flight = stream::iter(sub_batch).map(send).buffer_unordered(MAX_IN_FLIGHT);
+            let (mut lost, mut outage) = (None, None);
+            while let Some((index, outcome)) = in_flight.next().await {
+                match outcome {
+                    SendOutcome::Stored => batches.published(index),
+                    SendOutcome::Refused(failure) => batches.failed(index, failure),
+                    SendOutcome::Unavailable(reason) => outage = Some(reason),
+                    SendOutcome::Lost(reason) => {
                         lost = Some(reason);
                         break;
                     }
                 }
             }
-            if let (None, Some(reason)) = (&lost, away) {
-                return waves.cut_off(reason);
+            if let (None, Some(reason)) = (&lost, outage) {
+                return batches.abort(reason);
             }
             let Some(reason) = lost else { continue };
-            // Nothing more is sent; what is known by now counts.
-            line.give_up();
-            while let Some(Some((index, sent))) = under_way.next().now_or_never() {
-                if let Sent::Stored = sent {
-                    waves.published(index);
+            // Sends nothing more, and collects the confirmations that have already arrived.
+            connection.abandon();
+            while let Some(Some((index, outcome))) = in_flight.next().now_or_never() {
+                if let SendOutcome::Stored = outcome {
+                    batches.published(index);
                 }
             }
-            return waves.cut_off(reason);
+            return batches.abort(reason);
         }
-        waves.end()
+        batches.finish()
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        let line = self.link.within(QUICK).await.map_err(Unavailable::new)?;
-        let verified = tokio::time::timeout(QUICK, line.verify()).await;
-        let late = |_| Err(format!("NATS did not answer within {QUICK:?}"));
-        verified.unwrap_or_else(late).map_err(Unavailable::new)
+        let connection = self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+        let verified = tokio::time::timeout(HEALTH_TIMEOUT, connection.verify()).await;
+        let timed_out = |_| Err(format!("NATS did not answer within {HEALTH_TIMEOUT:?}"));
+        verified.unwrap_or_else(timed_out).map_err(Unavailable::new)
     }
 }
 

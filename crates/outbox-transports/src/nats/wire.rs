@@ -1,4 +1,4 @@
-//! What a message looks like on the way to NATS.
+//! NATS messages.
 
 use async_nats::HeaderMap;
 use async_nats::header::{HeaderName, HeaderValue, NATS_MESSAGE_ID};
@@ -7,64 +7,67 @@ use outbox::{Failure, Outgoing};
 
 use crate::{Format, Message, Template};
 
-/// A message, ready to go.
-pub(super) struct Prepared {
+/// A message that is ready to be sent.
+pub(super) struct PreparedMessage {
     pub(super) subject: String,
     pub(super) message: PublishMessage,
     size: usize,
 }
 
-impl Prepared {
-    /// Fails for good if it is bigger than `limit` bytes, headers included.
+impl PreparedMessage {
+    /// Fails permanently if the message is larger than `limit` bytes, including headers.
     pub(super) fn fits(&self, limit: usize, what: &str) -> Result<(), Failure> {
         let size = self.size;
         if size <= limit {
             return Ok(());
         }
-        Err(Failure::dead(format!("the message has {size} bytes with its headers, and {what} takes {limit}")))
+        Err(Failure::dead(format!(
+            "the message has {size} bytes with its headers, and {what} accepts {limit}"
+        )))
     }
 }
 
-/// Whether messages can be sent to this subject.
+/// Checks that messages can be published to this subject.
 pub(super) fn check_subject(subject: &str) -> Result<(), String> {
-    let wrong = |why: &str| Err(format!("`{subject}` is no subject to publish to: {why}"));
+    let invalid = |why: &str| Err(format!("cannot publish to the subject `{subject}`: {why}"));
     if subject.split('.').any(str::is_empty) {
-        return wrong("it has an empty part between dots");
+        return invalid("it has an empty part between dots");
     }
     if subject.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return wrong("it has white space in it");
+        return invalid("it contains white space");
     }
     if subject.contains(['*', '>']) {
-        return wrong("`*` and `>` are for those who subscribe");
+        return invalid("`*` and `>` are for subscriptions only");
     }
-    // What an event says must not become an order to the server.
+    // An event must not be able to send a command to the server.
     if subject.starts_with("$JS.") || subject.starts_with("$SYS.") {
-        return wrong("it is the server's own");
+        return invalid("it belongs to the server");
     }
     Ok(())
 }
 
-/// What has a meaning in a subject.
+/// Characters with a meaning in a subject.
 pub(super) const SEPARATORS: [char; 3] = ['.', '*', '>'];
 
-/// Whether the settings chose whose subject it is: those that start with `$` are the server's (key-value
-/// buckets, objects, MQTT), and `_INBOX` is for answers. `prefix` is the settings' part of the subject.
+/// Checks that the settings, and not an event, chose a subject of the server: subjects that start
+/// with `$` (key-value buckets, objects, MQTT) and `_INBOX`, which is for replies. `prefix` is the
+/// part of the subject that comes from the settings.
 pub(super) fn check_owner(subject: &str, prefix: &str) -> Result<(), String> {
     let is_special = |text: &str| text.starts_with('$') || text.starts_with("_INBOX.");
     if is_special(subject) && !is_special(prefix) {
         return Err(format!(
-            "`{subject}` is a subject of the server's own: no event may choose it, only the setting `subject`"
+            "the subject `{subject}` belongs to the server: only the setting `subject` may choose it, not an event"
         ));
     }
     Ok(())
 }
 
-/// The subject that every event goes to, or a wildcard for all subjects that the template can render.
+/// The subject of all events, or a wildcard for all subjects that the template can render.
 pub(super) fn pattern(subject: &Template) -> String {
     if let Some(fixed) = subject.fixed() {
         return fixed.to_owned();
     }
-    // Whole parts before the first placeholder. What fills one may have dots in it.
+    // Whole parts before the first placeholder. The value of a placeholder may contain dots.
     let prefix = subject.prefix();
     match prefix.rsplit_once('.') {
         Some((parts, _)) => format!("{parts}.>"),
@@ -77,14 +80,14 @@ pub(super) fn prepare(
     event: &Outgoing,
     message: Message,
     format: Format,
-) -> Result<Prepared, Failure> {
+) -> Result<PreparedMessage, Failure> {
     let mut headers = HeaderMap::new();
-    // The first line, and the empty one after the last.
+    // The first line, and the empty line after the last header.
     let mut size = message.body.len() + "NATS/1.0\r\n\r\n".len();
     let mut add = |name: &str, value: &str| {
-        let unfit = || Failure::dead(format!("NATS takes no header of the name `{name}`"));
-        let parsed: HeaderName = name.parse().map_err(|_| unfit())?;
-        headers.insert(parsed, value.parse::<HeaderValue>().map_err(|_| unfit())?);
+        let invalid = || Failure::dead(format!("NATS does not allow the header name `{name}`"));
+        let parsed: HeaderName = name.parse().map_err(|_| invalid())?;
+        headers.insert(parsed, value.parse::<HeaderValue>().map_err(|_| invalid())?);
         size += name.len() + value.len() + ": \r\n".len();
         Ok::<(), Failure>(())
     };
@@ -100,16 +103,18 @@ pub(super) fn prepare(
         }
     }
     let message = PublishMessage::build().payload(message.body).headers(headers);
-    Ok(Prepared { subject, message, size })
+    Ok(PreparedMessage { subject, message, size })
 }
 
-/// Headers by which a server is told what to do: to forget what a stream holds, for instance. An event's own are not let through.
+/// Whether this header is a command to the server, for example to delete the contents of a stream.
+/// Event headers of these names are not sent.
 fn is_reserved(name: &str) -> bool {
-    let ours = name.eq_ignore_ascii_case("content-type");
-    ours || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
+    let is_content_type = name.eq_ignore_ascii_case("content-type");
+    is_content_type || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
 }
 
-/// As CloudEvents asks of attributes in headers: printable ASCII as it is, but for space, `"` and `%`.
+/// Percent-encodes as CloudEvents requires for attributes in headers: everything except printable
+/// ASCII, and space, `"` and `%`.
 fn percent_encoded(value: &str) -> String {
     let mut encoded = String::with_capacity(value.len());
     for byte in value.bytes() {
@@ -130,7 +135,7 @@ mod tests {
     use crate::Encoder;
 
     #[test]
-    fn a_subject_is_dots_and_plain_parts() {
+    fn a_subject_has_plain_parts_between_dots() {
         for good in ["orders", "orders.placed", "a.b-c_d.1", "заказы.new", "$KV.bucket.key", "$JSON"] {
             assert_eq!(check_subject(good), Ok(()), "{good}");
         }
@@ -147,8 +152,8 @@ mod tests {
             "$JS.API.STREAM.PURGE.orders",
             "$SYS.REQ",
         ] {
-            let said = check_subject(bad).unwrap_err();
-            assert!(said.contains(&format!("`{bad}`")), "{said}");
+            let error = check_subject(bad).unwrap_err();
+            assert!(error.contains(&format!("`{bad}`")), "{error}");
         }
     }
 
@@ -158,8 +163,8 @@ mod tests {
             assert_eq!(check_owner(subject, prefix), Ok(()), "{subject}");
         }
         for subject in ["$KV.bucket.key", "$O.x", "$MQTT.sub", "_INBOX.abc"] {
-            let said = check_owner(subject, "").unwrap_err();
-            assert!(said.contains(&format!("`{subject}`")), "{said}");
+            let error = check_owner(subject, "").unwrap_err();
+            assert!(error.contains(&format!("`{subject}`")), "{error}");
         }
     }
 
@@ -177,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_gives_no_orders_to_the_server() {
+    fn an_event_sends_no_command_to_the_server() {
         let event = Event::new("e")
             .header("Nats-Rollup", "all")
             .header("nats-msg-id", "another")
@@ -201,7 +206,7 @@ mod tests {
         let event = Outgoing::new(Event::new("e").header("größe", "1").json(&1).build().unwrap());
         let message = Encoder::new(Format::Plain, "").encode(&event).unwrap();
         let failure = prepare("s".to_owned(), &event, message, Format::Plain).err().unwrap();
-        assert_eq!(failure, Failure::dead("NATS takes no header of the name `größe`"));
+        assert_eq!(failure, Failure::dead("NATS does not allow the header name `größe`"));
     }
 
     #[test]

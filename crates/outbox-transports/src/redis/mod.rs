@@ -1,6 +1,6 @@
 //! Redis Streams.
 
-mod line;
+mod connection;
 mod wire;
 
 use std::fmt;
@@ -10,12 +10,14 @@ use async_trait::async_trait;
 use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use serde::Deserialize;
 
-use self::line::{Answer, Dialer, Line, Probed};
+use self::connection::{ProbeTarget, RedisConnection, RedisConnector, XaddOutcome};
 use self::wire::Entry;
-use crate::link::Link;
-use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, Tls, Waves, message, time};
+use crate::reconnect::Reconnect;
+use crate::{
+    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, Secret, Template, Text, Tls, message, time,
+};
 
-/// Publishes to Redis Streams: an entry for each event, by `XADD`.
+/// Publishes to Redis Streams: one entry per event, by `XADD`.
 ///
 /// ```
 /// use outbox_transports::{Redis, RedisSettings};
@@ -25,58 +27,59 @@ use crate::{Encoder, Format, Order, Promises, Repeats, Secret, Template, Text, T
 /// # Ok::<(), String>(())
 /// ```
 ///
-/// The fields of an entry are the message's headers, `outbox-id` among them, then `content-type`, and `payload` with the body. It
-/// connects when it is first used, and anew after the connection was lost. It speaks to one server (a primary, or a proxy), not to
-/// the nodes of a Redis Cluster.
+/// The fields of an entry are the message's headers, including `outbox-id`, then `content-type`,
+/// then `payload` with the body. The publisher connects on first use, and again after the
+/// connection was lost. It supports a single server (a primary or a proxy), not the nodes of a
+/// Redis Cluster.
 pub struct Redis {
     name: String,
     settings: RedisSettings,
     encoder: Encoder,
-    link: Link<Dialer>,
+    connection: Reconnect<RedisConnector>,
 }
 
-/// How to publish to Redis.
+/// Settings of [`Redis`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RedisSettings {
-    /// `redis://host:6379/0`, or `rediss://` for TLS. User and password may be in it.
+    /// `redis://host:6379/0`, or `rediss://` for TLS. May contain user and password.
     pub url: Secret,
-    /// The key of the stream.
+    /// Key of the stream.
     pub stream: Template,
-    /// What messages look like.
+    /// Format of the messages.
     #[serde(default)]
     pub format: Format,
     /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// Who to come in as; Redis's user `default` if there is only a password.
+    /// User name. Redis uses `default` if only a password is set.
     #[serde(default)]
     pub user: Option<Text>,
     /// The password.
     #[serde(default)]
     pub password: Option<Secret>,
-    /// How servers are trusted; for `rediss://`. If a `ca_file` is named, it is the only authority.
+    /// TLS files, for `rediss://`. If `ca_file` is set, it is the only trusted authority.
     #[serde(default)]
     pub tls: Tls,
-    /// How long connecting may take.
+    /// Timeout of connecting.
     #[serde(default = "connect_timeout", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
-    /// How long the server may take to answer.
+    /// Timeout of a reply.
     #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
-    /// Keep about so many entries of a stream, at least, and let Redis drop older ones. Without it streams grow until somebody else
-    /// trims them.
+    /// Trims a stream to approximately this many entries, never fewer. Without it streams grow
+    /// until another client trims them.
     #[serde(default)]
     pub max_len: Option<u64>,
-    /// Whether a stream that is not there is made.
+    /// Whether a missing stream is created.
     #[serde(default = "yes")]
     pub create: bool,
-    /// Whether to publish only to a server that writes an append-only file. One that does not loses what it confirmed when it
-    /// restarts.
+    /// Whether to publish only to a server with an append-only file. A server without one loses
+    /// confirmed entries when it restarts.
     #[serde(default)]
     pub require_persistence: bool,
-    /// The size of the greatest entry, names of fields included.
+    /// Maximum size of an entry in bytes, including field names.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
 }
@@ -93,13 +96,13 @@ fn yes() -> bool {
     true
 }
 
-/// What Redis takes as one value, unless it is told otherwise.
+/// Default maximum size of a value in Redis.
 fn max_bytes() -> usize {
     512 * 1024 * 1024
 }
 
 impl RedisSettings {
-    /// Everything else as it is when a settings file does not say it.
+    /// Settings for this URL and stream, with defaults for everything else.
     pub fn new(url: &str, stream: Template) -> Self {
         Self {
             url: url.into(),
@@ -119,25 +122,25 @@ impl RedisSettings {
     }
 }
 
-/// A look at the connection takes no longer.
-const QUICK: Duration = Duration::from_millis(1_500);
+/// Timeout of a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 impl Redis {
-    /// What Redis Streams promise.
-    pub const PROMISES: Promises = Promises {
+    /// Delivery guarantees of Redis Streams.
+    pub const GUARANTEES: Guarantees = Guarantees {
         order: Order::PerKey,
-        repeats: Repeats::Seen,
-        confirmed: "the server has it in memory; on disk as soon as its `appendfsync` says",
+        duplicates: Duplicates::Delivered,
+        confirmed: "the server has the entry in memory, and on disk as its `appendfsync` configures",
     };
 
-    /// Checks the settings; connects later.
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     pub fn new(name: impl Into<String>, settings: RedisSettings) -> Result<Self, String> {
         if settings.stream.fixed() == Some("") {
             return Err("`stream` is empty".to_owned());
         }
-        let link = Link::new(Dialer::new(&settings)?);
+        let connection = Reconnect::new(RedisConnector::new(&settings)?);
         let encoder = Encoder::new(settings.format, settings.source.as_str());
-        Ok(Self { name: name.into(), settings, encoder, link })
+        Ok(Self { name: name.into(), settings, encoder, connection })
     }
 
     fn prepare(&self, event: &Outgoing) -> Result<Entry, Failure> {
@@ -147,62 +150,69 @@ impl Redis {
         Ok(entry)
     }
 
-    /// Sends part of a wave at once. The reason if the server is no good any more.
-    async fn send(&self, line: &Line, part: Part, waves: &mut Waves<'_>) -> Result<(), String> {
-        let answers = line.send(part.commands).await?;
+    /// Sends part of a sub-batch in one pipeline. The error is the reason why the server is
+    /// unavailable.
+    async fn send(
+        &self,
+        connection: &RedisConnection,
+        chunk: PipelineChunk,
+        batches: &mut KeyedBatches<'_>,
+    ) -> Result<(), String> {
+        let replies = connection.send(chunk.commands).await?;
         let mut outage = None;
-        for ((index, stream), answer) in part.of.into_iter().zip(answers) {
-            match Answer::of(&stream, self.settings.stream.fixed().is_some(), answer) {
-                Answer::Added => waves.published(index),
-                Answer::Refused(failure) => waves.failed(index, failure),
-                Answer::Outage(reason) => outage = outage.or(Some(reason)),
+        for ((index, stream), reply) in chunk.entries.into_iter().zip(replies) {
+            match XaddOutcome::from_reply(&stream, self.settings.stream.fixed().is_some(), reply) {
+                XaddOutcome::Added => batches.published(index),
+                XaddOutcome::Refused(failure) => batches.failed(index, failure),
+                XaddOutcome::Outage(reason) => outage = outage.or(Some(reason)),
             }
         }
         outage.map_or(Ok(()), Err)
     }
 
-    async fn send_wave(
+    async fn send_sub_batch(
         &self,
-        line: &Line,
+        connection: &RedisConnection,
         events: &[Outgoing],
-        wave: Vec<usize>,
-        waves: &mut Waves<'_>,
+        sub_batch: Vec<usize>,
+        batches: &mut KeyedBatches<'_>,
     ) -> Result<(), String> {
-        let mut part = Part::default();
-        for index in wave {
+        let mut chunk = PipelineChunk::default();
+        for index in sub_batch {
             match self.prepare(&events[index]) {
                 Ok(entry) => {
-                    part.add(index, &entry, &self.settings);
-                    if part.is_full() {
-                        self.send(line, std::mem::take(&mut part), waves).await?;
+                    chunk.add(index, &entry, &self.settings);
+                    if chunk.is_full() {
+                        self.send(connection, std::mem::take(&mut chunk), batches).await?;
                     }
                 }
-                Err(failure) => waves.failed(index, failure),
+                Err(failure) => batches.failed(index, failure),
             }
         }
-        if part.of.is_empty() { Ok(()) } else { self.send(line, part, waves).await }
+        if chunk.entries.is_empty() { Ok(()) } else { self.send(connection, chunk, batches).await }
     }
 }
 
-/// Commands that go out together.
+/// Commands that are sent in one pipeline.
 #[derive(Default)]
-struct Part {
+struct PipelineChunk {
     commands: redis::Pipeline,
-    /// The place and the stream of each.
-    of: Vec<(usize, String)>,
+    /// Batch index and stream of each command.
+    entries: Vec<(usize, String)>,
     bytes: usize,
 }
 
-impl Part {
+impl PipelineChunk {
     fn add(&mut self, index: usize, entry: &Entry, settings: &RedisSettings) {
         self.commands.add_command(entry.command(settings.max_len, settings.create));
         self.bytes += entry.size();
-        self.of.push((index, entry.stream.clone()));
+        self.entries.push((index, entry.stream.clone()));
     }
 
-    /// Neither the server's buffers nor what nobody knows after an outage should grow without bounds.
+    /// Bounds the server's buffers, and the number of events with an unknown result after an
+    /// outage.
     fn is_full(&self) -> bool {
-        self.of.len() >= 500 || self.bytes >= 8 * 1024 * 1024
+        self.entries.len() >= 500 || self.bytes >= 8 * 1024 * 1024
     }
 }
 
@@ -213,36 +223,38 @@ impl Publisher for Redis {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let mut waves = Waves::new(events);
-        let line = match self.link.get().await {
-            Ok(line) => line,
-            Err(reason) => return waves.cut_off(reason),
+        let mut batches = KeyedBatches::new(events);
+        let connection = match self.connection.get().await {
+            Ok(connection) => connection,
+            Err(reason) => return batches.abort(reason),
         };
-        while let Some(wave) = waves.next() {
-            if let Err(reason) = self.send_wave(&line, events, wave, &mut waves).await {
-                line.give_up();
-                return waves.cut_off(reason);
+        while let Some(sub_batch) = batches.next() {
+            if let Err(reason) = self.send_sub_batch(&connection, events, sub_batch, &mut batches).await {
+                connection.abandon();
+                return batches.abort(reason);
             }
         }
-        waves.end()
+        batches.finish()
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        let probed = Probed { stream: self.settings.stream.fixed(), create: self.settings.create };
-        let late = || Unavailable::new(format!("Redis did not answer within {QUICK:?}"));
-        let look = async {
-            // A connection that broke unnoticed is one that does not answer: then a new one says how things are.
+        let target = ProbeTarget { stream: self.settings.stream.fixed(), create: self.settings.create };
+        let timed_out = || Unavailable::new(format!("Redis did not answer within {HEALTH_TIMEOUT:?}"));
+        let probe = async {
+            // A connection that broke unnoticed does not answer; the second pass uses a new
+            // connection.
             for _ in 0..2 {
-                let line = self.link.within(QUICK).await.map_err(Unavailable::new)?;
-                match tokio::time::timeout(QUICK / 2, line.takes_writes(&probed)).await {
+                let connection =
+                    self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+                match tokio::time::timeout(HEALTH_TIMEOUT / 2, connection.check_writable(&target)).await {
                     Ok(Ok(())) => return Ok(()),
                     Ok(Err(Some(reason))) => return Err(Unavailable::new(reason)),
-                    Ok(Err(None)) | Err(_) => line.give_up(),
+                    Ok(Err(None)) | Err(_) => connection.abandon(),
                 }
             }
-            Err(late())
+            Err(timed_out())
         };
-        tokio::time::timeout(2 * QUICK, look).await.unwrap_or_else(|_| Err(late()))
+        tokio::time::timeout(2 * HEALTH_TIMEOUT, probe).await.unwrap_or_else(|_| Err(timed_out()))
     }
 }
 

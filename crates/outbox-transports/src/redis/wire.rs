@@ -1,4 +1,4 @@
-//! What a message looks like as an entry of a stream.
+//! Redis Streams entries.
 
 use outbox::Failure;
 use redis::Cmd;
@@ -8,18 +8,18 @@ use crate::Message;
 const CONTENT_TYPE: &str = "content-type";
 const PAYLOAD: &str = "payload";
 
-/// An entry, and the stream that it goes to.
+/// An entry and its stream.
 pub(super) struct Entry {
     pub(super) stream: String,
     pub(super) message: Message,
 }
 
 impl Entry {
-    /// An event's own headers come under their names, but not in place of the last two fields.
+    /// The event's headers under their own names, except for names of the last two fields.
     fn headers(&self) -> impl Iterator<Item = &(String, String)> {
         self.message.headers.iter().filter(|(name, _)| {
-            let taken = [CONTENT_TYPE, PAYLOAD];
-            !taken.iter().any(|taken| name.eq_ignore_ascii_case(taken))
+            let reserved = [CONTENT_TYPE, PAYLOAD];
+            !reserved.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
         })
     }
 
@@ -38,7 +38,7 @@ impl Entry {
             command.arg("NOMKSTREAM");
         }
         if let Some(max_len) = max_len {
-            // Whole nodes at a time: exact trimming costs at every entry.
+            // `~` trims whole nodes: exact trimming costs time at every entry.
             command.arg("MAXLEN").arg("~").arg(max_len);
         }
         command.arg("*");
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_trimmed_and_not_made_if_so_wished() {
+    fn a_stream_is_trimmed_and_not_created_if_configured() {
         let words = words(&entry().command(Some(1000), false));
         assert_eq!(words[..7], ["XADD", "orders", "NOMKSTREAM", "MAXLEN", "~", "1000", "*"]);
     }

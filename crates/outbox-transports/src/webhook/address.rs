@@ -1,7 +1,7 @@
-//! Which addresses a webhook may go to: those of the public internet, and those that are allowed by name.
+//! Addresses that a webhook may connect to: the public internet, and hosts and networks in `allow`.
 //!
-//! Whoever chooses a webhook's address, or owns the DNS behind it, would otherwise reach what only this machine can: databases,
-//! dashboards, the metadata of a cloud.
+//! Without this check, a user who sets a webhook's URL, or the owner of its DNS zone, could reach
+//! services that only this machine can reach: databases, dashboards, cloud metadata.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -11,86 +11,89 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use crate::Text;
 
-/// Says where requests may go.
+/// Decides which hosts and addresses requests may go to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Gate {
+pub(super) struct AddressPolicy {
     hosts: Vec<String>,
     networks: Vec<Network>,
 }
 
-impl Gate {
-    /// Open to the public internet, and to these hosts and networks.
+impl AddressPolicy {
+    /// Allows the public internet, and these hosts and networks.
     pub(super) fn new(allow: &[Text]) -> Result<Self, String> {
-        let mut gate = Self::default();
+        let mut policy = Self::default();
         for entry in allow {
             let entry = entry.as_str().trim().to_ascii_lowercase();
-            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            let is_host_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
             if let Ok(network) = entry.parse() {
-                gate.networks.push(network);
-            } else if !entry.is_empty() && entry.chars().all(plain) {
-                gate.hosts.push(entry);
+                policy.networks.push(network);
+            } else if !entry.is_empty() && entry.chars().all(is_host_char) {
+                policy.hosts.push(entry);
             } else {
                 return Err(format!(
                     "allow: {entry:?} is neither a host (`hooks.internal`) nor an address or network (`10.1.0.0/16`)"
                 ));
             }
         }
-        Ok(gate)
+        Ok(policy)
     }
 
-    /// Whether this host, a name or an address, is allowed by what it is called.
-    pub(super) fn knows(&self, host: &str) -> bool {
-        match literal(host) {
+    /// Whether `allow` contains this host, a name or an address.
+    pub(super) fn allows_host(&self, host: &str) -> bool {
+        match ip_literal(host) {
             Some(address) => self.networks.iter().any(|network| network.contains(address)),
-            None => self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host)),
+            None => self.hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(host)),
         }
     }
 
-    /// Whether this address may be connected to.
-    pub(super) fn admits(&self, address: IpAddr) -> bool {
+    /// Whether requests may connect to this address.
+    pub(super) fn allows_address(&self, address: IpAddr) -> bool {
         is_public(address) || self.networks.iter().any(|network| network.contains(address))
     }
 
-    /// The addresses of a host that may be connected to. Without any, and without an answer, it fails.
-    pub(super) async fn addresses(&self, host: &str) -> Result<Vec<IpAddr>, String> {
-        if let Some(address) = literal(host) {
-            return if self.admits(address) { Ok(vec![address]) } else { Err(refused(host)) };
+    /// Resolves a host to the addresses that requests may connect to. Fails if the host does not
+    /// resolve or none of its addresses is allowed.
+    pub(super) async fn resolve_allowed(&self, host: &str) -> Result<Vec<IpAddr>, String> {
+        if let Some(address) = ip_literal(host) {
+            return if self.allows_address(address) { Ok(vec![address]) } else { Err(not_public(host)) };
         }
         let found = tokio::net::lookup_host((host, 0)).await;
         let found = found.map_err(|error| format!("{host} cannot be resolved: {error}"))?;
-        let by_name = self.knows(host);
-        let open: Vec<IpAddr> =
-            found.map(|address| address.ip()).filter(|address| by_name || self.admits(*address)).collect();
-        if open.is_empty() { Err(refused(host)) } else { Ok(open) }
+        let host_is_allowed = self.allows_host(host);
+        let allowed: Vec<IpAddr> = found
+            .map(|address| address.ip())
+            .filter(|address| host_is_allowed || self.allows_address(*address))
+            .collect();
+        if allowed.is_empty() { Err(not_public(host)) } else { Ok(allowed) }
     }
 }
 
-/// Without the address: who may read the error is not always who may know the network.
-pub(super) fn refused(host: &str) -> String {
-    format!("{host} is not on the public internet; if that is meant, name it in `allow`")
+/// Omits the address: a reader of the error may not be entitled to know the network.
+pub(super) fn not_public(host: &str) -> String {
+    format!("{host} is not on the public internet; add it to `allow` if that is intended")
 }
 
-/// The client asks this and nobody else, and connects to what it is told.
-pub(super) struct Checked(pub(super) Arc<Gate>);
+/// The client's only resolver. The client connects to the addresses that were checked here.
+pub(super) struct CheckedResolver(pub(super) Arc<AddressPolicy>);
 
-impl Resolve for Checked {
+impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let gate = self.0.clone();
+        let policy = self.0.clone();
         Box::pin(async move {
-            let addresses = gate.addresses(name.as_str()).await?;
-            // The port is the URL's.
+            let addresses = policy.resolve_allowed(name.as_str()).await?;
+            // The URL sets the port.
             Ok(Box::new(addresses.into_iter().map(|address| (address, 0_u16).into())) as Addrs)
         })
     }
 }
 
-/// The address, if the host of a URL is one.
-fn literal(host: &str) -> Option<IpAddr> {
+/// The address, if the host of a URL is an IP address.
+fn ip_literal(host: &str) -> Option<IpAddr> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.parse().ok()
 }
 
-/// Addresses that start with the same bits.
+/// A network in CIDR notation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Network {
     start: IpAddr,
@@ -102,7 +105,7 @@ impl Network {
         Self { start: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), bits }
     }
 
-    /// By its first three groups; the others are zero.
+    /// A network by its first three groups; the others are zero.
     const fn v6(a: u16, b: u16, c: u16, bits: u8) -> Self {
         Self { start: IpAddr::V6(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0)), bits }
     }
@@ -125,20 +128,20 @@ impl Network {
 impl FromStr for Network {
     type Err = ();
 
-    fn from_str(written: &str) -> Result<Self, ()> {
-        let (start, bits) = match written.split_once('/') {
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (start, bits) = match text.split_once('/') {
             Some((start, bits)) => (start, Some(bits.parse().map_err(drop)?)),
-            None => (written, None),
+            None => (text, None),
         };
-        let start = literal(start).ok_or(())?;
-        let most = if start.is_ipv4() { 32 } else { 128 };
-        let bits = bits.unwrap_or(most);
-        if bits > most { Err(()) } else { Ok(Self { start, bits }) }
+        let start = ip_literal(start).ok_or(())?;
+        let max_bits = if start.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(max_bits);
+        if bits > max_bits { Err(()) } else { Ok(Self { start, bits }) }
     }
 }
 
-/// What of IPv4 is not the public internet.
-const CLOSED_V4: [Network; 16] = [
+/// IPv4 networks that are not public.
+const NON_PUBLIC_V4: [Network; 16] = [
     Network::v4(0, 0, 0, 0, 8),        // this network; 0.0.0.0 is this machine
     Network::v4(10, 0, 0, 0, 8),       // private
     Network::v4(100, 64, 0, 0, 10),    // behind a carrier's NAT
@@ -157,12 +160,13 @@ const CLOSED_V4: [Network; 16] = [
     Network::v4(240, 0, 0, 0, 4),      // reserved, broadcast
 ];
 
-/// The one IPv6 network of the public internet. Loopback, unspecified, link-local, unique local and multicast addresses, IPv4 in
-/// IPv6 (`::ffff:0:0/96`) and NAT64 (`64:ff9b::/96`) are all outside of it.
-const OPEN_V6: Network = Network::v6(0x2000, 0, 0, 3);
+/// The IPv6 network of the public internet. Loopback, unspecified, link-local, unique local and
+/// multicast addresses, IPv4-mapped addresses (`::ffff:0:0/96`) and NAT64 (`64:ff9b::/96`) are
+/// outside of it.
+const GLOBAL_UNICAST_V6: Network = Network::v6(0x2000, 0, 0, 3);
 
-/// What of that is not public after all.
-const CLOSED_V6: [Network; 4] = [
+/// Networks inside [`GLOBAL_UNICAST_V6`] that are not public.
+const NON_PUBLIC_V6: [Network; 4] = [
     Network::v6(0x2001, 0, 0, 23), // protocol assignments, Teredo (IPv4 in IPv6) among them
     Network::v6(0x2001, 0xdb8, 0, 32), // documentation
     Network::v6(0x2002, 0, 0, 16), // 6to4: IPv4 in IPv6
@@ -172,8 +176,8 @@ const CLOSED_V6: [Network; 4] = [
 fn is_public(address: IpAddr) -> bool {
     let inside = |networks: &[Network]| networks.iter().any(|network| network.contains(address));
     match address {
-        IpAddr::V4(_) => !inside(&CLOSED_V4),
-        IpAddr::V6(_) => OPEN_V6.contains(address) && !inside(&CLOSED_V6),
+        IpAddr::V4(_) => !inside(&NON_PUBLIC_V4),
+        IpAddr::V6(_) => GLOBAL_UNICAST_V6.contains(address) && !inside(&NON_PUBLIC_V6),
     }
 }
 
@@ -181,12 +185,12 @@ fn is_public(address: IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn gate(allow: &[&str]) -> Gate {
-        Gate::new(&allow.iter().map(|entry| Text::from(*entry)).collect::<Vec<_>>()).unwrap()
+    fn policy(allow: &[&str]) -> AddressPolicy {
+        AddressPolicy::new(&allow.iter().map(|entry| Text::from(*entry)).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
-    fn only_public_addresses_are_open() {
+    fn only_public_addresses_are_allowed_by_default() {
         for address in [
             "0.0.0.0",
             "10.0.0.1",
@@ -222,54 +226,57 @@ mod tests {
             "2002:7f00:1::",
             "100::1",
         ] {
-            assert!(!gate(&[]).admits(address.parse().unwrap()), "{address}");
+            assert!(!policy(&[]).allows_address(address.parse().unwrap()), "{address}");
         }
         for address in
             ["8.8.8.8", "100.63.255.255", "100.128.0.0", "172.15.0.1", "172.32.0.1", "168.63.129.17"]
         {
-            assert!(gate(&[]).admits(address.parse().unwrap()), "{address}");
+            assert!(policy(&[]).allows_address(address.parse().unwrap()), "{address}");
         }
         for address in ["2606:4700:4700::1111", "2a00:1450::1", "2001:4860:4860::8888"] {
-            assert!(gate(&[]).admits(address.parse().unwrap()), "{address}");
+            assert!(policy(&[]).allows_address(address.parse().unwrap()), "{address}");
         }
     }
 
     #[test]
-    fn what_is_allowed_is_open_and_nothing_beside_it() {
-        let gate = gate(&["10.1.0.0/16", "fd00::/8", "127.0.0.1", "Hooks.Internal"]);
+    fn listed_hosts_and_networks_are_allowed_and_no_others() {
+        let policy = policy(&["10.1.0.0/16", "fd00::/8", "127.0.0.1", "Hooks.Internal"]);
         for address in ["10.1.2.3", "fd12::1", "127.0.0.1"] {
-            assert!(gate.admits(address.parse().unwrap()), "{address}");
+            assert!(policy.allows_address(address.parse().unwrap()), "{address}");
         }
         for address in ["10.2.0.0", "fc00::1", "127.0.0.2", "::ffff:10.1.2.3", "169.254.169.254"] {
-            assert!(!gate.admits(address.parse().unwrap()), "{address}");
+            assert!(!policy.allows_address(address.parse().unwrap()), "{address}");
         }
-        for (host, known) in [
+        for (host, allowed) in [
             ("hooks.internal", true),
             ("hooks.internal.example.com", false),
             ("10.1.9.9", true),
             ("[fd00::1]", true),
             ("8.8.8.8", false),
         ] {
-            assert_eq!(gate.knows(host), known, "{host}");
+            assert_eq!(policy.allows_host(host), allowed, "{host}");
         }
     }
 
     #[test]
-    fn mistakes_in_the_list_are_named() {
+    fn invalid_entries_of_the_list_are_named() {
         for entry in ["", "10.0.0.0/33", "https://hooks.internal", "a b", "::/129"] {
-            let error = Gate::new(&[entry.into()]).unwrap_err();
+            let error = AddressPolicy::new(&[entry.into()]).unwrap_err();
             assert!(error.starts_with("allow: "), "{entry}: {error}");
         }
     }
 
     #[tokio::test]
-    async fn a_name_is_only_as_good_as_what_it_resolves_to() {
-        let refused = gate(&[]).addresses("localhost").await.unwrap_err();
-        assert_eq!(refused, "localhost is not on the public internet; if that is meant, name it in `allow`");
+    async fn a_name_is_checked_by_the_addresses_it_resolves_to() {
+        let not_public = policy(&[]).resolve_allowed("localhost").await.unwrap_err();
+        assert_eq!(
+            not_public,
+            "localhost is not on the public internet; add it to `allow` if that is intended"
+        );
         for allowed in ["localhost", "127.0.0.0/8"] {
-            assert!(!gate(&[allowed]).addresses("localhost").await.unwrap().is_empty(), "{allowed}");
+            assert!(!policy(&[allowed]).resolve_allowed("localhost").await.unwrap().is_empty(), "{allowed}");
         }
-        let nowhere = gate(&[]).addresses("no-such-host.invalid").await.unwrap_err();
-        assert!(nowhere.starts_with("no-such-host.invalid cannot be resolved: "), "{nowhere}");
+        let unresolved = policy(&[]).resolve_allowed("no-such-host.invalid").await.unwrap_err();
+        assert!(unresolved.starts_with("no-such-host.invalid cannot be resolved: "), "{unresolved}");
     }
 }

@@ -1,52 +1,54 @@
-//! Whether a refusal is a receiver's outage or an event's failure.
+//! Tells an outage of the receiver from the failure of a single event.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// For so long after it took an event a receiver counts as well: what it refuses then is the event's failure.
-const FRESH: Duration = Duration::from_secs(2);
+/// How long a receiver counts as available after it accepted an event. A refusal in this time is
+/// the event's failure.
+const RECENT: Duration = Duration::from_secs(2);
 
-/// How many outages in a row may begin with the same event before they count as that event's failures.
-const SAME: u32 = 3;
+/// Number of consecutive outages that may begin with the same event before they count as failures
+/// of this event.
+const BLAME_AFTER: u32 = 3;
 
-/// What the last answers of one URL say. A receiver that answers 503 may be down, or may refuse a single
-/// event: whether it takes others tells.
+/// Recent responses of one URL. A receiver that answers 503 may be down or may refuse a single
+/// event: whether it accepts other events decides.
 #[derive(Debug, Default)]
-pub(super) struct Health(Mutex<State>);
+pub(super) struct ReceiverHealth(Mutex<ReceiverState>);
 
 #[derive(Debug, Default)]
-struct State {
-    took_at: Option<Instant>,
-    /// The event that the last outages began with, and how many they were.
-    first: Option<(String, u32)>,
+struct ReceiverState {
+    last_success: Option<Instant>,
+    /// The event that the last outages began with, and the number of these outages.
+    first_refused: Option<(String, u32)>,
 }
 
-impl Health {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("nothing panics under this lock")
+impl ReceiverHealth {
+    fn state(&self) -> MutexGuard<'_, ReceiverState> {
+        self.0.lock().expect("no panic while the lock is held")
     }
 
-    /// The receiver took an event.
-    pub(super) fn took_one(&self) {
-        *self.state() = State { took_at: Some(Instant::now()), first: None };
+    /// Records that the receiver accepted an event.
+    pub(super) fn record_success(&self) {
+        *self.state() = ReceiverState { last_success: Some(Instant::now()), first_refused: None };
     }
 
-    /// Whether the receiver took an event a moment ago, or since this time.
-    pub(super) fn took_since(&self, start: Instant) -> bool {
-        self.state().took_at.is_some_and(|at| at >= start || at.elapsed() < FRESH)
+    /// Whether the receiver accepted an event since `start` or within [`RECENT`].
+    pub(super) fn succeeded_since(&self, start: Instant) -> bool {
+        self.state().last_success.is_some_and(|at| at >= start || at.elapsed() < RECENT)
     }
 
-    /// An outage begins with a refusal of this event. Returns whether it counts as a failure of the event
-    /// too: otherwise an event that is always refused would be the one that every probe tries, and no other
-    /// would show that the receiver is well.
-    pub(super) fn is_to_blame(&self, event: &str) -> bool {
+    /// Records an outage that begins with a refusal of this event. Returns whether the refusal
+    /// counts as a failure of the event too. Otherwise every probe would try the same event that is
+    /// always refused, and no other event could show that the receiver is available.
+    pub(super) fn blame_event(&self, event: &str) -> bool {
         let mut state = self.state();
-        let times = match &state.first {
-            Some((first, times)) if first == event => times + 1,
+        let times = match &state.first_refused {
+            Some((first_refused, times)) if first_refused == event => times + 1,
             _ => 1,
         };
-        let is_to_blame = times >= SAME;
-        state.first = (!is_to_blame).then(|| (event.to_owned(), times));
+        let is_to_blame = times >= BLAME_AFTER;
+        state.first_refused = (!is_to_blame).then(|| (event.to_owned(), times));
         is_to_blame
     }
 }
@@ -56,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_that_every_outage_begins_with_is_to_blame() {
-        let health = Health::default();
-        let blamed = |event| health.is_to_blame(event);
+    fn an_event_that_several_outages_begin_with_is_blamed() {
+        let health = ReceiverHealth::default();
+        let blamed = |event| health.blame_event(event);
         assert_eq!(["a", "a", "a", "a"].map(blamed), [false, false, true, false]);
         assert_eq!(["b", "a", "b", "b", "b"].map(blamed), [false, false, false, false, true]);
         assert_eq!(["c", "c"].map(blamed), [false, false]);
-        health.took_one();
-        assert!(!health.is_to_blame("c"), "the receiver was well in between");
-        assert!(health.took_since(Instant::now()), "a moment ago");
+        health.record_success();
+        assert!(!health.blame_event("c"), "the receiver was available in between");
+        assert!(health.succeeded_since(Instant::now()), "a moment ago");
     }
 }

@@ -1,12 +1,12 @@
-//! Webhooks: every event is an HTTP request, signed, to an address that was checked.
+//! Webhooks: each event is a signed HTTP request to a checked address.
 
 mod address;
-mod answer;
-#[cfg(test)]
-mod any_text;
 mod client;
 mod health;
+#[cfg(test)]
+mod proptests;
 mod request;
+mod response;
 mod settings;
 mod signature;
 mod target;
@@ -22,26 +22,27 @@ use futures_util::stream::{self, StreamExt as _};
 use outbox::{Failure, Outgoing, PublishError, Publisher, Unavailable};
 use reqwest::{Client, Request};
 
-use self::address::Gate;
-use self::answer::Verdict;
+use self::address::AddressPolicy;
 use self::client::{cause, client, drain, printable};
-use self::health::Health;
-use self::request::Writer;
+use self::health::ReceiverHealth;
+use self::request::RequestWriter;
+use self::response::RequestOutcome;
 pub use self::settings::WebhookSettings;
 pub use self::signature::{Unverified, verify_webhook};
 use self::target::Target;
-use crate::standing::Standing;
-use crate::{Order, Promises, Repeats, Waves};
+use crate::availability::Availability;
+use crate::{Duplicates, Guarantees, KeyedBatches, Order};
 
-/// How long reading the rest of an answer may take.
-const DRAINING: Duration = Duration::from_secs(1);
-/// When a batch is this old, no more of it is sent: the rest comes with the next one. Whoever has it published gives the whole of it
-/// so much time, and would otherwise not learn what was published.
-const LONGEST_BATCH: Duration = Duration::from_secs(10);
-/// How long a look at whether the receiver is there may take.
-const LOOK: Duration = Duration::from_secs(2);
+/// Maximum time for reading the rest of a response.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum time of a batch. No further events are sent after it; the remaining events come with the
+/// next batch. The relay's timeout for a batch is as long, and after it the relay would not learn
+/// which events were published.
+const MAX_BATCH_TIME: Duration = Duration::from_secs(10);
+/// Timeout of a connection probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends every event as an HTTP `POST` of its own. An event is published when the answer is 2xx.
+/// Sends each event as an HTTP `POST`. An event is published when the response is 2xx.
 ///
 /// ```
 /// use outbox::Topic;
@@ -53,44 +54,47 @@ const LOOK: Duration = Duration::from_secs(2);
 /// # Ok::<(), String>(())
 /// ```
 ///
-/// Requests have the headers `webhook-id` (the event's id), `webhook-timestamp` and, if there is a secret, `webhook-signature`, in
-/// the manner of Standard Webhooks; receivers check them with [`verify_webhook`].
+/// Requests have the headers `webhook-id` (the event's id), `webhook-timestamp` and, if there is a
+/// secret, `webhook-signature`, as specified by Standard Webhooks. Receivers check them with
+/// [`verify_webhook`].
 ///
-/// | answer | what it means |
+/// | response | result |
 /// | --- | --- |
 /// | 2xx | published |
-/// | 410, 413, 415, 422 | dead: the receiver is gone for good, or can never take this event |
-/// | 429 with `Retry-After` | tried again after that, an hour at most |
-/// | 401, 403, 502, 503, 504 | the event is tried again by the retry policy, or after `Retry-After`, if the receiver takes other events, or if the URL depends on the event; else the receiver is unavailable, or does not know us, and no event is to blame |
-/// | 3xx | tried again by the retry policy; redirects are not followed |
-/// | any other | tried again by the retry policy: 404 too, a deployment may be under way |
-/// | none in time, or the connection breaks, and another can be made | tried again by the retry policy: it may have been taken |
-/// | no connection: DNS, refused, TLS, or not in time | the receiver is unavailable |
+/// | 410, 413, 415, 422 | dead: the receiver is gone permanently, or can never accept this event |
+/// | 429 with `Retry-After` | retried after that time, at most one hour |
+/// | 401, 403, 502, 503, 504 | if the receiver accepts other events, or if the URL depends on the event: retried by the retry policy or after `Retry-After`; otherwise the receiver is unavailable or refuses the credentials, and no attempt of an event is counted |
+/// | 3xx | retried by the retry policy; redirects are not followed |
+/// | any other | retried by the retry policy; also 404, since a deployment may be in progress |
+/// | no response in time, or the connection breaks, and a new connection succeeds | retried by the retry policy: the receiver may have accepted the event |
+/// | no connection: DNS, refused, TLS, or timeout | the receiver is unavailable |
 ///
-/// It goes by https, to public addresses: every other host must be [allowed](WebhookSettings::allow). The address that was checked is
-/// the one that is connected to, and proxies of the environment are not used. The first 512 bytes of an answer that is no
-/// success are kept as the [detail](Failure::with_detail) of the failure, for those who may see payloads.
+/// Requests use https and go to public addresses; every other host must be in
+/// [`allow`](WebhookSettings::allow). The client connects to the address that was checked, and
+/// ignores proxy settings of the environment. The first 512 bytes of an unsuccessful response are
+/// kept as the [detail](Failure::with_detail) of the failure, for users who may see payloads.
 ///
-/// HTTP has uses of its own for some headers (`host`, `content-length`, `connection`, …): an event's own headers of these names
-/// are left out. So are those by which a receiver, or a proxy before it, tells who is asking and how to read the request:
-/// `authorization`, `cookie`, `user-agent`, `content-encoding`, `forwarded`, `via`, `x-forwarded-*`, `x-real-ip` and
-/// `x-http-method-override`; the settings may set them. A header that HTTP cannot hold makes the event dead.
+/// Event headers that HTTP itself uses (`host`, `content-length`, `connection`, …) are omitted. So
+/// are headers by which a receiver or a proxy identifies the caller or interprets the request:
+/// `authorization`, `cookie`, `user-agent`, `content-encoding`, `forwarded`, `via`,
+/// `x-forwarded-*`, `x-real-ip` and `x-http-method-override`; only the settings may set these. A
+/// header that is not valid in HTTP makes the event dead.
 ///
-/// The signature covers id, timestamp and body, as Standard Webhooks has it. No other header is signed: a receiver that
-/// acts upon `outbox-type` or `outbox-tenant-id` trusts TLS for them, or reads the same from a signed body
-/// ([`Format::CloudeventsStructured`](crate::Format)).
+/// The signature covers id, timestamp and body, as specified by Standard Webhooks. No other header
+/// is signed: a receiver that acts on `outbox-type` or `outbox-tenant-id` relies on TLS, or reads
+/// the value from a signed body ([`Format::CloudeventsStructured`](crate::Format)).
 pub struct Webhook {
     name: String,
     client: Client,
-    gate: Arc<Gate>,
+    policy: Arc<AddressPolicy>,
     target: Target,
-    writer: Writer,
-    /// For an answer, that a connection is there first included.
-    patience: Duration,
+    writer: RequestWriter,
+    /// Timeout of a request, including the connection.
+    request_timeout: Duration,
     concurrency: usize,
-    longest_batch: Duration,
-    standing: Standing,
-    health: Health,
+    max_batch_time: Duration,
+    availability: Availability,
+    health: ReceiverHealth,
 }
 
 impl fmt::Debug for Webhook {
@@ -103,137 +107,145 @@ impl fmt::Debug for Webhook {
 }
 
 impl Webhook {
-    /// What it promises.
-    pub const PROMISES: Promises =
-        Promises { order: Order::PerKey, repeats: Repeats::Seen, confirmed: "the receiver has answered 2xx" };
+    /// Delivery guarantees of webhooks.
+    pub const GUARANTEES: Guarantees = Guarantees {
+        order: Order::PerKey,
+        duplicates: Duplicates::Delivered,
+        confirmed: "the receiver has answered 2xx",
+    };
 
-    /// Called `name`, with these settings. Checks them, and connects to nobody yet.
-    #[expect(clippy::needless_pass_by_value, reason = "all transports are made alike")]
+    /// Creates a publisher called `name`. Checks the settings; does not connect yet.
+    #[expect(clippy::needless_pass_by_value, reason = "all transports have the same constructor")]
     pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, String> {
-        let gate = Arc::new(Gate::new(&settings.allow)?);
-        let target = Target::new(settings.url.expose(), &gate)?;
+        let policy = Arc::new(AddressPolicy::new(&settings.allow)?);
+        let target = Target::new(settings.url.expose(), &policy)?;
         if settings.concurrency == 0 {
-            return Err("concurrency: at least one request must be under way at once".to_owned());
+            return Err("concurrency: must be at least 1".to_owned());
         }
         for (name, duration) in [("timeout", settings.timeout), ("connect_timeout", settings.connect_timeout)]
         {
             if duration.is_zero() {
-                return Err(format!("{name}: it must be more than nothing"));
+                return Err(format!("{name}: must be greater than zero"));
             }
         }
-        let client = client(&settings, gate.clone())?;
+        let client = client(&settings, policy.clone())?;
         Ok(Self {
             name: name.into(),
             client,
-            gate,
+            policy,
             target,
-            writer: Writer::new(&settings)?,
-            patience: settings.connect_timeout.saturating_add(settings.timeout),
+            writer: RequestWriter::new(&settings)?,
+            request_timeout: settings.connect_timeout.saturating_add(settings.timeout),
             concurrency: settings.concurrency,
-            longest_batch: LONGEST_BATCH,
-            standing: Standing::default(),
-            health: Health::default(),
+            max_batch_time: MAX_BATCH_TIME,
+            availability: Availability::default(),
+            health: ReceiverHealth::default(),
         })
     }
 
-    /// Sends one event, unless the batch was `cut` off meanwhile.
-    async fn send(&self, event: &Outgoing, cut: &AtomicBool) -> Verdict {
-        if cut.load(Ordering::Relaxed) {
-            return Verdict::Untried;
+    /// Sends one event, unless the batch was `stopped` in the meantime.
+    async fn send(&self, event: &Outgoing, stopped: &AtomicBool) -> RequestOutcome {
+        if stopped.load(Ordering::Relaxed) {
+            return RequestOutcome::NotAttempted;
         }
-        let request = self.target.of(event).and_then(|url| self.writer.request(&self.client, url, event));
-        let verdict = match request {
-            Ok(request) => self.ask(request).await,
-            Err(failure) => Verdict::Failed(failure),
+        let request =
+            self.target.url_for(event).and_then(|url| self.writer.request(&self.client, url, event));
+        let outcome = match request {
+            Ok(request) => self.execute(request).await,
+            Err(failure) => RequestOutcome::Failed(failure),
         };
-        match &verdict {
-            Verdict::Published => {
-                self.standing.took_one();
-                self.health.took_one();
+        match &outcome {
+            RequestOutcome::Published => {
+                self.availability.record_success();
+                self.health.record_success();
             }
-            Verdict::Unavailable(reason) => {
-                self.standing.was_away(reason);
-                cut.store(true, Ordering::Relaxed);
+            RequestOutcome::Unavailable(reason) => {
+                self.availability.record_outage(reason);
+                stopped.store(true, Ordering::Relaxed);
             }
-            Verdict::Failed(_) | Verdict::Refused(_) | Verdict::Untried => {}
+            RequestOutcome::Failed(_) | RequestOutcome::Refused(_) | RequestOutcome::NotAttempted => {}
         }
-        verdict
+        outcome
     }
 
-    /// Decides what the refusals of a batch mean, now that the whole of it was tried: events' failures if the
-    /// receiver takes others, else an outage, whose reason is returned.
-    fn judge(
+    /// Classifies the refusals of a batch after all of it was tried: as failures of the events if
+    /// the receiver accepts others, otherwise as an outage, whose reason is returned.
+    fn classify_refusals(
         &self,
         events: &[Outgoing],
         refused: Vec<(usize, Failure)>,
         start: Instant,
-        waves: &mut Waves<'_>,
+        batches: &mut KeyedBatches<'_>,
     ) -> Option<String> {
         let (first, reason) = refused.first().map(|(index, failure)| (*index, failure.to_string()))?;
-        // Of several URLs one that takes nothing must not stand in the way of the others.
-        if self.target.has_many || self.health.took_since(start) {
+        // With several URLs, a URL that refuses everything must not block the others.
+        if self.target.varies_by_event || self.health.succeeded_since(start) {
             for (index, failure) in refused {
-                waves.failed(index, failure);
+                batches.failed(index, failure);
             }
             return None;
         }
-        if self.health.is_to_blame(events[first].id().as_str()) {
+        if self.health.blame_event(events[first].id().as_str()) {
             let (index, failure) = refused.into_iter().next()?;
-            waves.failed(index, failure);
-            // Nothing else was tried: another event may fare better.
+            batches.failed(index, failure);
+            // No other event was tried: the next one may be accepted.
             if events.len() == 1 {
                 return None;
             }
         }
-        self.standing.was_away(&reason);
+        self.availability.record_outage(&reason);
         Some(reason)
     }
 
-    /// The event's failure, unless the receiver is gone.
-    async fn no_answer(&self, why: &str) -> Verdict {
-        self.standing.is_in_doubt();
-        if let Err(reason) = self.look().await {
-            return Verdict::Unavailable(reason);
+    /// The event's failure, unless the receiver is unreachable.
+    async fn no_response(&self, why: &str) -> RequestOutcome {
+        self.availability.invalidate();
+        if let Err(reason) = self.probe().await {
+            return RequestOutcome::Unavailable(reason);
         }
         let origin = &self.target.origin;
-        Verdict::Failed(Failure::retry(format!("no answer from {origin}{why}; it may have taken the event")))
+        RequestOutcome::Failed(Failure::retry(format!(
+            "no response from {origin}{why}; the receiver may have accepted the event"
+        )))
     }
 
-    /// Whether somebody is there to connect to.
-    async fn look(&self) -> Result<(), String> {
+    /// Checks that the receiver accepts connections.
+    async fn probe(&self) -> Result<(), String> {
         let connecting = async {
-            let addresses = self.gate.addresses(&self.target.host).await?;
+            let addresses = self.policy.resolve_allowed(&self.target.host).await?;
             let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
             let connected = tokio::net::TcpStream::connect(addresses.as_slice()).await;
             connected.map(drop).map_err(|error| format!("no connection to {}: {error}", self.target.origin))
         };
-        let late = |_| Err(format!("no connection to {} in {} s", self.target.origin, LOOK.as_secs()));
-        tokio::time::timeout(LOOK, connecting).await.unwrap_or_else(late)
+        let timed_out =
+            |_| Err(format!("no connection to {} in {} s", self.target.origin, PROBE_TIMEOUT.as_secs()));
+        tokio::time::timeout(PROBE_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
     }
 
-    async fn ask(&self, request: Request) -> Verdict {
+    async fn execute(&self, request: Request) -> RequestOutcome {
         let (origin, url) = (&self.target.origin, request.url().clone());
-        match tokio::time::timeout(self.patience, self.client.execute(request)).await {
+        match tokio::time::timeout(self.request_timeout, self.client.execute(request)).await {
             Ok(Ok(response)) => {
-                let verdict = answer::read(response.status(), response.headers(), &url, origin, Utc::now());
+                let outcome =
+                    response::classify(response.status(), response.headers(), &url, origin, Utc::now());
                 let mut excerpt = Vec::new();
-                // However it ends: what the answer means is known already.
-                let _ = tokio::time::timeout(DRAINING, drain(response, &mut excerpt)).await;
+                // The result is ignored: the outcome is already known.
+                let _ = tokio::time::timeout(DRAIN_TIMEOUT, drain(response, &mut excerpt)).await;
                 let detailed = |failure: Failure| match printable(&excerpt) {
-                    Some(text) => failure.with_detail(format!("the answer begins with: {text}")),
+                    Some(text) => failure.with_detail(format!("the response begins with: {text}")),
                     None => failure,
                 };
-                match verdict {
-                    Verdict::Failed(failure) => Verdict::Failed(detailed(failure)),
-                    Verdict::Refused(failure) => Verdict::Refused(detailed(failure)),
-                    verdict => verdict,
+                match outcome {
+                    RequestOutcome::Failed(failure) => RequestOutcome::Failed(detailed(failure)),
+                    RequestOutcome::Refused(failure) => RequestOutcome::Refused(detailed(failure)),
+                    outcome => outcome,
                 }
             }
             Ok(Err(error)) if error.is_connect() => {
-                Verdict::Unavailable(format!("no connection to {origin}: {}", cause(&error)))
+                RequestOutcome::Unavailable(format!("no connection to {origin}: {}", cause(&error)))
             }
-            Ok(Err(error)) => self.no_answer(&format!(": {}", cause(&error))).await,
-            Err(_) => self.no_answer(&format!(" in {} s", self.patience.as_secs_f32())).await,
+            Ok(Err(error)) => self.no_response(&format!(": {}", cause(&error))).await,
+            Err(_) => self.no_response(&format!(" in {} s", self.request_timeout.as_secs_f32())).await,
         }
     }
 }
@@ -246,51 +258,51 @@ impl Publisher for Webhook {
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let start = Instant::now();
-        let cut = AtomicBool::new(false);
-        let mut waves = Waves::new(events);
-        let (mut away, mut slow, mut left) = (None, false, false);
+        let stopped = AtomicBool::new(false);
+        let mut batches = KeyedBatches::new(events);
+        let (mut outage, mut too_slow, mut skipped) = (None, false, false);
         let mut refused = Vec::new();
-        while let Some(wave) = waves.next() {
-            let cut = &cut;
-            let sent = stream::iter(wave)
-                .map(|index| async move { (index, self.send(&events[index], cut).await) })
+        while let Some(sub_batch) = batches.next() {
+            let stopped = &stopped;
+            let sent = stream::iter(sub_batch)
+                .map(|index| async move { (index, self.send(&events[index], stopped).await) })
                 .buffer_unordered(self.concurrency);
             let mut sent = std::pin::pin!(sent);
-            // Each to its end, even after an outage: what is under way may well be taken.
-            while let Some((index, verdict)) = sent.next().await {
-                match verdict {
-                    Verdict::Published => waves.published(index),
-                    Verdict::Failed(failure) => waves.failed(index, failure),
-                    Verdict::Refused(failure) => refused.push((index, failure)),
-                    Verdict::Unavailable(reason) => away = Some(reason),
-                    Verdict::Untried => left = true,
+            // Awaits every started request, even after an outage: the receiver may accept it.
+            while let Some((index, outcome)) = sent.next().await {
+                match outcome {
+                    RequestOutcome::Published => batches.published(index),
+                    RequestOutcome::Failed(failure) => batches.failed(index, failure),
+                    RequestOutcome::Refused(failure) => refused.push((index, failure)),
+                    RequestOutcome::Unavailable(reason) => outage = Some(reason),
+                    RequestOutcome::NotAttempted => skipped = true,
                 }
-                if start.elapsed() > self.longest_batch && !cut.swap(true, Ordering::Relaxed) {
-                    slow = true;
+                if start.elapsed() > self.max_batch_time && !stopped.swap(true, Ordering::Relaxed) {
+                    too_slow = true;
                 }
             }
         }
-        // In the order of the batch.
+        // In batch order.
         refused.sort_by_key(|(index, _)| *index);
-        let refused = self.judge(events, refused, start, &mut waves);
-        match away.or(refused) {
-            Some(reason) => waves.cut_off(reason),
-            None if slow && left => {
-                waves.cut_off(format!("{} is slow: the rest of the batch waits", self.target.origin))
+        let refused = self.classify_refusals(events, refused, start, &mut batches);
+        match outage.or(refused) {
+            Some(reason) => batches.abort(reason),
+            None if too_slow && skipped => {
+                batches.abort(format!("{} is slow: the rest of the batch is sent later", self.target.origin))
             }
-            None => waves.end(),
+            None => batches.finish(),
         }
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        if let Some(reason) = self.standing.paused() {
+        if let Some(reason) = self.availability.paused() {
             return Err(Unavailable::new(reason));
         }
-        if self.standing.is_fresh() {
+        if self.availability.is_recently_up() {
             return Ok(());
         }
-        self.look().await.map_err(|reason| {
-            self.standing.is_missing(&self.name, &reason);
+        self.probe().await.map_err(|reason| {
+            self.availability.warn_unavailable(&self.name, &reason);
             Unavailable::new(reason)
         })
     }
@@ -304,7 +316,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_batch_that_takes_too_long_is_cut_off_and_keeps_what_was_published() {
+    async fn a_batch_that_takes_too_long_is_ended_and_keeps_its_published_events() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
@@ -318,12 +330,12 @@ mod tests {
         let mut settings = WebhookSettings::new(format!("http://{address}/").as_str());
         settings.allow = vec!["127.0.0.1".into()];
         let mut webhook = Webhook::new("hooks", settings).unwrap();
-        webhook.longest_batch = Duration::from_millis(50);
+        webhook.max_batch_time = Duration::from_millis(50);
         let event = || Outgoing::new(Event::new("e").ordering_key("k").json(&1).build().unwrap());
         let error = webhook.publish_batch(&[event(), event()]).await.unwrap_err();
         assert!(error.is_unavailable(), "no event is to blame: {error}");
         assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Published), Some(Fate::Untried)));
-        // Its last event may take as long as it takes.
+        // The limit stops further requests, not the last one.
         webhook.publish_batch(&[event()]).await.unwrap();
     }
 }

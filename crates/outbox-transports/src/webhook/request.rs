@@ -1,4 +1,4 @@
-//! The request that an event becomes.
+//! The HTTP request for an event.
 
 use std::borrow::Cow;
 
@@ -13,11 +13,12 @@ use super::settings::WebhookSettings;
 use super::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
 use crate::{Encoder, Format, Secret};
 
-/// What the CloudEvents binding for HTTP has encoded in attributes, with everything beyond ASCII.
+/// Characters that the CloudEvents HTTP binding percent-encodes in attributes, besides everything
+/// outside of ASCII.
 const ATTRIBUTE: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
-/// Writes requests.
-pub(super) struct Writer {
+/// Builds requests.
+pub(super) struct RequestWriter {
     encoder: Encoder,
     format: Format,
     keys: Vec<Key>,
@@ -25,10 +26,10 @@ pub(super) struct Writer {
     max_bytes: usize,
 }
 
-impl Writer {
+impl RequestWriter {
     pub(super) fn new(settings: &WebhookSettings) -> Result<Self, String> {
         if settings.secrets.len() > 2 {
-            return Err("secrets: two are the most that can be active at once".to_owned());
+            return Err("secrets: at most two can be active at once".to_owned());
         }
         let keys = settings.secrets.iter().map(|secret| Key::new(secret.expose()));
         let keys = keys.collect::<Result<Vec<_>, _>>().map_err(|error| format!("secrets: {error}"))?;
@@ -41,16 +42,15 @@ impl Writer {
         })
     }
 
-    /// The request for an event.
+    /// Builds the request for an event.
     pub(super) fn request(&self, client: &Client, url: Url, event: &Outgoing) -> Result<Request, Failure> {
         let message = self.encoder.encode(event)?;
         message.fits(self.max_bytes, "the webhook")?;
         let mut headers = HeaderMap::with_capacity(message.headers.len() + self.headers.len() + 4);
         for (name, value) in &message.headers {
             let name = HeaderName::from_bytes(name.as_bytes());
-            let name =
-                name.map_err(|_| Failure::dead("one of its headers has a name that HTTP cannot hold"))?;
-            if !is_taken(&name) && !is_for_settings(&name) {
+            let name = name.map_err(|_| Failure::dead("a header name is not valid in HTTP"))?;
+            if !is_protocol_header(&name) && !is_settings_only(&name) {
                 let value = self.header_value(&name, value)?;
                 headers.insert(name, value);
             }
@@ -58,9 +58,10 @@ impl Writer {
         headers.insert(CONTENT_TYPE, self.header_value(&CONTENT_TYPE, &message.content_type)?);
         headers.extend(self.headers.clone());
         let (id, timestamp) = (event.id().as_str(), Utc::now().timestamp().to_string());
-        // A receiver would see another id than the one that was signed, and take none of what follows either.
+        // The receiver would get an id that differs from the signed one, refuse the event every
+        // time, and the later events of its key would wait.
         if id.trim_matches(' ') != id {
-            return Err(Failure::dead("its id starts or ends with a space, which HTTP leaves out"));
+            return Err(Failure::dead("the event's id starts or ends with a space, which HTTP strips"));
         }
         let signature = sign(&self.keys, id, &timestamp, &message.body);
         for (name, value) in [(ID, id), (TIMESTAMP, timestamp.as_str()), (SIGNATURE, signature.as_str())] {
@@ -71,9 +72,7 @@ impl Writer {
             }
         }
         let request = client.post(url).headers(headers).body(message.body);
-        request
-            .build()
-            .map_err(|error| Failure::dead(format!("no request can be made of it: {}", cause(&error))))
+        request.build().map_err(|error| Failure::dead(format!("cannot build the request: {}", cause(&error))))
     }
 
     fn header_value(&self, name: &HeaderName, value: &str) -> Result<HeaderValue, Failure> {
@@ -82,32 +81,32 @@ impl Writer {
             if attribute { utf8_percent_encode(value, ATTRIBUTE).into() } else { value.into() };
         HeaderValue::from_bytes(value.as_bytes()).map_err(|_| {
             Failure::dead(format!(
-                "its header {name:?} has a line break in it, or another character that HTTP cannot hold"
+                "header {name:?} contains a line break or another character that is not valid in HTTP"
             ))
         })
     }
 }
 
-/// The headers of the settings.
+/// Parses the headers of the settings.
 fn headers(settings: &WebhookSettings) -> Result<HeaderMap, String> {
-    let one = |(name, value): (&String, &Secret)| {
-        let name_of = HeaderName::from_bytes(name.as_bytes());
-        let name_of = name_of.map_err(|_| format!("headers: HTTP has no header called {name:?}"))?;
-        if is_taken(&name_of) {
-            return Err(format!("headers: {name} is not yours to set"));
+    let parse = |(name, value): (&String, &Secret)| {
+        let parsed = HeaderName::from_bytes(name.as_bytes());
+        let parsed = parsed.map_err(|_| format!("headers: {name:?} is not a valid HTTP header name"))?;
+        if is_protocol_header(&parsed) {
+            return Err(format!("headers: {name} cannot be set"));
         }
         let value = HeaderValue::from_bytes(value.expose().as_bytes());
         let mut value = value.map_err(|_| {
-            format!("headers: the value of {name} has a line break in it, or another character that HTTP cannot hold")
+            format!("headers: the value of {name} contains a line break or another character that is not valid in HTTP")
         })?;
         value.set_sensitive(true);
-        Ok((name_of, value))
+        Ok((parsed, value))
     };
-    settings.headers.iter().map(one).collect()
+    settings.headers.iter().map(parse).collect()
 }
 
-/// Whether HTTP or we have a use of our own for this header.
-fn is_taken(name: &HeaderName) -> bool {
+/// Whether HTTP or this crate sets this header.
+fn is_protocol_header(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
         "host"
@@ -129,8 +128,9 @@ fn is_taken(name: &HeaderName) -> bool {
     )
 }
 
-/// Whether receivers, or proxies before them, act upon it: only the settings may set it, and no event.
-fn is_for_settings(name: &HeaderName) -> bool {
+/// Whether receivers, or proxies in front of them, act on this header: only the settings may set
+/// it, not an event.
+fn is_settings_only(name: &HeaderName) -> bool {
     let name = name.as_str();
     name.starts_with("x-forwarded-")
         || matches!(
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn a_header_with_a_line_break_is_refused() {
-        let writer = Writer::new(&WebhookSettings::new("https://hooks.example.com/")).unwrap();
+        let writer = RequestWriter::new(&WebhookSettings::new("https://hooks.example.com/")).unwrap();
         let name = HeaderName::from_static("outbox-key");
         for value in ["a\r\nx-forged: 1", "a\nb", "a\rb", "a\0b"] {
             let failure = writer.header_value(&name, value).unwrap_err();
             assert_eq!(failure, Failure::dead(&failure));
             assert!(
-                failure.to_string().starts_with("its header \"outbox-key\" has a line break"),
+                failure.to_string().starts_with("header \"outbox-key\" contains a line break"),
                 "{failure}"
             );
         }

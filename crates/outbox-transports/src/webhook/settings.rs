@@ -1,4 +1,4 @@
-//! What a webhook is set to.
+//! Settings of a webhook.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{Format, Secret, Text, Tls, message, time};
 
-/// Where webhooks go, and how. `url` is all that must be there.
+/// Settings of [`Webhook`](crate::Webhook). Only `url` is required.
 ///
 /// ```
 /// let settings: outbox_transports::WebhookSettings = serde_json::from_value(serde_json::json!({
@@ -21,44 +21,48 @@ use crate::{Format, Secret, Text, Tls, message, time};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookSettings {
-    /// Where to. Beyond the host it may have places, as a [`Template`](crate::Template) has them; what fills one is
-    /// percent-encoded. Never shown: many a URL holds a token.
+    /// The URL. After the host it may contain placeholders, as in a [`Template`](crate::Template);
+    /// their values are percent-encoded. Never shown, since many URLs contain a token.
     pub url: Secret,
-    /// How an event becomes a request.
+    /// Format of the requests.
     #[serde(default)]
     pub format: Format,
-    /// Of CloudEvents, who the events come from.
+    /// The CloudEvents attribute `source`.
     #[serde(default = "message::source")]
     pub source: Text,
-    /// What requests are signed with: none, one, or while one is changed two. `whsec_` and Base64, or any other text.
+    /// Signing secrets: none, one, or two during a rotation. `whsec_` followed by Base64, or any
+    /// other text.
     #[serde(default)]
     pub secrets: Vec<Secret>,
-    /// Headers of every request, `authorization` for instance. They win over an event's own.
+    /// Headers of every request, for example `authorization`. They override the event's own
+    /// headers.
     #[serde(default)]
     pub headers: BTreeMap<String, Secret>,
-    /// Hosts (`hooks.internal`), addresses and networks (`10.1.0.0/16`) that are fine although they are not on the public
-    /// internet. Only to these, as the URL names them, may a webhook go without TLS.
+    /// Hosts (`hooks.internal`), addresses and networks (`10.1.0.0/16`) that are allowed although
+    /// they are not public. Only these, as written in the URL, may be reached without TLS.
     #[serde(default)]
     pub allow: Vec<Text>,
-    /// How long a connection may take, finding the address and TLS included.
+    /// Timeout of connecting, including DNS and TLS.
     #[serde(default = "connect_timeout", deserialize_with = "time::read")]
     pub connect_timeout: Duration,
-    /// How long an answer may take.
+    /// Timeout of a response.
     #[serde(default = "timeout", deserialize_with = "time::read")]
     pub timeout: Duration,
-    /// How many requests are under way at once, of a batch. Of an ordering key it is never more than one.
+    /// Maximum number of concurrent requests of a batch. There is never more than one per ordering
+    /// key.
     #[serde(default = "concurrency")]
     pub concurrency: usize,
-    /// How large a request may be, in bytes; a larger event is dead.
+    /// Maximum size of a request in bytes. A larger event is dead.
     #[serde(default = "max_bytes")]
     pub max_bytes: usize,
-    /// Whom to trust instead of those whom the system trusts, and who we are. The files are read when the webhook is made.
+    /// Trusted certificate authority in place of the system's, and client certificate. The files
+    /// are read when the webhook is created.
     #[serde(default)]
     pub tls: Tls,
 }
 
 impl WebhookSettings {
-    /// To this URL, with everything else as it is when nothing is said.
+    /// Settings for this URL, with defaults for everything else.
     pub fn new(url: impl Into<Secret>) -> Self {
         Self {
             url: url.into(),

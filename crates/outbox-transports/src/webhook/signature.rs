@@ -1,4 +1,4 @@
-//! Signatures of webhooks, in the manner of [Standard Webhooks](https://www.standardwebhooks.com).
+//! Webhook signatures as specified by [Standard Webhooks](https://www.standardwebhooks.com).
 
 use std::fmt;
 
@@ -8,39 +8,42 @@ use chrono::{DateTime, TimeDelta, Utc};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// The header with the event's id.
+/// Header with the event's id.
 pub(super) const ID: &str = "webhook-id";
-/// The header with the seconds since 1970 when it was sent.
+/// Header with the time of sending, in Unix seconds.
 pub(super) const TIMESTAMP: &str = "webhook-timestamp";
-/// The header with the signatures.
+/// Header with the signatures.
 pub(super) const SIGNATURE: &str = "webhook-signature";
 
-/// How far a receiver's clock and ours may be apart.
+/// Maximum difference between the clocks of sender and receiver.
 const TOLERANCE: TimeDelta = TimeDelta::minutes(5);
 
-/// The shortest secret that is taken, in bytes.
-const SHORTEST: usize = 16;
+/// Minimum length of a secret, in bytes.
+const MIN_SECRET_BYTES: usize = 16;
 
-/// A secret to sign with.
+/// A signing key.
 #[derive(Clone)]
 pub(super) struct Key(Hmac<Sha256>);
 
 impl Key {
-    /// Of `whsec_` and Base64, or of any other text as it is.
+    /// Creates a key from `whsec_` followed by Base64, or from any other text as it is.
     pub(super) fn new(secret: &str) -> Result<Self, String> {
         let bytes = match secret.strip_prefix("whsec_") {
             Some(encoded) => STANDARD
                 .decode(encoded)
-                .map_err(|_| "a secret that starts with `whsec_` goes on in Base64, and this one does not")?,
+                .map_err(|_| "a secret that starts with `whsec_` must continue in Base64")?,
             None => secret.as_bytes().to_vec(),
         };
-        if bytes.len() < SHORTEST {
-            return Err(format!("a secret has at least {SHORTEST} bytes, and this one has {}", bytes.len()));
+        if bytes.len() < MIN_SECRET_BYTES {
+            return Err(format!(
+                "a secret must have at least {MIN_SECRET_BYTES} bytes, and this one has {}",
+                bytes.len()
+            ));
         }
         Ok(Self(Hmac::new_from_slice(&bytes).map_err(|error| error.to_string())?))
     }
 
-    fn over(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {
             mac.update(part);
@@ -55,20 +58,21 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What stands in the header: a signature for each key.
+/// The value of the signature header: one signature per key.
 pub(super) fn sign(keys: &[Key], id: &str, timestamp: &str, body: &[u8]) -> String {
-    let one = |key: &Key| {
-        let code = key.over(id, timestamp, body).finalize().into_bytes();
+    let encode = |key: &Key| {
+        let code = key.mac(id, timestamp, body).finalize().into_bytes();
         format!("v1,{}", STANDARD.encode(code))
     };
-    keys.iter().map(one).collect::<Vec<_>>().join(" ")
+    keys.iter().map(encode).collect::<Vec<_>>().join(" ")
 }
 
-/// For those who receive webhooks: whether this one is from someone who knows one of `secrets`, as it was sent, within the last
-/// five minutes. `header` looks a header of the request up; the body must be as it came, to the byte.
+/// Verifies a received webhook: that the sender knows one of `secrets`, that the request is
+/// unchanged, and that it was sent within the last five minutes. `header` looks up a header of the
+/// request. `body` must be the received body, byte for byte.
 ///
-/// Within these five minutes, and when a delivery is repeated, the same request may come again: tell by the `webhook-id`,
-/// which is the event's id.
+/// The same request may be received again, by a repeated delivery or by a replay within these five
+/// minutes. Deduplicate by `webhook-id`, which is the event's id.
 ///
 /// ```
 /// use outbox_transports::{Unverified, verify_webhook};
@@ -79,8 +83,8 @@ pub(super) fn sign(keys: &[Key], id: &str, timestamp: &str, body: &[u8]) -> Stri
 /// // In axum: let header = |name: &str| headers.get(name)?.to_str().ok();
 /// let secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"];
 /// match verify_webhook(&secrets, header, body) {
-///     Ok(()) => println!("from a friend"),
-///     Err(reason) => println!("answer 401: {reason}"),
+///     Ok(()) => println!("verified"),
+///     Err(reason) => println!("respond with 401: {reason}"),
 /// }
 /// # assert_eq!(verify_webhook(&secrets, header, body), Err(Unverified::Old));
 /// ```
@@ -106,27 +110,27 @@ pub(super) fn verify_at<'a>(
     }
     let keys: Result<Vec<Key>, String> = secrets.iter().map(|secret| Key::new(secret)).collect();
     let keys = keys.map_err(Unverified::Secret)?;
-    let given = signatures.split(' ').filter_map(|one| STANDARD.decode(one.strip_prefix("v1,")?).ok());
+    let given = signatures.split(' ').filter_map(|entry| STANDARD.decode(entry.strip_prefix("v1,")?).ok());
     for signature in given {
-        // Takes as long for a good one as for a bad one.
-        if keys.iter().any(|key| key.over(id, timestamp, body).verify_slice(&signature).is_ok()) {
+        // Compares in constant time.
+        if keys.iter().any(|key| key.mac(id, timestamp, body).verify_slice(&signature).is_ok()) {
             return Ok(());
         }
     }
     Err(Unverified::Signature)
 }
 
-/// Why a webhook is not to be trusted.
+/// Reason why a webhook could not be verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unverified {
-    /// It lacks this header.
+    /// This header is missing.
     Missing(&'static str),
-    /// It was not sent within the last five minutes, or the two clocks are that far apart.
+    /// The webhook was not sent within the last five minutes, or the two clocks differ by more.
     Old,
-    /// No signature is by one of the secrets: it is from someone else, or was changed on its way.
+    /// No signature matches a secret: another sender, or a changed request.
     Signature,
-    /// A secret of ours is no secret.
+    /// One of the receiver's secrets is invalid.
     Secret(String),
 }
 
@@ -135,7 +139,7 @@ impl fmt::Display for Unverified {
         match self {
             Unverified::Missing(header) => write!(f, "the header {header} is missing"),
             Unverified::Old => f.write_str("the webhook was not sent within the last five minutes"),
-            Unverified::Signature => f.write_str("no signature of the webhook is by a secret that is known"),
+            Unverified::Signature => f.write_str("no signature of the webhook matches a known secret"),
             Unverified::Secret(reason) => f.write_str(reason),
         }
     }
@@ -151,8 +155,8 @@ mod tests {
     const BODY: &[u8] = br#"{"test": 2432232314}"#;
     const SENT: i64 = 1_614_265_330;
 
-    /// As a receiver sees it, so many seconds after it was sent.
-    fn seen(secrets: &[&str], signatures: &str, body: &[u8], seconds: i64) -> Result<(), Unverified> {
+    /// Verifies as a receiver does, `seconds` after the webhook was sent.
+    fn verify_after(secrets: &[&str], signatures: &str, body: &[u8], seconds: i64) -> Result<(), Unverified> {
         let now = DateTime::from_timestamp(SENT + seconds, 0).unwrap();
         let timestamp = SENT.to_string();
         let header = |name: &'static str| match name {
@@ -170,45 +174,48 @@ mod tests {
     }
 
     #[test]
-    fn the_signature_is_the_one_of_the_standard() {
+    fn the_signature_matches_the_example_of_the_standard() {
         assert_eq!(signed(&[SECRET]), "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
     }
 
     #[test]
-    fn while_a_secret_is_changed_the_old_one_and_the_new_one_verify() {
+    fn during_a_rotation_the_old_and_the_new_secret_verify() {
         let (old, new, other) = (SECRET, "the new secret of the shop", "some other secret altogether");
         let both = signed(&[new, old]);
         assert_eq!(both.split(' ').count(), 2);
         for secrets in [&[old][..], &[new], &[other, new], &[new, old]] {
-            assert_eq!(seen(secrets, &both, BODY, 0), Ok(()), "{secrets:?}");
+            assert_eq!(verify_after(secrets, &both, BODY, 0), Ok(()), "{secrets:?}");
         }
         for secrets in [&[other][..], &[]] {
-            assert_eq!(seen(secrets, &both, BODY, 0), Err(Unverified::Signature), "{secrets:?}");
+            assert_eq!(verify_after(secrets, &both, BODY, 0), Err(Unverified::Signature), "{secrets:?}");
         }
     }
 
     #[test]
-    fn what_was_changed_or_is_old_or_unsigned_is_refused() {
+    fn a_changed_or_old_or_unsigned_webhook_is_refused() {
         let good = signed(&[SECRET]);
-        assert_eq!(seen(&[SECRET], &good, b"{\"test\": 2432232315}", 0), Err(Unverified::Signature));
+        assert_eq!(verify_after(&[SECRET], &good, b"{\"test\": 2432232315}", 0), Err(Unverified::Signature));
         for (seconds, result) in
             [(300, Ok(())), (-300, Ok(())), (301, Err(Unverified::Old)), (-301, Err(Unverified::Old))]
         {
-            assert_eq!(seen(&[SECRET], &good, BODY, seconds), result, "{seconds}");
+            assert_eq!(verify_after(&[SECRET], &good, BODY, seconds), result, "{seconds}");
         }
-        assert_eq!(seen(&[SECRET], "", BODY, 0), Err(Unverified::Missing(SIGNATURE)));
+        assert_eq!(verify_after(&[SECRET], "", BODY, 0), Err(Unverified::Missing(SIGNATURE)));
         for bad in ["v1,", "v1,AAAA", "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", "g0hM9SsE+OTPJTGt"] {
-            assert_eq!(seen(&[SECRET], bad, BODY, 0), Err(Unverified::Signature), "{bad}");
+            assert_eq!(verify_after(&[SECRET], bad, BODY, 0), Err(Unverified::Signature), "{bad}");
         }
     }
 
     #[test]
-    fn a_secret_that_is_none_is_named_but_not_shown() {
-        for (secret, said) in
-            [("whsec_%%%", "goes on in Base64"), ("short", "at least 16 bytes"), ("whsec_", "has 0")]
+    fn an_invalid_secret_is_reported_but_not_shown() {
+        for (secret, expected) in
+            [("whsec_%%%", "must continue in Base64"), ("short", "at least 16 bytes"), ("whsec_", "has 0")]
         {
             let error = Key::new(secret).unwrap_err();
-            assert!(error.contains(said) && !error.contains("%%%") && !error.contains("short,"), "{error}");
+            assert!(
+                error.contains(expected) && !error.contains("%%%") && !error.contains("short,"),
+                "{error}"
+            );
         }
     }
 }

@@ -1,76 +1,77 @@
-//! The URL of a webhook: a host that is checked once, and a path that may differ from event to event.
+//! The URL of a webhook: a host that is checked once, and a path that may depend on the event.
 
 use outbox::{Event, Failure};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Url;
 
-use super::address::{Gate, refused};
+use super::address::{AddressPolicy, not_public};
 use crate::Template;
 
-/// Where a webhook goes.
+/// Destination of a webhook.
 pub(super) struct Target {
     template: Template,
-    /// For people: scheme, host and port. Neither a password nor a path, which may hold a token.
+    /// Scheme, host and port, for messages. Contains neither a password nor the path, which may
+    /// contain a token.
     pub(super) origin: String,
     pub(super) host: String,
     pub(super) port: u16,
     /// Whether the URL depends on the event.
-    pub(super) has_many: bool,
+    pub(super) varies_by_event: bool,
 }
 
 impl Target {
-    /// Checks the URL as far as it is the same for every event.
-    pub(super) fn new(written: &str, gate: &Gate) -> Result<Self, String> {
-        let template: Template = written.parse().map_err(|error| format!("url: {error}"))?;
-        // An event must not choose the host: everything before the path is text.
-        let authority = written.find("://").map_or(0, |at| at + 3);
-        let path = written[authority..].find(['/', '?', '#']).map_or(written.len(), |at| authority + at);
-        let base = &written[..path];
+    /// Checks the part of the URL that is the same for every event.
+    pub(super) fn new(text: &str, policy: &AddressPolicy) -> Result<Self, String> {
+        let template: Template = text.parse().map_err(|error| format!("url: {error}"))?;
+        // An event must not choose the host: placeholders are only allowed after it.
+        let authority = text.find("://").map_or(0, |at| at + 3);
+        let path = text[authority..].find(['/', '?', '#']).map_or(text.len(), |at| authority + at);
+        let base = &text[..path];
         if base.contains(['{', '}']) {
-            return Err("url: only what follows the host can have places".to_owned());
+            return Err("url: placeholders are only allowed after the host".to_owned());
         }
-        // What the parser says could repeat a part of the URL.
+        // The parser's error is dropped, since it could repeat a part of the URL.
         let url =
-            Url::parse(base).map_err(|_| "url: it is no URL, such as https://hooks.example.com/orders")?;
-        let host = url.host_str().ok_or("url: it has no host")?.to_owned();
-        let known = gate.knows(&host);
+            Url::parse(base).map_err(|_| "url: not a valid URL, such as https://hooks.example.com/orders")?;
+        let host = url.host_str().ok_or("url: the host is missing")?.to_owned();
+        let allowed = policy.allows_host(&host);
         match url.scheme() {
             "https" => {}
-            "http" if known => {}
+            "http" if allowed => {}
             "http" => {
                 return Err(format!(
-                    "url: it is https that webhooks go by; over http only to hosts in `allow`, and {host} is not there"
+                    "url: webhooks need https; http is only allowed to hosts in `allow`, and {host} is not listed there"
                 ));
             }
-            _ => return Err("url: it starts with https://".to_owned()),
+            _ => return Err("url: must start with https://".to_owned()),
         }
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        if !known && bare.parse().is_ok_and(|address| !gate.admits(address)) {
-            return Err(format!("url: {}", refused(&host)));
+        if !allowed && bare.parse().is_ok_and(|address| !policy.allows_address(address)) {
+            return Err(format!("url: {}", not_public(&host)));
         }
         let port = url.port_or_known_default().unwrap_or(443);
-        let has_many = template.fixed().is_none();
-        Ok(Self { template, origin: url.origin().ascii_serialization(), host, port, has_many })
+        let varies_by_event = template.fixed().is_none();
+        Ok(Self { template, origin: url.origin().ascii_serialization(), host, port, varies_by_event })
     }
 
-    /// Where this event goes.
-    pub(super) fn of(&self, event: &Event) -> Result<Url, Failure> {
+    /// Renders the URL for an event.
+    pub(super) fn url_for(&self, event: &Event) -> Result<Url, Failure> {
         let text = self.template.render_as(event, escape)?;
         let path = text.split(['?', '#']).next().unwrap_or_default();
-        // As a URL is read: `\` and `%2e` are other ways to write the two.
+        // URL parsers read `\` as `/` and `%2e` as `.`.
         let plain = path.replace('\\', "/").replace("%2e", ".").replace("%2E", ".");
         if plain.split('/').any(|segment| matches!(segment, "." | "..")) {
-            return Err(Failure::dead("its webhook's path would have a `.` or `..` in it"));
+            return Err(Failure::dead("the webhook's path would contain `.` or `..`"));
         }
-        Url::parse(&text).map_err(|_| Failure::dead("its webhook's URL is none"))
+        Url::parse(&text).map_err(|_| Failure::dead("the webhook's URL is not valid"))
     }
 }
 
-/// Nothing that an event has means anything to a URL.
-const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Escapes every character that has a meaning in a URL.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 fn escape(value: &str) -> String {
-    utf8_percent_encode(value, VALUE).to_string()
+    utf8_percent_encode(value, ESCAPED).to_string()
 }
 
 #[cfg(test)]
@@ -80,35 +81,41 @@ mod tests {
 
     fn target(url: &str, allow: &[&str]) -> Result<Target, String> {
         let allow: Vec<Text> = allow.iter().map(|entry| Text::from(*entry)).collect();
-        Target::new(url, &Gate::new(&allow).unwrap())
+        Target::new(url, &AddressPolicy::new(&allow).unwrap())
     }
 
     #[test]
-    fn what_fills_a_place_stays_in_its_place() {
+    fn a_value_stays_within_its_placeholder() {
         let target = target("https://user:pw@Example.com:8443/in/{tenant_id}/x?type={type}", &[]).unwrap();
         assert_eq!(
             (target.origin.as_str(), target.host.as_str(), target.port),
             ("https://example.com:8443", "example.com", 8443)
         );
         let event = |tenant: &str| Event::new("a&b=c#d").tenant(tenant).json(&1).build().unwrap();
-        let url = target.of(&event("a/../b?ü @")).unwrap();
+        let url = target.url_for(&event("a/../b?ü @")).unwrap();
         assert_eq!(
             url.as_str(),
             "https://user:pw@example.com:8443/in/a%2F..%2Fb%3F%C3%BC%20%40/x?type=a%26b%3Dc%23d"
         );
         for tenant in [".", ".."] {
-            let failure = target.of(&event(tenant)).unwrap_err();
-            assert_eq!(failure, Failure::dead("its webhook's path would have a `.` or `..` in it"));
+            let failure = target.url_for(&event(tenant)).unwrap_err();
+            assert_eq!(failure, Failure::dead("the webhook's path would contain `.` or `..`"));
         }
         for url in ["https://example.com/%2E{tenant_id}/x", "https://example.com/in\\{tenant_id}\\x"] {
-            assert!(super::Target::new(url, &Gate::default()).unwrap().of(&event(".")).is_err(), "{url}");
+            assert!(
+                super::Target::new(url, &AddressPolicy::default()).unwrap().url_for(&event(".")).is_err(),
+                "{url}"
+            );
         }
-        let failure = target.of(&Event::new("e").json(&1).build().unwrap()).unwrap_err();
-        assert_eq!(failure, Failure::dead("where it goes needs {tenant_id}, and it has none"));
+        let failure = target.url_for(&Event::new("e").json(&1).build().unwrap()).unwrap_err();
+        assert_eq!(
+            failure,
+            Failure::dead("the destination needs {tenant_id}, which the event does not have")
+        );
     }
 
     #[test]
-    fn what_is_not_https_to_a_public_host_must_be_allowed() {
+    fn everything_but_https_to_a_public_host_must_be_allowed() {
         for (url, allow) in [
             ("https://example.com/x", &[][..]),
             ("https://example.com", &[]),
@@ -116,15 +123,18 @@ mod tests {
             ("http://10.0.0.1/x", &["10.0.0.0/8"]),
             ("http://hooks.internal:8080/x", &["hooks.internal"]),
             ("http://[::1]:8080/{id}", &["::1"]),
-            // Whether it may be connected to is seen when it is resolved.
+            // The address is checked when the name is resolved.
             ("https://hooks.internal/x", &[]),
         ] {
             target(url, allow).map(drop).unwrap_or_else(|error| panic!("{url}: {error}"));
         }
-        for (url, said) in [
-            ("http://example.com/x", "over http only to hosts in `allow`, and example.com is not there"),
+        for (url, expected) in [
+            (
+                "http://example.com/x",
+                "http is only allowed to hosts in `allow`, and example.com is not listed there",
+            ),
             ("https://127.0.0.1/x", "127.0.0.1 is not on the public internet"),
-            // Other ways to write an address.
+            // Other notations of an address.
             ("https://2130706433/", "127.0.0.1 is not on the public internet"),
             ("https://0x7f.1/", "127.0.0.1 is not on the public internet"),
             ("https://0177.0.0.01/", "127.0.0.1 is not on the public internet"),
@@ -132,15 +142,15 @@ mod tests {
             ("https://[::ffff:169.254.169.254]/", "is not on the public internet"),
             ("https://169.254.169.254/latest", "169.254.169.254 is not on the public internet"),
             ("https://[64:ff9b::a00:1]/", "is not on the public internet"),
-            ("https://{tenant_id}.example.com/", "only what follows the host can have places"),
-            ("{header:url}", "only what follows the host can have places"),
-            ("ftp://example.com/", "it starts with https://"),
-            ("hooks?token=hunter2", "it is no URL"),
+            ("https://{tenant_id}.example.com/", "placeholders are only allowed after the host"),
+            ("{header:url}", "placeholders are only allowed after the host"),
+            ("ftp://example.com/", "must start with https://"),
+            ("hooks?token=hunter2", "not a valid URL"),
             ("https://example.com/{tenant}", "unknown placeholder at character 21"),
             ("https://example.com/{hunter2}", "unknown placeholder at character 21"),
         ] {
             let error = target(url, &[]).map(drop).unwrap_err();
-            assert!(error.starts_with("url: ") && error.contains(said), "{url}: {error}");
+            assert!(error.starts_with("url: ") && error.contains(expected), "{url}: {error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
     }

@@ -1,17 +1,19 @@
-//! RabbitMQ, by a server of its own.
+//! RabbitMQ, on its own server.
 #![cfg(feature = "amqp")]
 
-mod bed;
-#[path = "../conformance/mod.rs"]
-mod conformance;
+#[path = "../common/mod.rs"]
+mod common;
+mod harness;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use bed::RabbitBed;
-use conformance::outages::{publish_until_taken, received_all, wait_until_healthy, wait_until_unhealthy};
-use conformance::{Bed, PASSWORD, Share, Wish, assert_no_secret, fates, is_dead, numbered, of_size};
+use common::outages::{publish_until_accepted, received_all, wait_until_healthy, wait_until_unhealthy};
+use common::{
+    Harness, PASSWORD, PublisherOptions, Sharing, assert_no_secret, fates, is_dead, numbered, of_size,
+};
+use harness::RabbitHarness;
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -19,29 +21,29 @@ use outbox::{Event, Fate, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy};
 use outbox_transports::{Amqp, AmqpSettings};
 
-conformance::tests!(RabbitBed);
+common::conformance_tests!(RabbitHarness);
 
 fn event(kind: &str) -> Outgoing {
     Outgoing::new(Event::new(kind).json(&1).build().unwrap())
 }
 
-/// What failed, and how.
-fn failures(publisher_said: &outbox::PublishError, count: usize) -> Vec<(usize, outbox::Failure)> {
-    let fates = fates(publisher_said, count).into_iter().enumerate();
+/// The failed events with their failures.
+fn failures(error: &outbox::PublishError, count: usize) -> Vec<(usize, outbox::Failure)> {
+    let fates = fates(error, count).into_iter().enumerate();
     fates
-        .filter_map(|(place, fate)| match fate {
-            Some(Fate::Failed(failure)) => Some((place, failure)),
+        .filter_map(|(index, fate)| match fate {
+            Some(Fate::Failed(failure)) => Some((index, failure)),
             Some(Fate::Published) => None,
-            other => panic!("{place}: {other:?}"),
+            other => panic!("{index}: {other:?}"),
         })
         .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_no_queue_is_bound_for_fail_and_no_others() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let exchange = format!("{}-direct", bed.name);
-    let (_connection, channel) = bed.channel().await;
+async fn only_messages_without_a_bound_queue_fail() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let exchange = format!("{}-direct", harness.name);
+    let (_connection, channel) = harness.channel().await;
     let (options, none) = (ExchangeDeclareOptions::default(), FieldTable::default());
     channel
         .exchange_declare(exchange.as_str().into(), ExchangeKind::Direct, options, none.clone())
@@ -56,68 +58,68 @@ async fn messages_that_no_queue_is_bound_for_fail_and_no_others() {
         channel.queue_bind(queue, exchange, key.into(), Default::default(), none.clone()).await.unwrap();
     };
     bind("known").await;
-    let publisher = bed.with(|settings| settings.exchange = exchange.as_str().into());
-    // Many, and to a queue in memory: so one confirm of the broker is for several, some of which have come back.
+    let publisher = harness.with(|settings| settings.exchange = exchange.as_str().into());
+    // Many events, to a queue in memory: one confirm of the broker then covers several messages,
+    // some of them returned.
     let events: Vec<Outgoing> =
         (0..5_000).map(|n| event(if n % 7 == 3 { "unknown" } else { "known" })).collect();
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(!error.is_unavailable());
     let failed = failures(&error, events.len());
-    let places: Vec<usize> = failed.iter().map(|(place, _)| *place).collect();
-    assert_eq!(places, (0..5_000).filter(|n| n % 7 == 3).collect::<Vec<_>>());
+    let indexes: Vec<usize> = failed.iter().map(|(index, _)| *index).collect();
+    assert_eq!(indexes, (0..5_000).filter(|n| n % 7 == 3).collect::<Vec<_>>());
     for (_, failure) in &failed {
-        let said = format!(
+        let expected = format!(
             "no queue is bound to the exchange `{exchange}` for the routing key `unknown` (NO_ROUTE)"
         );
-        assert_eq!(failure.to_string(), said);
-        assert!(!is_dead(failure), "somebody may bind one");
+        assert_eq!(failure.to_string(), expected);
+        assert!(!is_dead(failure), "a queue may be bound later");
     }
 
     bind("unknown").await;
-    let again: Vec<Outgoing> = places.iter().map(|place| events[*place].clone()).collect();
-    publisher.publish_batch(&again).await.unwrap();
+    let retried: Vec<Outgoing> = indexes.iter().map(|index| events[*index].clone()).collect();
+    publisher.publish_batch(&retried).await.unwrap();
     let (passive, queue) =
         (QueueDeclareOptions { passive: true, ..Default::default() }, exchange.as_str().into());
     let queue = channel.queue_declare(queue, passive, none.clone()).await.unwrap();
     assert_eq!(queue.message_count(), 5_000);
 
-    let careless = bed.with(|settings| {
+    let optional = harness.with(|settings| {
         settings.exchange = exchange.as_str().into();
         settings.mandatory = false;
     });
-    careless.publish_batch(&[event("elsewhere")]).await.unwrap();
+    optional.publish_batch(&[event("elsewhere")]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_exchange_that_is_created_later_is_used_then() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let exchange = format!("{}-later", bed.name);
-    let publisher = bed.with(|settings| settings.exchange = exchange.as_str().into());
+async fn an_exchange_that_is_created_later_is_used() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let exchange = format!("{}-later", harness.name);
+    let publisher = harness.with(|settings| settings.exchange = exchange.as_str().into());
     let events = [numbered(0, Some("k")), numbered(1, Some("k")), numbered(2, None)];
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.to_string().contains(&format!("no exchange '{exchange}'")), "{error}");
     assert!(error.is_unavailable(), "no event is to blame: {error}");
-    assert_eq!(error.fate(1), Some(Fate::Untried), "it waits behind the first of its key");
+    assert_eq!(error.fate(1), Some(Fate::Untried), "blocked by the first event of its key");
     wait_until_unhealthy(&publisher, |reason| reason.contains(&format!("no exchange '{exchange}'"))).await;
 
-    let (_connection, channel) = bed.channel().await;
+    let (_connection, channel) = harness.channel().await;
     let (options, none) = (ExchangeDeclareOptions::default(), FieldTable::default());
     channel
         .exchange_declare(exchange.as_str().into(), ExchangeKind::Fanout, options, none.clone())
         .await
         .unwrap();
-    let (queue, exchange) = (bed.name.as_str().into(), exchange.as_str().into());
+    let (queue, exchange) = (harness.name.as_str().into(), exchange.as_str().into());
     channel.queue_bind(queue, exchange, "".into(), Default::default(), none).await.unwrap();
     publisher.publish_batch(&events).await.unwrap();
-    assert_eq!(bed.received(3).await.len(), 3);
+    assert_eq!(harness.received(3).await.len(), 3);
 }
 
-/// RabbitMQ wants a list where a header is called `CC`, and closes the channel over any other, without saying whose it was.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_one_queue_of_all_events_is_an_outage_until_it_exists() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let queue = format!("{}-queue", bed.name);
-    let publisher = bed.with(|settings| {
+async fn a_missing_queue_of_all_events_is_an_outage() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let queue = format!("{}-queue", harness.name);
+    let publisher = harness.with(|settings| {
         settings.exchange = "".into();
         settings.routing_key = queue.parse().unwrap();
     });
@@ -126,50 +128,52 @@ async fn the_one_queue_of_all_events_is_an_outage_until_it_exists() {
     assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
     wait_until_unhealthy(&publisher, |reason| reason.contains(&queue)).await;
 
-    let (_connection, channel) = bed.channel().await;
+    let (_connection, channel) = harness.channel().await;
     let (options, none) = (QueueDeclareOptions::default(), FieldTable::default());
     channel.queue_declare(queue.as_str().into(), options, none).await.unwrap();
     wait_until_healthy(&publisher).await;
     publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap();
 }
 
+/// RabbitMQ requires a list as the value of the header `CC`, and closes the channel over any other
+/// value without naming the message.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_the_broker_does_not_stand_is_found_among_others() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
+async fn a_message_that_the_broker_rejects_is_isolated() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
     let bad = |key: &str| {
         Outgoing::new(Event::new("bad").ordering_key(key).header("CC", "no list").json(&1).build().unwrap())
     };
     let heavy = Outgoing::new(Event::new("heavy").header("h", "x".repeat(200_000)).json(&1).build().unwrap());
     let events =
         [numbered(0, None), bad("k"), numbered(2, Some("k")), numbered(3, Some("j")), heavy, bad("l")];
-    let publisher = bed.with(|_| {});
+    let publisher = harness.with(|_| {});
     let error = publisher.publish_batch(&events).await.unwrap_err();
     let fates = fates(&error, events.len());
-    for place in [0, 3] {
-        assert_eq!(fates[place], Some(Fate::Published), "{place}: {error}");
+    for index in [0, 3] {
+        assert_eq!(fates[index], Some(Fate::Published), "{index}: {error}");
     }
     assert_eq!(fates[2], Some(Fate::Untried));
-    for (place, word) in
-        [(1, "PRECONDITION_FAILED"), (4, "its headers have up to"), (5, "PRECONDITION_FAILED")]
+    for (index, expected) in
+        [(1, "PRECONDITION_FAILED"), (4, "the headers have up to"), (5, "PRECONDITION_FAILED")]
     {
-        let Some(Fate::Failed(failure)) = &fates[place] else { panic!("{:?}", fates[place]) };
-        assert!(is_dead(failure) && failure.to_string().contains(word), "{failure}");
+        let Some(Fate::Failed(failure)) = &fates[index] else { panic!("{:?}", fates[index]) };
+        assert!(is_dead(failure) && failure.to_string().contains(expected), "{failure}");
     }
-    let ids: HashSet<String> = bed.received(2).await.into_iter().map(|message| message.id).collect();
-    assert_eq!(ids, [0, 3].iter().map(|place| events[*place].id().to_string()).collect());
+    let ids: HashSet<String> = harness.received(2).await.into_iter().map(|message| message.id).collect();
+    assert_eq!(ids, [0, 3].iter().map(|index| events[*index].id().to_string()).collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_is_full_is_tried_again() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let (_connection, channel) = bed.channel().await;
+async fn a_full_queue_is_retried() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let (_connection, channel) = harness.channel().await;
     let mut limits = FieldTable::default();
     limits.insert("x-max-length".into(), AMQPValue::LongInt(1));
     limits.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-    let queue = format!("{}-small", bed.name);
+    let queue = format!("{}-small", harness.name);
     channel.queue_declare(queue.as_str().into(), QueueDeclareOptions::default(), limits).await.unwrap();
-    // The default exchange: the routing key is the name of a queue.
-    let publisher = bed.with(|settings| {
+    // On the default exchange the routing key is the name of a queue.
+    let publisher = harness.with(|settings| {
         settings.exchange = "".into();
         settings.routing_key = queue.parse().unwrap();
     });
@@ -180,46 +184,46 @@ async fn a_queue_that_is_full_is_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_who_may_not_write_is_told_so() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
+async fn a_user_without_write_permission_is_unavailable() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
     tokio::task::block_in_place(|| {
-        bed.control(&["add_user", "bob", PASSWORD]);
-        bed.control(&["set_permissions", "bob", "", "", ""]);
+        harness.control(&["add_user", "bob", PASSWORD]);
+        harness.control(&["set_permissions", "bob", "", "", ""]);
     });
-    let url = bed.server().url_as("bob", PASSWORD);
-    let publisher = bed.with(|settings| settings.url = url.as_str().into());
+    let url = harness.server().url_as("bob", PASSWORD);
+    let publisher = harness.with(|settings| settings.url = url.as_str().into());
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
     let denied = "ACCESS_REFUSED - access to exchange";
     assert!(error.to_string().contains(denied), "{error}");
     wait_until_unhealthy(&publisher, |reason| reason.contains(denied)).await;
-    // Before anything was sent as well.
-    let fresh = bed.with(|settings| settings.url = url.as_str().into());
+    // A publisher that has sent nothing yet is unhealthy too.
+    let fresh = harness.with(|settings| settings.url = url.as_str().into());
     wait_until_unhealthy(&fresh, |reason| reason.contains(denied)).await;
-    tokio::task::block_in_place(|| bed.control(&["set_permissions", "bob", "", ".*", ""]));
+    tokio::task::block_in_place(|| harness.control(&["set_permissions", "bob", "", ".*", ""]));
     wait_until_healthy(&publisher).await;
     publisher.publish_batch(&[numbered(0, None)]).await.unwrap();
-    assert!(bed.received(1).await.len() == 1, "looking at the exchange leaves nothing behind");
+    assert!(harness.received(1).await.len() == 1, "a health check publishes nothing");
 
     let url = url.replace("/%2f", "/no-such-host");
-    let publisher = bed.with(|settings| settings.url = url.as_str().into());
+    let publisher = harness.with(|settings| settings.url = url.as_str().into());
     let error = publisher.publish_batch(&[numbered(0, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("no-such-host"), "{error}");
     assert_no_secret(&format!("{error:?}"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_blocked_is_unavailable_until_it_is_not() {
-    let Some(bed) = RabbitBed::open(Share::Own).await else { return };
-    let publisher = bed.publisher(&Wish::default());
+async fn a_blocked_broker_is_unavailable_until_it_is_unblocked() {
+    let Some(harness) = RabbitHarness::open(Sharing::Exclusive).await else { return };
+    let publisher = harness.publisher(&PublisherOptions::default());
     publisher.publish_batch(&[numbered(0, Some("k"))]).await.unwrap();
-    tokio::task::block_in_place(|| bed.control(&["set_disk_free_limit", "1000000000000000"]));
+    tokio::task::block_in_place(|| harness.control(&["set_disk_free_limit", "1000000000000000"]));
 
-    let began = Instant::now();
+    let started = Instant::now();
     let events: Vec<Outgoing> = (1..=50).map(|n| numbered(n, Some("k"))).collect();
     let error = publisher.publish_batch(&events).await.unwrap_err();
-    assert!(began.elapsed() < Wish::default().timeout, "it is said at once");
+    assert!(started.elapsed() < PublisherOptions::default().timeout, "the outage is reported immediately");
     assert!(
         error.is_unavailable() && error.to_string().contains("the broker is blocked: low on disk"),
         "{error}"
@@ -228,44 +232,45 @@ async fn a_broker_that_is_blocked_is_unavailable_until_it_is_not() {
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.published() == 0, "{error}");
 
-    tokio::task::block_in_place(|| bed.control(&["set_disk_free_limit", "1000000"]));
+    tokio::task::block_in_place(|| harness.control(&["set_disk_free_limit", "1000000"]));
     wait_until_healthy(&*publisher).await;
     publisher.publish_batch(&events).await.unwrap();
     let mut seen = HashSet::new();
-    let received = bed.received(51).await.into_iter().filter(|message| seen.insert(message.id.clone()));
+    let received = harness.received(51).await.into_iter().filter(|message| seen.insert(message.id.clone()));
     let numbers: Vec<usize> = received.map(|message| message.text().parse().unwrap()).collect();
     assert_eq!(numbers, (0..=50).collect::<Vec<_>>(), "in order, repeats apart");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_given_up_is_never_sent_behind_our_back() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let proxy = Proxy::to(bed.server().port());
-    let (port, between) = (bed.server().port().to_string(), proxy.port().to_string());
-    let publisher = bed.with(|settings| {
-        settings.url = bed.server().url().replace(&port, &between).as_str().into();
+async fn abandoned_messages_are_never_sent_later() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let proxy = Proxy::to(harness.server().port());
+    let (port, proxy_port) = (harness.server().port().to_string(), proxy.port().to_string());
+    let publisher = harness.with(|settings| {
+        settings.url = harness.server().url().replace(&port, &proxy_port).as_str().into();
         settings.ack_timeout = Duration::from_secs(10);
     });
     wait_until_healthy(&publisher).await;
-    // Far more than gets through, and than the kernel takes: most of it waits inside the client when confirms stay away.
+    // Far more than the proxy lets through and the kernel buffers: most of it is queued in the
+    // client when confirms stop.
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
-    proxy.let_through(900_000);
+    proxy.allow_bytes(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
     let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
-    // From now on all gets through, also what is under way.
-    proxy.let_through(u64::MAX);
+    // From now on everything passes, including data that is still buffered.
+    proxy.allow_bytes(u64::MAX);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let arrived = bed.received(published).await.len();
+    let arrived = harness.received(published).await.len();
     assert!(0 < published && published <= arrived && arrived < 800, "{published} of {arrived} confirmed");
 
-    publish_until_taken(&publisher, &events).await;
-    let ids: HashSet<String> = received_all(&bed, &events).await.into_iter().map(|m| m.id).collect();
+    publish_until_accepted(&publisher, &events).await;
+    let ids: HashSet<String> = received_all(&harness, &events).await.into_iter().map(|m| m.id).collect();
     assert_eq!(ids.len(), 900);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_checks_the_broker_and_shows_a_certificate() {
+async fn tls_verifies_the_broker_and_sends_a_client_certificate() {
     let plan = Plan::rabbitmq().mutual_tls();
     if !plan.is_here() {
         return;
@@ -280,39 +285,44 @@ async fn tls_checks_the_broker_and_shows_a_certificate() {
     let file = |path: std::path::PathBuf| Some(path.to_str().unwrap().into());
     let (certificate, key) = server.client_certificate();
 
-    let stranger = Amqp::new("rabbit", settings()).unwrap();
-    let error = stranger.publish_batch(&[numbered(0, None)]).await.unwrap_err();
+    let no_authority = Amqp::new("rabbit", settings()).unwrap();
+    let error = no_authority.publish_batch(&[numbered(0, None)]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().to_lowercase().contains("certificate"), "{error}");
 
-    let mut nobody = settings();
-    nobody.tls.ca_file = file(server.ca_file());
-    let error = Amqp::new("rabbit", nobody).unwrap().publish_batch(&[numbered(0, None)]).await.unwrap_err();
+    let mut no_certificate = settings();
+    no_certificate.tls.ca_file = file(server.ca_file());
+    let error =
+        Amqp::new("rabbit", no_certificate).unwrap().publish_batch(&[numbered(0, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
 
-    let mut known = settings();
-    known.tls.ca_file = file(server.ca_file());
-    known.tls.cert_file = file(certificate);
-    known.tls.key_file = file(key);
-    Amqp::new("rabbit", known).unwrap().publish_batch(&[numbered(0, None)]).await.unwrap();
+    let mut trusted = settings();
+    trusted.tls.ca_file = file(server.ca_file());
+    trusted.tls.cert_file = file(certificate);
+    trusted.tls.key_file = file(key);
+    Amqp::new("rabbit", trusted).unwrap().publish_batch(&[numbered(0, None)]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_receivers_look_for_is_in_the_message() {
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let event = Event::new("order.placed").correlation("story").json(&1).build().unwrap();
-    bed.publisher(&Wish::default()).publish_batch(&[Outgoing::new(event.clone())]).await.unwrap();
-    let (_connection, channel) = bed.channel().await;
-    let message = channel.basic_get(bed.name.as_str().into(), Default::default()).await.unwrap().unwrap();
+async fn a_message_has_the_expected_properties() {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let event = Event::new("order.placed").correlation("order-7").json(&1).build().unwrap();
+    harness
+        .publisher(&PublisherOptions::default())
+        .publish_batch(&[Outgoing::new(event.clone())])
+        .await
+        .unwrap();
+    let (_connection, channel) = harness.channel().await;
+    let message = channel.basic_get(harness.name.as_str().into(), Default::default()).await.unwrap().unwrap();
     let properties = &message.properties;
     assert_eq!(message.routing_key.as_str(), "order.placed");
     assert_eq!(properties.delivery_mode(), &Some(2), "persistent");
     assert_eq!(properties.message_id().as_ref().unwrap().as_str(), event.id().as_str());
     assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.placed");
-    assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "story");
+    assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "order-7");
     assert_eq!(properties.timestamp().unwrap(), u64::try_from(event.occurred_at().timestamp()).unwrap());
 }
 
-/// The client library would log every message that comes back, with its body.
+/// The client library would log every returned message with its body.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_payload_is_logged() {
     static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
@@ -329,10 +339,10 @@ async fn no_payload_is_logged() {
     }
     let log = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).finish();
     tracing::subscriber::set_global_default(log).unwrap();
-    tracing::info!("something is logged");
+    tracing::info!("logging works");
 
-    let Some(bed) = RabbitBed::open(Share::Shared).await else { return };
-    let publisher = bed.with(|settings| {
+    let Some(harness) = RabbitHarness::open(Sharing::Shared).await else { return };
+    let publisher = harness.with(|settings| {
         settings.exchange = "".into();
         settings.routing_key = "no-such-queue".parse().unwrap();
     });
@@ -340,7 +350,7 @@ async fn no_payload_is_logged() {
     publisher.publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
 
     let log = String::from_utf8_lossy(&LOG.lock().unwrap()).into_owned();
-    assert!(log.contains("something is logged"));
+    assert!(log.contains("logging works"));
     let as_numbers = |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
     for canary in ["canary", "4111-1111"] {
         assert!(!log.contains(canary) && !log.contains(&as_numbers(canary)), "{log}");

@@ -1,4 +1,4 @@
-//! librdkafka's cluster in memory: the real protocol on real sockets, and errors on request.
+//! librdkafka's mock cluster: the real protocol on real sockets, and errors on request.
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -9,36 +9,36 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::bed::{Broker, MISSING};
-use crate::reader::{Found, PARTITIONS, Reader};
+use crate::harness::{Broker, MISSING};
+use crate::reader::{PARTITIONS, Reader, Record};
 
 type Mock = MockCluster<'static, DefaultProducerContext>;
-type Errand = Box<dyn FnOnce(&Mock) + Send>;
+type Task = Box<dyn FnOnce(&Mock) + Send>;
 
-/// The cluster lives in a thread of its own, which it cannot leave.
+/// The mock cluster, which cannot leave its thread.
 pub struct Cluster {
-    errands: Sender<Errand>,
+    tasks: Sender<Task>,
     pub servers: String,
     brokers: i32,
 }
 
 impl Cluster {
     pub fn start(brokers: i32) -> Self {
-        let (errands, todo) = channel::<Errand>();
+        let (tasks, queue) = channel::<Task>();
         std::thread::spawn(move || {
             let mock = MockCluster::new(brokers).unwrap();
-            todo.into_iter().for_each(|errand| errand(&mock));
+            queue.into_iter().for_each(|task| task(&mock));
         });
-        let mut cluster = Self { errands, servers: String::new(), brokers };
+        let mut cluster = Self { tasks, servers: String::new(), brokers };
         cluster.servers = cluster.with(Mock::bootstrap_servers);
         cluster.with(move |mock| mock.create_topic("orders", PARTITIONS, brokers).unwrap());
         cluster
     }
 
-    /// Has something done with it.
-    pub fn with<R: Send + 'static>(&self, errand: impl FnOnce(&Mock) -> R + Send + 'static) -> R {
+    /// Runs a task on the cluster's thread.
+    pub fn with<R: Send + 'static>(&self, task: impl FnOnce(&Mock) -> R + Send + 'static) -> R {
         let (done, result) = channel();
-        self.errands.send(Box::new(move |mock| done.send(errand(mock)).unwrap())).unwrap();
+        self.tasks.send(Box::new(move |mock| done.send(task(mock)).unwrap())).unwrap();
         result.recv().unwrap()
     }
 
@@ -48,35 +48,35 @@ impl Cluster {
         settings
     }
 
-    fn each(&self, change: impl Fn(&Mock, i32) + Send + 'static) {
+    fn for_each_broker(&self, change: impl Fn(&Mock, i32) + Send + 'static) {
         let brokers = 1..=self.brokers;
         self.with(move |mock| brokers.for_each(|broker| change(mock, broker)));
     }
 
     pub fn down(&self) {
-        self.each(|mock, broker| mock.broker_down(broker).unwrap());
+        self.for_each_broker(|mock, broker| mock.broker_down(broker).unwrap());
     }
 
     pub fn up(&self) {
-        self.each(|mock, broker| mock.broker_up(broker).unwrap());
+        self.for_each_broker(|mock, broker| mock.broker_up(broker).unwrap());
     }
 
-    pub fn slow(&self, by: Duration) {
-        self.each(move |mock, broker| mock.broker_round_trip_time(broker, by).unwrap());
+    pub fn set_round_trip_time(&self, delay: Duration) {
+        self.for_each_broker(move |mock, broker| mock.broker_round_trip_time(broker, delay).unwrap());
     }
 
-    pub fn read(&self, topic: &str, count: usize) -> Vec<Found> {
+    pub fn read(&self, topic: &str, count: usize) -> Vec<Record> {
         Reader::of(&self.servers).read(topic, count)
     }
 }
 
 #[async_trait]
 impl Broker for Cluster {
-    const KEEPS_LITTLE: bool = true;
+    const LIMITED_RETENTION: bool = true;
 
     async fn open() -> Option<Self> {
         let cluster = Self::start(3);
-        // It would create every topic that is asked for.
+        // The mock would create every requested topic.
         let unknown = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
         cluster.with(move |mock| mock.topic_error(MISSING, unknown).unwrap());
         Some(cluster)
@@ -99,15 +99,15 @@ impl Broker for Cluster {
         self.down();
     }
 
-    fn start_again(&mut self) {
+    fn restart(&mut self) {
         self.up();
     }
 
     fn freeze(&mut self) {
-        self.slow(Duration::from_secs(600));
+        self.set_round_trip_time(Duration::from_secs(600));
     }
 
     fn thaw(&mut self) {
-        self.slow(Duration::ZERO);
+        self.set_round_trip_time(Duration::ZERO);
     }
 }

@@ -1,4 +1,4 @@
-//! Brokers that refuse, fail, or come back later.
+//! Brokers that refuse, fail, or recover later.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use outbox_transports::{Kafka, KafkaSettings};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
 use crate::cluster::Cluster;
-use crate::conformance::outages::{publish_until_taken, wait_until_healthy, wait_until_unhealthy};
-use crate::conformance::{LONGEST_STALL, fates, numbered};
+use crate::common::outages::{publish_until_accepted, wait_until_healthy, wait_until_unhealthy};
+use crate::common::{MAX_STALL, fates, numbered};
 
-/// The numbers that arrived, in order: with one key all are in one partition.
+/// The received numbers in order: all events of one key are in one partition.
 async fn numbers(cluster: &Cluster, count: usize) -> Vec<usize> {
-    let found = tokio::task::block_in_place(|| cluster.read("orders", count));
-    found.iter().map(|message| std::str::from_utf8(&message.body).unwrap().parse().unwrap()).collect()
+    let records = tokio::task::block_in_place(|| cluster.read("orders", count));
+    records.iter().map(|message| std::str::from_utf8(&message.body).unwrap().parse().unwrap()).collect()
 }
 
 fn of_a_key(numbers: std::ops::Range<usize>) -> Vec<Outgoing> {
     numbers.map(|number| numbered(number, Some("k"))).collect()
 }
 
-/// The next requests to produce fail like this.
+/// Makes the next produce requests fail with these errors.
 fn refuse(cluster: &Cluster, errors: &'static [RDKafkaRespErr]) {
     cluster.with(move |mock| mock.request_errors(RDKafkaApiKey::Produce, errors));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_holds_back_its_key_and_says_what_to_do() {
+async fn a_refusal_blocks_its_key_and_names_the_cause() {
     let cluster = Cluster::start(1);
     let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
-    let dead = Failure::dead("the message is larger than the topic \"orders\" takes");
+    let dead = Failure::dead("the message is larger than the topic \"orders\" allows");
     for (error, failure) in [(&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE], dead)] {
         refuse(&cluster, error);
         let batch = of_a_key(0..3);
@@ -39,13 +39,13 @@ async fn a_refusal_holds_back_its_key_and_says_what_to_do() {
         let expected = [Some(Fate::Failed(failure)), Some(Fate::Untried), Some(Fate::Untried)];
         assert_eq!(fates(&error, 3), expected);
     }
-    assert_eq!(numbers(&cluster, 0).await, [0; 0], "nothing has overtaken the one that was refused");
+    assert_eq!(numbers(&cluster, 0).await, [0; 0], "no event has overtaken the refused one");
     kafka.publish_batch(&of_a_key(0..3)).await.unwrap();
     assert_eq!(numbers(&cluster, 3).await, [0, 1, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_made_later_is_used() {
+async fn a_topic_that_is_created_later_is_used() {
     let cluster = Cluster::start(1);
     let set = |error| cluster.with(move |mock| mock.topic_error("later", error).unwrap());
     set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
@@ -59,13 +59,13 @@ async fn a_topic_that_is_made_later_is_used() {
     assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
     wait_until_unhealthy(&kafka, |reason| reason == missing).await;
     set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR);
-    publish_until_taken(&kafka, &of_a_key(0..2)).await;
+    publish_until_accepted(&kafka, &of_a_key(0..2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_topic_is_an_outage_if_it_is_the_only_one() {
     let cluster = Cluster::start(1);
-    let denied = "the brokers do not let us write to the topic \"orders\"";
+    let denied = "the brokers deny writing to the topic \"orders\"";
     for (topic, is_outage) in [("orders", true), ("{header:topic}", false)] {
         let settings = KafkaSettings { topic: topic.parse().unwrap(), ..cluster.settings() };
         let kafka = Kafka::new("kafka", settings).unwrap();
@@ -79,7 +79,7 @@ async fn a_denied_topic_is_an_outage_if_it_is_the_only_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_passes_is_retried_and_stays_in_order() {
+async fn temporary_errors_are_retried_in_order() {
     let cluster = Cluster::start(3);
     let kafka = Kafka::new("kafka", cluster.settings()).unwrap();
     kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
@@ -97,13 +97,13 @@ async fn what_passes_is_retried_and_stays_in_order() {
         left.drain(..error.published());
     }
     let mut arrived = numbers(&cluster, 6).await;
-    // One that timed out was taken perhaps, and comes again.
+    // A message that timed out may have been stored, and is sent again.
     arrived.dedup();
     assert_eq!(arrived, [0, 1, 2, 3, 4, 5]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_producer_that_has_ended_is_replaced() {
+async fn a_producer_with_a_fatal_error_is_replaced() {
     let cluster = Cluster::start(1);
     cluster.with(|mock| {
         let denied = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED];
@@ -117,27 +117,28 @@ async fn a_producer_that_has_ended_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_nobody_waits_for_is_not_sent_later() {
+async fn a_cancelled_batch_is_not_sent_later() {
     let cluster = Cluster::start(1);
     let settings = KafkaSettings { timeout: Duration::from_secs(60), ..cluster.settings() };
     let kafka = Kafka::new("kafka", settings).unwrap();
     kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
     cluster.down();
-    let given_up =
+    let abandoned =
         tokio::time::timeout(Duration::from_millis(300), kafka.publish_batch(&of_a_key(1..2))).await;
-    assert!(given_up.is_err());
+    assert!(abandoned.is_err());
     cluster.up();
-    // Another goes first, as after a change of leaders: the first one must not come behind it.
+    // Another event is sent first, as after a change of the leader: the cancelled one must not
+    // arrive after it.
     kafka.publish_batch(&of_a_key(2..3)).await.unwrap();
     assert_eq!(numbers(&cluster, 2).await, [0, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_timed_out_is_not_sent_later() {
+async fn timed_out_messages_are_not_sent_later() {
     let cluster = Cluster::start(1);
     let settings = KafkaSettings { timeout: Duration::from_secs(2), ..cluster.settings() };
     let kafka = Kafka::new("kafka", settings).unwrap();
-    publish_until_taken(&kafka, &of_a_key(0..1)).await;
+    publish_until_accepted(&kafka, &of_a_key(0..1)).await;
     cluster.down();
     let error = kafka.publish_batch(&of_a_key(1..3)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
@@ -145,26 +146,26 @@ async fn what_timed_out_is_not_sent_later() {
     assert!(kafka.health().await.is_err());
     cluster.up();
     wait_until_healthy(&kafka).await;
-    publish_until_taken(&kafka, &of_a_key(3..4)).await;
+    publish_until_accepted(&kafka, &of_a_key(3..4)).await;
     let mut arrived = numbers(&cluster, 2).await;
-    // A broker may have taken what timed out at first, and takes it again.
+    // A broker may have stored a message that timed out at first, and stores it again.
     arrived.dedup();
     assert_eq!(arrived, [0, 3]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_of_others_are_told_when_a_producer_is_thrown_away() {
+async fn concurrent_batches_fail_when_their_producer_is_discarded() {
     let cluster = Cluster::start(1);
-    let settings = KafkaSettings { timeout: 2 * LONGEST_STALL, ..cluster.settings() };
+    let settings = KafkaSettings { timeout: 2 * MAX_STALL, ..cluster.settings() };
     let kafka = Kafka::new("kafka", settings).unwrap();
     kafka.publish_batch(&[numbered(0, None)]).await.unwrap();
     cluster.down();
     let batch = [numbered(1, Some("a"))];
     let mut other = kafka.publish_batch(&batch);
-    assert!(other.as_mut().now_or_never().is_none(), "it is with the producer");
+    assert!(other.as_mut().now_or_never().is_none(), "the producer has the message");
     let batch = [numbered(2, Some("b"))];
     assert!(tokio::time::timeout(Duration::from_millis(300), kafka.publish_batch(&batch)).await.is_err());
-    let error = tokio::time::timeout(LONGEST_STALL, other).await.expect("in time").unwrap_err();
+    let error = tokio::time::timeout(MAX_STALL, other).await.expect("in time").unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert_eq!(error.fate(0), Some(Fate::Untried));
 }

@@ -1,4 +1,4 @@
-//! What librdkafka says is in the log, without secrets.
+//! Log lines of librdkafka, without secrets.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use outbox_transports::{Kafka, KafkaMechanism, KafkaSasl, KafkaSettings};
 use crate::cluster::Cluster;
 
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -24,9 +24,9 @@ impl Write for Paper {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn librdkafka_speaks_through_tracing_and_says_no_secret() {
-    let paper = Paper::default();
-    let writer = paper.clone();
+async fn librdkafka_logs_through_tracing_without_secrets() {
+    let buffer = LogBuffer::default();
+    let writer = buffer.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
@@ -51,11 +51,11 @@ async fn librdkafka_speaks_through_tracing_and_says_no_secret() {
     let shown = format!("{settings:?}");
     let kafka = Kafka::new("kafka", settings).unwrap();
     let event = Outgoing::new(Event::new("e").json(&"canary-payload").build().unwrap());
-    // The cluster in memory knows nothing of passwords: no connection comes about.
+    // The mock cluster does not support SASL, so no connection succeeds.
     let error = kafka.publish_batch(&[event]).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
 
-    let written = String::from_utf8_lossy(&paper.0.lock().unwrap()).into_owned();
+    let written = String::from_utf8_lossy(&buffer.0.lock().unwrap()).into_owned();
     assert!(written.contains("librdkafka: "), "{written}");
     for text in [written, shown, format!("{kafka:?} {error} {error:?}")] {
         assert!(!text.contains("canary"), "{text}");

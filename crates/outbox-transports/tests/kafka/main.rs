@@ -1,12 +1,12 @@
-//! Kafka: against librdkafka's cluster in memory, which speaks the real protocol on real sockets, and against the broker Tansu where
-//! it is installed.
+//! Kafka: against librdkafka's mock cluster, which uses the real protocol on real sockets, and
+//! against the broker Tansu where it is installed.
 #![cfg(feature = "kafka")]
 
-mod bed;
 mod cluster;
-#[path = "../conformance/mod.rs"]
-mod conformance;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
+mod harness;
 mod logs;
 mod messages;
 mod reader;

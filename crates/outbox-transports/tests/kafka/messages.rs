@@ -1,4 +1,4 @@
-//! What a message looks like, and what settings are refused.
+//! Contents of messages, and refused settings.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use outbox::{Event, EventBuilder, Failure, Fate, Outgoing, Publisher as _};
 use outbox_transports::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings, Tls};
 
 use crate::cluster::Cluster;
-use crate::conformance::{fates, numbered};
+use crate::common::{fates, numbered};
 
 fn outgoing(event: EventBuilder) -> Outgoing {
     Outgoing::new(event.json(&1).build().unwrap())
@@ -23,22 +23,22 @@ async fn the_key_is_the_ordering_key_or_the_aggregate_id_or_none() {
         outgoing(Event::new("e")),
     ];
     kafka.publish_batch(&batch).await.unwrap();
-    let found = tokio::task::block_in_place(|| cluster.read("orders", 4));
-    // The partitions are those that the client of the JVM chooses among four.
+    let records = tokio::task::block_in_place(|| cluster.read("orders", 4));
+    // The partitions that the JVM client chooses among four.
     for (event, key, partition) in [
         (&batch[0], Some("foobar"), Some(2)),
         (&batch[1], Some("21"), Some(0)),
         (&batch[2], Some("a-little-bit-longer-string"), Some(3)),
         (&batch[3], None, None),
     ] {
-        let message = found.iter().find(|m| m.header("outbox-id") == Some(event.id().as_str())).unwrap();
+        let message = records.iter().find(|m| m.header("outbox-id") == Some(event.id().as_str())).unwrap();
         assert_eq!(message.key.as_deref(), key);
         assert!(partition.is_none_or(|partition| partition == message.partition), "{message:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_compression_arrives() {
+async fn every_compression_is_supported() {
     let cluster = Cluster::start(1);
     for compression in
         [KafkaCompression::None, KafkaCompression::Gzip, KafkaCompression::Snappy, KafkaCompression::Lz4]
@@ -48,13 +48,13 @@ async fn every_compression_arrives() {
         let kafka = Kafka::new("kafka", settings).unwrap();
         kafka.publish_batch(&[Outgoing::new(event)]).await.unwrap();
     }
-    let found = tokio::task::block_in_place(|| cluster.read("orders", 4));
-    assert_eq!(found.len(), 4);
-    assert!(found.iter().all(|message| message.body.len() == 1_002));
+    let records = tokio::task::block_in_place(|| cluster.read("orders", 4));
+    assert_eq!(records.len(), 4);
+    assert!(records.iter().all(|message| message.body.len() == 1_002));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_whose_topic_is_none_is_dead_and_the_rest_goes_on() {
+async fn an_event_with_an_invalid_topic_is_dead_and_the_others_arrive() {
     let cluster = Cluster::start(1);
     let settings = KafkaSettings { topic: "{header:topic}".parse().unwrap(), ..cluster.settings() };
     let kafka = Kafka::new("kafka", settings).unwrap();
@@ -62,34 +62,31 @@ async fn an_event_whose_topic_is_none_is_dead_and_the_rest_goes_on() {
     let batch = [to("a b"), to(".."), outgoing(Event::new("e")), to("orders")];
     let error = kafka.publish_batch(&batch).await.unwrap_err();
     let no_topic = |name: &str| {
-        let rule = "letters, digits, `.`, `_` and `-`, 249 at most";
-        Some(Fate::Failed(Failure::dead(format!("{name:?} is no name of a topic: {rule}"))))
+        let rule = "use letters, digits, `.`, `_` and `-`, at most 249";
+        Some(Fate::Failed(Failure::dead(format!("{name:?} is not a valid topic name: {rule}"))))
     };
-    let lacks = Failure::dead("where it goes needs {header:topic}, and it has none");
+    let missing = Failure::dead("the destination needs {header:topic}, which the event does not have");
     assert_eq!(
         fates(&error, 4),
-        [no_topic("a b"), no_topic(".."), Some(Fate::Failed(lacks)), Some(Fate::Published)]
+        [no_topic("a b"), no_topic(".."), Some(Fate::Failed(missing)), Some(Fate::Published)]
     );
 }
 
 #[tokio::test]
-async fn settings_are_only_checked_when_it_is_made() {
+async fn the_constructor_only_checks_settings() {
     let settings = KafkaSettings::new("127.0.0.1:1", "orders".parse().unwrap());
     let kafka = Kafka::new("kafka", KafkaSettings { timeout: Duration::from_secs(5), ..settings }).unwrap();
     assert!(kafka.health().await.is_err());
     let error = kafka.publish_batch(&[numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert!(
-        error.to_string().starts_with("no broker has taken an event in 5 s; the last trouble: "),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("no broker accepted an event in 5 s; last error: "), "{error}");
 }
 
 #[test]
-fn mistakes_in_the_settings_are_named() {
+fn invalid_settings_are_named() {
     type Change = fn(&mut KafkaSettings);
-    let option = |name: &'static str, value: &'static str, said: &'static str| (name, value, said);
-    for (name, value, said) in [
+    let option = |name: &'static str, value: &'static str, expected: &'static str| (name, value, expected);
+    for (name, value, expected) in [
         option("acks", "1", "options: \"acks\" cannot be changed"),
         option("enable.idempotence", "false", "options: \"enable.idempotence\" cannot be changed"),
         option("test.mock.num.brokers", "3", "options: \"test.mock.num.brokers\" cannot be changed"),
@@ -103,7 +100,7 @@ fn mistakes_in_the_settings_are_named() {
         option(
             "enable.ssl.certificate.verification",
             "false",
-            "options: \"enable.ssl.certificate.verification\" is not allowed: it can weaken TLS",
+            "options: \"enable.ssl.certificate.verification\" is not allowed: it could weaken TLS",
         ),
         option(
             "ssl.endpoint.identification.algorithm",
@@ -114,34 +111,38 @@ fn mistakes_in_the_settings_are_named() {
         option("sasl.kerberos.kinit.cmd", "id", "options: \"sasl.kerberos.kinit.cmd\" is not allowed"),
         option("partitioner", "random", "options: a random \"partitioner\" keeps no order"),
         option("bootstrap.servers", "x", "options: use brokers instead of \"bootstrap.servers\""),
-        option("no.such.option", "hunter2", "options: librdkafka does not know \"no.such.option\""),
-        option("linger.ms", "hunter2", "options: librdkafka does not know \"linger.ms\", or not this value"),
+        option("no.such.option", "hunter2", "options: librdkafka does not support \"no.such.option\""),
+        option(
+            "linger.ms",
+            "hunter2",
+            "options: librdkafka does not support \"linger.ms\", or not this value",
+        ),
     ] {
         let mut settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
         settings.options.insert(name.to_owned(), value.into());
         let error = Kafka::new("kafka", settings).unwrap_err();
-        assert!(error.starts_with(said) && !error.contains("hunter2"), "{name}: {error}");
+        assert!(error.starts_with(expected) && !error.contains("hunter2"), "{name}: {error}");
     }
     let scram =
         KafkaSasl { mechanism: KafkaMechanism::ScramSha256, user: "ada".into(), password: "hunter2".into() };
-    for (change, said) in [
+    for (change, expected) in [
         ((|s| s.brokers = "a:1,,b:1".into()) as Change, "brokers: "),
-        (|s| s.topic = "a b".parse().unwrap(), "topic: \"a b\" is no name of a topic"),
+        (|s| s.topic = "a b".parse().unwrap(), "topic: \"a b\" is not a valid topic name"),
         (|s| s.timeout = Duration::ZERO, "timeout: "),
         (|s| s.max_bytes = 1, "max_bytes: "),
     ] {
         let mut settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
         change(&mut settings);
         let error = Kafka::new("kafka", settings).unwrap_err();
-        assert!(error.starts_with(said), "{error}");
+        assert!(error.starts_with(expected), "{error}");
     }
     if cfg!(not(feature = "kafka-tls")) {
         let settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
         let tls = KafkaSettings { tls: Some(Tls::default()), ..settings.clone() };
         let sasl = KafkaSettings { sasl: Some(scram), ..settings };
-        for (settings, what) in [(tls, "tls: it"), (sasl, "sasl: SCRAM")] {
-            let said = format!("{what} needs a build with the feature `kafka-tls`, and this one is without");
-            assert_eq!(Kafka::new("kafka", settings).unwrap_err(), said);
+        for (settings, subject) in [(tls, "tls: TLS"), (sasl, "sasl: SCRAM")] {
+            let expected = format!("{subject} needs a build with the feature `kafka-tls`");
+            assert_eq!(Kafka::new("kafka", settings).unwrap_err(), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads topics, whichever broker has them.
+//! Reads topics of any broker.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,24 +7,24 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use crate::conformance::Wait;
+use crate::common::Wait;
 
-/// How many partitions every topic of these tests has.
+/// Number of partitions of every topic in these tests.
 pub const PARTITIONS: i32 = 4;
 
-/// Reads topics from their beginning.
+/// Reads topics from the beginning.
 pub struct Reader(ClientConfig);
 
-/// A message of a topic.
+/// A record of a topic.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct Record {
     pub partition: i32,
     pub key: Option<String>,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Found {
+impl Record {
     fn of(message: &BorrowedMessage<'_>) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let headers = message.headers().map_or_else(Vec::new, |headers| {
@@ -44,57 +44,57 @@ impl Found {
 }
 
 impl Reader {
-    /// Reads from these brokers.
+    /// Creates a reader for these brokers.
     pub fn of(servers: &str) -> Self {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", servers).set("group.id", "eyes").set("fetch.wait.max.ms", "20");
+        config.set("bootstrap.servers", servers).set("group.id", "reader").set("fetch.wait.max.ms", "20");
         Self(config)
     }
 
-    /// By TLS, with this authority.
+    /// Connects by TLS with this authority.
     #[cfg(feature = "kafka-tls")]
     pub fn trusting(mut self, ca_file: &std::path::Path) -> Self {
         self.0.set("security.protocol", "ssl").set("ssl.ca.location", ca_file.to_str().unwrap());
         self
     }
 
-    /// How to reach the brokers.
+    /// The client configuration of the brokers.
     pub fn config(&self) -> &ClientConfig {
         &self.0
     }
 
-    /// What is in a topic. Waits until there is that much, or until no message comes any more, and
-    /// then a moment for more.
-    pub fn read(&self, topic: &str, count: usize) -> Vec<Found> {
+    /// Returns the records of a topic. Waits until there are `count` records or no more arrive, and
+    /// then briefly for more.
+    pub fn read(&self, topic: &str, count: usize) -> Vec<Record> {
         let consumer = self.consumer(topic);
-        let (mut found, mut wait) = (Vec::new(), Wait::until(count));
+        let (mut records, mut wait) = (Vec::new(), Wait::until(count));
         loop {
-            let enough = wait.left(found.len()).is_zero();
-            let patience = Duration::from_millis(if enough { 200 } else { 1_000 });
-            match consumer.poll(patience) {
-                Some(Ok(message)) => found.push(Found::of(&message)),
-                None if enough => return found,
+            let enough = wait.remaining(records.len()).is_zero();
+            let poll_timeout = Duration::from_millis(if enough { 200 } else { 1_000 });
+            match consumer.poll(poll_timeout) {
+                Some(Ok(message)) => records.push(Record::of(&message)),
+                None if enough => return records,
                 Some(Err(_)) | None => {}
             }
         }
     }
 
-    /// Reads a topic from now on, for as long as the result is used.
-    pub fn watch(&self, topic: &str) -> Arc<Mutex<Vec<Found>>> {
+    /// Reads a topic in the background until the result is dropped.
+    pub fn watch(&self, topic: &str) -> Arc<Mutex<Vec<Record>>> {
         let consumer = self.consumer(topic);
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let wanted = Arc::downgrade(&seen);
+        let records = Arc::new(Mutex::new(Vec::new()));
+        let weak = Arc::downgrade(&records);
         std::thread::spawn(move || {
-            while let Some(seen) = wanted.upgrade() {
+            while let Some(records) = weak.upgrade() {
                 if let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) {
-                    seen.lock().unwrap().push(Found::of(&message));
+                    records.lock().unwrap().push(Record::of(&message));
                 }
             }
         });
-        seen
+        records
     }
 
-    /// From the beginning of all partitions.
+    /// Creates a consumer at the beginning of all partitions.
     fn consumer(&self, topic: &str) -> BaseConsumer {
         let consumer: BaseConsumer = self.0.create().unwrap();
         let mut partitions = TopicPartitionList::new();

@@ -1,4 +1,4 @@
-//! Tansu: a broker that keeps what it confirmed.
+//! Tansu: a broker with persistent storage.
 
 use async_trait::async_trait;
 use outbox_testbed::{Plan, Server};
@@ -6,12 +6,12 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 
-use crate::bed::{Broker, MISSING};
+use crate::harness::{Broker, MISSING};
 use crate::reader::{PARTITIONS, Reader};
 
 pub struct Tansu(Server);
 
-/// Creates a topic on brokers that are reached like this.
+/// Creates a topic on the brokers of this configuration.
 pub async fn create_topic(config: &ClientConfig, name: &str) {
     let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
     let topic = NewTopic::new(name, PARTITIONS, TopicReplication::Fixed(1));
@@ -27,7 +27,7 @@ impl Tansu {
 
 #[async_trait]
 impl Broker for Tansu {
-    const KEEPS_LITTLE: bool = false;
+    const LIMITED_RETENTION: bool = false;
 
     async fn open() -> Option<Self> {
         let plan = Plan::tansu();
@@ -55,7 +55,7 @@ impl Broker for Tansu {
         self.0.kill();
     }
 
-    fn start_again(&mut self) {
+    fn restart(&mut self) {
         self.0.start();
     }
 

@@ -1,4 +1,4 @@
-//! Brokers that are reached by TLS, where this build has it.
+//! Brokers with TLS, if this build supports it.
 #![cfg(feature = "kafka-tls")]
 
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 
-use crate::conformance::numbered;
+use crate::common::numbered;
 use crate::reader::Reader;
 use crate::tansu::create_topic;
 
-/// Ends TLS in front of a port: Tansu has none of its own.
+/// Terminates TLS in front of a port: Tansu does not support TLS.
 async fn terminate(certificates: &Certificates, listener: TcpListener, target: u16) {
     let (certificate, key) = &certificates.server;
     let chain = CertificateDer::pem_file_iter(certificate).unwrap().map(Result::unwrap).collect();
@@ -41,9 +41,9 @@ async fn terminate(certificates: &Certificates, listener: TcpListener, target: u
     });
 }
 
-/// A certificate by an authority that the system does not know is an outage, and nothing is sent.
+/// A certificate of an authority that the system does not trust is an outage, and nothing is sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_cannot_be_verified_is_refused_until_its_authority_is_named() {
+async fn an_unverified_broker_is_refused_until_its_authority_is_configured() {
     let plan = Plan::tansu();
     if !plan.is_here() {
         return;
@@ -65,12 +65,12 @@ async fn a_broker_that_cannot_be_verified_is_refused_until_its_authority_is_name
     let unverified = kafka("127.0.0.1", Some(Tls::default()), 3).publish_batch(&event).await.unwrap_err();
     assert!(unverified.is_unavailable(), "{unverified}");
     assert!(unverified.to_string().contains("certificate verify failed"), "{unverified}");
-    // The certificate is for other names.
-    let elsewhere = kafka("127.0.0.2", Some(trusting.clone()), 3).publish_batch(&event).await.unwrap_err();
-    assert!(elsewhere.to_string().contains("certificate verify failed"), "{elsewhere}");
-    let in_the_clear = kafka("127.0.0.1", None, 3).publish_batch(&event).await.unwrap_err();
-    assert!(in_the_clear.is_unavailable(), "{in_the_clear}");
+    // The certificate is for other hosts.
+    let wrong_host = kafka("127.0.0.2", Some(trusting.clone()), 3).publish_batch(&event).await.unwrap_err();
+    assert!(wrong_host.to_string().contains("certificate verify failed"), "{wrong_host}");
+    let plaintext = kafka("127.0.0.1", None, 3).publish_batch(&event).await.unwrap_err();
+    assert!(plaintext.is_unavailable(), "{plaintext}");
     kafka("127.0.0.1", Some(trusting), 60).publish_batch(&event).await.unwrap();
-    let found = tokio::task::block_in_place(|| reader.read("orders", 1));
-    assert_eq!(found.len(), 1, "what was refused was not sent");
+    let records = tokio::task::block_in_place(|| reader.read("orders", 1));
+    assert_eq!(records.len(), 1, "refused messages were not sent");
 }

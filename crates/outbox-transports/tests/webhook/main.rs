@@ -1,9 +1,9 @@
 //! Webhooks against a real HTTP server.
 #![cfg(feature = "webhook")]
 
-mod bed;
-#[path = "../conformance/mod.rs"]
-mod conformance;
+#[path = "../common/mod.rs"]
+mod common;
+mod harness;
 mod receiver;
 mod refusals;
 mod relayed;
@@ -17,12 +17,12 @@ fn event(number: usize) -> Outgoing {
     Outgoing::new(Event::new("order.placed").json(&number).build().unwrap())
 }
 
-/// One with a key.
+/// An event with a key.
 fn keyed(key: &str, number: usize) -> Outgoing {
     Outgoing::new(Event::new("order.placed").ordering_key(key).json(&number).build().unwrap())
 }
 
-/// What became of each.
+/// The result of each event.
 fn fates(error: &PublishError, count: usize) -> Vec<Fate> {
     (0..count).map(|index| error.fate(index).unwrap()).collect()
 }

@@ -1,4 +1,4 @@
-//! A receiver of webhooks: a real HTTP server that answers as it is told.
+//! A webhook receiver: a real HTTP server with configurable responses.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -11,18 +11,19 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// Who sent it: another port is another connection.
+pub struct ReceivedRequest {
+    /// Address of the sender: another port is another connection.
     pub peer: SocketAddr,
     pub path: String,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Seen {
+impl ReceivedRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -32,7 +33,7 @@ impl Seen {
     }
 }
 
-/// What is answered, and when.
+/// A response and its delay.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub status: u16,
@@ -55,7 +56,7 @@ impl Reply {
     }
 }
 
-type Answers = dyn Fn(usize, &Seen) -> Reply + Send + Sync;
+type Responder = dyn Fn(usize, &ReceivedRequest) -> Reply + Send + Sync;
 
 pub struct Receiver {
     pub address: SocketAddr,
@@ -64,47 +65,56 @@ pub struct Receiver {
 }
 
 struct Shared {
-    answers: Box<Answers>,
-    seen: Mutex<Vec<Seen>>,
-    /// How many are being answered, and how many there were at most.
-    at_once: Mutex<(usize, usize)>,
+    responder: Box<Responder>,
+    requests: Mutex<Vec<ReceivedRequest>>,
+    /// Number of received requests.
+    received: watch::Sender<usize>,
+    /// Current and maximum number of concurrent requests.
+    concurrency: Mutex<(usize, usize)>,
 }
 
 impl Receiver {
-    /// Answers with what `answers` says, of the how manieth request and what came.
-    pub async fn start(answers: impl Fn(usize, &Seen) -> Reply + Send + Sync + 'static) -> Self {
-        Self::listen(TcpListener::bind("127.0.0.1:0").await.unwrap(), answers)
+    /// Starts a receiver. `responder` gets the number of the request, starting at 1, and the
+    /// request.
+    pub async fn start(responder: impl Fn(usize, &ReceivedRequest) -> Reply + Send + Sync + 'static) -> Self {
+        Self::listen(TcpListener::bind("127.0.0.1:0").await.unwrap(), responder)
     }
 
     pub fn listen(
         listener: TcpListener,
-        answers: impl Fn(usize, &Seen) -> Reply + Send + Sync + 'static,
+        responder: impl Fn(usize, &ReceivedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            answers: Box::new(answers),
-            seen: Mutex::default(),
-            at_once: Mutex::default(),
+            responder: Box::new(responder),
+            requests: Mutex::default(),
+            received: watch::Sender::new(0),
+            concurrency: Mutex::default(),
         });
-        let app = Router::new().fallback(answer).with_state(shared.clone());
+        let app = Router::new().fallback(respond).with_state(shared.clone());
         let app = app.into_make_service_with_connect_info::<SocketAddr>();
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { address, shared, server }
     }
 
-    pub async fn answering(status: u16) -> Self {
+    pub async fn with_status(status: u16) -> Self {
         Self::start(move |_, _| Reply::status(status)).await
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
-        self.shared.seen.lock().unwrap().clone()
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.shared.requests.lock().unwrap().clone()
     }
 
-    pub fn most_at_once(&self) -> usize {
-        self.shared.at_once.lock().unwrap().1
+    /// Waits until the receiver has got this number of requests.
+    pub async fn wait_for_requests(&self, count: usize) {
+        self.shared.received.subscribe().wait_for(|received| *received >= count).await.unwrap();
     }
 
-    /// Settings to come here, by this address.
+    pub fn max_concurrency(&self) -> usize {
+        self.shared.concurrency.lock().unwrap().1
+    }
+
+    /// Settings for a webhook to this receiver.
     pub fn settings(&self) -> WebhookSettings {
         let mut settings = WebhookSettings::new(format!("http://{}/in", self.address).as_str());
         settings.allow = vec!["127.0.0.1".into()];
@@ -122,27 +132,28 @@ impl Drop for Receiver {
     }
 }
 
-async fn answer(
+async fn respond(
     State(shared): State<Arc<Shared>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let seen = Seen { peer, path: uri.to_string(), headers, body };
+    let request = ReceivedRequest { peer, path: uri.to_string(), headers, body };
     let count = {
-        let mut all = shared.seen.lock().unwrap();
-        all.push(seen.clone());
+        let mut all = shared.requests.lock().unwrap();
+        all.push(request.clone());
+        shared.received.send_replace(all.len());
         all.len()
     };
     {
-        let mut at_once = shared.at_once.lock().unwrap();
-        at_once.0 += 1;
-        at_once.1 = at_once.1.max(at_once.0);
+        let mut concurrency = shared.concurrency.lock().unwrap();
+        concurrency.0 += 1;
+        concurrency.1 = concurrency.1.max(concurrency.0);
     }
-    let reply = (shared.answers)(count, &seen);
+    let reply = (shared.responder)(count, &request);
     tokio::time::sleep(reply.after).await;
-    shared.at_once.lock().unwrap().0 -= 1;
+    shared.concurrency.lock().unwrap().0 -= 1;
     let mut response = Response::builder().status(StatusCode::from_u16(reply.status).unwrap());
     if let Some((name, value)) = reply.header {
         response = response.header(name, value);

@@ -1,4 +1,4 @@
-//! Receivers that refuse, are slow, are not there, or should not be reached.
+//! Receivers that refuse, are slow, are unreachable, or must not be reached.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use outbox::{Failure, Fate, Outgoing, PublishError, Publisher as _};
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 
-use crate::receiver::{Receiver, Reply, Seen};
+use crate::receiver::{ReceivedRequest, Receiver, Reply};
 use crate::{event, fates, keyed};
 
-/// What becomes of one event.
+/// Publishes one event to a receiver with this reply.
 async fn outcome(reply: Reply) -> (PublishError, Receiver) {
     let receiver = Receiver::start(move |_, _| reply.clone()).await;
     let error = receiver.webhook().publish_batch(&[event(1)]).await.unwrap_err();
@@ -17,8 +17,8 @@ async fn outcome(reply: Reply) -> (PublishError, Receiver) {
 }
 
 #[tokio::test]
-async fn every_answer_is_told_apart() {
-    for (status, said) in [
+async fn every_status_is_distinguished() {
+    for (status, expected) in [
         (400, "Bad Request"),
         (404, "Not Found"),
         (405, "Method Not Allowed"),
@@ -29,18 +29,18 @@ async fn every_answer_is_told_apart() {
         (501, "Not Implemented"),
     ] {
         let (error, receiver) = outcome(Reply::status(status)).await;
-        let failure = Failure::retry(format!("http://{} answers {status} {said}", receiver.address));
+        let failure = Failure::retry(format!("http://{} answers {status} {expected}", receiver.address));
         assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
         assert!(!error.is_unavailable(), "{status}");
     }
-    for (status, said) in [
+    for (status, expected) in [
         (410, "Gone"),
         (413, "Payload Too Large"),
         (415, "Unsupported Media Type"),
         (422, "Unprocessable Entity"),
     ] {
         let (error, receiver) = outcome(Reply::status(status)).await;
-        let failure = Failure::dead(format!("http://{} answers {status} {said}", receiver.address));
+        let failure = Failure::dead(format!("http://{} answers {status} {expected}", receiver.address));
         assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
     }
     for status in [401, 403, 502, 503, 504] {
@@ -50,9 +50,9 @@ async fn every_answer_is_told_apart() {
     }
 }
 
-/// Publishes as a relay does, until nothing is left that may be tried now: what failed is put off, what was
-/// not tried comes again, and an outage is over when the publisher says that it is healthy. Returns what
-/// each event that failed was put off for.
+/// Publishes as a relay does until no event is due: failed events are removed, untried events come
+/// again, and an outage ends when the publisher is healthy. Returns the failed events with their
+/// failures.
 async fn relay(webhook: &Webhook, mut due: Vec<Outgoing>) -> Vec<(Outgoing, Failure)> {
     let mut failed = Vec::new();
     for _ in 0..1_000 {
@@ -85,8 +85,8 @@ async fn relay(webhook: &Webhook, mut due: Vec<Outgoing>) -> Vec<(Outgoing, Fail
     panic!("{} events are never tried", due.len());
 }
 
-fn is_bad(seen: &Seen) -> bool {
-    seen.header("outbox-type") == Some("bad")
+fn is_bad(request: &ReceivedRequest) -> bool {
+    request.header("outbox-type") == Some("bad")
 }
 
 fn typed(event_type: &str, number: usize) -> Outgoing {
@@ -94,9 +94,9 @@ fn typed(event_type: &str, number: usize) -> Outgoing {
 }
 
 #[tokio::test]
-async fn an_event_that_is_told_to_wait_waits_alone() {
+async fn an_event_with_retry_after_waits_alone() {
     for url in ["/in", "/in/{tenant_id}"] {
-        let receiver = Receiver::start(|_, seen| match is_bad(seen) {
+        let receiver = Receiver::start(|_, request| match is_bad(request) {
             true => Reply::with(429, "retry-after", "999999"),
             false => Reply::status(200),
         })
@@ -105,38 +105,39 @@ async fn an_event_that_is_told_to_wait_waits_alone() {
         settings.url = format!("http://{}{url}", receiver.address).as_str().into();
         let webhook = Webhook::new("hooks", settings).unwrap();
         let error = webhook.publish_batch(&[typed("bad", 0)]).await.unwrap_err();
-        assert!(!error.is_unavailable(), "it is the event that waits: {error}");
+        assert!(!error.is_unavailable(), "only the event waits: {error}");
         let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{error}") };
         assert_eq!(failure, Failure::retry_after(Duration::from_secs(3_600), &failure), "an hour at most");
         assert!(failure.to_string().ends_with("and asks to wait 3600 s"), "{failure}");
-        assert!(webhook.health().await.is_ok(), "the others go on");
+        assert!(webhook.health().await.is_ok(), "other events are sent");
 
         let due: Vec<Outgoing> = (0..51).map(|n| typed(if n == 0 { "bad" } else { "good" }, n)).collect();
         let failed = relay(&webhook, due).await;
-        assert_eq!((failed.len(), receiver.seen().len()), (1, 52));
+        assert_eq!((failed.len(), receiver.requests().len()), (1, 52));
     }
 }
 
 #[tokio::test]
-async fn refused_events_use_up_their_attempts_and_all_others_arrive() {
+async fn refused_events_use_up_their_attempts_and_the_others_arrive() {
     for status in [401, 403, 502, 503, 504] {
         let receiver =
-            Receiver::start(move |_, seen| Reply::status(if is_bad(seen) { status } else { 200 })).await;
+            Receiver::start(move |_, request| Reply::status(if is_bad(request) { status } else { 200 }))
+                .await;
         let webhook = receiver.webhook();
         let due: Vec<Outgoing> = (0..440).map(|n| typed(if n < 40 { "bad" } else { "good" }, n)).collect();
         let failed = relay(&webhook, due).await;
         assert_eq!(failed.len(), 40, "{status}: each counts");
-        let good = receiver.seen().iter().filter(|seen| !is_bad(seen)).count();
+        let good = receiver.requests().iter().filter(|request| !is_bad(request)).count();
         assert_eq!(good, 400, "{status}");
-        let bad = receiver.seen().len() - good;
+        let bad = receiver.requests().len() - good;
         assert!(bad < 80, "{status}: {bad} requests for 40 events");
     }
 }
 
 #[tokio::test]
-async fn an_event_that_is_always_refused_does_not_shut_its_receiver_for_good() {
-    // More than a batch of them, and nothing was taken before.
-    let receiver = Receiver::start(|_, seen| Reply::status(if is_bad(seen) { 503 } else { 200 })).await;
+async fn an_event_that_is_always_refused_does_not_block_its_receiver_forever() {
+    // The receiver has accepted no event before.
+    let receiver = Receiver::start(|_, request| Reply::status(if is_bad(request) { 503 } else { 200 })).await;
     let webhook = receiver.webhook();
     let mut times = 0;
     let bad = typed("bad", 0);
@@ -147,18 +148,18 @@ async fn an_event_that_is_always_refused_does_not_shut_its_receiver_for_good() {
         times += 1;
         assert!(times < 5, "no other event is ever tried");
     }
-    assert!(times > 0, "the first refusal is an outage, as far as can be told");
+    assert!(times > 0, "the first refusal counts as an outage");
 }
 
 #[tokio::test]
-async fn a_url_that_refuses_does_not_stand_in_the_way_of_others() {
+async fn a_url_that_refuses_does_not_block_other_urls() {
     let receiver =
-        Receiver::start(|_, seen| Reply::status(if seen.path == "/in/bad" { 503 } else { 200 })).await;
+        Receiver::start(|_, request| Reply::status(if request.path == "/in/bad" { 503 } else { 200 })).await;
     let mut settings = receiver.settings();
     settings.url = format!("http://{}/in/{{header:to}}", receiver.address).as_str().into();
     let webhook = Webhook::new("hooks", settings).unwrap();
     let to = |to: &str| Outgoing::new(outbox::Event::new("e").header("to", to).json(&1).build().unwrap());
-    // Alone, with nothing that was ever taken.
+    // Alone, and no event was ever accepted.
     for _ in 0..3 {
         let error = webhook.publish_batch(&[to("bad")]).await.unwrap_err();
         assert!(!error.is_unavailable(), "{error}");
@@ -169,11 +170,11 @@ async fn a_url_that_refuses_does_not_stand_in_the_way_of_others() {
 }
 
 #[tokio::test]
-async fn an_answer_is_kept_as_a_detail_and_not_in_the_reason() {
+async fn a_response_is_kept_as_a_detail_and_not_in_the_reason() {
     let answer = format!("no\nstock for ada{}", "x".repeat(2_000));
     for status in [500, 503, 422, 429] {
         let body = answer.clone();
-        let receiver = Receiver::start(move |_, seen| match is_bad(seen) {
+        let receiver = Receiver::start(move |_, request| match is_bad(request) {
             true => Reply { body: body.clone().into(), ..Reply::status(status) },
             false => Reply::status(200),
         })
@@ -181,7 +182,7 @@ async fn an_answer_is_kept_as_a_detail_and_not_in_the_reason() {
         let error = receiver.webhook().publish_batch(&[typed("bad", 0), typed("good", 1)]).await.unwrap_err();
         let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{status}: {error}") };
         assert!(!failure.to_string().contains("stock"), "{failure}");
-        let excerpt = format!("the answer begins with: no\\nstock for ada{}", "x".repeat(512 - 16));
+        let excerpt = format!("the response begins with: no\\nstock for ada{}", "x".repeat(512 - 16));
         let expected = if status == 422 { Failure::dead(&failure) } else { Failure::retry(&failure) };
         assert_eq!(failure, expected.with_detail(excerpt), "{status}");
     }
@@ -189,7 +190,7 @@ async fn an_answer_is_kept_as_a_detail_and_not_in_the_reason() {
 
 #[tokio::test]
 async fn a_redirect_is_not_followed() {
-    let elsewhere = Receiver::answering(200).await;
+    let elsewhere = Receiver::with_status(200).await;
     let to = format!("http://{}/admin?token=hunter2", elsewhere.address);
     for status in [301, 302, 307, 308] {
         let (error, receiver) = outcome(Reply::with(status, "location", &to)).await;
@@ -199,25 +200,26 @@ async fn a_redirect_is_not_followed() {
         assert!(text.contains(&format!(" to http://{to}; redirects are not followed")), "{text}");
         assert!(!text.contains("hunter2"), "{text}");
     }
-    assert_eq!(elsewhere.seen().len(), 0);
+    assert_eq!(elsewhere.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_come_in_time_is_the_events_failure() {
+async fn a_response_timeout_is_the_events_failure() {
     let slow = Receiver::start(|_, _| Reply::after(Duration::from_secs(600))).await;
     let mut settings = slow.settings();
     (settings.connect_timeout, settings.timeout) = (Duration::from_secs(2), Duration::from_secs(3));
     let webhook = Webhook::new("hooks", settings).unwrap();
     let batch = [keyed("a", 1), keyed("a", 2)];
     let error = webhook.publish_batch(&batch).await.unwrap_err();
-    let failure = format!("no answer from http://{} in 5 s; it may have taken the event", slow.address);
+    let failure =
+        format!("no response from http://{} in 5 s; the receiver may have accepted the event", slow.address);
     assert_eq!(fates(&error, 2), [Fate::Failed(Failure::retry(failure)), Fate::Untried]);
     assert!(!error.is_unavailable());
-    assert_eq!(slow.seen().len(), 1);
+    assert_eq!(slow.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn a_slow_answer_in_time_is_an_answer() {
+async fn a_slow_response_within_the_timeout_is_accepted() {
     let receiver = Receiver::start(|_, _| Reply::after(Duration::from_millis(300))).await;
     receiver.webhook().publish_batch(&[event(1)]).await.unwrap();
 }
@@ -232,7 +234,7 @@ async fn a_connection_that_breaks_is_the_events_failure() {
         let mut some = [0; 100];
         let _ = connection.read(&mut some).await;
         drop(connection);
-        // Another connection can be made.
+        // Keeps accepting connections.
         listener
     });
     let mut settings = WebhookSettings::new(format!("http://{address}/").as_str());
@@ -240,11 +242,11 @@ async fn a_connection_that_breaks_is_the_events_failure() {
     let error = Webhook::new("hooks", settings).unwrap().publish_batch(&[event(1)]).await.unwrap_err();
     accepting.await.unwrap();
     assert!(!error.is_unavailable());
-    assert!(error.to_string().starts_with(&format!("no answer from http://{address}: ")), "{error}");
+    assert!(error.to_string().starts_with(&format!("no response from http://{address}: ")), "{error}");
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
+async fn a_missing_receiver_is_unavailable_until_it_starts() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -265,35 +267,35 @@ async fn a_receiver_that_is_not_there_is_unavailable_until_it_is() {
         }
     })
     .await
-    .expect("it is there again");
+    .expect("the receiver is available again");
     webhook.publish_batch(&[event(1)]).await.unwrap();
-    assert_eq!(receiver.seen().len(), 1);
+    assert_eq!(receiver.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn an_outage_behind_a_gateway_costs_no_attempts() {
-    let receiver = Receiver::answering(503).await;
+    let receiver = Receiver::with_status(503).await;
     let webhook = receiver.webhook();
-    assert!(webhook.health().await.is_ok(), "a connection is all that can be seen");
+    assert!(webhook.health().await.is_ok(), "the probe only connects");
     assert!(webhook.publish_batch(&[event(1)]).await.unwrap_err().is_unavailable());
     let reason = webhook.health().await.unwrap_err().to_string();
-    assert!(reason.contains("answers 503 Service Unavailable"), "now it is known better: {reason}");
+    assert!(reason.contains("answers 503 Service Unavailable"), "the outage is known: {reason}");
 }
 
 #[tokio::test]
-async fn a_refusal_after_others_were_taken_is_the_events_failure() {
+async fn a_refusal_after_other_events_were_accepted_is_the_events_failure() {
     let batch = [keyed("a", 1), keyed("a", 2), keyed("a", 3)];
     let receiver = Receiver::start(|count, _| Reply::status(if count == 1 { 200 } else { 503 })).await;
     let error = receiver.webhook().publish_batch(&batch).await.unwrap_err();
     assert!(!error.is_unavailable());
     let refused = Failure::retry(format!("http://{} answers 503 Service Unavailable", receiver.address));
     assert_eq!(fates(&error, 3), [Fate::Published, Fate::Failed(refused), Fate::Untried]);
-    assert_eq!(receiver.seen().len(), 2);
+    assert_eq!(receiver.requests().len(), 2);
 }
 
 #[tokio::test]
-async fn a_name_of_this_machine_is_refused_unless_it_is_allowed() {
-    let receiver = Receiver::answering(200).await;
+async fn localhost_is_refused_unless_it_is_allowed() {
+    let receiver = Receiver::with_status(200).await;
     let port = receiver.address.port();
     let publish = async |scheme: &str, allow: &[&str]| {
         let mut settings = WebhookSettings::new(format!("{scheme}://localhost:{port}/in").as_str());
@@ -307,14 +309,14 @@ async fn a_name_of_this_machine_is_refused_unless_it_is_allowed() {
     assert_eq!(
         error.to_string(),
         format!(
-            "no connection to https://localhost:{port}: localhost is not on the public internet; if that is meant, name it in `allow`"
+            "no connection to https://localhost:{port}: localhost is not on the public internet; add it to `allow` if that is intended"
         )
     );
-    assert_eq!(receiver.seen().len(), 0);
+    assert_eq!(receiver.requests().len(), 0);
     let (healthy, result) = publish("http", &["localhost"]).await;
     assert!(healthy);
     result.unwrap();
-    assert_eq!(receiver.seen().len(), 1);
+    assert_eq!(receiver.requests().len(), 1);
 }
 
 #[tokio::test]
@@ -326,43 +328,43 @@ async fn a_name_that_does_not_resolve_is_unavailable() {
 }
 
 #[test]
-fn mistakes_in_the_settings_are_named() {
+fn invalid_settings_are_named() {
     let settings = |change: fn(&mut WebhookSettings)| {
         let mut settings = WebhookSettings::new("https://user:hunter2@hooks.example.com/hunter2");
         change(&mut settings);
         settings
     };
     Webhook::new("hooks", settings(|_| ())).unwrap();
-    for (change, said) in [
+    for (change, expected) in [
         (
             (|s| drop(s.headers.insert("x-a".to_owned(), "hunter2\r\nx-b: 1".into())))
                 as fn(&mut WebhookSettings),
-            "headers: the value of x-a has a line break in it",
+            "headers: the value of x-a contains a line break",
         ),
         (
             |s| drop(s.headers.insert("x-a\r\nx-b".to_owned(), "1".into())),
-            "headers: HTTP has no header called",
+            "headers: \"x-a\\r\\nx-b\" is not a valid HTTP header name",
         ),
-        (|s| drop(s.headers.insert("Host".to_owned(), "1".into())), "headers: Host is not yours to set"),
-        (|s| s.secrets = vec!["hunter2".into()], "secrets: a secret has at least 16 bytes"),
-        (|s| s.secrets = vec!["hunter2hunter2hunter2".into(); 3], "secrets: two are the most"),
+        (|s| drop(s.headers.insert("Host".to_owned(), "1".into())), "headers: Host cannot be set"),
+        (|s| s.secrets = vec!["hunter2".into()], "secrets: a secret must have at least 16 bytes"),
+        (|s| s.secrets = vec!["hunter2hunter2hunter2".into(); 3], "secrets: at most two"),
         (|s| s.concurrency = 0, "concurrency: "),
         (|s| s.timeout = Duration::ZERO, "timeout: "),
         (|s| s.allow = vec!["10.0.0.0/99".into()], "allow: "),
         (|s| s.tls.ca_file = Some("/no/such/file".into()), "tls: ca_file `/no/such/file`: "),
-        (|s| s.tls.ca_file = Some("/dev/null".into()), "tls: there is no certificate in ca_file"),
+        (|s| s.tls.ca_file = Some("/dev/null".into()), "tls: ca_file contains no certificate"),
         (|s| s.tls.cert_file = Some("/dev/null".into()), "tls: cert_file needs key_file as well"),
         (|s| s.url = "https://127.0.0.1/hunter2".into(), "url: 127.0.0.1 is not on the public internet"),
     ] {
         let error = Webhook::new("hooks", settings(change)).unwrap_err();
-        assert!(error.starts_with(said), "{said}: {error}");
+        assert!(error.starts_with(expected), "{expected}: {error}");
         assert!(!error.contains("hunter2"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn no_secret_and_no_payload_is_in_what_people_see() {
-    let receiver = Receiver::answering(500).await;
+async fn errors_and_debug_output_have_no_secret_and_no_payload() {
+    let receiver = Receiver::with_status(500).await;
     let mut settings = receiver.settings();
     settings.url =
         format!("http://user:hunter2@{}/hunter2/{{type}}?token=hunter2", receiver.address).as_str().into();
@@ -372,10 +374,10 @@ async fn no_secret_and_no_payload_is_in_what_people_see() {
     let webhook = Webhook::new("hooks", settings).unwrap();
     let event = outbox::Event::new("e").json(&"hunter2").build().unwrap();
     let error = webhook.publish_batch(&[Outgoing::new(event.clone())]).await.unwrap_err();
-    let mut gone = receiver.settings();
-    gone.url = "http://user:hunter2@127.0.0.1:1/hunter2?token=hunter2".into();
+    let mut unreachable = receiver.settings();
+    unreachable.url = "http://user:hunter2@127.0.0.1:1/hunter2?token=hunter2".into();
     let unavailable =
-        Webhook::new("hooks", gone).unwrap().publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
+        Webhook::new("hooks", unreachable).unwrap().publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
     for shown in
         [text, format!("{webhook:?}"), format!("{error:?} {error}"), format!("{unavailable:?} {unavailable}")]
     {

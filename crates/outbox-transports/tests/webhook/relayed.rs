@@ -1,39 +1,36 @@
-//! With a relay in front.
+//! Webhooks behind a relay.
 
 use std::time::Duration;
 
 use outbox::{Backoff, Event, Outbox};
 
-use crate::receiver::{Receiver, Reply, Seen};
+use crate::receiver::{ReceivedRequest, Receiver, Reply};
 
-/// Sends one event through a relay that tries it once only, until the receiver has seen so many requests.
-async fn relayed(receiver: &Receiver, requests: usize) -> Vec<Seen> {
+/// Sends one event through a relay that allows a single attempt, until the receiver has got this
+/// number of requests.
+async fn relayed(receiver: &Receiver, requests: usize) -> Vec<ReceivedRequest> {
     let outbox = Outbox::sqlite(":memory:").await.unwrap();
     outbox.migrate().await.unwrap();
     let relay = outbox.single_node().retry(Backoff::never()).forward(["order.placed"], receiver.webhook());
     let relay = relay.start().await.unwrap();
     outbox.send(Event::new("order.placed").json(&42)).await.unwrap();
-    let arrived = async {
-        while receiver.seen().len() < requests {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), arrived).await.expect("it is sent again");
+    let arrived = receiver.wait_for_requests(requests);
+    tokio::time::timeout(Duration::from_secs(30), arrived).await.expect("the event is sent again");
     relay.stop().await.unwrap();
-    receiver.seen()
+    receiver.requests()
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_away_is_waited_for_and_costs_no_attempt() {
+async fn an_outage_of_the_receiver_costs_no_attempt() {
     let receiver = Receiver::start(|count, _| Reply::status(if count < 3 { 503 } else { 200 })).await;
-    let seen = relayed(&receiver, 3).await;
-    assert_eq!(seen[2].header("outbox-attempt"), Some("1"));
-    assert!(seen.iter().all(|request| request.id() == seen[0].id()));
+    let requests = relayed(&receiver, 3).await;
+    assert_eq!(requests[2].header("outbox-attempt"), Some("1"));
+    assert!(requests.iter().all(|request| request.id() == requests[0].id()));
 }
 
 #[tokio::test]
-async fn events_that_are_refused_starve_no_others_and_use_up_their_attempts() {
-    let receiver = Receiver::start(|_, seen| match seen.header("outbox-type") {
+async fn refused_events_starve_no_others_and_use_up_their_attempts() {
+    let receiver = Receiver::start(|_, request| match request.header("outbox-type") {
         Some("hook.slow") => Reply::with(429, "retry-after", "999999"),
         Some("hook.poison") => Reply::status(503),
         _ => Reply::status(200),
@@ -54,13 +51,20 @@ async fn events_that_are_refused_starve_no_others_and_use_up_their_attempts() {
             if stats.done >= 400 && stats.dead == 40 {
                 break;
             }
-            // The receiver goes on to take others: alone, the refused ones would be an outage.
+            // The receiver keeps accepting other events: alone, the refused events would be an
+            // outage.
             outbox.send(event("hook.good")).await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), settled).await.expect("all others arrive, and those die");
+    tokio::time::timeout(Duration::from_secs(60), settled)
+        .await
+        .expect("all others arrive, and the refused events are dead");
     relay.stop().await.unwrap();
-    let slow = receiver.seen().iter().filter(|seen| seen.header("outbox-type") == Some("hook.slow")).count();
-    assert_eq!(slow, 1, "it waits for an hour, alone");
+    let slow = receiver
+        .requests()
+        .iter()
+        .filter(|request| request.header("outbox-type") == Some("hook.slow"))
+        .count();
+    assert_eq!(slow, 1, "only this event waits for an hour");
 }

@@ -1,4 +1,4 @@
-//! Certificates.
+//! TLS certificates.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::event;
 
-/// Makes a certificate for `localhost` that vouches for itself.
+/// Creates a self-signed certificate for `localhost`.
 fn certificate(folder: &Path) -> (String, String) {
     let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     let made = Command::new("openssl")
@@ -30,7 +30,7 @@ fn certificate(folder: &Path) -> (String, String) {
     (cert.to_str().unwrap().to_owned(), key.to_str().unwrap().to_owned())
 }
 
-/// Answers 200 to whoever gets through the handshake. Returns its port.
+/// Starts a TLS server that answers 200 to every request. Returns its port.
 fn serve(cert: &str, key: &str) -> u16 {
     let certs = CertificateDer::pem_file_iter(cert).unwrap().map(Result::unwrap).collect();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -72,7 +72,7 @@ async fn a_certificate_must_be_trusted_and_be_for_the_host() {
     for (host, ca_file) in [("localhost", None), ("127.0.0.1", Some(cert.as_str()))] {
         let error = publish(host, ca_file).await.unwrap_err();
         assert!(error.is_unavailable(), "{error}");
-        let said = format!("no connection to https://{host}:{port}: invalid peer certificate");
-        assert!(error.to_string().starts_with(&said), "{error}");
+        let expected = format!("no connection to https://{host}:{port}: invalid peer certificate");
+        assert!(error.to_string().starts_with(&expected), "{error}");
     }
 }
