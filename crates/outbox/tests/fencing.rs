@@ -1,13 +1,14 @@
 //! Settlements of one who held the whole table, while another takes it over: the database lets one of them come first.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::time::Duration;
 
+use harness::DatabaseHarness;
 use outbox::store::{Completion, EXCLUSIVE, Holder, Leadership, Origin, Settlement, Take, Verdict};
 use outbox::{Clock, Event, FrozenClock, NodeId, OnDead};
 use sqlx::Connection as _;
-use support::Place;
 
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -19,7 +20,7 @@ const SOON: Duration = Duration::from_millis(500);
 ///
 /// `waits` finds a statement on the table that waits for a lock.
 async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
-    place: Place,
+    harness: DatabaseHarness,
     mut other: C,
     waits: &str,
 ) where
@@ -27,7 +28,7 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
     for<'c> &'c mut C: sqlx::Executor<'c, Database = C::Database>,
 {
     let clock = FrozenClock::at(chrono::Utc::now());
-    let store = place.store(place.options().clock(Clock::Frozen(clock.clone()))).await;
+    let store = harness.store(harness.options().clock(Clock::Frozen(clock.clone()))).await;
     store.migrate().await.unwrap();
     let (a, b) = (NodeId::from("a"), NodeId::from("b"));
     let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &a, LEASE).await.unwrap() else {
@@ -60,14 +61,15 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
     let settlements: Vec<Settlement> = taken.deliveries.iter().map(done).collect();
     assert_eq!(settlements.len(), 2);
 
-    let lock = format!("UPDATE {} SET tenant_id = 't' WHERE event_id = '{}'", place.table, settlements[1].id);
+    let lock =
+        format!("UPDATE {} SET tenant_id = 't' WHERE event_id = '{}'", harness.table, settlements[1].id);
     let mut open = other.begin().await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *open).await.unwrap();
     let settling = tokio::spawn({
         let store = store.clone();
         async move { store.settle(&by, Completion::Keep, &settlements).await }
     });
-    let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &place.table)));
+    let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &harness.table)));
     while waits().fetch_optional(&mut *open).await.unwrap().is_none() {
         assert!(!settling.is_finished(), "the row is locked");
         // InnoDB answers from a cache that it renews only after 100 ms without a question.
@@ -98,23 +100,23 @@ const MYSQL_WAITS: &str = "SELECT 1 FROM information_schema.innodb_trx \
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_take_over_waits_on_postgres() {
-    let Some(place) = Place::postgres().await else { return };
-    let other = sqlx::PgConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, POSTGRES_WAITS).await;
+    let Some(harness) = DatabaseHarness::postgres().await else { return };
+    let other = sqlx::PgConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, POSTGRES_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_take_over_waits_on_mariadb() {
-    let Some(place) = Place::mariadb().await else { return };
-    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, MYSQL_WAITS).await;
+    let Some(harness) = DatabaseHarness::mariadb().await else { return };
+    let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, MYSQL_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_take_over_waits_on_mysql() {
-    let Some(place) = Place::mysql().await else { return };
-    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, MYSQL_WAITS).await;
+    let Some(harness) = DatabaseHarness::mysql().await else { return };
+    let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, MYSQL_WAITS).await;
 }

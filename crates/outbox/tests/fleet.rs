@@ -1,15 +1,16 @@
 //! Many databases, one relay.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bed::{Gate, Seen, in_time, numbered};
-use fleets::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
+use common::{Gate, Seen, in_time, numbered};
+use fleet_fixtures::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
 use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
 use outbox::store::Status;
 use outbox::{Cx, Error, Event, Fleet, LatchPublisher, Outbox, Position, Query, Topic};
@@ -41,7 +42,7 @@ async fn every_database_of_a_fleet_has_its_log() -> Result {
     let mut builder = Fleet::builder().database("acme", folder.url("acme"));
     let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
     if let Some(url) = &postgres {
-        builder = builder.databases([FleetDatabase::new("globex", url).table(fleets::table())]);
+        builder = builder.databases([FleetDatabase::new("globex", url).table(fleet_fixtures::table())]);
     }
     let fleet = builder.migrate(true).open().await?;
     let databases = 1 + usize::from(postgres.is_some());
@@ -51,7 +52,7 @@ async fn every_database_of_a_fleet_has_its_log() -> Result {
     if postgres.is_some() {
         decides(&fleet.outbox::<Postgres>("globex")?).await?;
     }
-    let published = latch.wait(bed::FOREVER).await.expect("every log is published");
+    let published = latch.wait(common::FOREVER).await.expect("every log is published");
     assert_eq!(published.len(), 2 * databases);
     relay.stop().await
 }
@@ -116,7 +117,7 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
         let folder = Folder::new();
         let mut builder =
             Fleet::builder().database("lite", folder.url("lite")).migrate(true).max_connections(4);
-        let table = fleets::table();
+        let table = fleet_fixtures::table();
         let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
         let mariadb = std::env::var("OUTBOX_TEST_MARIADB").ok();
         let mysql = std::env::var("OUTBOX_TEST_MYSQL").ok();
@@ -161,7 +162,7 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
-    let tables: Vec<String> = (0..3).map(|_| fleets::table()).collect();
+    let tables: Vec<String> = (0..3).map(|_| fleet_fixtures::table()).collect();
     let database = |table: &String| FleetDatabase::new(table.as_str(), url.as_str()).table(table);
     for table in &tables {
         outbox::OutboxBuilder::new().table(table).postgres(&url).await?.migrate().await?;
@@ -584,7 +585,7 @@ async fn databases_that_hang_or_refuse_do_not_delay_the_others() -> Result {
 async fn a_database_that_comes_and_goes_is_served_when_it_is_there() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
     let proxy = Proxy::to(&url).await;
-    let table = fleets::table();
+    let table = fleet_fixtures::table();
     let direct = outbox::OutboxBuilder::new().table(&table).max_connections(2).postgres(&url).await?;
     direct.migrate().await?;
     proxy.shut();

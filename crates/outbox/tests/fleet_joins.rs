@@ -1,12 +1,13 @@
 //! Joins and transactions in a fleet: steps in one database, the join in another.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::time::Duration;
 
-use bed::{Seen, numbered};
-use fleets::Folder;
+use common::{Seen, numbered};
+use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
 use outbox::{
@@ -35,7 +36,7 @@ impl Scene {
             ("mysql", "OUTBOX_TEST_MYSQL"),
         ] {
             if let Ok(url) = std::env::var(variable) {
-                let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleets::table());
+                let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleet_fixtures::table());
                 builder = builder.databases([database]);
                 kinds.push(kind);
             }
@@ -258,7 +259,7 @@ async fn dead_reports<DB: Database>(fleet: &Fleet, name: &str) -> Vec<String> {
         if dead.len() == count {
             return dead.into_iter().map(|event| event.last_error.unwrap_or_default()).collect();
         }
-        assert!(began.elapsed() < bed::FOREVER, "{name}: {dead:?}");
+        assert!(began.elapsed() < common::FOREVER, "{name}: {dead:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -431,8 +432,8 @@ async fn a_file_that_is_gone_is_not_made_anew() {
     for end in ["db", "db-wal", "db-shm"] {
         let _ = std::fs::remove_file(folder.file("a").with_extension(end));
     }
-    fleets::eventually("it is found out", || {
-        matches!(fleets::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
+    fleet_fixtures::eventually("it is found out", || {
+        matches!(fleet_fixtures::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
     })
     .await;
     assert!(!folder.file("a").with_extension("db").exists());

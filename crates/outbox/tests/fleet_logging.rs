@@ -2,16 +2,18 @@
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
-mod bed;
-mod fleets;
-mod lines;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
+#[path = "common/log_lines.rs"]
+mod log_lines;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bed::{Seen, in_time, numbered};
-use fleets::{Answer, Folder, Script, eventually, state_of};
-use lines::Lines;
+use common::{Seen, in_time, numbered};
+use fleet_fixtures::{Answer, Folder, Script, eventually, state_of};
+use log_lines::LogLines;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Failure, Fleet, Result, Unrouted};
@@ -24,7 +26,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let lines = Lines::keep(LevelFilter::DEBUG);
+    let lines = LogLines::capture(LevelFilter::DEBUG);
 
     let folder = Folder::new();
     let down = FleetDatabase::new("down", "postgres://ada:s3cret@127.0.0.1:1/x");

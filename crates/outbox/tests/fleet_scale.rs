@@ -2,8 +2,9 @@
 //!
 //! A test binary of its own, and one test at a time: the connections of the whole process are counted.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use bed::{Seen, in_time, numbered};
-use fleets::{Folder, eventually, state_of};
+use common::{Seen, in_time, numbered};
+use fleet_fixtures::{Folder, eventually, state_of};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Cx, Event, Fleet, Outbox, StoreOptions, open_store};
 use rand::Rng as _;
@@ -84,7 +85,7 @@ async fn sixty_databases_are_served_with_ten_connections() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
     let _alone = ALONE.lock().await;
     let names: Vec<String> = (0..60).map(|n| format!("pg-{n}")).collect();
-    let table = fleets::table();
+    let table = fleet_fixtures::table();
     let database = |name: &String| {
         let table = format!("{table}_{}", name.trim_start_matches("pg-"));
         FleetDatabase::new(name, &url).table(table)
@@ -154,7 +155,7 @@ impl Server {
         let server = Self { folder, postmaster: postgres.spawn().unwrap(), port };
         let began = Instant::now();
         while PgConnection::connect(&server.url()).await.is_err() {
-            assert!(began.elapsed() < bed::FOREVER, "the server does not start");
+            assert!(began.elapsed() < common::FOREVER, "the server does not start");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         server

@@ -1,13 +1,13 @@
 //! A relay tells the truth about its health: what last went well, what fails now, and since when.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time};
-use failing::Failing;
+use common::{Backend, Seen, TestDb, in_time};
+use failing_store::Failing;
 use outbox::fleet::DatabaseState;
 use outbox::store::RelayTask;
 use outbox::{Cx, Event, Fleet, Outbox, Reason, RelayBuilder};
@@ -27,7 +27,7 @@ const BREAK: &str = "ALTER TABLE {t} RENAME COLUMN correlation_id TO elsewhere";
 const MEND: &str = "ALTER TABLE {t} RENAME COLUMN elsewhere TO correlation_id";
 
 /// Has every claim fail, while everything can be read; and the way back.
-fn no_claims<DB: Base>() -> (&'static str, &'static str) {
+fn no_claims<DB: Backend>() -> (&'static str, &'static str) {
     let name = std::any::type_name::<DB>();
     if name.contains("Postgres") {
         return (
@@ -47,17 +47,17 @@ fn no_claims<DB: Base>() -> (&'static str, &'static str) {
 }
 
 on_every_database! {
-    async fn a_relay_whose_takes_fail_says_so_until_they_go_well(|bed|) {
+    async fn a_relay_whose_takes_fail_says_so_until_they_go_well(|db|) {
         let seen = Seen::default();
-        let other = bed.another().await;
+        let other = db.another().await;
         let relay = other.outbox.multi_node().node("shop-1").on_type("e", seen.handler()).poll_interval(50 * MS)
             .start().await.unwrap();
         until(async || relay.health().last_take.is_some()).await;
         assert!(relay.health().errors.is_empty(), "{:?}", relay.health());
 
         let (fails, mended) = no_claims::<DB>();
-        bed.run(fails).await.unwrap();
-        let ids = bed.write("e", 0..1).await;
+        db.run(fails).await.unwrap();
+        let ids = db.write("e", 0..1).await;
         until(async || relay.health().problem(RelayTask::Take).is_some()).await;
         let health = relay.health();
         let problem = health.problem(RelayTask::Take).unwrap();
@@ -65,47 +65,47 @@ on_every_database! {
         assert!(problem.failures >= 3, "{health:?}");
 
         // Others read it in the row of the relay.
-        let explained = async || bed.outbox.admin().explain(&ids[0]).await.unwrap();
+        let explained = async || db.outbox.admin().explain(&ids[0]).await.unwrap();
         until(async || matches!(explained().await.reason(), Reason::RelayFails { .. })).await;
         let text = explained().await.to_string();
         assert!(text.contains("relay shop-1 has failed to take events"), "{text}");
         assert!(text.contains("the index is corrupt") && !text.contains("At work"), "{text}");
 
-        bed.run(mended).await.unwrap();
+        db.run(mended).await.unwrap();
         seen.reach(1).await;
-        bed.drained().await;
+        db.drained().await;
         until(async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
-        let told = async || bed.outbox.store().nodes().await.unwrap().remove(0).state.health;
+        let told = async || db.outbox.store().nodes().await.unwrap().remove(0).state.health;
         until(async || told().await.errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
-    async fn a_leader_that_cannot_read_the_table_says_so_until_it_can(|bed|) {
-        let other = bed.another().await;
+    async fn a_leader_that_cannot_read_the_table_says_so_until_it_can(|db|) {
+        let other = db.another().await;
         let seen = Seen::default();
         let relay = other.outbox.single_node().on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
         until(async || relay.health().last_take.is_some()).await;
-        bed.run(BREAK).await.unwrap();
+        db.run(BREAK).await.unwrap();
         until(async || relay.health().problem(RelayTask::Take).is_some()).await;
         let problem = relay.health().problem(RelayTask::Take).unwrap().to_string();
         assert!(problem.contains("correlation_id"), "{problem}");
-        bed.run(MEND).await.unwrap();
-        bed.write("e", 0..1).await;
+        db.run(MEND).await.unwrap();
+        db.write("e", 0..1).await;
         seen.reach(1).await;
         until(async || relay.health().errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
-    async fn a_relay_whose_settlements_fail_says_so_until_they_go_well(|bed|) {
-        let store = Failing::settle(bed.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
+    async fn a_relay_whose_settlements_fail_says_so_until_they_go_well(|db|) {
+        let store = Failing::settle(db.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
-        bed.write("e", 0..1).await;
+        db.write("e", 0..1).await;
         until(async || relay.health().problem(RelayTask::Settle).is_some()).await;
         assert_eq!(relay.health().last_settlement, None);
         store.heal();
-        bed.drained().await;
+        db.drained().await;
         until(async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
         seen.assert_each_once(0..1);
@@ -117,9 +117,9 @@ on_every_database! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_stands_by_has_no_take_to_fail() {
     in_time(async {
-        let bed = Bed::<Sqlite>::new().await.unwrap();
-        let other = bed.another().await;
-        let first = bed.outbox.single_node().start().await.unwrap();
+        let db = TestDb::<Sqlite>::new().await.unwrap();
+        let other = db.another().await;
+        let first = db.outbox.single_node().start().await.unwrap();
         let second = other.outbox.single_node().poll_interval(5 * MS).start().await.unwrap();
         until(async || first.health().last_take.is_some()).await;
         second.poll_once().await.unwrap();

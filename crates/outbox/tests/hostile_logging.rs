@@ -2,9 +2,10 @@
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
-mod lines;
+#[path = "common/log_lines.rs"]
+mod log_lines;
 
-use lines::Lines;
+use log_lines::LogLines;
 use outbox::escape::is_unsafe;
 use outbox::{Cx, Failure, LogPublisher, Outbox, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
@@ -14,7 +15,7 @@ const FORGED: &str = "y\n2026-11-17T04:00:00Z ERROR signed in\u{1b}]0;x\u{7}\u{9
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_lines_of_hostile_events_are_one_safe_line_each() -> Result<()> {
-    let lines = Lines::keep(LevelFilter::TRACE);
+    let lines = LogLines::capture(LevelFilter::TRACE);
     let outbox = Outbox::sqlite(":memory:").await?;
     outbox.migrate().await?;
     // As SQL would write them: the builder refuses some.

@@ -3,24 +3,24 @@
 
 #![cfg(feature = "postgres")]
 
-mod bed;
+mod common;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bed::{Base as _, in_time};
+use common::{Backend as _, in_time};
 use outbox::store::{Frontier, SharedStore};
 use outbox::{Appended, Condition, Error, Event, EventBuilder, LatchPublisher, Position, Query, Topic, Tx};
 use rand::Rng as _;
 use sqlx::{Connection as _, Executor as _, PgConnection, Postgres};
 use tokio::task::JoinHandle;
 
-type Bed = bed::Bed<Postgres>;
+type TestDb = common::TestDb<Postgres>;
 type Waiting = JoinHandle<(Tx<'static, Postgres>, outbox::Result<Appended>)>;
 
-async fn bed() -> Option<Bed> {
-    Bed::with(|builder| builder.max_connections(20)).await
+async fn test_db() -> Option<TestDb> {
+    TestDb::with(|builder| builder.max_connections(20)).await
 }
 
 fn event(tags: &[(&str, &str)]) -> EventBuilder {
@@ -45,19 +45,19 @@ async fn seen(store: &SharedStore, frontier: &mut Frontier, after: Position) -> 
 
 /// Has a transaction append in the background, and waits until it is done or waits for somebody else. Returns whether it
 /// waits.
-async fn start(bed: &Bed, event: EventBuilder, condition: Condition) -> (Waiting, bool) {
-    let mut tx = bed.outbox.begin().await.unwrap();
+async fn start(db: &TestDb, event: EventBuilder, condition: Condition) -> (Waiting, bool) {
+    let mut tx = db.outbox.begin().await.unwrap();
     let pid = Postgres::number(&mut tx, "SELECT pg_backend_pid()::bigint").await;
     let task = tokio::spawn(async move {
         let appended = tx.append_if([event], condition).await;
         (tx, appended)
     });
-    let waits = waits(bed, pid, &task).await;
+    let waits = waits(db, pid, &task).await;
     (task, waits)
 }
 
 /// Waits until a task is done, or its connection waits for a lock.
-async fn waits<T>(bed: &Bed, pid: i64, task: &JoinHandle<T>) -> bool {
+async fn waits<T>(db: &TestDb, pid: i64, task: &JoinHandle<T>) -> bool {
     let waits = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
     );
@@ -65,7 +65,7 @@ async fn waits<T>(bed: &Bed, pid: i64, task: &JoinHandle<T>) -> bool {
         if task.is_finished() {
             return false;
         }
-        if bed.number(&waits).await == 1 {
+        if db.number(&waits).await == 1 {
             return true;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -87,16 +87,16 @@ fn words() -> [Query; 7] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_that_look_at_each_others_event_one_succeeds_whatever_their_words() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
         let both = || event(&[("w", "1"), ("r", "eu")]);
         for one in words() {
             for two in words() {
                 for commits in [true, false] {
-                    let at = bed.outbox.log().settled(&Query::all()).await.unwrap();
-                    let mut first = bed.outbox.begin().await.unwrap();
+                    let at = db.outbox.log().settled(&Query::all()).await.unwrap();
+                    let mut first = db.outbox.begin().await.unwrap();
                     assert!(first.append_if([both()], unless(&one).after(at)).await.is_ok());
-                    let (second, waits) = start(&bed, both(), unless(&two).after(at)).await;
+                    let (second, waits) = start(&db, both(), unless(&two).after(at)).await;
                     assert!(waits, "{one:?} {two:?}");
                     if commits {
                         first.commit().await.unwrap();
@@ -116,12 +116,12 @@ async fn of_two_that_look_at_each_others_event_one_succeeds_whatever_their_words
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_without_a_condition_waits_for_those_who_decide_by_it() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
         for query in words() {
-            let mut first = bed.outbox.begin().await.unwrap();
+            let mut first = db.outbox.begin().await.unwrap();
             let read = first.project(query.clone(), 0, |n, _| n + 1).await.unwrap();
-            let (plain, waits) = start(&bed, event(&[("w", "1"), ("r", "eu")]), Condition::default()).await;
+            let (plain, waits) = start(&db, event(&[("w", "1"), ("r", "eu")]), Condition::default()).await;
             assert!(waits, "{query:?}");
             assert!(first.append_if([event(&[("w", "1"), ("r", "eu")])], read.unchanged()).await.is_ok());
             first.commit().await.unwrap();
@@ -135,9 +135,9 @@ async fn an_append_without_a_condition_waits_for_those_who_decide_by_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_look_at_other_things_do_not_wait() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let mut first = bed.outbox.begin().await.unwrap();
+        let mut first = db.outbox.begin().await.unwrap();
         assert!(
             first.append_if([event(&[("w", "1"), ("r", "eu")])], unless(&Query::tag("w", 1))).await.is_ok()
         );
@@ -147,7 +147,7 @@ async fn those_who_look_at_other_things_do_not_wait() {
             (vec![("w", "2"), ("r", "eu")], unless(&Query::tag("w", 2).and_tag("r", "eu"))),
             (vec![("w", "3")], unless(&Query::tag("w", 3).or(Query::of_types(["F"])))),
         ] {
-            let (other, waits) = start(&bed, event(&tags), condition).await;
+            let (other, waits) = start(&db, event(&tags), condition).await;
             assert!(!waits, "{tags:?}");
             let (tx, appended) = other.await.unwrap();
             assert_eq!(appended.unwrap().positions().len(), 1);
@@ -159,50 +159,50 @@ async fn those_who_look_at_other_things_do_not_wait() {
 }
 
 /// A database of its own, for a transaction that is none of ours.
-async fn another_database(bed: &Bed) -> PgConnection {
-    let name = format!("{}_db", bed.table);
-    bed.run(&format!("CREATE DATABASE {name}")).await.unwrap();
-    let options: sqlx::postgres::PgConnectOptions = bed.url().parse().unwrap();
+async fn another_database(db: &TestDb) -> PgConnection {
+    let name = format!("{}_db", db.table);
+    db.run(&format!("CREATE DATABASE {name}")).await.unwrap();
+    let options: sqlx::postgres::PgConnectOptions = db.url().parse().unwrap();
     PgConnection::connect_with(&options.database(&name)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_transactions_elsewhere_hide_no_conflict_and_hold_nothing_up() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let log = bed.outbox.log();
+        let log = db.outbox.log();
         log.append([event(&[("w", "0")])]).await.unwrap();
         // Both have an id, which is older than everything that follows.
-        let mut there = another_database(&bed).await;
+        let mut there = another_database(&db).await;
         there.execute("BEGIN; SELECT pg_current_xact_id(); CREATE TABLE x (id int)").await.unwrap();
-        let mut here = PgConnection::connect(bed.url()).await.unwrap();
+        let mut here = PgConnection::connect(db.url()).await.unwrap();
         here.execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
-        let table = format!("SELECT count(*) FROM {}_log", bed.table);
+        let table = format!("SELECT count(*) FROM {}_log", db.table);
         Postgres::number(&mut here, &table).await;
 
         let free = unless(&Query::tag("w", 1));
         let at = log.append_if([event(&[("w", "1")])], free.clone()).await.unwrap().positions()[0];
         let second = log.append_if([event(&[("w", "1")])], free).await;
         assert!(matches!(second, Err(Error::Conflict { .. })), "{second:?}");
-        let store = bed.outbox.store();
+        let store = db.outbox.store();
         assert_eq!(safe(&store, &mut Frontier::default()).await, at.get());
         assert_eq!(log.settled(&Query::all()).await.unwrap(), at);
         here.execute("ROLLBACK").await.unwrap();
         there.execute("ROLLBACK").await.unwrap();
         there.close().await.unwrap();
-        bed.run("DROP DATABASE {t}_db").await.unwrap();
+        db.run("DROP DATABASE {t}_db").await.unwrap();
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_is_committed_late_is_waited_for() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let (store, log) = (bed.outbox.store(), bed.outbox.log());
+        let (store, log) = (db.outbox.store(), db.outbox.log());
         let mut frontier = Frontier::default();
         let first = log.append([event(&[])]).await.unwrap()[0];
-        let mut late = bed.outbox.begin().await.unwrap();
+        let mut late = db.outbox.begin().await.unwrap();
         let five = late.append([event(&[("late", "1")])]).await.unwrap()[0];
         let six = log.append([event(&[])]).await.unwrap()[0];
         assert!(five < six);
@@ -210,7 +210,7 @@ async fn a_position_that_is_committed_late_is_waited_for() {
             assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
         }
         // Whoever begins meanwhile is not waited for.
-        let mut later = bed.outbox.begin().await.unwrap();
+        let mut later = db.outbox.begin().await.unwrap();
         let seven = later.append([event(&[])]).await.unwrap()[0];
         assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
         late.commit().await.unwrap();
@@ -227,11 +227,11 @@ async fn a_position_that_is_committed_late_is_waited_for() {
 /// The reason for `settled`: by the greatest position that it saw, a decision would miss the one that came late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_projection_waits_for_what_may_still_be_committed_before_its_position() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let log = bed.outbox.log();
+        let log = db.outbox.log();
         let either = Query::tag("w", 1).or(Query::tag("w", 2));
-        let mut late = bed.outbox.begin().await.unwrap();
+        let mut late = db.outbox.begin().await.unwrap();
         let low = late.append([event(&[("w", "1")])]).await.unwrap()[0];
         let high = log.append([event(&[("w", "2")])]).await.unwrap()[0];
         assert!(low < high);
@@ -243,7 +243,7 @@ async fn a_projection_waits_for_what_may_still_be_committed_before_its_position(
             let (log, either) = (log.clone(), either.clone());
             tokio::spawn(async move { log.project(either, 0, |n, _| n + 1).await.unwrap() })
         };
-        let (_, waits) = start(&bed, event(&[("x", "1")]), unless(&either)).await;
+        let (_, waits) = start(&db, event(&[("x", "1")]), unless(&either)).await;
         assert!(waits && !deciding.is_finished());
         late.commit().await.unwrap();
         let read = deciding.await.unwrap();
@@ -256,15 +256,15 @@ async fn a_projection_waits_for_what_may_still_be_committed_before_its_position(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_savepoint_that_is_rolled_back_leaves_a_hole_and_no_lock() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let (store, mut frontier) = (bed.outbox.store(), Frontier::default());
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let (store, mut frontier) = (db.outbox.store(), Frontier::default());
+        let mut tx = db.outbox.begin().await.unwrap();
         let kept = tx.append([event(&[("w", "0")])]).await.unwrap()[0];
         tx.execute("SAVEPOINT s").await.unwrap();
         assert!(tx.append_if([event(&[("w", "1")])], unless(&Query::tag("w", 1))).await.is_ok());
         tx.execute("ROLLBACK TO SAVEPOINT s").await.unwrap();
-        let (other, waits) = start(&bed, event(&[("w", "1")]), unless(&Query::tag("w", 1))).await;
+        let (other, waits) = start(&db, event(&[("w", "1")]), unless(&Query::tag("w", 1))).await;
         assert!(!waits, "the lock went with the event");
         let (other, appended) = other.await.unwrap();
         let theirs = appended.unwrap().positions()[0];
@@ -278,31 +278,31 @@ async fn a_savepoint_that_is_rolled_back_leaves_a_hole_and_no_lock() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prepared_transaction_is_waited_for() {
-    let Some(bed) = bed().await else { return };
-    if bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await == 0 {
+    let Some(db) = test_db().await else { return };
+    if db.number("SELECT current_setting('max_prepared_transactions')::bigint").await == 0 {
         return;
     }
     in_time(async {
-        let (store, log) = (bed.outbox.store(), bed.outbox.log());
+        let (store, log) = (db.outbox.store(), db.outbox.log());
         let mut frontier = Frontier::default();
-        let mut conn = PgConnection::connect(bed.url()).await.unwrap();
+        let mut conn = PgConnection::connect(db.url()).await.unwrap();
         for (end, committed) in [("COMMIT", true), ("ROLLBACK", false)] {
             let before = log.append([event(&[])]).await.unwrap()[0];
             conn.execute("BEGIN").await.unwrap();
-            let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", bed.table);
+            let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", db.table);
             let insert = format!("{insert} VALUES ('E', ARRAY['w={end}'], '1')");
             conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
             // Known as an open transaction, and then as a prepared one.
             assert_eq!(safe(&store, &mut frontier).await, before.get());
-            let prepare = format!("PREPARE TRANSACTION '{}'", bed.table);
+            let prepare = format!("PREPARE TRANSACTION '{}'", db.table);
             conn.execute(sqlx::AssertSqlSafe(prepare)).await.unwrap();
             let after = log.append([event(&[])]).await.unwrap()[0];
             for frontier in [&mut frontier, &mut Frontier::default()] {
                 assert_eq!(safe(&store, frontier).await, before.get());
             }
-            let (deciding, waits) = start(&bed, event(&[("w", end)]), unless(&Query::tag("w", end))).await;
+            let (deciding, waits) = start(&db, event(&[("w", end)]), unless(&Query::tag("w", end))).await;
             assert!(waits);
-            conn.execute(sqlx::AssertSqlSafe(format!("{end} PREPARED '{}'", bed.table))).await.unwrap();
+            conn.execute(sqlx::AssertSqlSafe(format!("{end} PREPARED '{}'", db.table))).await.unwrap();
             let (tx, appended) = deciding.await.unwrap();
             assert_eq!(appended.is_err(), committed);
             tx.rollback().await.unwrap();
@@ -316,10 +316,10 @@ async fn a_prepared_transaction_is_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_does_not_see_what_others_commit_cannot_decide() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
         for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
-            let mut tx = bed.outbox.begin().await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
             tx.execute(sqlx::AssertSqlSafe(format!("SET TRANSACTION ISOLATION LEVEL {isolation}")))
                 .await
                 .unwrap();
@@ -331,10 +331,10 @@ async fn a_transaction_that_does_not_see_what_others_commit_cannot_decide() {
             tx.commit().await.unwrap();
         }
         // Where every transaction is so unless it says otherwise, ours say so.
-        let mut url = bed.url().to_owned();
+        let mut url = db.url().to_owned();
         url.push_str(if url.contains('?') { "&" } else { "?" });
         url.push_str("options=-c%20default_transaction_isolation=serializable");
-        let strict = outbox::OutboxBuilder::new().table(&bed.table).postgres(&url).await.unwrap();
+        let strict = outbox::OutboxBuilder::new().table(&db.table).postgres(&url).await.unwrap();
         let log = strict.log();
         let read = log.project(Query::tag("w", 1), 0, |n, _| n + 1).await.unwrap();
         assert!(log.append_if([event(&[("w", "1")])], read.unchanged()).await.is_ok());
@@ -345,31 +345,31 @@ async fn a_transaction_that_does_not_see_what_others_commit_cannot_decide() {
 
 #[tokio::test]
 async fn a_sequence_with_a_cache_is_refused() {
-    let Some(bed) = bed().await else { return };
-    bed.run("ALTER SEQUENCE {t}_log_seq CACHE 20").await.unwrap();
-    let refused = bed.outbox.store().log().unwrap().advance(&mut Frontier::default()).await;
+    let Some(db) = test_db().await else { return };
+    db.run("ALTER SEQUENCE {t}_log_seq CACHE 20").await.unwrap();
+    let refused = db.outbox.store().log().unwrap().advance(&mut Frontier::default()).await;
     let Err(Error::Setting(reason)) = refused else { panic!("{refused:?}") };
     assert!(reason.contains("CACHE 1"), "{reason}");
-    bed.run("ALTER SEQUENCE {t}_log_seq CACHE 1").await.unwrap();
-    bed.outbox.store().log().unwrap().advance(&mut Frontier::default()).await.unwrap();
+    db.run("ALTER SEQUENCE {t}_log_seq CACHE 1").await.unwrap();
+    db.outbox.store().log().unwrap().advance(&mut Frontier::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
         let pid = Postgres::number(&mut tx, "SELECT pg_backend_pid()::bigint").await;
         tx.append((0..5_000).map(|n| Event::new("E").tag("n", n).json(&1))).await.unwrap();
         let locks = format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}");
         // And one by which relays that sleep are notified.
-        assert_eq!(bed.number(&locks).await, 1 + 1);
-        let (other, waits) = start(&bed, event(&[("n", "77")]), unless(&Query::tag("n", 77))).await;
+        assert_eq!(db.number(&locks).await, 1 + 1);
+        let (other, waits) = start(&db, event(&[("n", "77")]), unless(&Query::tag("n", 77))).await;
         assert!(waits);
-        let mut reader = bed.outbox.begin().await.unwrap();
+        let mut reader = db.outbox.begin().await.unwrap();
         let pid = Postgres::number(&mut reader, "SELECT pg_backend_pid()::bigint").await;
         let read = tokio::spawn(async move { reader.project(Query::tag("n", 78), 0, |n, _| n + 1).await });
-        assert!(self::waits(&bed, pid, &read).await);
+        assert!(self::waits(&db, pid, &read).await);
         tx.commit().await.unwrap();
         assert_eq!(read.await.unwrap().unwrap().state, 1);
         let (tx, appended) = other.await.unwrap();
@@ -382,14 +382,14 @@ async fn an_append_of_many_tags_takes_one_lock_that_stands_for_all() {
 /// A gap that was waited for once need not be waited for again after a restart, by others who are still at it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_does_not_wait_again_for_what_was_decided() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     let latch = LatchPublisher::expecting(3);
     let start =
-        async || bed.outbox.log_only().publish(Topic::new("t").to(latch.clone())).start().await.unwrap();
+        async || db.outbox.log_only().publish(Topic::new("t").to(latch.clone())).start().await.unwrap();
     in_time(async {
-        let log = bed.outbox.log();
+        let log = db.outbox.log();
         log.append([event(&[])]).await.unwrap();
-        let mut undone = bed.outbox.begin().await.unwrap();
+        let mut undone = db.outbox.begin().await.unwrap();
         undone.append([event(&[])]).await.unwrap();
         undone.rollback().await.unwrap();
         log.append([event(&[])]).await.unwrap();
@@ -398,7 +398,7 @@ async fn a_restart_does_not_wait_again_for_what_was_decided() {
         relay.stop().await.unwrap();
 
         log.append([event(&[])]).await.unwrap();
-        let mut open = bed.outbox.begin().await.unwrap();
+        let mut open = db.outbox.begin().await.unwrap();
         open.append([event(&[])]).await.unwrap();
         let relay = start().await;
         let published =
@@ -414,18 +414,18 @@ async fn a_restart_does_not_wait_again_for_what_was_decided() {
 /// Other languages insert row by row, and somebody may append in a loop: the server's table of locks is everybody's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_takes_many_locks_one_by_one_takes_one_that_stands_for_all() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
         let insert = format!(
             "INSERT INTO {}_log (event_type, tags, payload) SELECT 'E', ARRAY['id=' || n], '1' FROM generate_series(1, 5000) n",
-            bed.table
+            db.table
         );
         Postgres::execute_sql(&mut tx, &insert).await.unwrap();
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
         let locks = Postgres::number(&mut tx, locks).await;
         assert!(locks <= 1_100, "{locks} locks");
-        let (other, waits) = start(&bed, event(&[("id", "4999")]), unless(&Query::tag("id", 4_999))).await;
+        let (other, waits) = start(&db, event(&[("id", "4999")]), unless(&Query::tag("id", 4_999))).await;
         assert!(waits, "whoever decides by the last of them waits all the same");
         tx.commit().await.unwrap();
         let (tx, appended) = other.await.unwrap();
@@ -440,12 +440,12 @@ async fn a_transaction_that_takes_many_locks_one_by_one_takes_one_that_stands_fo
 async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_order() {
     const WRITERS: usize = 10;
     let each: usize = std::env::var("OUTBOX_TEST_LOG_TRANSACTIONS").map_or(60, |n| n.parse().unwrap());
-    let Some(bed) = bed().await else { return };
-    let prepares = bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0;
+    let Some(db) = test_db().await else { return };
+    let prepares = db.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0;
     let committed = Arc::new(Mutex::new(BTreeSet::new()));
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
-        let (outbox, table, url) = (bed.outbox.clone(), bed.table.clone(), bed.url().to_owned());
+        let (outbox, table, url) = (db.outbox.clone(), db.table.clone(), db.url().to_owned());
         let committed = committed.clone();
         writers.spawn(async move {
             let mut conn = PgConnection::connect(&url).await.unwrap();
@@ -491,7 +491,7 @@ async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_ord
         });
     }
     in_time(async {
-        let (store, mut frontier) = (bed.outbox.store(), Frontier::default());
+        let (store, mut frontier) = (db.outbox.store(), Frontier::default());
         let mut published: Vec<Position> = Vec::new();
         let mut ended = false;
         loop {
@@ -518,25 +518,25 @@ async fn a_publisher_beside_many_writers_sees_what_was_committed_once_and_in_ord
 /// The publisher is ACTIVE and has no error: without this an operator would not know why nothing is published.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pair_that_waits_for_an_open_transaction_says_for_which_and_since_when() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     in_time(async {
         let latch = outbox::LatchPublisher::expecting(1);
         let relay =
-            bed.outbox.log_only().publish(outbox::Topic::new("t").to(latch.clone())).start().await.unwrap();
-        let first = bed.outbox.log().append([event(&[])]).await.unwrap()[0];
+            db.outbox.log_only().publish(outbox::Topic::new("t").to(latch.clone())).start().await.unwrap();
+        let first = db.outbox.log().append([event(&[])]).await.unwrap()[0];
         relay.idle().await.unwrap();
-        let admin = bed.outbox.log_admin();
+        let admin = db.outbox.log_admin();
         let waits_for = async || admin.lag().await.unwrap()[0].waits_for.clone();
         assert_eq!(waits_for().await, None, "nothing is open");
 
-        let mut conn = PgConnection::connect(bed.url()).await.unwrap();
+        let mut conn = PgConnection::connect(db.url()).await.unwrap();
         conn.execute("SET application_name = 'checkout'").await.unwrap();
         let backend = Postgres::number(&mut conn, "SELECT pg_backend_pid()::bigint").await;
         conn.execute("BEGIN").await.unwrap();
-        let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", bed.table);
+        let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", db.table);
         conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
         assert_eq!(waits_for().await, None, "nothing stands behind it");
-        bed.outbox.log().append([event(&[])]).await.unwrap();
+        db.outbox.log().append([event(&[])]).await.unwrap();
         let began = chrono::Utc::now();
         let open = waits_for().await.expect("it waits");
         assert_eq!((open.backend, open.prepared.as_deref()), (Some(backend), None));
@@ -547,18 +547,18 @@ async fn a_pair_that_waits_for_an_open_transaction_says_for_which_and_since_when
         assert_eq!(open.to_string(), format!("backend {backend} (role postgres, application checkout)"));
         assert_eq!(admin.lag().await.unwrap()[0].position, first);
 
-        if bed.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0 {
+        if db.number("SELECT current_setting('max_prepared_transactions')::bigint").await > 0 {
             relay.stop().await.unwrap();
             conn.execute("ROLLBACK").await.unwrap();
             // A transaction that has notified a relay cannot be prepared.
             conn.execute("SET outbox.two_phase = 'on'").await.unwrap();
             conn.execute("BEGIN").await.unwrap();
-            let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", bed.table);
+            let insert = format!("INSERT INTO {}_log (event_type, payload) VALUES ('E', '1')", db.table);
             conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
-            conn.execute(sqlx::AssertSqlSafe(format!("PREPARE TRANSACTION '{}'", bed.table))).await.unwrap();
+            conn.execute(sqlx::AssertSqlSafe(format!("PREPARE TRANSACTION '{}'", db.table))).await.unwrap();
             let open = waits_for().await.expect("it waits");
-            assert_eq!((open.backend, open.prepared.as_deref()), (None, Some(bed.table.as_str())));
-            conn.execute(sqlx::AssertSqlSafe(format!("ROLLBACK PREPARED '{}'", bed.table))).await.unwrap();
+            assert_eq!((open.backend, open.prepared.as_deref()), (None, Some(db.table.as_str())));
+            conn.execute(sqlx::AssertSqlSafe(format!("ROLLBACK PREPARED '{}'", db.table))).await.unwrap();
         } else {
             conn.execute("ROLLBACK").await.unwrap();
             relay.stop().await.unwrap();

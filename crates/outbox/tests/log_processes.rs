@@ -3,7 +3,8 @@
 //!
 //! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_PAIRS` set how many kills and pairs there are.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -13,11 +14,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use harness::ChildProcess;
 use outbox::{
     Database, Event, Outbox, OutboxBuilder, Outgoing, PairId, Position, PublishError, Publisher,
     RelayBuilder, StoreOptions, Topic, open_store,
 };
-use support::Player;
 
 const NODES: usize = 3;
 /// A pair that has something to publish and does not is idle. No longer than this.
@@ -38,8 +39,8 @@ async fn sqlite() {
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres() {
-    let Some(url) = support::postgres_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::postgres_url() else { return };
+    let table = harness::unique_table();
     let outbox = OutboxBuilder::new().table(&table).max_connections(4).postgres(&url).await.unwrap();
     nodes_are_killed_and_every_pair_goes_on(&outbox, &url, &table).await;
 }
@@ -47,8 +48,8 @@ async fn postgres() {
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb() {
-    let Some(url) = support::mariadb_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::mariadb_url() else { return };
+    let table = harness::unique_table();
     let outbox = OutboxBuilder::new().table(&table).max_connections(4).mysql(&url).await.unwrap();
     nodes_are_killed_and_every_pair_goes_on(&outbox, &url, &table).await;
 }
@@ -62,7 +63,7 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
         born += 1;
         node(url, table, &folder.path().join(format!("{born:04}")), pairs)
     };
-    let mut nodes: Vec<Player> = (0..NODES).map(|_| start()).collect();
+    let mut nodes: Vec<ChildProcess> = (0..NODES).map(|_| start()).collect();
 
     let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let writer = tokio::spawn(write(outbox.clone(), stop.clone()));
@@ -86,7 +87,7 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("everything is published");
     over.store(true, Ordering::SeqCst);
     let longest = watcher.await.unwrap();
-    nodes.into_iter().for_each(Player::stop);
+    nodes.into_iter().for_each(ChildProcess::stop);
     assert!(
         outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()),
         "all is handed over"
@@ -172,14 +173,14 @@ async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicB
 }
 
 /// A node in a process of its own.
-fn node(url: &str, table: &str, record: &Path, pairs: usize) -> Player {
+fn node(url: &str, table: &str, record: &Path, pairs: usize) -> ChildProcess {
     let variables = [
         ("OUTBOX_NODE_URL", url.as_ref()),
         ("OUTBOX_NODE_TABLE", table.as_ref()),
         ("OUTBOX_NODE_RECORD", record.as_os_str()),
         ("OUTBOX_NODE_PAIRS", std::ffi::OsString::from(pairs.to_string()).leak()),
     ];
-    Player::start("a_node_when_told_to_be_one", &variables)
+    ChildProcess::start("a_node_when_told_to_be_one", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

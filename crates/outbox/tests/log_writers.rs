@@ -3,7 +3,7 @@
 //!
 //! `OUTBOX_TEST_SECONDS` sets for how long they write. The last test is about money: `OUTBOX_TEST_CLIENTS` sets how many move it.
 
-mod bed;
+mod common;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bed::{Base, Bed};
+use common::{Backend, TestDb};
 use outbox::{
     Appended, Error, Event, EventId, Log, Outbox, Outgoing, Position, PublishError, Publisher, Query, Topic,
 };
@@ -34,7 +34,7 @@ fn say(line: std::fmt::Arguments<'_>) {
 }
 
 /// What differs between databases.
-trait Play: Base {
+trait Play: Backend {
     const CALLED: &'static str;
     /// How long a transaction is held open, at most. Where appends take turns, shorter.
     const HOLD: Duration;
@@ -43,7 +43,7 @@ trait Play: Base {
         &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"];
     /// Appends by two-phase commit, or not, where that is not possible. Returns whether it was committed.
     fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
@@ -51,11 +51,11 @@ trait Play: Base {
     ) -> impl Future<Output = Option<bool>> + Send;
 }
 
-async fn open_elsewhere<DB: Play>(bed: &Bed<DB>) -> DB::Connection {
+async fn open_elsewhere<DB: Play>(db: &TestDb<DB>) -> DB::Connection {
     use sqlx::Connection as _;
-    let mut conn = DB::Connection::connect(bed.url()).await.unwrap();
+    let mut conn = DB::Connection::connect(db.url()).await.unwrap();
     for statement in DB::ELSEWHERE {
-        DB::execute_sql(&mut conn, &statement.replace("{t}", &bed.table)).await.unwrap();
+        DB::execute_sql(&mut conn, &statement.replace("{t}", &db.table)).await.unwrap();
     }
     conn
 }
@@ -65,18 +65,18 @@ impl Play for Postgres {
     const HOLD: Duration = Duration::from_millis(30);
 
     async fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
         hold: Duration,
     ) -> Option<bool> {
         use sqlx::Connection as _;
-        let mut conn = sqlx::PgConnection::connect(bed.url()).await.unwrap();
-        let (id, name) = (event.id(), format!("{}-{name}", bed.table));
+        let mut conn = sqlx::PgConnection::connect(db.url()).await.unwrap();
+        let (id, name) = (event.id(), format!("{}-{name}", db.table));
         let insert = format!(
             "BEGIN; INSERT INTO {}_log (event_id, event_type, tags, payload) VALUES ('{id}', 'two', ARRAY['w=2pc'], '0');
-             PREPARE TRANSACTION '{name}'", bed.table
+             PREPARE TRANSACTION '{name}'", db.table
         );
         Self::execute_sql(&mut conn, &insert).await.unwrap();
         tokio::time::sleep(hold).await;
@@ -91,15 +91,15 @@ impl Play for MySql {
     const HOLD: Duration = Duration::from_millis(3);
 
     async fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
         hold: Duration,
     ) -> Option<bool> {
         use sqlx::Connection as _;
-        let mut conn = sqlx::MySqlConnection::connect(bed.url()).await.unwrap();
-        let (id, name, base) = (event.id(), format!("{}-{name}", bed.table), &bed.table);
+        let mut conn = sqlx::MySqlConnection::connect(db.url()).await.unwrap();
+        let (id, name, base) = (event.id(), format!("{}-{name}", db.table), &db.table);
         let statements = [
             format!("XA START '{name}'"),
             format!("UPDATE {base}_log_head SET position = LAST_INSERT_ID(position + 1)"),
@@ -129,7 +129,7 @@ impl Play for Sqlite {
     // One writer: an open write transaction keeps everybody from writing.
     const ELSEWHERE: &'static [&'static str] = &["BEGIN", "SELECT count(*) FROM {t}"];
 
-    async fn in_two_phases(_: &Bed<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
+    async fn in_two_phases(_: &TestDb<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
         None
     }
 }
@@ -191,8 +191,8 @@ macro_rules! on_every_database {
 
             async fn play<DB: Play>() {
                 let set_up = |builder: outbox::OutboxBuilder| builder.max_connections(40);
-                if let Some(bed) = Bed::<DB>::with(set_up).await {
-                    super::$sentence(bed).await;
+                if let Some(db) = TestDb::<DB>::with(set_up).await {
+                    super::$sentence(db).await;
                 }
             }
         }
@@ -204,10 +204,10 @@ on_every_database! {
     money_is_neither_made_nor_lost_and_no_balance_is_negative
 }
 
-async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(bed: Bed<DB>) {
-    let open = open_elsewhere(&bed).await;
+async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(db: TestDb<DB>) {
+    let open = open_elsewhere(&db).await;
     let (all, some) = (Seen::named("all"), Seen::named("some"));
-    let publishing = bed.another().await;
+    let publishing = db.another().await;
     let relay = publishing
         .outbox
         .log_only()
@@ -217,18 +217,18 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
         .await
         .unwrap();
 
-    let bed = Arc::new(bed);
+    let db = Arc::new(db);
     let committed = Committed::default();
     let odd = Arc::new(Mutex::new(HashSet::new()));
     let end = Instant::now() + seconds();
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
-        let (bed, committed, odd) = (bed.clone(), committed.clone(), odd.clone());
+        let (db, committed, odd) = (db.clone(), committed.clone(), odd.clone());
         writers.spawn(async move {
             let mut turn = 0;
             while Instant::now() < end {
                 turn += 1;
-                let (events, happened) = one_transaction(&bed, writer, turn).await;
+                let (events, happened) = one_transaction(&db, writer, turn).await;
                 let now = Instant::now();
                 if happened {
                     for event in &events {
@@ -280,19 +280,18 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
 }
 
 /// One transaction of a writer. Returns its events, and whether they were committed.
-async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) -> (Vec<Event>, bool) {
+async fn one_transaction<DB: Play>(db: &TestDb<DB>, writer: usize, turn: usize) -> (Vec<Event>, bool) {
     let make = |kind: &str| Event::new(kind).tag("w", writer).json(&turn).build().unwrap();
     let hold = DB::HOLD.mul_f64(rand::random());
     let commit = rand::random_bool(0.95);
     if rand::random_bool(0.05) {
         let event = make("two");
-        if let Some(happened) =
-            DB::in_two_phases(bed, &event, &format!("{writer}-{turn}"), commit, hold).await
+        if let Some(happened) = DB::in_two_phases(db, &event, &format!("{writer}-{turn}"), commit, hold).await
         {
             return (vec![event], happened);
         }
     }
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
     let mut events = Vec::new();
     for n in 0..rand::random_range(1..4) {
         let event = make(if (turn + n).is_multiple_of(2) { "even" } else { "odd" });
@@ -328,7 +327,7 @@ fn moved(moved: &Moved) -> outbox::EventBuilder {
     moved.from.iter().fold(event, |event, from| event.tag("wallet", from))
 }
 
-async fn balances<DB: Base>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projection<HashMap<u64, i64>> {
+async fn balances<DB: Backend>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projection<HashMap<u64, i64>> {
     let all = wallets.iter().map(|wallet| Query::tag("wallet", wallet)).reduce(Query::or).unwrap();
     log.project(all, HashMap::new(), |mut balances, event| {
         let moved: Moved = event.payload().unwrap();
@@ -342,9 +341,9 @@ async fn balances<DB: Base>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projectio
     .unwrap()
 }
 
-async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed: Bed<DB>) {
+async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(db: TestDb<DB>) {
     let clients = setting("OUTBOX_TEST_CLIENTS", 8);
-    let outbox: &Outbox<DB> = &bed.outbox;
+    let outbox: &Outbox<DB> = &db.outbox;
     for wallet in 0..WALLETS {
         outbox.log().append([moved(&Moved { from: None, to: wallet, amount: EACH })]).await.unwrap();
     }

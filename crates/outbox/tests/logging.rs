@@ -2,9 +2,10 @@
 //!
 //! A test binary of its own: the subscriber is one for the whole process.
 
-mod lines;
+#[path = "common/log_lines.rs"]
+mod log_lines;
 
-use lines::Lines;
+use log_lines::LogLines;
 use outbox::{Backoff, Cx, Event, Failure, LogPublisher, OutboxBuilder, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -14,7 +15,7 @@ const CANARY: &str = "canary-4111111111111111";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
-    let lines = Lines::keep(LevelFilter::TRACE);
+    let lines = LogLines::capture(LevelFilter::TRACE);
 
     let outbox = OutboxBuilder::new().sqlite(":memory:").await?;
     outbox.migrate().await?;

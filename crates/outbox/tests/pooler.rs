@@ -2,17 +2,18 @@
 #![cfg(feature = "postgres")]
 #![allow(missing_docs)]
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use harness::{DatabaseHarness, postgres_url, unique_table};
 use outbox::fleet::FleetDatabase;
 use outbox::{Cx, Error, Event, Fleet, Handled, LatchPublisher, Outbox, OutboxBuilder, Pooler, Query, Topic};
 use outbox_testbed::{Plan, Server};
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
-use support::{Place, postgres_url, unique_table};
 
 /// How many sessions a pooler has here.
 const SESSIONS: usize = 3;
@@ -27,12 +28,12 @@ fn plan(upstream: &str) -> Option<Plan> {
 
 /// The store of the suite is opened by URL alone: the pooler is found out.
 mod conformance {
-    outbox::conformance_tests!(super::place().await);
+    outbox::conformance_tests!(super::harness().await);
 }
 
-async fn place() -> Option<Place> {
+async fn harness() -> Option<DatabaseHarness> {
     let url = SHARED.as_ref()?.url();
-    Some(Place { database: support::Database::Postgres(url), table: unique_table() })
+    Some(DatabaseHarness { database: harness::Database::Postgres(url), table: unique_table() })
 }
 
 /// A pooler of the test's own, once for each way in which it treats prepared statements: it knows

@@ -1,7 +1,8 @@
 //! Sixteen writers with rollbacks and late commits, three relays in processes of their own, handlers that fail: every
 //! committed event is delivered, no other one ever, none by two at once, and in order per key.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Write};
@@ -9,11 +10,11 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+use harness::ChildProcess;
 use outbox::store::SharedStore;
 use outbox::{
     Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
 };
-use support::Player;
 
 const WRITERS: usize = 16;
 const RELAYS: usize = 3;
@@ -27,8 +28,8 @@ fn transactions() -> usize {
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_order() {
-    let Some(url) = support::postgres_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::postgres_url() else { return };
+    let table = harness::unique_table();
     let outbox =
         OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).postgres(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
@@ -37,8 +38,8 @@ async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_relay_processes_on_mariadb_deliver_everything_once_at_a_time_in_order() {
-    let Some(url) = support::mariadb_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::mariadb_url() else { return };
+    let table = harness::unique_table();
     let outbox =
         OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).mysql(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
@@ -55,7 +56,7 @@ async fn three_relay_processes_on_one_sqlite_file_deliver_everything_once_at_a_t
 async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table: &str) {
     outbox.migrate().await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
-    let relays: Vec<Player> = (0..RELAYS).map(|_| relay_process(url, table, log.path())).collect();
+    let relays: Vec<ChildProcess> = (0..RELAYS).map(|_| relay_process(url, table, log.path())).collect();
 
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -69,7 +70,7 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
         }
     };
     tokio::time::timeout(Duration::from_secs(120), settled).await.expect("everything is settled in time");
-    relays.into_iter().for_each(Player::stop);
+    relays.into_iter().for_each(ChildProcess::stop);
 
     let runs = read(log.path());
     let done: HashSet<String> = runs.iter().filter(|run| run.done).map(|run| run.id.clone()).collect();
@@ -178,13 +179,13 @@ fn assert_order(runs: &[Run]) {
 }
 
 /// A relay in a process of its own.
-fn relay_process(url: &str, table: &str, log: &Path) -> Player {
+fn relay_process(url: &str, table: &str, log: &Path) -> ChildProcess {
     let variables = [
         ("OUTBOX_RELAY_URL", url.as_ref()),
         ("OUTBOX_RELAY_TABLE", table.as_ref()),
         ("OUTBOX_RELAY_LOG", log.as_os_str()),
     ];
-    Player::start("a_relay_when_told_to_be_one", &variables)
+    ChildProcess::start("a_relay_when_told_to_be_one", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,8 @@
 //!
 //! `OUTBOX_TEST_ITEMS` sets how many items there are.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use harness::ChildProcess;
 use outbox::{Database, Event, NodeId, Outbox, OutboxBuilder, StoreOptions, WorkItem, WorkQueue, open_store};
-use support::Player;
 
 const WORKERS: usize = 2;
 /// How many handlers each worker runs at once.
@@ -46,8 +47,8 @@ macro_rules! on_every_server {
             #[cfg(feature = "postgres")]
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn postgres() {
-                let Some(url) = support::postgres_url() else { return };
-                let table = support::unique_table();
+                let Some(url) = harness::postgres_url() else { return };
+                let table = harness::unique_table();
                 let outbox = OutboxBuilder::new().table(&table).max_connections(2).postgres(&url).await.unwrap();
                 super::$sentence(&outbox, &url, &table).await;
             }
@@ -55,8 +56,8 @@ macro_rules! on_every_server {
             #[cfg(feature = "mysql")]
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn mariadb() {
-                let Some(url) = support::mariadb_url() else { return };
-                let table = support::unique_table();
+                let Some(url) = harness::mariadb_url() else { return };
+                let table = harness::unique_table();
                 let outbox = OutboxBuilder::new().table(&table).max_connections(2).mysql(&url).await.unwrap();
                 super::$sentence(&outbox, &url, &table).await;
             }
@@ -129,7 +130,7 @@ async fn work_off<DB: Database>(
     };
     let limit = Duration::from_secs(30) + times(renew).1 * u32::try_from(items).unwrap() * 2;
     tokio::time::timeout(limit, drained).await.expect("the queue is worked off in time");
-    workers.into_iter().for_each(Player::stop);
+    workers.into_iter().for_each(ChildProcess::stop);
     assert_eq!(outbox.admin().stats().await.unwrap().done, items as u64);
 
     let mut history: BTreeMap<String, Vec<Act>> = BTreeMap::new();
@@ -150,14 +151,14 @@ async fn work_off<DB: Database>(
 }
 
 /// A worker in a process of its own.
-fn worker(url: &str, table: &str, log: &Path, renew: bool) -> Player {
+fn worker(url: &str, table: &str, log: &Path, renew: bool) -> ChildProcess {
     let variables = [
         ("OUTBOX_WORKER_URL", url.as_ref()),
         ("OUTBOX_WORKER_TABLE", table.as_ref()),
         ("OUTBOX_WORKER_LOG", log.as_os_str()),
         ("OUTBOX_WORKER_RENEWS", if renew { "true".as_ref() } else { "false".as_ref() }),
     ];
-    Player::start("a_worker_when_told_to_be_one", &variables)
+    ChildProcess::start("a_worker_when_told_to_be_one", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,11 +3,11 @@
 
 #![cfg(feature = "settings")]
 
-mod bed;
+mod common;
 
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time};
+use common::{Backend, Seen, TestDb, in_time};
 use outbox::settings::{Mode, Settings};
 use outbox::store::{EXCLUSIVE, Status};
 use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder, Outgoing, PublishError, Publisher, Topic};
@@ -24,7 +24,7 @@ fn shared(url: &str, table: &str) -> String {
 }
 
 /// Databases that settings open.
-trait Opened: Base {
+trait Opened: Backend {
     async fn opened(settings: &Settings) -> outbox::Result<Outbox<Self>>;
 }
 
@@ -67,16 +67,16 @@ mod a_file_of_the_daemon_configures_an_embedded_outbox {
 }
 
 async fn embedded<DB: Opened>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let url = if bed.url().contains("://") { bed.url().to_owned() } else { format!("sqlite:{}", bed.url()) };
-    // Another table than that of the bed: the settings make it, because they say `migrate`.
-    let table = format!("{}s", bed.table);
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let url = if db.url().contains("://") { db.url().to_owned() } else { format!("sqlite:{}", db.url()) };
+    // Another table than that of the db: the settings make it, because they say `migrate`.
+    let table = format!("{}s", db.table);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, shared(&url, &table)).unwrap();
     let settings = Settings::from_file(file.path()).unwrap();
     assert_eq!(settings.mode(), Mode::SingleNode);
     let outbox = DB::opened(&settings).await.unwrap();
-    let on_table = DB::open(OutboxBuilder::new().table(&table), bed.url()).await.unwrap();
+    let on_table = DB::open(OutboxBuilder::new().table(&table), db.url()).await.unwrap();
 
     // Mode: one relay leads the whole table. Name: of this relay.
     let seen = Seen::default();
@@ -105,7 +105,7 @@ async fn embedded<DB: Opened>() {
         relay.idle().await.unwrap();
     };
     assert_eq!((dead.attempts, seen.count()), (2, 2));
-    assert_eq!(bed.tally().await, (0, 0, 0, 0), "nothing is in another table");
+    assert_eq!(db.tally().await, (0, 0, 0, 0), "nothing is in another table");
 
     relay.stop().await.unwrap();
 

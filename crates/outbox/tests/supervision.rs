@@ -1,16 +1,16 @@
 //! A task of a relay that panics: it runs again and nothing is lost, or the relay ends with an error.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Bed, Gate, Seen, in_time, numbered};
-use failing::{Failing, Where};
+use common::{Gate, Seen, TestDb, in_time, numbered};
+use failing_store::{Failing, Where};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use outbox::store::{RelayTask, Status, Store as _};
 use outbox::{Backoff, Error, Outgoing, PublishError, Publisher, PurgeSettings, RelayBuilder, Topic};
@@ -43,13 +43,13 @@ fn assert_failed(ended: outbox::Result<()>, by: RelayTask, words: &str) {
 }
 
 on_every_database! {
-    async fn taking_goes_on_after_panics(|bed|) {
-        let store = Failing::take(bed.outbox.store(), 3, boom);
-        bed.write("e", 0..20).await;
+    async fn taking_goes_on_after_panics(|db|) {
+        let store = Failing::take(db.outbox.store(), 3, boom);
+        db.write("e", 0..20).await;
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
         seen.reach(20).await;
-        bed.drained().await;
+        db.drained().await;
         assert_eq!(store.failed(), 3, "all panics happened");
         seen.assert_each_once(0..20);
         assert!(relay.health().last_take.is_some() && relay.health().errors.is_empty(), "{:?}", relay.health());
@@ -57,9 +57,9 @@ on_every_database! {
     }
 
     /// The verdicts that the settler had in hand are written by the next one: no handler runs twice, no key out of order.
-    async fn no_verdict_is_lost_when_the_settler_panics(|bed|) {
+    async fn no_verdict_is_lost_when_the_settler_panics(|db|) {
         for exclusive in [false, true] {
-            let store = Failing::settle(bed.outbox.store(), 3, boom);
+            let store = Failing::settle(db.outbox.store(), 3, boom);
             store.after(1);
             let seen = Seen::default();
             let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
@@ -71,8 +71,8 @@ on_every_database! {
             let relay = relay.on_type("e", handler).retry(Backoff::default().base(10 * MS).max(10 * MS)).poll_interval(5 * MS)
                 .start().await.unwrap();
             let keyed = (0..40).map(|n| numbered("e", n).ordering_key(format!("k{}", n % 4)));
-            bed.outbox.send_all(keyed).await.unwrap();
-            bed.drained().await;
+            db.outbox.send_all(keyed).await.unwrap();
+            db.drained().await;
             assert_eq!(store.failed(), 3, "all panics happened");
             for key in 0..4 {
                 let mut expected: Vec<u64> = (0..10).map(|n| n * 4 + key).collect();
@@ -85,10 +85,10 @@ on_every_database! {
     }
 
     /// What it held is given back at once.
-    async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_goes_on(|bed|) {
-        let store = Failing::take(bed.outbox.store(), usize::MAX, boom);
+    async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_goes_on(|db|) {
+        let store = Failing::take(db.outbox.store(), usize::MAX, boom);
         store.after(1);
-        bed.write("e", 0..3).await;
+        db.write("e", 0..3).await;
         let (seen, gate) = (Seen::default(), Gate::closed());
         let relay = RelayBuilder::multi_node(store.clone()).batch(1).cold_capacity(1).workers(1)
             .on_type("e", seen.behind(&gate)).drain(50 * MS).poll_interval(5 * MS).start().await.unwrap();
@@ -99,16 +99,16 @@ on_every_database! {
         assert_failed(relay.stop().await, RelayTask::Take, "out of order");
 
         let others = Seen::default();
-        let relay = bed.outbox.multi_node().on_type("e", others.handler()).start().await.unwrap();
-        bed.drained().await;
+        let relay = db.outbox.multi_node().on_type("e", others.handler()).start().await.unwrap();
+        db.drained().await;
         others.assert_each_once(0..3);
         relay.stop().await.unwrap();
     }
 
     /// What became of its events is not written: they are not given back, and come again when their lease is over.
-    async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_run_out(frozen |bed|) {
-        let store = Failing::settle(bed.outbox.store(), usize::MAX, boom);
-        let ids = bed.write("e", 0..3).await;
+    async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_run_out(frozen |db|) {
+        let store = Failing::settle(db.outbox.store(), usize::MAX, boom);
+        let ids = db.write("e", 0..3).await;
         let seen = Seen::default();
         let lease = Duration::from_secs(10);
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).drain(50 * MS)
@@ -116,21 +116,21 @@ on_every_database! {
         seen.reach(3).await;
         assert_failed(relay.stopped().await, RelayTask::Settle, "out of order");
         assert_failed(relay.stop().await, RelayTask::Settle, "out of order");
-        assert_eq!(bed.status(&ids[0]).await, Status::New, "nothing was written");
+        assert_eq!(db.status(&ids[0]).await, Status::New, "nothing was written");
 
         let others = Seen::default();
-        let relay = bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", others.handler()).start().await.unwrap();
+        let relay = db.outbox.multi_node().poll_interval(20 * MS).on_type("e", others.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(others.count(), 0, "they are leased");
-        bed.advance(lease);
-        bed.drained().await;
+        db.advance(lease);
+        db.drained().await;
         others.assert_each_once(0..3);
         relay.stop().await.unwrap();
     }
 }
 
-async fn sqlite() -> Bed<Sqlite> {
-    Bed::new().await.expect("SQLite is always there")
+async fn sqlite() -> TestDb<Sqlite> {
+    TestDb::new().await.expect("SQLite is always there")
 }
 
 /// Tasks beside the main way: after panics they run again, and events are delivered meanwhile.
@@ -138,8 +138,8 @@ async fn sqlite() -> Bed<Sqlite> {
 async fn delivery_goes_on_while_other_tasks_panic() {
     for at in [Where::Watch, Where::Announce, Where::Purge, Where::Extend, Where::Listen] {
         in_time(async {
-            let bed = sqlite().await;
-            let store = Failing::new(bed.outbox.store(), at, 2, boom);
+            let db = sqlite().await;
+            let store = Failing::new(db.outbox.store(), at, 2, boom);
             // A relay announces itself once before it starts.
             store.after(usize::from(at == Where::Announce));
             let (seen, gate) = (Seen::default(), Gate::closed());
@@ -156,14 +156,14 @@ async fn delivery_goes_on_while_other_tasks_panic() {
                 .await
                 .unwrap();
             // Held for as long as it takes to renew it after two panics.
-            bed.write("slow", 0..1).await;
+            db.write("slow", 0..1).await;
             until(async || store.failed() == 2).await;
-            bed.write("e", 1..5).await;
-            bed.outbox.log().append([numbered("e", 7)]).await.unwrap();
+            db.write("e", 1..5).await;
+            db.outbox.log().append([numbered("e", 7)]).await.unwrap();
             seen.reach(5).await;
             gate.open();
             until(async || log.0.load(Ordering::SeqCst) == 1).await;
-            until(async || bed.tally().await == (0, 0, 0, 0)).await;
+            until(async || db.tally().await == (0, 0, 0, 0)).await;
             until(async || store.nodes().await.unwrap().len() == 1).await;
             assert_eq!(seen.count(), 5, "{at:?}: no event twice");
             until(async || relay.health().errors.is_empty()).await;
@@ -207,9 +207,9 @@ impl Publisher for Nameless {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
     in_time(async {
-        let bed = sqlite().await;
+        let db = sqlite().await;
         let seen = Seen::default();
-        let relay = bed
+        let relay = db
             .outbox
             .multi_node()
             .forward(["bad"], Nameless)
@@ -219,11 +219,11 @@ async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
             .start()
             .await
             .unwrap();
-        bed.write("bad", 0..1).await;
+        db.write("bad", 0..1).await;
         assert_failed(relay.stopped().await, RelayTask::Dispatch, "it panicked: it has no name");
         assert_failed(relay.stop().await, RelayTask::Dispatch, "no name");
-        bed.write("e", 1..3).await;
-        let relay = bed
+        db.write("e", 1..3).await;
+        let relay = db
             .outbox
             .multi_node()
             .poll_interval(20 * MS)
@@ -232,7 +232,7 @@ async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
             .start()
             .await
             .unwrap();
-        bed.drained().await;
+        db.drained().await;
         seen.assert_each_once(0..3);
         relay.stop().await.unwrap();
     })
@@ -288,19 +288,19 @@ impl Recorder for Panics {
 #[tokio::test]
 async fn a_panic_after_events_were_claimed_ends_the_relay_at_once() {
     in_time(async {
-        let bed = sqlite().await;
-        bed.write("e", 0..3).await;
+        let db = sqlite().await;
+        db.write("e", 0..3).await;
         let recorder = Panics::of("outbox.enqueue.cold", 1);
         let mine = metrics::set_default_local_recorder(&recorder);
         let seen = Seen::default();
         let relay =
-            bed.outbox.multi_node().on_type("e", seen.handler()).lease(1_500 * MS).start().await.unwrap();
+            db.outbox.multi_node().on_type("e", seen.handler()).lease(1_500 * MS).start().await.unwrap();
         assert_failed(relay.stopped().await, RelayTask::Take, "it panicked: the recorder is broken");
         assert_failed(relay.stop().await, RelayTask::Take, "broken");
         drop(mine);
         assert_eq!((recorder.left(), seen.count()), (0, 0));
-        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
-        bed.drained().await;
+        let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        db.drained().await;
         seen.assert_each_once(0..3);
         relay.stop().await.unwrap();
     })
@@ -311,18 +311,18 @@ async fn a_panic_after_events_were_claimed_ends_the_relay_at_once() {
 #[tokio::test]
 async fn the_log_is_published_on_after_panics() {
     in_time(async {
-        let bed = sqlite().await;
+        let db = sqlite().await;
         let recorder = Panics::of("outbox.log.published", 2);
         let _mine = metrics::set_default_local_recorder(&recorder);
         let order = Order::default();
-        let relay = RelayBuilder::log_only(bed.outbox.store())
+        let relay = RelayBuilder::log_only(db.outbox.store())
             .publish(Topic::new("all").to(order.clone()).batch(1))
             .pair_lease(300 * MS)
             .start()
             .await
             .unwrap();
         for n in 0..10 {
-            bed.outbox.log().append([numbered("e", n)]).await.unwrap();
+            db.outbox.log().append([numbered("e", n)]).await.unwrap();
         }
         until(async || order.last() == Some(9)).await;
         relay.idle().await.unwrap();

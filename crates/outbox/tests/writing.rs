@@ -1,11 +1,11 @@
 //! Writing: what an event may be, and that it lives and dies with its transaction.
 
-mod bed;
+mod common;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, numbered};
+use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
 use outbox::{
     AggregateType, Cx, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
@@ -16,56 +16,56 @@ use sqlx::Connection as _;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The address of a PostgreSQL bed, with the table as the name of its sessions.
-fn named<DB: Base>(bed: &Bed<DB>) -> String {
-    format!("{}?application_name={}", bed.url().split('?').next().unwrap(), bed.table)
+/// The address of a PostgreSQL db, with the table as the name of its sessions.
+fn named<DB: Backend>(db: &TestDb<DB>) -> String {
+    format!("{}?application_name={}", db.url().split('?').next().unwrap(), db.table)
 }
 
 on_every_database! {
-    async fn a_rollback_leaves_nothing(|bed|) {
-        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
-        let relays = [bed.outbox.single_node(), bed.outbox.multi_node()];
+    async fn a_rollback_leaves_nothing(|db|) {
+        db.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let relays = [db.outbox.single_node(), db.outbox.multi_node()];
         for relay in relays {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
-            let insert = format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table);
+            let insert = format!("INSERT INTO {}_orders (id) VALUES (1)", db.table);
             for dropped in [true, false] {
-                let mut tx = bed.outbox.begin().await.unwrap();
+                let mut tx = db.outbox.begin().await.unwrap();
                 DB::execute_sql(&mut tx, &insert).await.unwrap();
-                let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+                let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
                 assert!(id.is_some());
                 if dropped { drop(tx) } else { tx.rollback().await.unwrap() }
             }
             relay.idle().await.unwrap();
-            assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 0);
-            assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 0);
+            assert_eq!(db.number("SELECT count(*) FROM {t}").await, 0);
+            assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 0);
             assert_eq!(seen.count(), 0);
             relay.stop().await.unwrap();
         }
     }
 
-    async fn a_commit_keeps_the_change_and_the_event(|bed|) {
-        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
-        let mut tx = bed.outbox.begin().await.unwrap();
-        DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table)).await.unwrap();
-        let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+    async fn a_commit_keeps_the_change_and_the_event(|db|) {
+        db.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", db.table)).await.unwrap();
+        let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 1);
-        let stored = bed.find(&id).await;
+        assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 1);
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
     }
 
     /// Case 6: the hot path may trust only what the commit kept.
-    async fn what_a_savepoint_took_back_is_not_delivered(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    async fn what_a_savepoint_took_back_is_not_delivered(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
-            let mut tx = bed.outbox.begin().await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             DB::execute_sql(&mut tx, "SAVEPOINT here").await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
             DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT here").await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
             tx.commit().await.unwrap();
             seen.reach(2).await;
             relay.idle().await.unwrap();
@@ -77,25 +77,25 @@ on_every_database! {
     }
 
     /// Case 6, the way sqlx does it: a savepoint is a transaction in a transaction.
-    async fn a_savepoint_that_was_committed_is_not_a_commit(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    async fn a_savepoint_that_was_committed_is_not_a_commit(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
-            let mut outer = bed.outbox.begin().await.unwrap();
-            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
+            let mut outer = db.outbox.begin().await.unwrap();
+            let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
             let told = Arc::new(Mutex::new(false));
             let tell = told.clone();
             inner.after_commit(move || *tell.lock().unwrap() = true);
-            bed.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
+            db.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
             inner.commit().await.unwrap();
             outer.rollback().await.unwrap();
             assert!(!*told.lock().unwrap(), "told of a commit that never was");
             relay.idle().await.unwrap();
             assert_eq!(seen.count(), 0, "delivered, and never committed");
 
-            let mut outer = bed.outbox.begin().await.unwrap();
-            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
-            bed.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
+            let mut outer = db.outbox.begin().await.unwrap();
+            let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
+            db.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
             inner.commit().await.unwrap();
             outer.commit().await.unwrap();
             seen.reach(1).await;
@@ -105,48 +105,48 @@ on_every_database! {
         }
     }
 
-    async fn a_write_that_fails_spoils_nothing_but_itself(|bed|) {
+    async fn a_write_that_fails_spoils_nothing_but_itself(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        let again = bed.outbox.send(numbered("e", 2).id(&id)).await;
+        let again = db.outbox.send(numbered("e", 2).id(&id)).await;
         assert!(matches!(again, Err(Error::DuplicateId { .. })), "{again:?}");
-        let twice = bed.outbox.send_all([numbered("e", 3).id("same"), numbered("e", 4).id("same")]).await;
+        let twice = db.outbox.send_all([numbered("e", 3).id("same"), numbered("e", 4).id("same")]).await;
         assert!(matches!(twice, Err(Error::DuplicateId { .. })), "{twice:?}");
-        bed.outbox.send(numbered("e", 5)).await.unwrap();
+        db.outbox.send(numbered("e", 5)).await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(seen.numbers(), [1, 5]);
         relay.stop().await.unwrap();
     }
 
-    async fn a_batch_is_written_in_its_order_however_long_it_is(|bed|) {
-        let ids = bed.write("e", 0..2_500).await;
+    async fn a_batch_is_written_in_its_order_however_long_it_is(|db|) {
+        let ids = db.write("e", 0..2_500).await;
         assert_eq!(ids.len(), 2_500);
-        let listed = bed.outbox.admin().list(&Default::default(), 3_000).await.unwrap();
+        let listed = db.outbox.admin().list(&Default::default(), 3_000).await.unwrap();
         let order: Vec<EventId> = listed.into_iter().map(|stored| stored.event.unwrap().id().clone()).collect();
         assert_eq!(order, ids);
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids rise");
         let none: Vec<Event> = Vec::new();
-        assert!(bed.outbox.send_all(none).await.unwrap().is_empty());
+        assert!(db.outbox.send_all(none).await.unwrap().is_empty());
     }
 
-    async fn one_bad_event_of_a_batch_keeps_all_of_it_out(|bed|) {
-        let bad = bed.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
+    async fn one_bad_event_of_a_batch_keeps_all_of_it_out(|db|) {
+        let bad = db.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
         assert!(matches!(bad, Err(Error::Event(EventError::Empty { field: "event type" }))), "{bad:?}");
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
-        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
+        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(bed.tally().await, (1, 0, 0, 0), "the transaction goes on after a mistake that never reached it");
+        assert_eq!(db.tally().await, (1, 0, 0, 0), "the transaction goes on after a mistake that never reached it");
     }
 
-    async fn a_deduplication_key_is_written_once(|bed|) {
+    async fn a_deduplication_key_is_written_once(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-        assert!(bed.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
-        assert_eq!(bed.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
-        let ids = bed.outbox.send_all([
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        assert!(db.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
+        assert_eq!(db.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
+        let ids = db.outbox.send_all([
             numbered("e", 3).dedup_key("k"),
             numbered("e", 4).dedup_key("other"),
             numbered("e", 5),
@@ -157,23 +157,23 @@ on_every_database! {
         let mut numbers = seen.numbers();
         numbers.sort_unstable();
         assert_eq!(numbers, [1, 4, 5]);
-        assert_eq!(bed.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
+        assert_eq!(db.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
         relay.stop().await.unwrap();
     }
 
-    async fn callbacks_are_told_how_the_transaction_ended(|bed|) {
+    async fn callbacks_are_told_how_the_transaction_ended(|db|) {
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = |what: &'static str| {
             let told = told.clone();
             move || told.lock().unwrap().push(what)
         };
         for end in ["commit", "rollback", "drop"] {
-            let mut tx = bed.outbox.begin().await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
             tx.after_commit(tell("committed"));
             tx.after_commit(|| panic!("logged, nothing else"));
             tx.after_rollback(tell("rolled back"));
             tx.after_commit(tell("committed, second"));
-            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             match end {
                 "commit" => tx.commit().await.unwrap(),
                 "rollback" => tx.rollback().await.unwrap(),
@@ -181,12 +181,12 @@ on_every_database! {
             }
         }
         assert_eq!(*told.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
-        assert_eq!(bed.tally().await.0, 1);
+        assert_eq!(db.tally().await.0, 1);
     }
 
     /// A compensation is needed most where the database fails.
-    async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|bed|) {
-        let (own, kill) = match bed.url().split_once(':') {
+    async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|db|) {
+        let (own, kill) = match db.url().split_once(':') {
             Some(("postgres", _)) => ("SELECT pg_backend_pid()::bigint", "SELECT pg_terminate_backend({}, 30000)"),
             Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL CONNECTION {}"),
             // SQLite has no server that could end a connection.
@@ -194,45 +194,45 @@ on_every_database! {
         };
         let told = Told::default();
         let spy = Spy { told: told.clone(), change: Ok, panics: false };
-        let outbox = bed.another_with(|builder| builder.hook(spy)).await.outbox;
+        let outbox = db.another_with(|builder| builder.hook(spy)).await.outbox;
         let mut tx = outbox.begin().await.unwrap();
         let callback = told.clone();
         tx.after_rollback(move || callback.lock().unwrap().push("callback".to_owned()));
         tx.after_commit(|| panic!("it was not committed"));
         outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
         let connection = DB::number(&mut tx, own).await;
-        bed.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
+        db.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
         tx.rollback().await.unwrap_err();
         assert_eq!(told.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
-        assert_eq!(bed.tally().await.0, 0);
+        assert_eq!(db.tally().await.0, 0);
     }
 
-    async fn a_transaction_begun_elsewhere_is_adopted(|bed|) {
+    async fn a_transaction_begun_elsewhere_is_adopted(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().skip_recent(Duration::from_secs(3_600))
+        let relay = db.outbox.single_node().skip_recent(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
-        let mut tx = bed.outbox.adopt(bed.outbox.pool().begin().await.unwrap());
-        bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        let mut tx = db.outbox.adopt(db.outbox.pool().begin().await.unwrap());
+        db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
         tx.commit().await.unwrap();
         seen.reach(1).await;
         relay.stop().await.unwrap();
     }
 
     /// The outbox does not see the commit, so nothing goes the hot way.
-    async fn a_receipt_wakes_the_relay_when_it_is_told(|bed|) {
+    async fn a_receipt_wakes_the_relay_when_it_is_told(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
+        let relay = db.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        let mut tx = bed.outbox.pool().begin().await.unwrap();
-        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        let mut tx = db.outbox.pool().begin().await.unwrap();
+        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
         assert_eq!(receipt.ids().len(), 2);
         tx.commit().await.unwrap();
         receipt.committed();
         seen.reach(2).await;
 
-        let mut tx = bed.outbox.pool().begin().await.unwrap();
-        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
+        let mut tx = db.outbox.pool().begin().await.unwrap();
+        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
         tx.rollback().await.unwrap();
         receipt.rolled_back();
         relay.idle().await.unwrap();
@@ -240,14 +240,14 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn every_field_comes_back(|bed|) {
+    async fn every_field_comes_back(|db|) {
         let now = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis()).unwrap();
         let event = Event::new("order.placed").id("own-id").aggregate("order", "42").tenant("acme")
             .ordering_key("k").correlation("c").dedup_key("d").header("a", "1").headers([("b", "2"), ("a", "3")])
             .json_text("[1,  2]").occurred_at(now).available_at(now + chrono::Duration::seconds(60))
             .expires_at(now + chrono::Duration::seconds(90)).build().unwrap();
-        bed.outbox.send(event.clone()).await.unwrap();
-        let stored = bed.find(event.id()).await.event.unwrap();
+        db.outbox.send(event.clone()).await.unwrap();
+        let stored = db.find(event.id()).await.event.unwrap();
         assert_eq!(stored, event);
         assert_eq!(stored.headers().len(), 2);
         assert_eq!(stored.header("a"), Some("3"));
@@ -255,21 +255,21 @@ on_every_database! {
     }
 
     /// The longest of everything, in characters of four bytes.
-    async fn what_the_builder_allows_the_database_takes(|bed|) {
+    async fn what_the_builder_allows_the_database_takes(|db|) {
         let long = |n: usize| "\u{1F980}".repeat(n);
         let event = Event::new(long(255)).id(long(36)).aggregate(long(64), long(128)).tenant(long(64))
             .ordering_key(long(255)).correlation(long(255)).dedup_key(long(255)).header(long(255), long(2_000))
             .bytes(long(255), vec![0xff; 1_048_576]).build().unwrap();
-        bed.outbox.send(event.clone()).await.unwrap();
-        let stored = bed.find(event.id()).await.event.unwrap();
+        db.outbox.send(event.clone()).await.unwrap();
+        let stored = db.find(event.id()).await.event.unwrap();
         assert_eq!(stored.payload_bytes(), event.payload_bytes());
         assert_eq!((stored.event_type(), stored.headers()), (event.event_type(), event.headers()));
         assert_eq!((stored.tenant_id(), stored.ordering_key()), (event.tenant_id(), event.ordering_key()));
     }
 
     /// The limit is a setting: the databases themselves take far more than its default.
-    async fn a_payload_may_be_as_large_as_the_outbox_allows(|bed|) {
-        let large = bed.another_with(|builder| builder.max_payload(8 << 20)).await;
+    async fn a_payload_may_be_as_large_as_the_outbox_allows(|db|) {
+        let large = db.another_with(|builder| builder.max_payload(8 << 20)).await;
         let (bytes, text) = (vec![0xfe; 6 << 20], "ü".repeat(3 << 20));
         large.outbox.send(Event::new("e").bytes("a/b", bytes.clone())).await.unwrap();
         large.outbox.send(Event::new("e").json(&text)).await.unwrap();
@@ -280,36 +280,36 @@ on_every_database! {
     }
 
     /// With no relay, nothing happens after the commit: a poller elsewhere or CDC delivers.
-    async fn without_a_relay_an_event_waits(|bed|) {
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-        let stored = bed.find(&id).await;
+    async fn without_a_relay_an_event_waits(|db|) {
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
     }
 
     /// A connection waits a moment for the next transaction, and not longer than that for those who ask the pool.
-    async fn connections_of_transactions_are_there_for_the_pool_as_well(|bed|) {
-        let bed = bed.another_with(|builder| builder.max_connections(4)).await;
-        let pool = bed.outbox.pool();
+    async fn connections_of_transactions_are_there_for_the_pool_as_well(|db|) {
+        let db = db.another_with(|builder| builder.max_connections(4)).await;
+        let pool = db.outbox.pool();
         for n in 0..20 {
-            let begun = (0..pool.options().get_max_connections()).map(|_| bed.outbox.begin());
+            let begun = (0..pool.options().get_max_connections()).map(|_| db.outbox.begin());
             for tx in futures_util::future::join_all(begun).await {
                 let mut tx = tx.unwrap();
-                bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+                db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
                 if n % 2 == 0 { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
             }
             let acquired = (0..pool.options().get_max_connections()).map(|_| pool.acquire());
             assert!(futures_util::future::join_all(acquired).await.iter().all(Result::is_ok));
         }
-        bed.outbox.close().await;
+        db.outbox.close().await;
         assert_eq!(pool.size(), 0);
     }
 
     /// What was done in a transaction that is dropped or cancelled does not come back with its connection.
-    async fn the_next_transaction_begins_anew(|bed|) {
-        let bed = bed.another_with(|builder| builder.max_connections(2)).await;
+    async fn the_next_transaction_begins_anew(|db|) {
+        let db = db.another_with(|builder| builder.max_connections(2)).await;
         for n in 0..30 {
-            let mut tx = bed.outbox.begin().await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
             match n % 3 {
                 0 => drop(tx),
                 1 => drop(tokio::time::timeout(Duration::ZERO, tx.rollback()).await),
@@ -317,27 +317,27 @@ on_every_database! {
             }
         }
         let count = "SELECT count(*) FROM {t}";
-        assert_eq!(bed.number(count).await, 10);
+        assert_eq!(db.number(count).await, 10);
     }
 
     /// Dropped at every point of its way, it must leave no transaction open.
-    async fn a_cancelled_begin_leaves_no_transaction_open(|bed|) {
-        let is_postgres = bed.url().starts_with("postgres");
-        let url = if is_postgres { named(&bed) } else { bed.url().to_owned() };
-        let outbox = DB::open(OutboxBuilder::new().table(&bed.table).max_connections(4), &url).await.unwrap();
+    async fn a_cancelled_begin_leaves_no_transaction_open(|db|) {
+        let is_postgres = db.url().starts_with("postgres");
+        let url = if is_postgres { named(&db) } else { db.url().to_owned() };
+        let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
         for patience in 0..200u32 {
             let begin = std::pin::pin!(outbox.begin());
             let _ = tokio::time::timeout(Duration::from_micros(u64::from(patience) * 5), begin).await;
         }
         // Every connection in turn: all are usable, none is inside of a transaction.
         outbox.send(numbered("e", 1)).await.unwrap();
-        let other = bed.another().await;
+        let other = db.another().await;
         other.outbox.send(numbered("e", 2)).await.unwrap();
         assert_eq!(other.tally().await.0, 2, "what was sent is committed and visible to others");
         let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
                     AND application_name = '{t}'";
         // A pool takes connections back in a task of its own.
-        while is_postgres && bed.number(open).await > 0 {
+        while is_postgres && db.number(open).await > 0 {
             tokio::time::sleep(MS).await;
         }
     }
@@ -346,27 +346,27 @@ on_every_database! {
 /// PostgreSQL answers COMMIT with ROLLBACK, and no error, when a statement has failed before.
 #[tokio::test]
 async fn a_commit_that_was_a_rollback_is_an_error() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let seen = Seen::default();
     let relay =
-        bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+        db.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
     for failure in ["after the write", "before the write", "in the write"] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let (yes, no) = (told.clone(), told.clone());
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
         tx.after_commit(move || yes.lock().unwrap().push("committed"));
         tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
         if failure == "before the write" {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         let id = if failure == "in the write" { "x".repeat(36) } else { EventId::generate().to_string() };
-        let written = bed.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
+        let written = db.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
         assert_eq!(written.is_ok(), failure != "before the write", "{written:?}");
         if failure == "after the write" {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         if failure == "in the write" {
-            bed.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
+            db.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
         }
         let committed = tx.commit().await;
         assert!(committed.is_err(), "a failure {failure} went unnoticed");
@@ -374,17 +374,17 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
     }
     relay.idle().await.unwrap();
     assert_eq!(seen.count(), 0);
-    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.tally().await, (0, 0, 0, 0));
     relay.stop().await.unwrap();
 }
 
 /// The same without any event: callbacks still must not be told of a commit that was none.
 #[tokio::test]
 async fn callbacks_are_not_told_of_a_commit_that_was_a_rollback() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let told = Arc::new(Mutex::new(Vec::new()));
     let (yes, no) = (told.clone(), told.clone());
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
     tx.after_commit(move || yes.lock().unwrap().push("committed"));
     tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
     sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
@@ -395,24 +395,24 @@ async fn callbacks_are_not_told_of_a_commit_that_was_a_rollback() {
 /// A constraint that is checked at the commit refuses all of it.
 #[tokio::test]
 async fn a_commit_that_the_database_refuses_is_a_rollback() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let seen = Seen::default();
-    let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-    bed.run("CREATE TABLE parent (id integer PRIMARY KEY)").await.unwrap();
-    bed.run("CREATE TABLE child (p integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
+    let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+    db.run("CREATE TABLE parent (id integer PRIMARY KEY)").await.unwrap();
+    db.run("CREATE TABLE child (p integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
         .await
         .unwrap();
     let rolled_back = Arc::new(Mutex::new(false));
     let tell = rolled_back.clone();
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
     tx.after_rollback(move || *tell.lock().unwrap() = true);
     tx.after_commit(|| panic!("it was not"));
     sqlx::query("INSERT INTO child (p) VALUES (7)").execute(&mut *tx).await.unwrap();
-    bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+    db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
     assert!(matches!(tx.commit().await, Err(Error::Database(_))));
     assert!(*rolled_back.lock().unwrap());
     relay.idle().await.unwrap();
-    assert_eq!((seen.count(), bed.tally().await), (0, (0, 0, 0, 0)));
+    assert_eq!((seen.count(), db.tally().await), (0, (0, 0, 0, 0)));
     relay.stop().await.unwrap();
 }
 
@@ -452,22 +452,22 @@ impl WriterHook for Spy {
 type Told = Arc<Mutex<Vec<String>>>;
 type Change = fn(Vec<Event>) -> Result<Vec<Event>, String>;
 
-async fn spied(change: Change, panics: bool) -> (Bed<sqlx::Sqlite>, Told) {
+async fn spied(change: Change, panics: bool) -> (TestDb<sqlx::Sqlite>, Told) {
     let told = Told::default();
     let spy = Spy { told: told.clone(), change, panics };
-    (Bed::with(|builder| builder.hook(spy)).await.unwrap(), told)
+    (TestDb::with(|builder| builder.hook(spy)).await.unwrap(), told)
 }
 
 #[tokio::test]
 async fn a_hook_sees_each_batch_once() {
     for panics in [false, true] {
-        let (bed, told) = spied(Ok, panics).await;
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
-        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        let (db, told) = spied(Ok, panics).await;
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
         drop(tx);
         let expected = [
             "before_write 2",
@@ -481,7 +481,7 @@ async fn a_hook_sees_each_batch_once() {
             "after_rollback 1",
         ];
         assert_eq!(*told.lock().unwrap(), expected);
-        assert_eq!(bed.tally().await.0, 3, "a panic in a hook changes nothing");
+        assert_eq!(db.tally().await.0, 3, "a panic in a hook changes nothing");
     }
 }
 
@@ -495,29 +495,29 @@ async fn a_hook_changes_suppresses_and_refuses() {
         });
         changed.map(|event| event.build().map_err(|e| e.to_string())).collect()
     }
-    let (bed, _) = spied(upper, false).await;
-    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "E");
+    let (db, _) = spied(upper, false).await;
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(db.find(&id).await.event.unwrap().event_type(), "E");
 
-    let (bed, told) = spied(|_| Ok(Vec::new()), false).await;
-    assert_eq!(bed.outbox.send(numbered("e", 1)).await.unwrap(), None);
-    assert!(bed.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
+    let (db, told) = spied(|_| Ok(Vec::new()), false).await;
+    assert_eq!(db.outbox.send(numbered("e", 1)).await.unwrap(), None);
+    assert!(db.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
     assert_eq!(
         *told.lock().unwrap(),
         ["before_write 1", "before_write 2"],
         "nothing was written, nothing is told"
     );
-    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.tally().await, (0, 0, 0, 0));
 
     let changes: [(Change, &str); 2] =
         [(|_| Err("not on my watch".to_owned()), "not on my watch"), (|_| panic!("boom"), "it panicked")];
     for (change, reason) in changes {
-        let (bed, _) = spied(change, false).await;
-        let mut tx = bed.outbox.begin().await.unwrap();
-        let written = bed.outbox.write(&mut tx, numbered("e", 1)).await;
+        let (db, _) = spied(change, false).await;
+        let mut tx = db.outbox.begin().await.unwrap();
+        let written = db.outbox.write(&mut tx, numbered("e", 1)).await;
         assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
         tx.commit().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 0, 0));
+        assert_eq!(db.tally().await, (0, 0, 0, 0));
     }
 }
 
@@ -534,22 +534,22 @@ async fn hooks_run_in_the_order_they_were_added() {
         }
         Tag(name)
     }
-    let bed = Bed::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
-    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "e.a.b");
+    let db = TestDb::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(db.find(&id).await.event.unwrap().event_type(), "e.a.b");
 }
 
 /// MySQL and MariaDB let a connection have a time of its own, which tells the database's clock from the process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_databases_clock() {
-    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let Some(db) = TestDb::<sqlx::MySql>::new().await else { return };
+    let mut tx = db.outbox.begin().await.unwrap();
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = 1000000000").await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = DEFAULT").await.unwrap();
     tx.commit().await.unwrap();
-    let stored = bed.find(&id).await;
+    let stored = db.find(&id).await;
     assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
@@ -558,17 +558,17 @@ async fn an_event_is_stored_by_the_databases_clock() {
 /// process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_clock_of_postgres() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let shifted = "CREATE SCHEMA {t}; CREATE FUNCTION {t}.statement_timestamp() RETURNS timestamptz \
                    LANGUAGE sql AS $$ SELECT '2001-09-09T01:46:40Z'::timestamptz $$";
-    bed.run(shifted).await.unwrap();
-    let mut tx = bed.outbox.begin().await.unwrap();
-    let path = format!("SET LOCAL search_path = {}, pg_catalog, public", bed.table);
+    db.run(shifted).await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
+    let path = format!("SET LOCAL search_path = {}, pg_catalog, public", db.table);
     sqlx::Postgres::execute_sql(&mut tx, &path).await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
     tx.commit().await.unwrap();
-    let stored = bed.find(&id).await;
+    let stored = db.find(&id).await;
     assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
@@ -718,9 +718,9 @@ impl From<Kind> for AggregateType {
 
 #[tokio::test]
 async fn messages_and_enums_are_events_and_types() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    let id = bed.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
-    let event = bed.find(&id).await.event.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    let id = db.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
+    let event = db.find(&id).await.event.unwrap();
     assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.placed", "order"));
     assert_eq!((event.aggregate_id(), event.payload::<Placed>().unwrap().order), (Some("7"), 7));
     assert!(event.is_delayed());
@@ -743,8 +743,8 @@ impl From<Step> for EventType {
 /// Filters, assertions and statistics take the types that events are written with.
 #[tokio::test]
 async fn enums_are_types_wherever_a_type_is_asked_for() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    let relay = bed
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    let relay = db
         .outbox
         .single_node()
         .unrouted(Unrouted::Dead)
@@ -753,17 +753,17 @@ async fn enums_are_types_wherever_a_type_is_asked_for() {
         .await
         .unwrap();
     for _ in 0..2 {
-        bed.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
+        db.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
     }
-    bed.outbox.send(Event::new("order.sent").aggregate(Kind::Order, "7").json(&())).await.unwrap();
+    db.outbox.send(Event::new("order.sent").aggregate(Kind::Order, "7").json(&())).await.unwrap();
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();
-    let admin = bed.outbox.admin();
+    let admin = db.outbox.admin();
     let count = async |filter: DeadFilter| admin.dead(&filter, 10).await.unwrap().len();
     assert_eq!(count(DeadFilter::default().event_type(Step::Paid)).await, 2);
     assert_eq!(count(DeadFilter::default().aggregate_type(Kind::Order)).await, 3);
     assert_eq!(count(DeadFilter::default().event_type("order.sent").aggregate_type("order")).await, 1);
-    let written = outbox::testing::written(&bed.outbox).await;
+    let written = outbox::testing::written(&db.outbox).await;
     written.count(Step::Paid, 2);
     assert_eq!(written.of_type(Step::Paid).len(), 2);
     let statistics = StatisticsPublisher::new();
@@ -775,9 +775,9 @@ async fn enums_are_types_wherever_a_type_is_asked_for() {
 /// Assertions on what was written say what was found instead.
 #[tokio::test]
 async fn an_assertion_that_fails_names_what_was_written() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    bed.outbox.send_all([numbered("paid", 1), numbered("paid", 2), numbered("sent", 3)]).await.unwrap();
-    let written = outbox::testing::written(&bed.outbox).await;
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    db.outbox.send_all([numbered("paid", 1), numbered("paid", 2), numbered("sent", 3)]).await.unwrap();
+    let written = outbox::testing::written(&db.outbox).await;
     assert_eq!(written.one("sent").payload::<u64>().unwrap(), 3);
     written.none("lost");
     type Assertion = fn(&outbox::testing::Written);
@@ -797,18 +797,15 @@ async fn an_assertion_that_fails_names_what_was_written() {
 
 #[tokio::test]
 async fn an_outbox_has_its_own_limit_for_payloads() {
-    let bed = Bed::<sqlx::Sqlite>::with(|b| b.max_payload(10)).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|b| b.max_payload(10)).await.unwrap();
     let too_large = |size| Error::Event(EventError::PayloadTooLarge { size, limit: 10 }).to_string();
     let text = "x".repeat(9);
-    assert_eq!(bed.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
+    assert_eq!(db.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
     let built = Event::new("e").json(&text).build().unwrap();
-    assert_eq!(bed.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
-    assert!(
-        bed.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(),
-        "said for this event"
-    );
-    assert!(bed.outbox.send(bed.outbox.event("e").json("12345678")).await.is_ok());
-    assert_eq!(bed.tally().await.0, 2);
+    assert_eq!(db.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
+    assert!(db.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(), "said for this event");
+    assert!(db.outbox.send(db.outbox.event("e").json("12345678")).await.is_ok());
+    assert_eq!(db.tally().await.0, 2);
 }
 
 #[tokio::test]
@@ -833,10 +830,10 @@ async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
 /// A handler writes as well: in the relay of the outbox that it writes to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_may_write_events() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let seen = Seen::default();
-    let outbox = bed.outbox.clone();
-    let relay = bed.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
+    let outbox = db.outbox.clone();
+    let relay = db.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
         let outbox = outbox.clone();
         async move {
             outbox
@@ -847,7 +844,7 @@ async fn a_handler_may_write_events() {
         }
     });
     let relay = relay.start().await.unwrap();
-    bed.write("first", 0..50).await;
+    db.write("first", 0..50).await;
     seen.reach(50).await;
     relay.idle().await.unwrap();
     seen.assert_each_once(0..50);
@@ -857,9 +854,9 @@ async fn a_handler_may_write_events() {
 /// Its server ended it, a moment after it was used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_begins_although_connections_just_broke() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let outbox =
-        OutboxBuilder::new().table(&bed.table).max_connections(8).postgres(&named(&bed)).await.unwrap();
+        OutboxBuilder::new().table(&db.table).max_connections(8).postgres(&named(&db)).await.unwrap();
     for n in 0..10 {
         let begun = futures_util::future::join_all((0..8).map(|_| outbox.begin())).await;
         for tx in begun {
@@ -867,25 +864,25 @@ async fn a_transaction_begins_although_connections_just_broke() {
         }
         let cut = format!(
             "SELECT count(pg_terminate_backend(pid, 30000)) FROM pg_stat_activity WHERE application_name = '{}'",
-            bed.table
+            db.table
         );
-        assert!(bed.number(&cut).await >= 1);
+        assert!(db.number(&cut).await >= 1);
         let mut tx = outbox.begin().await.unwrap();
         outbox.write(&mut tx, numbered("e", n)).await.unwrap();
         tx.commit().await.unwrap();
     }
-    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 10);
+    assert_eq!(db.number("SELECT count(*) FROM {t}").await, 10);
 }
 
 /// A pool takes connections back in a task of its own.
 #[test]
 fn an_outbox_may_be_dropped_where_no_runtime_is() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let bed = runtime.block_on(async {
-        let bed = Bed::<sqlx::Postgres>::new().await?;
-        bed.outbox.begin().await.unwrap().commit().await.unwrap();
-        Some(bed)
+    let db = runtime.block_on(async {
+        let db = TestDb::<sqlx::Postgres>::new().await?;
+        db.outbox.begin().await.unwrap().commit().await.unwrap();
+        Some(db)
     });
     drop(runtime);
-    drop(bed);
+    drop(db);
 }

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::bed::{Base, Bed};
+use crate::common::{Backend, TestDb};
 
 /// The test that plays a role when it is told to.
 const PLAYER: &str = "a_process_of_its_own_when_told_to_be_one";
@@ -59,15 +59,15 @@ pub struct Survived {
 
 /// Has a process play a role until it ends by itself, and kills it this often on the way, at random moments. `work` is
 /// how many pieces there are at least.
-pub async fn survive<DB: Base>(bed: &Bed<DB>, role: &str, kills: usize, work: usize) -> Survived {
+pub async fn survive<DB: Backend>(db: &TestDb<DB>, role: &str, kills: usize, work: usize) -> Survived {
     let progress = tempfile::NamedTempFile::new().unwrap();
     let start = |limit: u64| -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", PLAYER, "--nocapture"])
             .env("OUTBOX_ROLE_NAME", role)
             .env("OUTBOX_ROLE_DATABASE", DB::NAME)
-            .env("OUTBOX_ROLE_URL", bed.url())
-            .env("OUTBOX_ROLE_TABLE", &bed.table)
+            .env("OUTBOX_ROLE_URL", db.url())
+            .env("OUTBOX_ROLE_TABLE", &db.table)
             .env("OUTBOX_ROLE_PROGRESS", progress.path())
             .env("OUTBOX_ROLE_LIMIT", limit.to_string())
             .stdout(Stdio::null())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use outbox::store::JoinFilter;
 use outbox::{Event, EventId, JoinId, JoinWait, NewJoin, NodeId, Outbox};
 
-use crate::bed::{Base, Bed};
+use crate::common::{Backend, TestDb};
 use crate::crashing::Role;
 
 /// How many steps a join has, about.
@@ -36,7 +36,7 @@ fn is_doomed(n: usize) -> bool {
 }
 
 /// Writes the steps, starts the joins, says what follows, and attaches what is not late.
-pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
+pub async fn fan_out<DB: Backend>(db: &TestDb<DB>, members: usize) {
     let joins = joins(members);
     let mut steps: Vec<Vec<usize>> = vec![Vec::new(); joins];
     for n in 0..members {
@@ -44,11 +44,11 @@ pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
     }
     for some in (0..members).collect::<Vec<_>>().chunks(1_000) {
         let events = some.iter().map(|n| Event::new("step").id(step(*n)).json(n));
-        bed.outbox.send_all(events).await.unwrap();
+        db.outbox.send_all(events).await.unwrap();
     }
     for (number, steps) in steps.iter().enumerate() {
-        let mut tx = bed.outbox.begin().await.unwrap();
-        let mut joins = bed.outbox.joins_in(&mut tx);
+        let mut tx = db.outbox.begin().await.unwrap();
+        let mut joins = db.outbox.joins_in(&mut tx);
         let expected = u32::try_from(steps.len()).unwrap();
         let join = joins.start(NewJoin::of(expected).group(format!("join-{number}"))).await.unwrap();
         let early: Vec<EventId> = steps.iter().filter(|n| !is_late(**n)).map(|n| step(*n)).collect();
@@ -61,7 +61,7 @@ pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
 }
 
 /// The joins by their numbers.
-async fn ids<DB: Base>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
+async fn ids<DB: Backend>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
     let mut ids = HashMap::new();
     let mut filter = JoinFilter::default();
     loop {
@@ -75,14 +75,14 @@ async fn ids<DB: Base>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
     }
 }
 
-async fn attach<DB: Base>(outbox: &Outbox<DB>, ids: &HashMap<usize, JoinId>, n: usize) {
+async fn attach<DB: Backend>(outbox: &Outbox<DB>, ids: &HashMap<usize, JoinId>, n: usize) {
     for join in joins_of(n, ids.len()) {
         outbox.joins().attach(&ids[&join], &step(n)).await.unwrap();
     }
 }
 
 /// Works until there is nothing left, and does not do it well: everything is said twice, and some of it by a stranger.
-pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
+pub async fn work<DB: Backend>(outbox: &Outbox<DB>, mut role: Role) {
     let ids = ids(outbox).await;
     let queue = outbox.queue();
     let (me, stranger) = (NodeId::generate(), NodeId::generate());
@@ -118,11 +118,11 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
 }
 
 /// Attaches what a killed worker had not come to, as whoever starts it again would, and compares.
-pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
-    for (number, id) in ids(&bed.outbox).await {
+pub async fn check<DB: Backend>(db: &TestDb<DB>, members: usize) {
+    for (number, id) in ids(&db.outbox).await {
         let is_of = |n: &usize| is_late(*n) && joins_of(*n, joins(members)).contains(&number);
         let late: Vec<EventId> = (0..members).filter(is_of).map(step).collect();
-        bed.outbox.joins().attach_all(&id, &late).await.unwrap();
+        db.outbox.joins().attach_all(&id, &late).await.unwrap();
     }
     let members_of = |status: &str| {
         format!(
@@ -154,12 +154,12 @@ pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
             "SELECT count(*) FROM {t} WHERE event_type = 'step' AND status NOT IN (1, 3)".to_owned(),
         ),
     ] {
-        assert_eq!(bed.number(&sql).await, 0, "{what}");
+        assert_eq!(db.number(&sql).await, 0, "{what}");
     }
     let doomed = i64::try_from((0..members).filter(|n| is_doomed(*n)).count()).unwrap();
     // Beside those, one that was in the hands of three who were killed is taken for what killed them.
-    let buried = bed.number("SELECT count(*) FROM {t} WHERE last_error LIKE '%never came back'").await;
-    let dead = bed.number("SELECT count(*) FROM {t} WHERE status = 3").await;
+    let buried = db.number("SELECT count(*) FROM {t} WHERE last_error LIKE '%never came back'").await;
+    let dead = db.number("SELECT count(*) FROM {t} WHERE status = 3").await;
     assert!(
         (doomed..=doomed + buried).contains(&dead),
         "{dead} are dead, of {doomed} doomed and {buried} buried"
@@ -167,8 +167,8 @@ pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
     assert!(buried <= i64::try_from(members / 1_000 + 1).unwrap(), "{buried} were taken for killers");
     let joins = i64::try_from(joins(members)).unwrap();
     let follows = "FROM {t} WHERE event_type IN ('then', 'sorry')";
-    assert_eq!(bed.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
+    assert_eq!(db.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
     let sorry = "SELECT count(*) FROM {t} WHERE event_type = 'sorry'";
     let failed = "SELECT count(*) FROM {t}_join WHERE status = 2";
-    assert_eq!(bed.number(sorry).await, bed.number(failed).await);
+    assert_eq!(db.number(sorry).await, db.number(failed).await);
 }

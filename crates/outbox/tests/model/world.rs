@@ -12,8 +12,8 @@ use outbox::store::{
 };
 use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
 
+use crate::harness::{Database, DatabaseHarness};
 use crate::steps::{Apart, By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
-use crate::support::{Database, Place};
 use crate::table::{Lead, List, Model, Row, Run, Taken};
 
 fn seconds(n: u64) -> Duration {
@@ -59,7 +59,7 @@ async fn open<DB: outbox::Database>(
 
 /// The store, its model, and what everybody believes to hold.
 pub struct World {
-    place: Place,
+    harness: DatabaseHarness,
     store: SharedStore,
     /// The store of another process.
     elsewhere: SharedStore,
@@ -73,11 +73,11 @@ pub struct World {
 }
 
 impl World {
-    pub async fn open(place: Place) -> Self {
+    pub async fn open(harness: DatabaseHarness) -> Self {
         let start = Utc::now().with_nanosecond(0).unwrap();
         let clock = FrozenClock::at(start);
-        let options = place.options().clock(Clock::Frozen(clock.clone()));
-        let open = async || match &place.database {
+        let options = harness.options().clock(Clock::Frozen(clock.clone()));
+        let open = async || match &harness.database {
             Database::SqliteFile { url, .. } => open::<sqlx::Sqlite>(url, &options).await,
             Database::SqliteMemory(pool) => both(SqlStore::beside(pool, &options).unwrap()),
             #[cfg(feature = "postgres")]
@@ -88,7 +88,7 @@ impl World {
         let ((store, birth), (elsewhere, _)) = (open().await, open().await);
         store.migrate().await.unwrap();
         Self {
-            place,
+            harness,
             store,
             elsewhere,
             birth,
@@ -109,7 +109,7 @@ impl World {
     /// Whether the database can lease events together.
     fn has_lists(&self) -> bool {
         #[cfg(feature = "postgres")]
-        if let Database::Postgres(_) = &self.place.database {
+        if let Database::Postgres(_) = &self.harness.database {
             return true;
         }
         false
@@ -228,10 +228,10 @@ impl World {
             Step::WriteLeased { owner, drafts } => self.write(drafts, Some(&node(*owner))).await,
             Step::WriteAndRollBack(draft) => {
                 let key = draft.key.map_or("NULL".to_owned(), |key| format!("'key-{key}'"));
-                self.place
+                self.harness
                     .run(&format!(
                         "BEGIN; INSERT INTO {} (event_type, payload, ordering_key) VALUES ('x', '1', {key}); ROLLBACK",
-                        self.place.table
+                        self.harness.table
                     ))
                     .await;
             }

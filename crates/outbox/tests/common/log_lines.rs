@@ -7,11 +7,11 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// Keeps every log line.
 #[derive(Clone, Default)]
-pub struct Lines(Arc<Mutex<Vec<u8>>>);
+pub struct LogLines(Arc<Mutex<Vec<u8>>>);
 
-impl Lines {
+impl LogLines {
     /// From now on, in the whole process.
-    pub fn keep(level: LevelFilter) -> Self {
+    pub fn capture(level: LevelFilter) -> Self {
         let lines = Self::default();
         let writer = lines.clone();
         tracing_subscriber::fmt()
@@ -28,7 +28,7 @@ impl Lines {
     }
 }
 
-impl io::Write for Lines {
+impl io::Write for LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(line)
     }

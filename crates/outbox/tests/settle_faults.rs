@@ -3,14 +3,14 @@
 //!
 //! `OUTBOX_SETTLING_SEEDS` says how many such stories are told, `OUTBOX_SETTLING_FROM` with which number they begin.
 
-#[path = "bed/failing.rs"]
-mod failing;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use failing::Failing;
+use failing_store::Failing;
 use outbox::store::{Filter, Status};
 use outbox::{Backoff, Cx, Event, Failure, Outbox, Outcome, RelayBuilder};
 use rand::rngs::SmallRng;

@@ -3,14 +3,14 @@
 #![cfg(feature = "postgres")]
 #![allow(missing_docs)]
 
-mod bed;
+mod common;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Base, Bed, numbered};
+use common::{Backend, TestDb, numbered};
 use outbox::store::{
     Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, RunId, Settlement, SharedStore, Take,
     Verdict,
@@ -63,40 +63,40 @@ async fn settle(store: &SharedStore, owner: &str, deliveries: &[Delivery], verdi
 }
 
 /// Somebody who takes and does not end: has the lock that takers have one at a time.
-async fn hang(bed: &Bed<Postgres>) -> PgConnection {
-    let mut conn = PgConnection::connect(bed.url()).await.unwrap();
-    let lock = format!("BEGIN; LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", bed.table);
+async fn hang(db: &TestDb<Postgres>) -> PgConnection {
+    let mut conn = PgConnection::connect(db.url()).await.unwrap();
+    let lock = format!("BEGIN; LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", db.table);
     sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut conn).await.unwrap();
     conn
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn taking_together_writes_one_row_and_none_of_the_events() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..50).map(|n| numbered("e", n))).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..50).map(|n| numbered("e", n))).await.unwrap();
     let taken = take(&store, "one").await;
     assert_eq!(taken.len(), 50);
     let untouched = "SELECT count(*) FROM {t} WHERE xmax::text = '0' AND claims = 0 AND locked_by IS NULL";
-    assert_eq!(bed.number(untouched).await, 50);
-    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 1);
+    assert_eq!(db.number(untouched).await, 50);
+    assert_eq!(db.number("SELECT count(*) FROM {t}_batch").await, 1);
     assert!(take(&store, "two").await.is_empty());
-    let one = bed.outbox.admin().find(taken[0].event.id()).await.unwrap().unwrap();
+    let one = db.outbox.admin().find(taken[0].event.id()).await.unwrap().unwrap();
     assert_eq!(one.lease.unwrap().0.as_str(), "one", "whoever asks is told who has it");
 
     assert_eq!(settle(&store, "two", &taken, Verdict::Done).await, 0, "a stranger");
     assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 50);
     assert_eq!(settle(&store, "one", &taken, Verdict::Done).await, 0, "twice");
     take(&store, "one").await;
-    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0, "nothing is left behind");
+    assert_eq!(db.number("SELECT count(*) FROM {t}_batch").await, 0, "nothing is left behind");
 }
 
 /// What is given back, or fails, does not wait for the others that were taken with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_given_back_is_free_while_the_others_are_held() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
     let taken = take(&store, "one").await;
     assert_eq!(settle(&store, "one", &taken[..1], Verdict::Released).await, 1);
     let again = Verdict::Again { after: Duration::ZERO, counted: true, error: Some("no".to_owned()) };
@@ -112,11 +112,11 @@ async fn one_that_is_given_back_is_free_while_the_others_are_held() {
 /// Two relays of one process share its memory of what is in lists.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verdict_of_a_stranger_ends_no_lease() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send(numbered("e", 1)).await.unwrap();
     let ones = take(&store, "one").await;
-    bed.outbox.send(numbered("e", 2)).await.unwrap();
+    db.outbox.send(numbered("e", 2)).await.unwrap();
     let twos = take(&store, "two").await;
     assert_eq!(settle(&store, "two", &[twos, ones.clone()].concat(), Verdict::Done).await, 1, "its own");
     let leader = Holder::Exclusive { owner: "three".into(), epoch: 0 };
@@ -133,15 +133,15 @@ async fn a_verdict_of_a_stranger_ends_no_lease() {
 /// One that led and hung for longer than that lasts, with nobody else leading since: its epoch is still the last one.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_led_settles_nothing_that_another_has_listed_since() {
-    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::frozen().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send(numbered("e", 1)).await.unwrap();
     let led = store.lead(EXCLUSIVE, &"leader".into(), LEASE).await.unwrap();
     let Leadership::Held { epoch, .. } = led else { panic!("no other node leads") };
     let leader = Holder::Exclusive { owner: "leader".into(), epoch };
     let done = |d: &Delivery| Settlement { id: d.event.id().clone(), claim: d.claim, verdict: Verdict::Done };
     let read = store.take(&everything(leader.clone())).await.unwrap().deliveries;
-    bed.advance(LEASE);
+    db.advance(LEASE);
     let taken = take(&store, "one").await;
     assert_eq!((read.len(), taken.len()), (1, 1));
     assert_eq!(
@@ -155,13 +155,13 @@ async fn one_that_led_settles_nothing_that_another_has_listed_since() {
 /// A list that ran out may be renewed until somebody takes it away. Whoever cancels what is in it does that.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_cancelled_when_its_lease_had_run_out_is_not_renewed() {
-    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..2).map(|n| numbered("e", n))).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::frozen().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..2).map(|n| numbered("e", n))).await.unwrap();
     let taken = take(&store, "one").await;
     let (first, second) = (taken[0].event.id().clone(), taken[1].event.id().clone());
     assert!(!store.cancel(&first).await.unwrap(), "it is held");
-    bed.advance(LEASE);
+    db.advance(LEASE);
     assert!(store.cancel(&first).await.unwrap());
     assert!(store.extend(&"one".into(), LEASE, &[(first, 0), (second, 0)]).await.unwrap().is_empty());
 }
@@ -169,16 +169,16 @@ async fn what_was_cancelled_when_its_lease_had_run_out_is_not_renewed() {
 /// One that hung for longer than its lease is too late with what it has handled. That it has told so does not make it the holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_goes_on_with_a_key_of_which_an_earlier_event_was_lost() {
-    let Some(bed) = Bed::<Postgres>::frozen().await else { return };
-    let (store, other) = (bed.outbox.store(), bed.another().await.outbox.store());
-    let send = async |n| bed.outbox.send(numbered("e", n).ordering_key("key")).await.unwrap();
+    let Some(db) = TestDb::<Postgres>::frozen().await else { return };
+    let (store, other) = (db.outbox.store(), db.another().await.outbox.store());
+    let send = async |n| db.outbox.send(numbered("e", n).ordering_key("key")).await.unwrap();
     send(1).await;
     let first = take(&store, "one").await;
-    bed.advance(LEASE / 2);
+    db.advance(LEASE / 2);
     send(2).await;
     let second = take_after(&store, "one", &first).await;
     assert_eq!((first.len(), second.len()), (1, 1));
-    bed.advance(LEASE / 2);
+    db.advance(LEASE / 2);
     send(3).await;
     assert_eq!(take(&other, "two").await.len(), 1, "the first again");
     assert_eq!(settle(&store, "one", &first, Verdict::Done).await, 0, "too late");
@@ -188,10 +188,10 @@ async fn nobody_goes_on_with_a_key_of_which_an_earlier_event_was_lost() {
 /// Its process may be stopped, or gone without a word. It loses its session, and with it whatever it was about to take.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_who_hangs_while_taking_does_not_keep_the_others_from_it() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
-    let mut hanging = hang(&bed).await;
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let mut hanging = hang(&db).await;
     let taken = take(&store, "one").await;
     assert_eq!(taken.len(), 10);
     assert!(hanging.ping().await.is_err(), "its session is over");
@@ -201,34 +201,34 @@ async fn one_who_hangs_while_taking_does_not_keep_the_others_from_it() {
 /// Every role that may connect can take every advisory lock, and the session may keep it for good.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_without_rights_cannot_stop_taking() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
-    bed.run("CREATE ROLE {t} LOGIN").await.unwrap();
-    let (scheme, at) = (bed.url().find("://").unwrap() + 3, bed.url().rfind('@').unwrap());
-    let url = format!("{}{}{}", &bed.url()[..scheme], bed.table, &bed.url()[at..]);
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    db.run("CREATE ROLE {t} LOGIN").await.unwrap();
+    let (scheme, at) = (db.url().find("://").unwrap() + 3, db.url().rfind('@').unwrap());
+    let url = format!("{}{}{}", &db.url()[..scheme], db.table, &db.url()[at..]);
     let mut stranger = PgConnection::connect(&url).await.unwrap();
     for seed in 0..20 {
-        let lock = format!("SELECT pg_advisory_lock(hashtextextended('\"{}\"', {seed}))", bed.table);
+        let lock = format!("SELECT pg_advisory_lock(hashtextextended('\"{}\"', {seed}))", db.table);
         sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut stranger).await.unwrap();
     }
-    let lock = format!("LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", bed.table);
+    let lock = format!("LOCK TABLE {}_claim_lock IN SHARE UPDATE EXCLUSIVE MODE", db.table);
     let refused = sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut stranger).await;
     assert_eq!(refused.unwrap_err().as_database_error().unwrap().code().unwrap(), "42501");
 
     let taken = tokio::time::timeout(Duration::from_secs(8), take(&store, "one")).await;
     assert_eq!(taken.expect("no lock is waited for").len(), 10);
     assert!(stranger.close().await.is_ok());
-    bed.run("DROP ROLE {t}").await.unwrap();
+    db.run("DROP ROLE {t}").await.unwrap();
 }
 
 /// One who is only slow is waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_who_takes_is_waited_for() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
-    let mut slow = hang(&bed).await;
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
+    let mut slow = hang(&db).await;
     let taking = tokio::spawn(async move { take(&store, "one").await.len() });
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!taking.is_finished());
@@ -251,10 +251,10 @@ async fn until_handled(relay: RelayBuilder, events: u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_stopped_leaves_no_list_behind() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    bed.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
-    until_handled(bed.outbox.multi_node(), 300).await;
-    assert_eq!(bed.number("SELECT count(*) FROM {t}_batch").await, 0);
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    db.outbox.send_all((0..300).map(|n| numbered("e", n))).await.unwrap();
+    until_handled(db.outbox.multi_node(), 300).await;
+    assert_eq!(db.number("SELECT count(*) FROM {t}_batch").await, 0);
 }
 
 /// Begins, and ends when it may.
@@ -275,14 +275,14 @@ impl TxHandler<Postgres> for Waits {
 /// A lease is renewed while its handler's transaction settles: the row is another one then, and the event is the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
     let (begun, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let waits = Waits { begun: begun.clone(), may_end: may_end.clone() };
-    let relay = bed.outbox.multi_node().tx_handler("__GLOBAL__", "e", waits).start().await.unwrap();
-    bed.outbox.send(numbered("e", 1)).await.unwrap();
+    let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "e", waits).start().await.unwrap();
+    db.outbox.send(numbered("e", 1)).await.unwrap();
     begun.acquire().await.unwrap().forget();
-    let mut renews = PgConnection::connect(bed.url()).await.unwrap();
-    let renew = format!("BEGIN; UPDATE {} SET locked_until = locked_until", bed.table);
+    let mut renews = PgConnection::connect(db.url()).await.unwrap();
+    let renew = format!("BEGIN; UPDATE {} SET locked_until = locked_until", db.table);
     sqlx::raw_sql(AssertSqlSafe(renew)).execute(&mut renews).await.unwrap();
     may_end.add_permits(10);
     let waiting =
@@ -293,20 +293,20 @@ async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
     sqlx::raw_sql("COMMIT").execute(&mut renews).await.unwrap();
     relay.idle().await.unwrap();
     assert_eq!(begun.available_permits(), 0, "it was handled again");
-    assert_eq!(bed.number("SELECT count(*) FROM {t} WHERE status = 1").await, 1);
+    assert_eq!(db.number("SELECT count(*) FROM {t} WHERE status = 1").await, 1);
     relay.stop().await.unwrap();
 }
 
 /// A relay that takes over a key writes to all events of the key. It finds them without reading
 /// events of other keys, which may be locked by their writers.
-async fn taking_over_a_key_waits_for_no_writer_of_another<DB: Base>() {
-    let Some(bed) = Bed::<DB>::frozen().await else { return };
-    let store = bed.outbox.store();
-    bed.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("key"))).await.unwrap();
-    let mut open = bed.outbox.begin().await.unwrap();
-    bed.outbox.write(&mut open, numbered("e", 3).ordering_key("another")).await.unwrap();
+async fn taking_over_a_key_waits_for_no_writer_of_another<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::frozen().await else { return };
+    let store = db.outbox.store();
+    db.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("key"))).await.unwrap();
+    let mut open = db.outbox.begin().await.unwrap();
+    db.outbox.write(&mut open, numbered("e", 3).ordering_key("another")).await.unwrap();
     assert_eq!(take(&store, "one").await.len(), 2);
-    bed.advance(LEASE);
+    db.advance(LEASE);
     let taken = tokio::time::timeout(Duration::from_secs(20), take(&store, "two")).await;
     let taken = taken.expect("no lock of another key is waited for");
     assert!(taken.len() == 2 && taken.iter().all(|d| d.suspect.is_some()), "{taken:?}");
@@ -333,24 +333,24 @@ async fn read_of_index(conn: &mut PgConnection, index: &str) -> i64 {
 
 /// After some takes the planner makes one plan for all values. It expects few rows then, and to read and sort the whole backlog for
 /// each take looks cheap to it.
-async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilder) {
+async fn reads_little_more_than_it_takes(db: &TestDb<Postgres>, relay: RelayBuilder) {
     const EVENTS: i64 = 40_000;
     for start in (0..EVENTS).step_by(1_000) {
-        bed.outbox.send_all((start..start + 1_000).map(|n| numbered("e", n as u64))).await.unwrap();
+        db.outbox.send_all((start..start + 1_000).map(|n| numbered("e", n as u64))).await.unwrap();
     }
-    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
+    let mut beside = PgConnection::connect(db.url()).await.unwrap();
     // Not in the order in which they lie in the table, as after a while of use.
     let shuffle =
-        format!("UPDATE {} SET available_at = available_at - random() * interval '1 hour'", bed.table);
+        format!("UPDATE {} SET available_at = available_at - random() * interval '1 hour'", db.table);
     let say_counters = "SELECT pg_stat_force_next_flush()".to_owned();
-    for statement in [shuffle, format!("VACUUM ANALYZE {}", bed.table), say_counters] {
+    for statement in [shuffle, format!("VACUUM ANALYZE {}", db.table), say_counters] {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut beside).await.unwrap();
     }
-    let index = format!("{}_due", bed.table);
+    let index = format!("{}_due", db.table);
     let before = read_of_index(&mut beside, &index).await;
     until_handled(relay.completion(Completion::Delete).batch(128).cold_capacity(256), EVENTS as u32).await;
     // Each session tells its counters when it ends, or after a while.
-    bed.outbox.close().await;
+    db.outbox.close().await;
     let mut counted = 0;
     while counted < EVENTS {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -364,15 +364,15 @@ async fn reads_little_more_than_it_takes(bed: &Bed<Postgres>, relay: RelayBuilde
 #[tokio::test(flavor = "multi_thread")]
 async fn settling_searches_for_what_it_settles() {
     const EVENTS: u32 = 6_000;
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
-    let analyze = format!("VACUUM ANALYZE {}", bed.table);
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let mut beside = PgConnection::connect(db.url()).await.unwrap();
+    let analyze = format!("VACUUM ANALYZE {}", db.table);
     sqlx::raw_sql(AssertSqlSafe(analyze)).execute(&mut beside).await.unwrap();
-    let index = format!("{}_pkey", bed.table);
+    let index = format!("{}_pkey", db.table);
     let before = read_of_index(&mut beside, &index).await;
     let handled = Arc::new(Semaphore::new(0));
     let seen = handled.clone();
-    let relay = bed.outbox.single_node().completion(Completion::Delete).hot_capacity(EVENTS as usize);
+    let relay = db.outbox.single_node().completion(Completion::Delete).hot_capacity(EVENTS as usize);
     // Often, so that there is a plan for all values before there is much in the table.
     let relay = relay.settle_linger(Duration::ZERO).on_any(move |_: Cx| {
         let seen = seen.clone();
@@ -380,12 +380,12 @@ async fn settling_searches_for_what_it_settles() {
     });
     let relay = relay.start().await.unwrap();
     for start in (0..EVENTS).step_by(20) {
-        bed.outbox.send_all((start..start + 20).map(|n| numbered("e", n.into()))).await.unwrap();
+        db.outbox.send_all((start..start + 20).map(|n| numbered("e", n.into()))).await.unwrap();
     }
     let _all = handled.acquire_many(EVENTS).await.unwrap();
     relay.stop().await.unwrap();
-    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 0);
-    bed.outbox.close().await;
+    assert_eq!(db.number("SELECT count(*) FROM {t}").await, 0);
+    db.outbox.close().await;
     let mut read = 0;
     // Each session tells its counters when it ends.
     for _ in 0..500 {
@@ -402,6 +402,6 @@ async fn settling_searches_for_what_it_settles() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn taking_reads_little_more_than_it_takes() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    reads_little_more_than_it_takes(&bed, bed.outbox.multi_node()).await;
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    reads_little_more_than_it_takes(&db, db.outbox.multi_node()).await;
 }

@@ -1,13 +1,13 @@
 //! What is counted, under which names.
 
-mod bed;
+mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bed::{Bed, Gate, Seen, numbered};
+use common::{Gate, Seen, TestDb, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::{
     Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
@@ -19,10 +19,10 @@ async fn everything_that_happens_to_an_event_is_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
     let (seen, gate) = (Seen::default(), Gate::closed());
     let hour = Duration::from_secs(3_600);
-    let relay = bed
+    let relay = db
         .outbox
         .single_node()
         .workers(1)
@@ -37,16 +37,16 @@ async fn everything_that_happens_to_an_event_is_counted() {
         .await
         .unwrap();
     relay.idle().await.unwrap();
-    bed.write("gate", 0..1).await;
+    db.write("gate", 0..1).await;
     seen.reach(1).await;
     // Three find a place in the hot queue, two do not.
-    bed.write("e", 0..5).await;
+    db.write("e", 0..5).await;
     gate.open();
     relay.idle().await.unwrap();
-    bed.outbox.send(numbered("e", 9).deliver_after(hour)).await.unwrap();
-    bed.write("later", 0..1).await;
-    bed.write("fails", 0..1).await;
-    bed.write("unknown", 0..1).await;
+    db.outbox.send(numbered("e", 9).deliver_after(hour)).await.unwrap();
+    db.write("later", 0..1).await;
+    db.write("fails", 0..1).await;
+    db.write("unknown", 0..1).await;
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();
 
@@ -100,9 +100,9 @@ async fn the_lag_is_told_in_milliseconds() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
     let (seen, gate) = (Seen::default(), Gate::closed());
-    let relay = bed.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
+    let relay = db.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
     let until = async |expected: f64| {
         let told = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
@@ -114,14 +114,14 @@ async fn the_lag_is_told_in_milliseconds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    bed.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
-    bed.write("e", 1..3).await;
+    db.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
+    db.write("e", 1..3).await;
     seen.reach(1).await;
-    bed.advance(Duration::from_millis(7_250));
-    bed.write("e", 3..4).await;
-    tokio::time::timeout(bed::FOREVER, until(7_250.0)).await.unwrap();
+    db.advance(Duration::from_millis(7_250));
+    db.write("e", 3..4).await;
+    tokio::time::timeout(common::FOREVER, until(7_250.0)).await.unwrap();
     gate.open();
-    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
     relay.stop().await.unwrap();
 }
 
@@ -130,7 +130,7 @@ async fn events_that_no_running_relay_routes_are_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let until = async |expected: f64| {
         let told = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
@@ -144,15 +144,15 @@ async fn events_that_no_running_relay_routes_are_counted() {
     };
     let seen = Seen::default();
     let often = Duration::from_millis(400);
-    let relay = bed.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
-    bed.write("unknown", 0..3).await;
-    bed.write("e", 0..2).await;
-    tokio::time::timeout(bed::FOREVER, until(3.0)).await.unwrap();
+    let relay = db.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
+    db.write("unknown", 0..3).await;
+    db.write("e", 0..2).await;
+    tokio::time::timeout(common::FOREVER, until(3.0)).await.unwrap();
     // Another relay knows them.
-    let there = bed.another().await;
+    let there = db.another().await;
     let other =
         there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
-    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
     other.stop().await.unwrap();
     relay.stop().await.unwrap();
 }
@@ -162,10 +162,10 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen_with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::frozen_with(|builder| builder.name("orders")).await.unwrap();
     let latch = LatchPublisher::expecting(5);
     let lease = Duration::from_secs(3);
-    let relay = bed
+    let relay = db
         .outbox
         .log_only()
         .pair_lease(lease)
@@ -174,11 +174,11 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
         .start()
         .await
         .unwrap();
-    bed.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
-    latch.wait(bed::FOREVER).await.unwrap();
+    db.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
+    latch.wait(common::FOREVER).await.unwrap();
     relay.idle().await.unwrap();
     // Lag is told when the node looks around.
-    bed.noticed_by_leader("latch", lease).await;
+    db.noticed_by_leader("latch", lease).await;
     let mut counted = BTreeMap::new();
     for (key, _, _, value) in snapshots.snapshot().into_vec() {
         let (_, key) = key.into_parts();
@@ -208,8 +208,8 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
-    let (store, lease) = (bed.outbox.store(), Duration::from_secs(3));
+    let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
+    let (store, lease) = (db.outbox.store(), Duration::from_secs(3));
     let log = store.log().unwrap();
     let ids = ["vanished", "given-back"].map(|name| outbox::PairId::new("all", name));
     log.register(&ids.clone().map(|id| (id, false))).await.unwrap();
@@ -218,16 +218,16 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     let given: Vec<_> =
         led.iter().filter(|pair| pair.id == ids[1]).map(|p| (p.id.clone(), p.epoch)).collect();
     log.release(&ghost, &given).await.unwrap();
-    bed.advance(lease);
+    db.advance(lease);
     let latches = ["vanished", "given-back"].map(|name| LatchPublisher::expecting(1).named(name));
-    let mut relay = bed.outbox.log_only().pair_lease(lease);
+    let mut relay = db.outbox.log_only().pair_lease(lease);
     for latch in &latches {
         relay = relay.publish(Topic::new("all").to(latch.clone()));
     }
     let relay = relay.start().await.unwrap();
-    bed.outbox.log().append([numbered("e", 1)]).await.unwrap();
+    db.outbox.log().append([numbered("e", 1)]).await.unwrap();
     for latch in &latches {
-        latch.wait(bed::FOREVER).await.unwrap();
+        latch.wait(common::FOREVER).await.unwrap();
     }
     relay.stop().await.unwrap();
     let mut counted = BTreeMap::new();
@@ -261,9 +261,9 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
     let away = Arc::new(Away::default());
-    let relay = bed.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
+    let relay = db.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
     // The latest value that was told, by the destination's name.
     let told = || {
         let all = snapshots.snapshot().into_vec().into_iter();
@@ -280,7 +280,7 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
         gauges.next()
     };
     assert_eq!(told(), None, "there was no outage");
-    bed.write("e", 0..1).await;
+    db.write("e", 0..1).await;
     let until = |value| {
         let told = &told;
         async move {
@@ -289,7 +289,7 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(bed::FOREVER, told).await.expect("it is told");
+            tokio::time::timeout(common::FOREVER, told).await.expect("it is told");
         }
     };
     until(1.0).await;

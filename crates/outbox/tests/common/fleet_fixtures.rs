@@ -79,7 +79,7 @@ pub fn state_of(fleet: &Fleet, name: &str) -> Option<DatabaseState> {
 pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < super::bed::FOREVER, "not so: {what}");
+        assert!(began.elapsed() < super::common::FOREVER, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -22,9 +22,9 @@ use tokio::sync::{Semaphore, watch};
 pub const FOREVER: Duration = Duration::from_secs(240);
 
 /// A database that tests run on.
-pub trait Base: Database {
+pub trait Backend: Database {
     /// Where it is; `None` if nobody said.
-    fn place() -> Option<Place>;
+    fn location() -> Option<Location>;
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
     /// Runs a statement of the test's own.
     fn execute_sql(
@@ -37,14 +37,14 @@ pub trait Base: Database {
 
 /// A URL, and the directory that goes with it.
 #[derive(Debug)]
-pub struct Place {
+pub struct Location {
     url: String,
     _dir: Option<tempfile::TempDir>,
 }
 
-fn server(variable: &str) -> Option<Place> {
+fn server(variable: &str) -> Option<Location> {
     match std::env::var(variable) {
-        Ok(url) => Some(Place { url, _dir: None }),
+        Ok(url) => Some(Location { url, _dir: None }),
         Err(_) => {
             assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{variable} is not set");
             None
@@ -53,10 +53,10 @@ fn server(variable: &str) -> Option<Place> {
 }
 
 macro_rules! base {
-    ($db:ty, $open:ident, $place:expr) => {
-        impl Base for $db {
-            fn place() -> Option<Place> {
-                $place
+    ($db:ty, $open:ident, $location:expr) => {
+        impl Backend for $db {
+            fn location() -> Option<Location> {
+                $location
             }
 
             async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
@@ -80,21 +80,21 @@ macro_rules! base {
 base!(Sqlite, sqlite, {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("outbox.db").to_str().unwrap().to_owned();
-    Some(Place { url, _dir: Some(dir) })
+    Some(Location { url, _dir: Some(dir) })
 });
 base!(Postgres, postgres, server("OUTBOX_TEST_POSTGRES"));
 base!(MySql, mysql, server("OUTBOX_TEST_MARIADB"));
 
 /// An outbox on a table of its own.
 #[derive(Debug)]
-pub struct Bed<DB: Base> {
+pub struct TestDb<DB: Backend> {
     pub outbox: Outbox<DB>,
     pub table: String,
     pub clock: Option<FrozenClock>,
-    place: Arc<Place>,
+    location: Arc<Location>,
 }
 
-impl<DB: Base> Bed<DB> {
+impl<DB: Backend> TestDb<DB> {
     /// With the tables made; `None` if there is no such database here.
     pub async fn new() -> Option<Self> {
         Self::with(|builder| builder).await
@@ -108,21 +108,21 @@ impl<DB: Base> Bed<DB> {
     pub async fn frozen_with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         let clock = FrozenClock::at(chrono::Utc::now());
         let theirs = clock.clone();
-        let mut bed = Self::with(move |builder| set_up(builder.clock(Clock::Frozen(theirs)))).await?;
-        bed.clock = Some(clock);
-        Some(bed)
+        let mut db = Self::with(move |builder| set_up(builder.clock(Clock::Frozen(theirs)))).await?;
+        db.clock = Some(clock);
+        Some(db)
     }
 
     pub async fn with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let place = DB::place()?;
+        let location = DB::location()?;
         // With the time: a server that is kept may have tables of a process that had this number before.
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_millis() & 0xffff_ffff);
         let table = format!("t{now:08x}_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let builder = set_up(OutboxBuilder::new().table(&table).max_connections(4));
-        let outbox = DB::open(builder, &place.url).await.unwrap();
+        let outbox = DB::open(builder, &location.url).await.unwrap();
         outbox.migrate().await.unwrap();
-        Some(Self { outbox, table, clock: None, place: Arc::new(place) })
+        Some(Self { outbox, table, clock: None, location: Arc::new(location) })
     }
 
     /// Another outbox on the same table, as another process would have.
@@ -135,17 +135,17 @@ impl<DB: Base> Bed<DB> {
         if let Some(clock) = &self.clock {
             builder = builder.clock(Clock::Frozen(clock.clone()));
         }
-        let outbox = DB::open(set_up(builder), &self.place.url).await.unwrap();
-        Self { outbox, table: self.table.clone(), clock: self.clock.clone(), place: self.place.clone() }
+        let outbox = DB::open(set_up(builder), &self.location.url).await.unwrap();
+        Self { outbox, table: self.table.clone(), clock: self.clock.clone(), location: self.location.clone() }
     }
 
     pub fn url(&self) -> &str {
-        &self.place.url
+        &self.location.url
     }
 
     /// Moves the frozen clock.
     pub fn advance(&self, by: Duration) {
-        self.clock.as_ref().expect("a frozen bed").advance(by);
+        self.clock.as_ref().expect("a frozen db").advance(by);
     }
 
     pub async fn run(&self, sql: &str) -> Result<u64, sqlx::Error> {
@@ -405,37 +405,37 @@ pub async fn in_time<T>(test: impl Future<Output = T>) -> T {
 /// One sentence, told of every database. `frozen` gives it a clock that stands still.
 #[macro_export]
 macro_rules! on_every_database {
-    ($($(#[$doc:meta])* async fn $name:ident($($frozen:ident)? |$bed:ident|) $body:block)*) => {$(
+    ($($(#[$doc:meta])* async fn $name:ident($($frozen:ident)? |$test_db:ident|) $body:block)*) => {$(
         $(#[$doc])*
         mod $name {
             #[allow(unused_imports, reason = "not every sentence needs everything")]
             use super::*;
-            use $crate::bed::{Base, Bed, in_time};
+            use $crate::common::{Backend, TestDb, in_time};
 
-            async fn sentence<DB: Base>($bed: Bed<DB>) $body
+            async fn sentence<DB: Backend>($test_db: TestDb<DB>) $body
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sqlite() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::Sqlite, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::Sqlite, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn postgres() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::Postgres, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::Postgres, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn mariadb() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::MySql, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::MySql, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
         }
     )*};
-    (@new $db:ty, frozen) => { Bed::<$db>::frozen().await };
-    (@new $db:ty,) => { Bed::<$db>::new().await };
+    (@new $db:ty, frozen) => { TestDb::<$db>::frozen().await };
+    (@new $db:ty,) => { TestDb::<$db>::new().await };
 }

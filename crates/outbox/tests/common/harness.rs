@@ -54,9 +54,9 @@ pub fn unique_table() -> String {
 }
 
 /// This test binary as another process, which plays a part until it is told to stop.
-pub struct Player(std::process::Child);
+pub struct ChildProcess(std::process::Child);
 
-impl Player {
+impl ChildProcess {
     /// `test` is the test that plays the part when it finds these variables.
     pub fn start(test: &str, variables: &[(&str, &std::ffi::OsStr)]) -> Self {
         use std::process::{Command, Stdio};
@@ -84,7 +84,7 @@ impl Player {
 
 /// An outbox of its own in some database. Its tables are not made yet, and stay after the test: the servers are
 /// thrown away.
-pub struct Place {
+pub struct DatabaseHarness {
     pub database: Database,
     pub table: String,
 }
@@ -102,7 +102,7 @@ pub enum Database {
     MySql(String),
 }
 
-impl Place {
+impl DatabaseHarness {
     fn new(database: Database) -> Self {
         Self { database, table: unique_table() }
     }
@@ -139,7 +139,7 @@ impl Place {
         Some(Self::new(Database::MySql(mysql_url()?)))
     }
 
-    /// Where to connect to. `None`: a database in memory, which only [`store`](Place::store) can reach.
+    /// Where to connect to. `None`: a database in memory, which only [`store`](DatabaseHarness::store) can reach.
     pub fn url(&self) -> Option<&str> {
         match &self.database {
             Database::SqliteFile { url, .. } => Some(url),
@@ -155,7 +155,7 @@ impl Place {
         StoreOptions::default().table(&self.table)
     }
 
-    /// The store of this place, not migrated.
+    /// The store of this harness, not migrated.
     pub async fn store(&self, options: StoreOptions) -> SharedStore {
         match &self.database {
             Database::SqliteMemory(pool) => SqlStore::beside(pool, &options).unwrap().shared(),
@@ -191,7 +191,7 @@ impl Place {
 }
 
 #[async_trait]
-impl Harness for Place {
+impl Harness for DatabaseHarness {
     async fn connect(&self, clock: Clock) -> SharedStore {
         self.store(self.options().clock(clock)).await
     }
@@ -210,7 +210,7 @@ impl Harness for Place {
 }
 
 /// Makes a test of each function, on each database: `on_every_database!(a_case, another_case);` where a case is
-/// `async fn a_case(place: Place)`.
+/// `async fn a_case(harness: DatabaseHarness)`.
 #[macro_export]
 macro_rules! on_every_database {
     ($($case:ident),+ $(,)?) => {
@@ -228,8 +228,8 @@ macro_rules! on_every_database {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    if let Some(place) = $crate::support::Place::$place().await {
-                        super::$case(place).await;
+                    if let Some(harness) = $crate::harness::DatabaseHarness::$place().await {
+                        super::$case(harness).await;
                     }
                 }
             )+

@@ -2,35 +2,35 @@
 
 #![cfg(feature = "postgres")]
 
-mod bed;
+mod common;
 
 use std::time::Duration;
 
-use bed::{Bed, FOREVER, Seen};
+use common::{FOREVER, Seen, TestDb};
 use sqlx::Postgres;
 
 /// Longer than any test waits.
 const NEVER: Duration = Duration::from_secs(3_600);
 
-async fn bed() -> Option<Bed<Postgres>> {
-    Bed::<Postgres>::new().await
+async fn test_db() -> Option<TestDb<Postgres>> {
+    TestDb::<Postgres>::new().await
 }
 
 /// As any client does.
-async fn insert(bed: &Bed<Postgres>, n: u64) {
-    let insert = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", bed.table);
-    bed.run(&insert).await.unwrap();
+async fn insert(db: &TestDb<Postgres>, n: u64) {
+    let insert = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", db.table);
+    db.run(&insert).await.unwrap();
 }
 
 /// Over and over: asleep, called, up, asleep again.
 #[tokio::test]
 async fn an_insert_by_another_client_is_delivered_at_once() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     let seen = Seen::default();
     let relay =
-        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+        db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
     for n in 0..30 {
-        insert(&bed, n).await;
+        insert(&db, n).await;
         seen.reach(n as usize + 1).await;
         tokio::time::sleep(Duration::from_millis(n * 3)).await;
     }
@@ -40,13 +40,13 @@ async fn an_insert_by_another_client_is_delivered_at_once() {
 /// It was inserted while nobody slept, so it does not call at its commit: the relay stays awake until then.
 #[tokio::test]
 async fn a_transaction_that_commits_late_is_not_slept_through() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     let seen = Seen::default();
-    let mut tx = bed.outbox.pool().begin().await.unwrap();
-    let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '0')", bed.table);
+    let mut tx = db.outbox.pool().begin().await.unwrap();
+    let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '0')", db.table);
     sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
     let relay =
-        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+        db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
     // Until polls that come later and later are seconds apart: the next would be after twelve.
     tokio::time::sleep(Duration::from_millis(6_600)).await;
     let committed = tokio::time::Instant::now();
@@ -59,19 +59,19 @@ async fn a_transaction_that_commits_late_is_not_slept_through() {
 /// Only one has the watch; the others hear what it hears, and one of them takes it over.
 #[tokio::test]
 async fn the_watch_is_taken_over() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     let (first, second) = (Seen::default(), Seen::default());
     let one =
-        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", first.handler()).start().await.unwrap();
-    insert(&bed, 0).await;
+        db.outbox.multi_node().poll_interval(NEVER).on_type("e", first.handler()).start().await.unwrap();
+    insert(&db, 0).await;
     first.reach(1).await;
-    let other = bed.another().await;
+    let other = db.another().await;
     let two =
         other.outbox.multi_node().poll_interval(NEVER).on_type("e", second.handler()).start().await.unwrap();
     one.stop().await.unwrap();
     // It asks for the watch every second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
-    insert(&bed, 1).await;
+    insert(&db, 1).await;
     second.reach(1).await;
     two.stop().await.unwrap();
 }
@@ -79,22 +79,22 @@ async fn the_watch_is_taken_over() {
 /// Whoever cuts the line gets a new one; until then there is polling.
 #[tokio::test]
 async fn a_lost_line_is_replaced() {
-    let Some(bed) = bed().await else { return };
+    let Some(db) = test_db().await else { return };
     let seen = Seen::default();
     let relay =
-        bed.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
-    insert(&bed, 0).await;
+        db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
+    insert(&db, 0).await;
     seen.reach(1).await;
     let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
                AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.' || ";
     let until = tokio::time::Instant::now() + FOREVER;
-    while bed.number(&format!("{cut}'{}', 12)", bed.table)).await == 0 {
+    while db.number(&format!("{cut}'{}', 12)", db.table)).await == 0 {
         assert!(tokio::time::Instant::now() < until, "nobody has the watch");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    insert(&bed, 1).await;
+    insert(&db, 1).await;
     seen.reach(2).await;
-    insert(&bed, 2).await;
+    insert(&db, 2).await;
     seen.reach(3).await;
     relay.stop().await.unwrap();
 }
@@ -102,13 +102,13 @@ async fn a_lost_line_is_replaced() {
 /// `NOTIFY` makes commits wait for each other: nobody sends one while all are awake.
 #[tokio::test]
 async fn writers_call_only_while_somebody_sleeps() {
-    let Some(bed) = bed().await else { return };
-    let table = bed.number("SELECT '{t}'::regclass::oid::bigint").await;
-    let mut ear = sqlx::postgres::PgListener::connect_with(bed.outbox.pool()).await.unwrap();
+    let Some(db) = test_db().await else { return };
+    let table = db.number("SELECT '{t}'::regclass::oid::bigint").await;
+    let mut ear = sqlx::postgres::PgListener::connect_with(db.outbox.pool()).await.unwrap();
     ear.listen(&format!("outbox_due_{table}")).await.unwrap();
     ear.listen("end").await.unwrap();
-    let mut sleeper = bed.outbox.pool().acquire().await.unwrap();
-    let lock = format!("(hashtextextended(current_schema() || '.' || '{}', 11))", bed.table);
+    let mut sleeper = db.outbox.pool().acquire().await.unwrap();
+    let lock = format!("(hashtextextended(current_schema() || '.' || '{}', 11))", db.table);
     let mut heard = Vec::new();
     for step in ["awake", "asleep", "awake again"] {
         let act = match step {
@@ -117,9 +117,9 @@ async fn writers_call_only_while_somebody_sleeps() {
             _ => "SELECT 1".to_owned(),
         };
         sqlx::raw_sql(sqlx::AssertSqlSafe(act)).execute(&mut *sleeper).await.unwrap();
-        insert(&bed, 0).await;
+        insert(&db, 0).await;
         // Calls come in the order of commits: what was sent is here before this.
-        bed.run("NOTIFY \"end\"").await.unwrap();
+        db.run("NOTIFY \"end\"").await.unwrap();
         let mut calls = 0;
         while ear.recv().await.unwrap().channel() != "end" {
             calls += 1;
