@@ -1,4 +1,4 @@
-//! Every store passes the suite, on every database that is there.
+//! The conformance suite on every database that is configured.
 
 #[path = "common/harness.rs"]
 mod harness;
@@ -26,7 +26,7 @@ mod mysql {
     outbox::conformance_tests!(crate::harness::DatabaseHarness::mysql().await);
 }
 
-/// What is not the suite's, because only SQL has it.
+/// Cases that are not in the suite, because they concern SQL stores only.
 mod sql {
     use std::time::Duration;
 
@@ -75,7 +75,7 @@ mod sql {
         assert_eq!(store.stats().await.unwrap().done, 2);
     }
 
-    /// For those who run their own migrations: the text alone is enough.
+    /// For users who run their own migrations: the script alone is enough.
     async fn scripts_make_the_same_tables(harness: DatabaseHarness) {
         let script = migration_sql(kind(&harness), &harness.options()).unwrap();
         harness.run(&script).await;
@@ -95,7 +95,7 @@ mod sql {
         }
     }
 
-    /// Before anything is sent to the database.
+    /// Names are checked before any statement is sent to the database.
     async fn names_are_checked(harness: DatabaseHarness) {
         let Some(url) = harness.url() else { return };
         for options in
@@ -106,10 +106,15 @@ mod sql {
         }
     }
 
-    /// The statements as people find them in the documents, on tables with the names they have by default.
-    async fn verbatim(harness: Option<DatabaseHarness>, make: &str, enter: &str, options: StoreOptions) {
+    /// The statements exactly as documented, on tables with the default names.
+    async fn verbatim(
+        harness: Option<DatabaseHarness>,
+        create_schema: &str,
+        select_schema: &str,
+        options: StoreOptions,
+    ) {
         let Some(harness) = harness else { return };
-        harness.run(make).await;
+        harness.run(create_schema).await;
         let store = harness.store(options).await;
         store.migrate().await.unwrap();
         let log = store.log().unwrap();
@@ -131,7 +136,7 @@ mod sql {
 
         harness
             .run(&format!(
-                "{enter}
+                "{select_schema}
             UPDATE outbox_topic_progress
             SET status = 'PAUSED'
             WHERE publisher = 'KafkaPublisher';"
@@ -141,7 +146,7 @@ mod sql {
         assert_eq!((paused[0].status, paused[0].error_count), (PairStatus::Paused, 5));
         harness
             .run(&format!(
-                "{enter}
+                "{select_schema}
             UPDATE outbox_topic_progress
             SET status = 'ACTIVE', error_count = 0, last_error = NULL
             WHERE publisher = 'KafkaPublisher';"
@@ -162,9 +167,15 @@ mod sql {
     #[tokio::test]
     async fn publishers_are_paused_and_reset_by_the_documented_sql_on_postgres() {
         let schema = crate::harness::unique_table();
-        let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("SET search_path TO {schema};"));
-        verbatim(DatabaseHarness::postgres().await, &make, &enter, StoreOptions::default().schema(schema))
-            .await;
+        let (create_schema, select_schema) =
+            (format!("CREATE SCHEMA {schema}"), format!("SET search_path TO {schema};"));
+        verbatim(
+            DatabaseHarness::postgres().await,
+            &create_schema,
+            &select_schema,
+            StoreOptions::default().schema(schema),
+        )
+        .await;
     }
 
     #[cfg(feature = "mysql")]
@@ -172,8 +183,9 @@ mod sql {
     async fn publishers_are_paused_and_reset_by_the_documented_sql_on_mariadb_and_mysql() {
         for harness in [DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await] {
             let schema = crate::harness::unique_table();
-            let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("USE {schema};"));
-            verbatim(harness, &make, &enter, StoreOptions::default().schema(schema)).await;
+            let (create_schema, select_schema) =
+                (format!("CREATE SCHEMA {schema}"), format!("USE {schema};"));
+            verbatim(harness, &create_schema, &select_schema, StoreOptions::default().schema(schema)).await;
         }
     }
 
@@ -184,7 +196,7 @@ mod sql {
         assert!(matches!(error, Error::Setting(_)), "{error:?}");
     }
 
-    /// Beside tables of the same name elsewhere.
+    /// Two stores with equal table names, in different schemas.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     async fn a_schema_of_its_own(harness: Option<DatabaseHarness>) {
         let Some(harness) = harness else { return };
@@ -217,13 +229,13 @@ mod sql {
         a_schema_of_its_own(DatabaseHarness::mysql().await).await;
     }
 
-    /// Columns of text take what is no JSON; PostgreSQL's column does not.
+    /// Text columns accept invalid JSON; PostgreSQL's column does not.
     #[tokio::test]
     async fn blank_headers_are_none_where_the_column_is_a_text() {
-        let mut places = vec![DatabaseHarness::sqlite_file().await];
+        let mut harnesses = vec![DatabaseHarness::sqlite_file().await];
         #[cfg(feature = "mysql")]
-        places.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
-        for harness in places.into_iter().flatten() {
+        harnesses.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
+        for harness in harnesses.into_iter().flatten() {
             let store = harness.store(harness.options()).await;
             store.migrate().await.unwrap();
             for headers in ["", " ", "\t \n"] {
@@ -246,12 +258,12 @@ mod sql {
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     #[tokio::test]
     async fn null_is_the_global_aggregate() {
-        let mut places = Vec::new();
+        let mut harnesses = Vec::new();
         #[cfg(feature = "postgres")]
-        places.push(DatabaseHarness::postgres().await);
+        harnesses.push(DatabaseHarness::postgres().await);
         #[cfg(feature = "mysql")]
-        places.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
-        for harness in places.into_iter().flatten() {
+        harnesses.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
+        for harness in harnesses.into_iter().flatten() {
             let store = harness.store(harness.options()).await;
             store.migrate().await.unwrap();
             for value in ["NULL", "'__GLOBAL__'", "'order'"] {
@@ -264,7 +276,7 @@ mod sql {
             }
             let global = Filter { aggregate_type: Some(GLOBAL.to_owned()), ..Filter::default() };
             let listed = store.list(&global, 10).await.unwrap();
-            assert_eq!(listed.len(), 2, "NULL is found by the name as well");
+            assert_eq!(listed.len(), 2, "the name finds NULL as well");
             for stored in &listed {
                 assert_eq!(stored.event.as_ref().unwrap().aggregate_type(), GLOBAL);
             }
@@ -276,7 +288,8 @@ mod sql {
         }
     }
 
-    /// MySQL's and MariaDB's tables take any text: JSON_VALID would refuse deep JSON that is valid.
+    /// The tables on MySQL and MariaDB accept any text: JSON_VALID would refuse deeply nested JSON
+    /// that is valid.
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn a_payload_that_is_not_json_cannot_be_decoded() {
@@ -293,9 +306,9 @@ mod sql {
         }
     }
 
-    /// What the tables of an outbox look like, with the name of the outbox left out.
+    /// Columns and indexes of an outbox's tables, without the outbox's name.
     async fn schema(url: &str, table: &str) -> std::collections::BTreeSet<String> {
-        let ask = format!(
+        let query = format!(
             "SELECT CONCAT_WS(' ', c.table_name, c.column_name, c.column_type, c.is_nullable, c.collation_name) \
              FROM information_schema.columns c WHERE c.table_schema = database() AND c.table_name LIKE '{table}%' \
              UNION ALL SELECT CONCAT_WS(' ', s.table_name, s.index_name, s.seq_in_index, s.column_name, s.non_unique) \
@@ -304,7 +317,7 @@ mod sql {
         use sqlx::Connection as _;
         let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
         let rows: Vec<String> =
-            sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
+            sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_all(&mut conn).await.unwrap();
         rows.into_iter().map(|row| row.replace(table, "")).collect()
     }
 

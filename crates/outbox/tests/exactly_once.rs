@@ -1,10 +1,9 @@
-//! Effects that happen once, whatever happens to those who have them: a process is killed again and again in the middle
-//! of its work and started anew, and in the end the sum is exact.
+//! Effects that happen exactly once although processes crash: a process is killed again and again
+//! in the middle of its work and restarted, and in the end the sum is exact.
 //!
-//! `OUTBOX_TEST_KILLS`, `OUTBOX_TEST_AMOUNTS` and `OUTBOX_TEST_MEMBERS` say how often, how many events there are, and how
-//! many steps of joins:
-//! `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000 OUTBOX_TEST_MEMBERS=100000 cargo xtask test -- -p outbox --test
-//! exactly_once -- --nocapture`
+//! `OUTBOX_TEST_KILLS`, `OUTBOX_TEST_AMOUNTS` and `OUTBOX_TEST_MEMBERS` set the number of kills, of
+//! events, and of steps of joins: `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000
+//! OUTBOX_TEST_MEMBERS=100000 cargo xtask test -- -p outbox --test exactly_once -- --nocapture`
 
 mod common;
 #[path = "exactly_once/crashing.rs"]
@@ -45,8 +44,9 @@ fn event_id(event: usize) -> String {
     format!("event-{event}")
 }
 
-/// Eight processes take work, acknowledge it twice, attach steps before and after that, and are killed all the while: what
-/// joins have counted is what became of their steps, and what follows each was written once.
+/// Eight processes claim work, acknowledge it twice, attach steps before and after that, and are
+/// killed meanwhile: the counters of joins match the results of their steps, and the follow-up of
+/// each join is written once.
 async fn eight_workers_count_each_step_once<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     steps::fan_out(&db, members()).await;
@@ -55,27 +55,27 @@ async fn eight_workers_count_each_step_once<DB: Backend>() {
     let kills: usize = survived.iter().map(|survived| survived.kills).sum();
     steps::check(&db, members()).await;
     let time = survived.iter().map(|survived| survived.time).max().unwrap_or_default();
-    assert!(kills > 0, "some were killed while they worked");
+    assert!(kills > 0, "some workers were killed while they worked");
     eprintln!("{}: {} steps by 8 workers, {kills} kills, {:.1} s", DB::NAME, members(), time.as_secs_f64());
 }
 
-/// Makes a test of a sentence on each database.
+/// Defines a test of each function on each database.
 macro_rules! on_every_database {
-    ($($sentence:ident)+) => {$(
-        mod $sentence {
+    ($($case:ident)+) => {$(
+        mod $case {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sqlite() {
-                super::$sentence::<sqlx::Sqlite>().await;
+                super::$case::<sqlx::Sqlite>().await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn postgres() {
-                super::$sentence::<sqlx::Postgres>().await;
+                super::$case::<sqlx::Postgres>().await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn mariadb() {
-                super::$sentence::<sqlx::MySql>().await;
+                super::$case::<sqlx::MySql>().await;
             }
         }
     )+};
@@ -87,7 +87,7 @@ on_every_database! {
     eight_workers_count_each_step_once
 }
 
-/// What the processes that are killed do.
+/// Work of the processes that are killed.
 async fn play<DB: Backend>(mut role: Role) {
     let builder = OutboxBuilder::new().table(&role.table).max_connections(2);
     let outbox = DB::open(builder, &role.url).await.unwrap();
@@ -100,8 +100,8 @@ async fn play<DB: Backend>(mut role: Role) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_of_its_own_when_told_to_be_one() {
-    let Some(role) = Role::told() else { return };
+async fn child_process_when_a_role_is_set() {
+    let Some(role) = Role::from_env() else { return };
     match role.database.as_str() {
         <Sqlite as sqlx::Database>::NAME => play::<Sqlite>(role).await,
         <Postgres as sqlx::Database>::NAME => play::<Postgres>(role).await,
@@ -110,7 +110,7 @@ async fn a_process_of_its_own_when_told_to_be_one() {
     }
 }
 
-/// A broker, played by a table, delivers every event twice, and again until it is told that it has arrived.
+/// A broker, simulated by a table, delivers every event twice, and again until it is acknowledged.
 async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     let deliveries = deliver_twice(&db).await;
@@ -131,10 +131,10 @@ async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Backend>() {
     );
     assert_eq!(booked, amounts(), "each event was booked once");
     assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
-    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+    assert_eq!(survived.kills, kills(), "the process was killed while it worked");
 }
 
-/// A relay hands events to a handler that books them in the transaction that settles them.
+/// A relay calls a handler that books amounts in the transaction that settles the event.
 async fn a_handler_in_a_transaction_books_each_amount_once<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     make_tables(&db).await;
@@ -154,17 +154,17 @@ async fn a_handler_in_a_transaction_books_each_amount_once<DB: Backend>() {
     assert_eq!(booked, amounts(), "each event was booked once");
     assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
     assert_eq!(db.tally().await, (0, 0, amounts() as u64, 0));
-    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+    assert_eq!(survived.kills, kills(), "the process was killed while it worked");
 }
 
-/// Books in the transaction that it is given.
-struct Book {
+/// Books the amount in the handler's transaction.
+struct BookAmount {
     table: String,
     role: std::sync::Mutex<Role>,
 }
 
 #[async_trait::async_trait]
-impl<DB: Backend> TxHandler<DB> for Book {
+impl<DB: Backend> TxHandler<DB> for BookAmount {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let (table, amount): (_, usize) = (&self.table, cx.payload()?);
         DB::execute_sql(tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
@@ -174,9 +174,10 @@ impl<DB: Backend> TxHandler<DB> for Book {
     }
 }
 
-/// Relays until there is nothing left. With short leases, so that what a killed process held is soon free again.
+/// Runs a relay until no event is pending. With short leases, so that events of a killed process
+/// can be claimed again soon.
 async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
-    let book = Book { table: role.table.clone(), role: std::sync::Mutex::new(role) };
+    let book = BookAmount { table: role.table.clone(), role: std::sync::Mutex::new(role) };
     let relay = outbox
         .multi_node()
         .tx_handler::<DB>("__GLOBAL__", "amount", book)
@@ -192,7 +193,7 @@ async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
     relay.stop().await.unwrap();
 }
 
-/// Writes the events, and makes the tables that they are booked in.
+/// Writes the events, and creates the tables of the bookings.
 async fn make_tables<DB: Backend>(db: &TestDb<DB>) {
     let events = (0..amounts()).map(|n| Event::new("amount").id(event_id(n)).json(&amount(n)));
     db.outbox.send_all(events).await.unwrap();
@@ -205,7 +206,8 @@ async fn make_tables<DB: Backend>(db: &TestDb<DB>) {
     }
 }
 
-/// Writes events, and has the broker deliver each of them twice, in any order. Returns how many deliveries there are.
+/// Writes events, and has the broker deliver each of them twice, in random order. Returns the
+/// number of deliveries.
 async fn deliver_twice<DB: Backend>(db: &TestDb<DB>) -> usize {
     make_tables(db).await;
     let table =
@@ -221,7 +223,7 @@ async fn deliver_twice<DB: Backend>(db: &TestDb<DB>) -> usize {
     events.len()
 }
 
-/// Handles each delivery in a transaction of its own, and tells the broker some time after that.
+/// Handles each delivery in its own transaction, and acknowledges it to the broker some time later.
 async fn consume<DB: Backend>(outbox: &Outbox<DB>, role: &mut Role) {
     let table = role.table.clone();
     let pool = outbox.pool();
@@ -241,8 +243,8 @@ async fn consume<DB: Backend>(outbox: &Outbox<DB>, role: &mut Role) {
         if last < 0 {
             return;
         }
-        let what = format!("SELECT event FROM {table}_delivery WHERE id = {last}");
-        let event = DB::number(&mut *pool.acquire().await.unwrap(), &what).await;
+        let query = format!("SELECT event FROM {table}_delivery WHERE id = {last}");
+        let event = DB::number(&mut *pool.acquire().await.unwrap(), &query).await;
         let event = usize::try_from(event).unwrap();
 
         let mut tx = outbox.begin().await.unwrap();
@@ -251,8 +253,8 @@ async fn consume<DB: Backend>(outbox: &Outbox<DB>, role: &mut Role) {
             let book = format!("UPDATE {table}_account SET balance = balance + {}", amount(event));
             DB::execute_sql(&mut tx, &book).await.unwrap();
         }
-        let note = format!("INSERT INTO {table}_handling VALUES ({})", u8::from(first));
-        DB::execute_sql(&mut tx, &note).await.unwrap();
+        let record = format!("INSERT INTO {table}_handling VALUES ({})", u8::from(first));
+        DB::execute_sql(&mut tx, &record).await.unwrap();
         tx.commit().await.unwrap();
         arrived.push(last.to_string());
         role.progress();

@@ -1,4 +1,4 @@
-//! Settlements of one who held the whole table, while another takes it over: the database lets one of them come first.
+//! Settlements of a leader while another node takes over: the database serializes the two.
 
 #[path = "common/harness.rs"]
 mod harness;
@@ -12,14 +12,14 @@ use sqlx::Connection as _;
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Longer than a statement takes, if nothing is in its way.
-const SOON: Duration = Duration::from_millis(500);
+/// Longer than a statement takes that waits for no lock.
+const STATEMENT_TIME: Duration = Duration::from_millis(500);
 
-/// The one who settles is held up by somebody else's lock on a row, after it has found that it leads. Whoever takes over in the
-/// meantime would read, and handle, what is about to be settled.
+/// The settlement is blocked by a row lock of another session, after it has checked its epoch. A
+/// node that took over meanwhile would read, and handle, the events that are about to be settled.
 ///
-/// `waits` finds a statement on the table that waits for a lock.
-async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
+/// `waits` is a query that finds a statement on the table that waits for a lock.
+async fn a_takeover_waits_for_a_settlement_that_has_checked_its_epoch<C>(
     harness: DatabaseHarness,
     mut other: C,
     waits: &str,
@@ -72,7 +72,7 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
     let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &harness.table)));
     while waits().fetch_optional(&mut *open).await.unwrap().is_none() {
         assert!(!settling.is_finished(), "the row is locked");
-        // InnoDB answers from a cache that it renews only after 100 ms without a question.
+        // InnoDB answers from a cache that it refreshes only after 100 ms without a query.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
@@ -81,8 +81,8 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
         let store = store.clone();
         async move { store.lead(EXCLUSIVE, &b, LEASE).await }
     });
-    let early = tokio::time::timeout(SOON, &mut taking_over).await;
-    assert!(early.is_err(), "it took over under a settlement's hands: {early:?}");
+    let early = tokio::time::timeout(STATEMENT_TIME, &mut taking_over).await;
+    assert!(early.is_err(), "it took over during a settlement: {early:?}");
 
     open.rollback().await.unwrap();
     assert_eq!(settling.await.unwrap().unwrap().moved, 2);
@@ -99,24 +99,24 @@ const MYSQL_WAITS: &str = "SELECT 1 FROM information_schema.innodb_trx \
 
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_postgres() {
+async fn a_takeover_waits_on_postgres() {
     let Some(harness) = DatabaseHarness::postgres().await else { return };
     let other = sqlx::PgConnection::connect(harness.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, POSTGRES_WAITS).await;
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, POSTGRES_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_mariadb() {
+async fn a_takeover_waits_on_mariadb() {
     let Some(harness) = DatabaseHarness::mariadb().await else { return };
     let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, MYSQL_WAITS).await;
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, MYSQL_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_mysql() {
+async fn a_takeover_waits_on_mysql() {
     let Some(harness) = DatabaseHarness::mysql().await else { return };
     let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(harness, other, MYSQL_WAITS).await;
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, MYSQL_WAITS).await;
 }

@@ -1,7 +1,7 @@
-//! The variant for TiDB, on MariaDB or MySQL: it does what the store must do, and sends nothing
-//! that TiDB refuses.
+//! The variant for TiDB, on MariaDB or MySQL: it passes the conformance suite, and sends no
+//! statement that TiDB refuses.
 //!
-//! TiDB itself is not here. Every statement that this process sends is read from sqlx's log.
+//! TiDB itself is not tested. Every statement that this process sends is read from sqlx's log.
 
 #![cfg(feature = "mysql")]
 
@@ -20,7 +20,7 @@ use outbox::testing::conformance::Harness;
 use outbox::{Clock, Cx, Event, Failure, NodeId, OutboxBuilder, Outcome, PairId, Query, StoreOptions};
 use sqlx::Connection as _;
 
-/// What TiDB has no implementation for, or one that does nothing: see `docs/guide/tidb.md`.
+/// Syntax that TiDB does not implement, or ignores: see `docs/guide/tidb.md`.
 const REFUSED: [&str; 15] = [
     "JSON_TABLE",
     "SKIP LOCKED",
@@ -39,7 +39,7 @@ const REFUSED: [&str; 15] = [
     "LOCK TABLE",
 ];
 
-/// Statements with such words, and how many there were in all.
+/// Statements with refused syntax, and the number of all statements.
 #[derive(Default)]
 struct Recorder {
     refused: Mutex<Vec<String>>,
@@ -71,12 +71,12 @@ impl io::Write for LogLines {
     }
 }
 
-/// A harness whose statements are recorded. Dropping it fails the test if one of them has words that
-/// TiDB refuses.
+/// A harness whose statements are recorded. Dropping it fails the test if one of them has syntax
+/// that TiDB refuses.
 struct Recorded(DatabaseHarness);
 
 impl Recorded {
-    fn at(harness: Option<DatabaseHarness>) -> Option<Self> {
+    fn of(harness: Option<DatabaseHarness>) -> Option<Self> {
         LazyLock::force(&RECORDER);
         harness.map(Self)
     }
@@ -115,16 +115,16 @@ impl Harness for Recorded {
     }
 }
 
-/// On MySQL only, for which `cargo xtask test --mysql` asks: it takes a minute.
+/// On MySQL only, which `cargo xtask test --mysql` enables: the suite takes a minute.
 mod mysql {
-    outbox::conformance_tests!(crate::Recorded::at(crate::DatabaseHarness::mysql().await));
+    outbox::conformance_tests!(crate::Recorded::of(crate::DatabaseHarness::mysql().await));
 }
 
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relays_queues_and_the_log_send_nothing_that_tidb_refuses_on_mariadb() {
-    let Some(harness) = Recorded::at(DatabaseHarness::mariadb().await) else { return };
+    let Some(harness) = Recorded::of(DatabaseHarness::mariadb().await) else { return };
     let builder = OutboxBuilder::new().table(&harness.0.table).assume_tidb();
     let outbox = builder.mysql(harness.url()).await.unwrap();
     outbox.migrate().await.unwrap();
