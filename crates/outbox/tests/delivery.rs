@@ -1,4 +1,4 @@
-//! How events reach their handlers: hot, cold, once, and at last.
+//! How events reach their handlers: hot path, cold path, once, and eventually.
 
 mod common;
 #[path = "common/failing_store.rs"]
@@ -11,7 +11,7 @@ use common::{Backend, FOREVER, Gate, Seen, TestDb, numbered};
 use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
 use outbox::{Backoff, Error, Event, EventId, Failure, OnDead, RelayBuilder};
 
-/// An hour: what waits for that never comes in a test.
+/// A delay that never ends in a test.
 const NEVER: Duration = Duration::from_secs(3_600);
 const MS: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(3);
@@ -35,8 +35,8 @@ on_every_database! {
     async fn statuses_have_their_numbers_in_the_table(|db|) {
         let (seen, hour) = (Seen::default(), Duration::from_secs(3_600));
         let relay = db.outbox.multi_node().on_type("done", seen.handler());
-        let relay = relay.on_type("retry", seen.says(move |_| Err(Failure::retry_after(hour, "no"))));
-        let relay = relay.on_type("dead", seen.says(|_| Err(Failure::dead("no"))));
+        let relay = relay.on_type("retry", seen.returning(move |_| Err(Failure::retry_after(hour, "no"))));
+        let relay = relay.on_type("dead", seen.returning(|_| Err(Failure::dead("no"))));
         let relay = relay.start().await.unwrap();
         for event_type in ["done", "retry", "dead", "new"] {
             db.write(event_type, 0..1).await;
@@ -49,8 +49,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The poller is kept away, so only the hot path can have delivered it.
-    async fn a_committed_event_goes_the_hot_way_and_is_done(|db|) {
+    /// The poller does not run, so only the hot path can have delivered the event.
+    async fn a_committed_event_is_delivered_by_the_hot_path_and_is_done(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).skip_recent(NEVER).poll_interval(NEVER).start().await.unwrap();
@@ -65,7 +65,7 @@ on_every_database! {
         }
     }
 
-    async fn what_another_process_wrote_is_found_by_the_poller(|db|) {
+    async fn the_poller_finds_events_of_another_process(|db|) {
         let writer = db.another().await;
         for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
@@ -115,8 +115,9 @@ on_every_database! {
         }
     }
 
-    /// The first attempt goes the hot way, without being read back; the second is read from the table.
-    async fn both_paths_tell_the_same_times_and_the_retry_its_last_error(|db|) {
+    /// The first attempt uses the hot path, without reading the row; the second is read from the
+    /// table.
+    async fn both_paths_report_the_same_times_and_a_retry_has_its_last_error(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
             let relay = relay.retry(Backoff::default().base(MS).max(MS)).on_type("e", move |cx: outbox::Cx| {
@@ -146,8 +147,8 @@ on_every_database! {
         }
     }
 
-    /// Neither `idle` nor `poll_once` is called, which would look by themselves.
-    async fn the_poller_looks_by_itself(|db|) {
+    /// Without `idle` and `poll_once`, which poll themselves.
+    async fn the_poller_polls_by_itself(|db|) {
         let writer = db.another().await;
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
@@ -161,7 +162,7 @@ on_every_database! {
         }
     }
 
-    /// not for the row, not for the hot path, and not for a retry.
+    /// not again for the row, the hot path, or a retry.
     async fn a_payload_is_serialized_once(|db|) {
         struct Counted(AtomicUsize);
         impl serde::Serialize for Counted {
@@ -188,7 +189,7 @@ on_every_database! {
         }
     }
 
-    async fn what_finds_the_hot_queue_full_stays_new_and_the_poller_finishes_it(|db|) {
+    async fn an_event_that_does_not_fit_into_the_hot_queue_stays_new_and_is_polled(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (seen, gate) = (Seen::default(), Gate::closed());
             let relay = relay.on_type("e", seen.behind(&gate)).workers(1).hot_capacity(2).cold_capacity(1)
@@ -274,7 +275,7 @@ on_every_database! {
         }
     }
 
-    /// Two nodes on what a third process wrote: only claims keep them apart.
+    /// Two nodes on events of a third process: only claims prevent duplicates.
     async fn two_pollers_share_a_backlog_without_overlap(|db|) {
         db.write("e", 0..600).await;
         let seen = Seen::default();
@@ -292,7 +293,7 @@ on_every_database! {
         b.stop().await.unwrap();
     }
 
-    /// Case 11: no claims on rows, many workers, and a poller that never rests.
+    /// Case 11: no claims on rows, many workers, and a poller without pauses.
     async fn one_node_without_claims_delivers_a_backlog_once(|db|) {
         db.write("e", 0..1_000).await;
         let seen = Seen::default();
@@ -319,21 +320,21 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Each look is twice as far from the last one, up to the poll interval.
-    async fn an_idle_relay_looks_less_and_less_often(|db|) {
+    /// Each pause between polls is twice the one before, up to the poll interval.
+    async fn an_idle_relay_polls_less_and_less_often(|db|) {
         let store = failing_store::Failing::never(db.outbox.store());
         let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).start().await.unwrap();
         tokio::time::sleep(1_600 * MS).await;
-        let mut looks = store.calls();
-        assert!(looks <= 12, "{looks} looks");
-        while looks < 3 {
+        let mut polls = store.calls();
+        assert!(polls <= 12, "{polls} polls");
+        while polls < 3 {
             tokio::time::sleep(20 * MS).await;
-            looks += store.calls();
+            polls += store.calls();
         }
         relay.stop().await.unwrap();
     }
 
-    /// Case 10: the old system read and sorted all that was pending, at every poll.
+    /// Case 10: the old system read and sorted all pending events at every poll.
     async fn a_poll_costs_the_same_however_much_is_pending(|db|) {
         let other = TestDb::<DB>::new().await.unwrap();
         let mut takes = Vec::new();
@@ -343,7 +344,8 @@ on_every_database! {
                 let sql = "INSERT INTO {t} (event_type, payload) SELECT event_type, payload FROM {t}";
                 db.run(sql).await.unwrap();
             }
-            // As the database does by itself, some time after so many rows; MySQL does it at once.
+            // The database does this by itself, some time after so many rows; MySQL does it at
+            // once.
             let _ = db.run("ANALYZE {t}").await;
             let (store, owner) = (db.outbox.store(), NodeId::from("a"));
             let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &owner, FOREVER).await.unwrap() else {
@@ -366,7 +368,7 @@ on_every_database! {
             };
             takes.push((store, take, Duration::MAX));
         }
-        // In turns, and the least of each: the rest of the machine slows down both alike.
+        // In turns, and the minimum of each: the load of the machine slows down both alike.
         for _ in 0..15 {
             for (store, take, least) in &mut takes {
                 let began = Instant::now();
@@ -378,7 +380,7 @@ on_every_database! {
         assert!(many < few * 8 + 10 * MS, "few pending: {few:?}, 128 times as many: {many:?}");
     }
 
-    /// Case 12: the handler did its work; that the database did not take the verdict is not its fault.
+    /// Case 12: the handler succeeded; a failed settlement is not a failure of the handler.
     async fn a_settlement_that_fails_is_not_a_failure_of_the_handler(|db|) {
         for exclusive in [true, false] {
             let store = failing_store::Failing::settle(db.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
@@ -399,7 +401,7 @@ on_every_database! {
         }
     }
 
-    /// The same, when the database says that trying again is no use: a full disk looks like that.
+    /// The same for an error that is not transient, as a full disk causes.
     async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|db|) {
         let store = failing_store::Failing::settle(db.outbox.store(), 6, || Error::Store("disk full".to_owned()));
         let seen = Seen::default();
@@ -414,7 +416,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn taking_goes_on_after_the_database_was_away(|db|) {
+    async fn a_relay_continues_to_take_after_the_database_was_unavailable(|db|) {
         let store = failing_store::Failing::take(db.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
         db.write("e", 0..3).await;
         let seen = Seen::default();
@@ -426,7 +428,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Twice as long as the lease, while another node waits for it to run out.
+    /// The handler runs twice as long as the lease, while another node waits for the lease to
+    /// expire.
     async fn a_handler_may_take_longer_than_its_lease(frozen |db|) {
         let other = db.another().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
@@ -435,7 +438,7 @@ on_every_database! {
             relays.push(outbox.multi_node().lease(LEASE).poll_interval(20 * MS)
                 .on_type("e", seen.behind(&gate)).start().await.unwrap());
         }
-        // Hot, and cold: both are leased, each in its own way.
+        // Events of both paths: each path leases in its own way.
         let mut ids = db.write("e", 0..2).await;
         ids.extend(db.another().await.write("e", 2..4).await);
         seen.reach(4).await;
@@ -450,10 +453,10 @@ on_every_database! {
         }
     }
 
-    /// A writer that takes its time holds a place in the hot queue, and a lock on its row.
+    /// An open transaction holds a slot in the hot queue, and a lock on its row.
     async fn an_open_transaction_does_not_keep_leases_from_being_renewed(frozen |db|) {
         if db.url().ends_with(".db") {
-            return; // SQLite has one writer: an open transaction keeps everybody waiting.
+            return; // SQLite has one writer: an open transaction blocks all others.
         }
         let (seen, gate) = (Seen::default(), Gate::closed());
         let other = db.another().await;
@@ -466,9 +469,9 @@ on_every_database! {
         db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
         let id = db.outbox.send(numbered("e", 0)).await.unwrap().unwrap();
         seen.reach(1).await;
-        // The handler of 0 needs several leases; the transaction stays open for all of them. A renewal
-        // follows the one before after a third of a lease, so after four the lease of 1 is over by the
-        // clock of its relay as well.
+        // The handler of 0 needs several leases; the transaction stays open for all of them. A
+        // renewal follows the one before after a third of a lease, so after four the lease of 1 is
+        // over by the clock of its relay as well.
         for _ in 0..4 {
             renewed(&db, std::slice::from_ref(&id)).await;
         }
@@ -484,7 +487,7 @@ on_every_database! {
         }
     }
 
-    /// A transaction that commits after younger ones were delivered is behind the place that the poller reads from.
+    /// A transaction that commits after later ones were delivered is behind the poller's cursor.
     async fn a_late_commit_is_delivered(|db|) {
         if db.url().ends_with(".db") {
             return; // One writer: nothing commits late.
@@ -528,8 +531,9 @@ on_every_database! {
         }
     }
 
-    /// The database's clock passed the end of a lease before it was renewed, and no other relay was there to claim the event.
-    async fn a_relay_that_claims_its_own_event_again_goes_on_with_it(frozen |db|) {
+    /// The database's clock passed the end of the lease before it was renewed, and no other relay
+    /// was there to claim the event.
+    async fn a_relay_that_claims_its_own_event_again_continues_with_it(frozen |db|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
         let drafts = (0..3).map(|n| numbered("e", n).ordering_key("k"));
         let ids = db.outbox.send_all(drafts).await.unwrap();
@@ -550,8 +554,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// No poll comes by itself: the relay remembers when what it saw written is due.
-    async fn a_delayed_event_comes_on_time_without_a_poll(|db|) {
+    /// No poll happens by itself: the relay remembers when the events that it wrote are due.
+    async fn a_delayed_event_is_delivered_on_time_without_a_poll(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.single_node().on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
         relay.idle().await.unwrap();
@@ -578,7 +582,7 @@ on_every_database! {
     }
 
     /// Writers in other languages make mistakes; they must not stop the poller.
-    async fn an_event_that_cannot_be_decoded_is_dead_and_the_rest_flows(|db|) {
+    async fn an_event_that_cannot_be_decoded_is_dead_and_the_others_are_delivered(|db|) {
         for headers in ["[1]", "{\"a\": 1}", "\"text\""] {
             let sql = format!("INSERT INTO {{t}} (event_type, payload, headers) VALUES ('e', '7', '{headers}')");
             db.run(&sql).await.unwrap();

@@ -1,4 +1,4 @@
-//! Why an event has not been delivered yet, with relays that run.
+//! Explanations of why an event is not delivered yet, with running relays.
 
 mod common;
 
@@ -16,7 +16,7 @@ use outbox::{
 const MS: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Asks until it is this.
+/// Polls the explanation until the reason matches.
 async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) -> Explanation {
     common::in_time(async {
         loop {
@@ -30,7 +30,7 @@ async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) 
     .await
 }
 
-/// A broker that is down until it is up.
+/// A broker that is down until the flag is set.
 #[derive(Default)]
 struct Broker {
     up: AtomicBool,
@@ -74,10 +74,10 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_retry_says_when_and_why_and_what_waits_behind_it(|db|) {
+    async fn a_retry_is_explained_with_its_time_and_error_and_the_events_behind_it(|db|) {
         let (admin, seen) = (db.outbox.admin(), Seen::default());
         let relay = db.outbox.ordered().poll_interval(5 * MS).retry(Backoff::default().base(DAY).max(DAY))
-            .on_type("fails", seen.says(|_| Err(Failure::retry("503")))).start().await.unwrap();
+            .on_type("fails", seen.returning(|_| Err(Failure::retry("503")))).start().await.unwrap();
         let id = db.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().unwrap();
         let next = db.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().unwrap();
         let retry = becomes(&admin, &id, |reason| matches!(reason, Reason::NotDue { attempts: 1, .. })).await;
@@ -101,7 +101,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_destination_that_is_down_is_told_until_it_is_up(|db|) {
+    async fn a_destination_that_is_down_is_explained_until_it_is_up(|db|) {
         let (admin, broker) = (db.outbox.admin(), Arc::new(Broker::default()));
         let relay = db.outbox.multi_node().poll_interval(5 * MS).forward(["order"], broker.clone())
             .start().await.unwrap();
@@ -115,8 +115,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// What was called off, or was never there.
-    async fn what_is_not_there_is_explained_too(|db|) {
+    /// A cancelled event, and one that never existed.
+    async fn an_unknown_event_is_explained_too(|db|) {
         let admin = db.outbox.admin();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         assert!(admin.cancel(&id).await.unwrap());

@@ -1,4 +1,4 @@
-//! What handlers say, and what becomes of an event then: retries, death, routing, interceptors.
+//! Outcomes of handlers and their effect on an event: retries, dead letters, routing, interceptors.
 
 mod common;
 
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 
-/// One second after each failure, three attempts.
+/// Waits one second after each failure; three attempts.
 fn three() -> Backoff {
     Backoff::default().base(SEC).max(SEC).max_attempts(3).no_jitter()
 }
@@ -26,11 +26,11 @@ on_every_database! {
         for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
             let relay = relay.retry(three())
-                .on_type("e", seen.says(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
+                .on_type("e", seen.returning(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
             let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
             for attempt in 1..=3u32 {
                 relay.idle().await.unwrap();
-                assert_eq!(seen.count(), attempt as usize, "not before its time");
+                assert_eq!(seen.count(), attempt as usize, "not before it is due");
                 let stored = db.find(&id).await;
                 assert_eq!(stored.attempts, attempt);
                 assert_eq!(stored.last_error.as_deref(), Some("no luck"));
@@ -49,7 +49,7 @@ on_every_database! {
     async fn a_panic_counts_as_an_attempt(frozen |db|) {
         let seen = Seen::default();
         let relay = db.outbox.single_node().retry(three())
-            .on_type("e", seen.says(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
+            .on_type("e", seen.returning(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for _ in 0..5 {
             relay.idle().await.unwrap();
@@ -64,7 +64,7 @@ on_every_database! {
 
     async fn retry_after_as_an_outcome_counts_no_attempt(frozen |db|) {
         let seen = Seen::default();
-        let relay = db.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.says(|cx| {
+        let relay = db.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.returning(|cx| {
             assert_eq!(cx.attempt(), 1);
             Ok(Outcome::RetryAfter(SEC))
         })).start().await.unwrap();
@@ -82,7 +82,7 @@ on_every_database! {
     async fn retry_after_as_a_failure_counts_an_attempt(frozen |db|) {
         let seen = Seen::default();
         let relay = db.outbox.single_node().retry(three())
-            .on_type("e", seen.says(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
+            .on_type("e", seen.returning(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
         db.advance(SEC * 59);
@@ -100,12 +100,12 @@ on_every_database! {
     async fn dead_is_dead_at_once_and_counts_no_attempt(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.single_node()
-            .on_type("said", seen.says(|_| Ok(Outcome::Dead("not wanted".to_owned()))))
-            .on_type("failed", seen.says(|_| Err(Failure::dead("hopeless"))))
-            .on_type("parsed", seen.says(|_| "seven".parse::<u8>().or_dead().map(|_| Outcome::Done)))
+            .on_type("returned", seen.returning(|_| Ok(Outcome::Dead("not wanted".to_owned()))))
+            .on_type("failed", seen.returning(|_| Err(Failure::dead("hopeless"))))
+            .on_type("parsed", seen.returning(|_| "seven".parse::<u8>().or_dead().map(|_| Outcome::Done)))
             .start().await.unwrap();
         let mut ids = Vec::new();
-        for event_type in ["said", "failed", "parsed"] {
+        for event_type in ["returned", "failed", "parsed"] {
             ids.push(db.outbox.send(numbered(event_type, 1)).await.unwrap().unwrap());
         }
         relay.idle().await.unwrap();
@@ -119,12 +119,12 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The longest delay that Rust knows is one that no clock can show.
+    /// `Duration::MAX` is longer than any database can store.
     async fn a_delay_without_end_stops_nothing(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
-            let relay = relay.on_type("later", seen.says(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
-                .on_type("again", seen.says(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
+            let relay = relay.on_type("later", seen.returning(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
+                .on_type("again", seen.returning(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
                 .on_type("now", seen.handler()).start().await.unwrap();
             let later = db.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
             let again = db.outbox.send(numbered("again", 2)).await.unwrap().unwrap();
@@ -154,17 +154,17 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Read back from the database, whatever that thinks of capitals.
+    /// Types are read back from the database, whichever collation it has.
     async fn types_that_differ_by_case_have_handlers_of_their_own(|db|) {
         let (upper, lower) = (Seen::default(), Seen::default());
         let relay = db.outbox.multi_node().no_hot_path().on_type("Order.Created", upper.handler())
             .on_type("order.created", lower.handler()).start().await.unwrap();
         db.outbox.send_all([numbered("Order.Created", 1), numbered("order.created", 2)]).await.unwrap();
-        let stranger = db.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
+        let unrouted = db.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((upper.numbers(), lower.numbers()), (vec![1], vec![2]));
-        assert_eq!(db.status(&stranger).await, Status::New, "no handler is for it");
+        assert_eq!(db.status(&unrouted).await, Status::New, "no handler matches");
     }
 
     async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |db|) {
@@ -336,32 +336,32 @@ mod on_sqlite {
         fine.unwrap().stop().await.unwrap();
     }
 
-    /// Notes its turns, and does what it is told to.
-    struct Note {
+    /// Records its calls, and returns a configured result.
+    struct Recording {
         name: &'static str,
-        turns: Arc<Mutex<Vec<String>>>,
+        calls: Arc<Mutex<Vec<String>>>,
         before: fn() -> Result<(), Failure>,
         after: fn(),
     }
 
-    impl Interceptor for Note {
+    impl Interceptor for Recording {
         fn before(&self, _: &Cx) -> Result<(), Failure> {
-            self.turns.lock().unwrap().push(format!("before {}", self.name));
+            self.calls.lock().unwrap().push(format!("before {}", self.name));
             (self.before)()
         }
 
         fn after(&self, _: &Cx, result: &Result<Outcome, Failure>) {
-            let how = if result.is_ok() { "well" } else { "badly" };
-            self.turns.lock().unwrap().push(format!("after {} {how}", self.name));
+            let how = if result.is_ok() { "ok" } else { "err" };
+            self.calls.lock().unwrap().push(format!("after {} {how}", self.name));
             (self.after)();
         }
     }
 
     async fn intercepted(before: fn() -> Result<(), Failure>, after: fn()) -> (Vec<String>, StoredEvent) {
         let db = fresh().await;
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let note = |name, before, after| Note { name, turns: turns.clone(), before, after };
-        let handler = turns.clone();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let note = |name, before, after| Recording { name, calls: calls.clone(), before, after };
+        let handler = calls.clone();
         let relay = db
             .outbox
             .single_node()
@@ -374,36 +374,36 @@ mod on_sqlite {
                 async {}
             });
         let stored = deliver(&db, relay, numbered("e", 1)).await;
-        let turns = turns.lock().unwrap().clone();
-        (turns, stored)
+        let calls = calls.lock().unwrap().clone();
+        (calls, stored)
     }
 
     #[tokio::test]
-    async fn interceptors_go_in_in_order_and_come_out_in_reverse() {
-        let (turns, stored) = intercepted(|| Ok(()), || ()).await;
+    async fn interceptors_run_in_order_before_and_in_reverse_after_the_handler() {
+        let (calls, stored) = intercepted(|| Ok(()), || ()).await;
         let expected =
-            ["before a", "before b", "before c", "handler", "after c well", "after b well", "after a well"];
-        assert_eq!(turns, expected);
+            ["before a", "before b", "before c", "handler", "after c ok", "after b ok", "after a ok"];
+        assert_eq!(calls, expected);
         assert_eq!(stored.status, Status::Done);
     }
 
     #[tokio::test]
     async fn an_interceptor_that_refuses_keeps_the_event_from_its_handler() {
-        let (turns, stored) = intercepted(|| Err(Failure::dead("not today")), || ()).await;
-        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        let (calls, stored) = intercepted(|| Err(Failure::dead("not today")), || ()).await;
+        assert_eq!(calls, ["before a", "before b", "after a err"]);
         assert_eq!((stored.status, stored.last_error.as_deref()), (Status::Dead, Some("not today")));
         assert_eq!(stored.attempts, 0);
     }
 
     #[tokio::test]
     async fn an_interceptor_that_panics_before_is_a_failure_and_after_is_nothing() {
-        let (turns, stored) = intercepted(|| panic!("before"), || ()).await;
-        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        let (calls, stored) = intercepted(|| panic!("before"), || ()).await;
+        assert_eq!(calls, ["before a", "before b", "after a err"]);
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 1));
         assert_eq!(stored.last_error.as_deref(), Some("an interceptor panicked: before"));
 
-        let (turns, stored) = intercepted(|| Ok(()), || panic!("after")).await;
-        assert_eq!(turns.last().unwrap(), "after a well");
+        let (calls, stored) = intercepted(|| Ok(()), || panic!("after")).await;
+        assert_eq!(calls.last().unwrap(), "after a ok");
         assert_eq!((stored.status, stored.last_error), (Status::Done, None));
     }
 
@@ -438,8 +438,8 @@ mod on_sqlite {
         const TYPE: &'static str = "e";
     }
 
-    /// Never ends, or fails at once.
-    async fn goes_wrong(hangs: bool) -> Handled {
+    /// Hangs, or fails at once.
+    async fn hang_or_fail(hangs: bool) -> Handled {
         if hangs {
             std::future::pending::<()>().await;
         }
@@ -447,28 +447,28 @@ mod on_sqlite {
     }
 
     async fn fails_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        goes_wrong(false).await
+        hang_or_fail(false).await
     }
 
     async fn hangs_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        goes_wrong(true).await
+        hang_or_fail(true).await
     }
 
-    /// Each form in which a handler is registered, with one before and one after it that has the relay's own settings.
+    /// Each form of registration, between two handlers with the relay's own settings.
     #[tokio::test]
     async fn every_form_of_handler_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
         type Form = fn(outbox::RelayBuilder, bool) -> outbox::RelayBuilder;
         let forms: [(&str, Form); 5] = [
-            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| goes_wrong(hangs))),
-            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| goes_wrong(hangs))),
+            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| hang_or_fail(hangs))),
+            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| hang_or_fail(hangs))),
             ("on_aggregate", |relay, hangs| {
-                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| goes_wrong(hangs))
+                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| hang_or_fail(hangs))
             }),
-            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| goes_wrong(hangs))),
+            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| hang_or_fail(hangs))),
             ("on_tx", |relay, hangs| if hangs { relay.on_tx(hangs_in_tx) } else { relay.on_tx(fails_in_tx) }),
         ];
         let db = fresh().await;
-        let relay = || db.outbox.single_node().on_type("before", move |_: Cx| goes_wrong(false));
+        let relay = || db.outbox.single_node().on_type("before", move |_: Cx| hang_or_fail(false));
         let posted = || Event::new("e").json(&Posted);
         for (name, form) in forms {
             let stored = deliver(&db, form(relay(), false), posted()).await;
@@ -484,7 +484,7 @@ mod on_sqlite {
 
             let others = || {
                 let relay = form(relay(), false).with_retry(Backoff::never());
-                relay.on_type("after", move |_: Cx| goes_wrong(false))
+                relay.on_type("after", move |_: Cx| hang_or_fail(false))
             };
             for other in ["before", "after"] {
                 let stored = deliver(&db, others(), numbered(other, 1)).await;
@@ -498,7 +498,7 @@ mod on_sqlite {
         let db = fresh().await;
         let relay = || db.outbox.single_node();
         let publisher = || outbox::LogPublisher::new();
-        for (wrong, said) in [
+        for (wrong, message) in [
             (relay().with_retry(Backoff::never()), "with_retry follows a handler"),
             (relay().with_timeout(SEC), "with_timeout follows a handler"),
             (
@@ -512,7 +512,7 @@ mod on_sqlite {
             (relay().on_any(async |_: Cx| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
         ] {
             let error = wrong.start().await.unwrap_err();
-            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(said), "{error}");
+            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(message), "{error}");
         }
     }
 
@@ -525,7 +525,7 @@ mod on_sqlite {
         }
     }
 
-    /// Retry policies are the user's code as well, and each worker would die of one.
+    /// Retry policies are the user's code as well; a panic would end each worker.
     #[tokio::test]
     async fn a_retry_policy_that_panics_ends_no_worker() {
         let db = fresh().await;
@@ -558,7 +558,7 @@ mod on_sqlite {
         assert_eq!(stored.last_error.as_deref(), Some("the handler did not finish within 50ms"));
     }
 
-    /// No more at once than there are workers, whatever the queues hold.
+    /// At most as many handlers as workers run at once, however many events are queued.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn workers_bound_how_many_handlers_run() {
         let db = fresh().await;

@@ -1,4 +1,4 @@
-//! Rows that other programs write are input: no value that a column accepts may stop a relay.
+//! Rows of other programs are input: no value that a column accepts may stop a relay.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// A different one each time, printed by a test that fails.
+/// A different seed each time, printed by a test that fails.
 fn seed() -> u64 {
     let seed = setting("OUTBOX_HOSTILE_SEED", rand::random());
     println!("OUTBOX_HOSTILE_SEED={seed}");
@@ -77,7 +77,7 @@ fn impossible_time<DB: Backend>() -> &'static str {
     }
 }
 
-/// A column, and a value that may hurt in it.
+/// A column, and a hostile value for it.
 fn hostile<DB: Backend>(random: &mut SmallRng) -> (&'static str, String) {
     let integers = [
         "-1",
@@ -145,7 +145,7 @@ fn hostile<DB: Backend>(random: &mut SmallRng) -> (&'static str, String) {
             ];
             if random.random_ratio(1, 10) { deep } else { one(random, &odd) }
         }
-        // Keys of hostile rows are their own: a row may hold back those of its key.
+        // Hostile rows have keys of their own: a row may block the other events of its key.
         "ordering_key" => format!("'hostile-{}'", random.random_range(0..5)),
         _ if is_sqlite::<DB>() && random.random_ratio(1, 4) => "CAST(x'ff00fe' AS TEXT)".to_owned(),
         _ => one(random, &["''", "' '", "'a\tb'", "'ä\u{202e}😀'", "'outbox.join.report'"]),
@@ -153,7 +153,8 @@ fn hostile<DB: Backend>(random: &mut SmallRng) -> (&'static str, String) {
     (column, value)
 }
 
-/// Takes away what refuses such values, as if the rows had been written before there was anything to refuse them.
+/// Drops the checks that refuse such values, as if the rows had been written before the checks
+/// existed.
 async fn without_checks<DB: Backend>(db: &TestDb<DB>) {
     let statements: &[&str] = if is_sqlite::<DB>() {
         &["DROP TRIGGER {t}_values", "DROP TRIGGER {t}_log_values"]
@@ -170,7 +171,7 @@ async fn without_checks<DB: Backend>(db: &TestDb<DB>) {
     }
 }
 
-/// Inserts a row with some hostile values. Returns its id if the database took it.
+/// Inserts a row with some hostile values. Returns its id if the database accepted it.
 async fn insert_hostile<DB: Backend>(db: &TestDb<DB>, random: &mut SmallRng, n: usize) -> Option<String> {
     let id = format!("hostile-{n}");
     let mut values: HashMap<&str, String> = HashMap::from([
@@ -191,10 +192,10 @@ async fn insert_hostile<DB: Backend>(db: &TestDb<DB>, random: &mut SmallRng, n: 
 }
 
 async fn send<DB: Backend>(db: &TestDb<DB>, event: EventBuilder) -> EventId {
-    db.outbox.send(event).await.unwrap().expect("it has no deduplication key")
+    db.outbox.send(event).await.unwrap().expect("the event has no deduplication key")
 }
 
-/// How often each event was handled.
+/// Number of calls for each event.
 type Handled = Arc<Mutex<HashMap<EventId, u32>>>;
 
 async fn start<DB: Backend>(db: &TestDb<DB>, mode: u8, handled: &Handled) -> Relay {
@@ -211,7 +212,7 @@ async fn start<DB: Backend>(db: &TestDb<DB>, mode: u8, handled: &Handled) -> Rel
     builder.no_hot_path().poll_interval(Duration::from_millis(20)).on_any(handler).start().await.unwrap()
 }
 
-/// Waits until all of these were handled.
+/// Waits until all of these events were handled.
 async fn arrived(handled: &Handled, ids: &[EventId]) {
     loop {
         let missing = {
@@ -225,18 +226,18 @@ async fn arrived(handled: &Handled, ids: &[EventId]) {
     }
 }
 
-/// Everything that people can ask has an answer.
-async fn everything_is_shown<DB: Backend>(db: &TestDb<DB>) {
+/// Every query of the administration succeeds.
+async fn every_query_succeeds<DB: Backend>(db: &TestDb<DB>) {
     let admin = db.outbox.admin();
     for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-        let mut ask = PageAsk { shelf, limit: 50, ..PageAsk::default() };
+        let mut request = PageAsk { shelf, limit: 50, ..PageAsk::default() };
         for _ in 0..100 {
-            let page = admin.page(&ask).await.unwrap();
+            let page = admin.page(&request).await.unwrap();
             for row in &page.rows {
                 admin.explain(&row.id).await.unwrap();
             }
-            ask.after = page.next;
-            if ask.after.is_none() {
+            request.after = page.next;
+            if request.after.is_none() {
                 break;
             }
         }
@@ -249,8 +250,8 @@ async fn everything_is_shown<DB: Backend>(db: &TestDb<DB>) {
     }
 }
 
-/// No event is handled more often than that, whatever its row says.
-const MOST_OFTEN: u32 = 3;
+/// Maximum number of calls for one event, whatever its row contains.
+const MAX_CALLS: u32 = 3;
 
 async fn hostile_rows_stop_nothing<DB: Backend>(db: &TestDb<DB>, mode: u8, checks: bool) {
     if !checks {
@@ -267,23 +268,23 @@ async fn hostile_rows_stop_nothing<DB: Backend>(db: &TestDb<DB>, mode: u8, check
             good.push(send(db, event).await);
         }
     }
-    assert!(stored > 10, "the database took hostile rows");
+    assert!(stored > 10, "the database accepted hostile rows");
     let relay = start(db, mode, &handled).await;
     arrived(&handled, &good).await;
-    // It goes on: also with what is written after all of that.
+    // The relay continues, also with rows that are written after that.
     for n in 0..5 {
         insert_hostile(db, &mut random, 100_000 + n).await;
         let id = send(db, Event::new("good").json(&n)).await;
         arrived(&handled, &[id]).await;
     }
     relay.idle().await.unwrap();
-    everything_is_shown(db).await;
+    every_query_succeeds(db).await;
     relay.stop().await.unwrap();
     db.outbox.admin().purge(Duration::ZERO).await.unwrap();
     db.outbox.admin().purge_dead(Duration::ZERO).await.unwrap();
     let handled = handled.lock().unwrap().clone();
     for (id, times) in handled {
-        assert!(times <= MOST_OFTEN, "handled {times} times: {:?}", db.find(&id).await);
+        assert!(times <= MAX_CALLS, "handled {times} times: {:?}", db.find(&id).await);
     }
 }
 
@@ -300,11 +301,11 @@ on_every_database! {
         hostile_rows_stop_nothing(&db, 2, false).await;
     }
 
-    async fn what_the_tables_accept_stops_nothing_either(|db|) {
+    async fn hostile_rows_that_the_tables_accept_stop_no_relay(|db|) {
         hostile_rows_stop_nothing(&db, 1, true).await;
     }
 
-    /// The tables accept these counters, and refuse what a relay would make of them by adding one.
+    /// The tables accept these counters, and refuse them incremented by one.
     async fn counters_at_their_limit_are_dead_lettered_in_every_mode(|db|) {
         for mode in 0..3 {
             let mut hostile = Vec::new();
@@ -332,13 +333,13 @@ on_every_database! {
         }
     }
 
-    /// What a reviewer would try first.
+    /// The values that a reviewer would try first.
     async fn times_and_counters_that_no_relay_can_use_are_refused(|db|) {
         let mut refused = vec![("claims", "-1"), ("claims", "2147483647"), ("attempts", "-1"), ("crashes", "2147483647")];
         refused.extend(["occurred_at", "available_at"].map(|column| (column, impossible_time::<DB>())));
         for (column, value) in refused {
             let sql = format!("INSERT INTO {{t}} (event_type, payload, {column}) VALUES ('x', '1', {value})");
-            assert!(db.run(&sql).await.is_err(), "{column} = {value} was taken");
+            assert!(db.run(&sql).await.is_err(), "{column} = {value} was accepted");
         }
         if is_postgres::<DB>() {
             db.run("INSERT INTO {t} (event_id, event_type, payload, expires_at) VALUES ('never', 'x', '1', 'infinity')").await.unwrap();
@@ -346,7 +347,7 @@ on_every_database! {
         }
     }
 
-    /// A table from before the checks is repaired, and then checked.
+    /// A table from before the checks is repaired first, and then checked.
     async fn a_migration_repairs_rows_that_the_checks_would_refuse(|db|) {
         without_checks(&db).await;
         let time = impossible_time::<DB>();
@@ -392,7 +393,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_relay_reads_no_further_than_its_bytes_allow(|db|) {
+    async fn a_relay_reads_no_more_than_its_byte_limit_allows(|db|) {
         let events: Vec<EventBuilder> = (0..50).map(|_| Event::new("e").json(&"x".repeat(3_000))).collect();
         db.outbox.send_all(events).await.unwrap();
         let (gate, handled) = (Gate::closed(), Handled::default());
@@ -412,8 +413,8 @@ on_every_database! {
         for _ in 0..5 {
             relay.poll_once().await.unwrap();
         }
-        let ask = PageAsk { shelf: Shelf::Pending, limit: 50, ..PageAsk::default() };
-        let held = db.outbox.admin().page(&ask).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
+        let request = PageAsk { shelf: Shelf::Pending, limit: 50, ..PageAsk::default() };
+        let held = db.outbox.admin().page(&request).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
         assert!((1..=7).contains(&held), "{held} events of 3,500 bytes are in memory");
         gate.open();
         relay.idle().await.unwrap();
@@ -421,7 +422,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The log has no dead letters: what cannot be read is noted, and passed over.
+    /// The log has no dead letters: unreadable rows are recorded, and skipped.
     async fn hostile_rows_of_the_log_stop_no_publisher(|db|) {
         without_checks(&db).await;
         let mut random = SmallRng::seed_from_u64(seed());
@@ -434,7 +435,7 @@ on_every_database! {
                     break (column, value);
                 }
             };
-            // MySQL and MariaDB: a position is drawn first.
+            // On MySQL and MariaDB a position is drawn first.
             let sql = if is_postgres::<DB>() || is_sqlite::<DB>() {
                 format!("INSERT INTO {{t}}_log (event_type, payload, {column}) VALUES ('hostile', '{n}', {value})")
             } else {
@@ -449,7 +450,7 @@ on_every_database! {
                 good.push(n);
             }
         }
-        assert!(hostile > 10, "the database took hostile rows");
+        assert!(hostile > 10, "the database accepted hostile rows");
         let kept = Kept::default();
         let topic = Topic::new("all").types(["good"]);
         let relay = db.outbox.multi_node().publish(topic.to(kept.clone())).start().await.unwrap();
@@ -466,7 +467,7 @@ on_every_database! {
     }
 }
 
-/// Keeps the numbers of what it publishes.
+/// Keeps the numbers of the published events.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<i32>>>);
 
@@ -490,23 +491,24 @@ impl Publisher for Kept {
     }
 }
 
-/// Positions are drawn: one that is chosen would make another writer's append fail.
+/// Positions are drawn: a chosen position would make another writer's append fail.
 #[tokio::test]
 async fn a_position_of_the_log_that_was_not_drawn_is_refused() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
-    let squatting = "INSERT INTO {t}_log (position, event_type, payload) VALUES (1, 'x', '1')";
-    let error = db.run(squatting).await.unwrap_err().to_string();
+    let chosen = "INSERT INTO {t}_log (position, event_type, payload) VALUES (1, 'x', '1')";
+    let error = db.run(chosen).await.unwrap_err().to_string();
     assert!(error.contains("has not been drawn"), "{error}");
     db.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
     db.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
 }
 
-/// MySQL and MariaDB: writers name the position, so one may name a position that it has not drawn.
+/// On MySQL and MariaDB writers name the position, so one may name a position that it has not
+/// drawn.
 #[tokio::test]
-async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
+async fn appends_skip_positions_of_the_log_that_were_not_drawn() {
     let Some(db) = TestDb::<sqlx::MySql>::new().await else { return };
     let log = db.outbox.log();
-    let squat = async |position: i64| {
+    let take_position = async |position: i64| {
         let insert =
             format!("INSERT INTO {{t}}_log (position, event_type, payload) VALUES ({position}, 'x', '1')");
         db.run(&insert).await.unwrap();
@@ -518,15 +520,15 @@ async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
     };
     assert_eq!(append(1).await, [1]);
     for position in [2, 3, 5, i64::MAX] {
-        squat(position).await;
+        take_position(position).await;
     }
-    assert_eq!(append(1).await, [4], "the first that is free");
-    assert_eq!(append(2).await, [6, 7], "the first with room for all");
+    assert_eq!(append(1).await, [4], "the first free position");
+    assert_eq!(append(2).await, [6, 7], "the first gap that fits all");
     assert_eq!(append(1).await, [8], "the counter has moved");
     db.run("INSERT INTO {t}_log_tag (tag, position) VALUES ('a=b', 9)").await.unwrap();
     assert_eq!(append(1).await, [9], "the tag is there already");
-    // In the second of two statements.
-    squat(1_100).await;
+    // The chosen position is in the range of the second of two statements.
+    take_position(1_100).await;
     let many = append(1_200).await;
     assert_eq!(many[..1_000], (10..1_010).collect::<Vec<_>>());
     assert_eq!(many[1_000..], (1_101..1_301).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The inbox: what a consumer has done already, in its own transaction.
+//! The inbox: events that a consumer has handled already, recorded in its own transaction.
 
 mod common;
 
@@ -11,7 +11,7 @@ const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Asks in a transaction of its own, and commits it.
+/// Calls `once` in its own transaction, and commits it.
 async fn once<DB: Backend>(db: &TestDb<DB>, consumer: &str, id: &str) -> bool {
     let mut tx = db.outbox.begin().await.unwrap();
     let first = db.outbox.once(&mut tx, consumer, id).await.unwrap();
@@ -39,7 +39,7 @@ on_every_database! {
         assert!(once(&db, "billing", "another").await);
     }
 
-    async fn a_rollback_forgets_it(|db|) {
+    async fn a_rollback_removes_the_entry(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
         assert!(db.outbox.once(&mut tx, "billing", "a").await.unwrap());
         tx.rollback().await.unwrap();
@@ -61,7 +61,7 @@ on_every_database! {
         assert!(!once(&db, "billing", "a").await);
     }
 
-    async fn many_are_asked_for_at_once_and_answered_in_their_order(|db|) {
+    async fn many_events_are_checked_at_once_and_answered_in_order(|db|) {
         once(&db, "billing", "b").await;
         let mut tx = db.outbox.begin().await.unwrap();
         assert_eq!(each(&db, &mut tx, &["c", "b", "a", "c", "ä"]).await, [true, false, true, false, true]);
@@ -78,7 +78,7 @@ on_every_database! {
         tx.commit().await.unwrap();
     }
 
-    /// Case, accents, spaces: what a database might take for the same.
+    /// Case, accents, spaces: texts that a database might consider equal.
     async fn ids_are_compared_exactly(|db|) {
         let alike = ["a", "A", "a ", " a", "ä", "a\u{308}", "à", "ａ", "ß", "ss", "'", "\\", "%", "\"", "🦀"];
         let mut tx = db.outbox.begin().await.unwrap();
@@ -116,12 +116,12 @@ on_every_database! {
                 );
             }
         }
-        // Nothing of it reached the database, and the transaction is as good as before.
+        // None of these reached the database, and the transaction is still usable.
         tx.commit().await.unwrap();
         assert_eq!(entries(&db).await, 1);
     }
 
-    /// The second one has to know how the first one ended.
+    /// The second transaction has to wait for the end of the first.
     async fn two_at_once_wait_for_each_other_and_one_is_first(|db|) {
         let other = db.another().await;
         for (id, commit) in [("committed", true), ("rolled back", false)] {
@@ -135,7 +135,7 @@ on_every_database! {
                 first
             });
             let waited = tokio::time::timeout(200 * MS, &mut second).await;
-            assert!(waited.is_err(), "{id}: it did not wait: {waited:?}");
+            assert!(waited.is_err(), "{id}: the second call did not wait: {waited:?}");
             if commit {
                 tx.commit().await.unwrap();
             } else {
@@ -146,8 +146,8 @@ on_every_database! {
         assert_eq!(entries(&db).await, 2);
     }
 
-    /// Ten consumers fight for the same hundred events.
-    async fn however_many_ask_one_is_first(|db|) {
+    /// Ten consumers compete for the same hundred events.
+    async fn one_of_many_concurrent_calls_is_first(|db|) {
         let other = db.another().await;
         let mut consumers = tokio::task::JoinSet::new();
         for n in 0..10u32 {
@@ -167,8 +167,8 @@ on_every_database! {
         assert_eq!(consumers.join_all().await.into_iter().sum::<u32>(), 100);
     }
 
-    /// PostgreSQL takes the commit of a broken transaction for a rollback, and does not say so.
-    async fn what_was_to_be_done_once_is_not_lost_without_an_error(|db|) {
+    /// PostgreSQL turns the commit of a failed transaction into a rollback, without an error.
+    async fn an_inbox_entry_is_not_lost_without_an_error(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
         assert!(db.outbox.once(&mut tx, "billing", "a").await.unwrap());
         DB::execute_sql(&mut tx, "INSERT INTO there_is_no_such_table VALUES (1)").await.unwrap_err();
@@ -187,11 +187,11 @@ on_every_database! {
         let admin = db.outbox.admin();
         assert_eq!(admin.purge_inbox(DAY).await.unwrap(), 0, "not older than a day");
         db.advance(SEC);
-        // More than two batches of 500.
+        // More than two purge batches of 500.
         assert_eq!(admin.purge_inbox(DAY).await.unwrap(), 1_200);
         assert_eq!(admin.purge_inbox(DAY).await.unwrap(), 0);
         assert!(!once(&db, "billing", "young").await);
-        assert!(once(&db, "billing", "7").await, "what was purged is new again");
+        assert!(once(&db, "billing", "7").await, "a purged event is new again");
     }
 
     async fn the_relay_purges_the_inbox(frozen |db|) {
@@ -205,7 +205,7 @@ on_every_database! {
             tokio::time::sleep(5 * MS).await;
         }
         relay.stop().await.unwrap();
-        assert!(!once(&db, "billing", "young").await, "thirty days if nothing else is said");
+        assert!(!once(&db, "billing", "young").await, "thirty days by default");
         let relay = db.outbox.multi_node().purge(often.inbox_retention(MS)).start().await.unwrap();
         while entries(&db).await > 0 {
             tokio::time::sleep(5 * MS).await;
@@ -213,7 +213,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn without_its_table_it_says_what_to_do(|db|) {
+    async fn without_its_table_the_error_says_what_to_do(|db|) {
         db.run("DROP TABLE {t}_inbox").await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
         let error = db.outbox.once(&mut tx, "billing", "a").await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Starting, standing by, stopping: what a relay holds, and how it lets go.
+//! Starting, standing by, stopping: what a relay holds, and how it releases it.
 
 mod common;
 #[path = "common/failing_store.rs"]
@@ -7,7 +7,7 @@ mod failing_store;
 use std::time::{Duration, Instant};
 
 use common::{Gate, Seen, TestDb, numbered};
-use failing_store::Where;
+use failing_store::Operation;
 use outbox::store::{EXCLUSIVE, Leadership, Status};
 use outbox::{Cx, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
 
@@ -16,22 +16,23 @@ const SEC: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::from_secs(3_600);
 
 on_every_database! {
-    /// A leader that took over from one that vanished, and stops before it has read all that the latter may have had in
-    /// hand, hands its care on. An event that kills its process would live one life longer otherwise.
-    async fn care_after_a_takeover_outlives_a_stop(frozen |db|) {
+    /// A leader that took over from a vanished one, and stops before it has read all events that
+    /// the latter may have had in flight, leaves the table marked as unclean. Otherwise an event
+    /// that crashes its process would be started once more than allowed.
+    async fn an_unclean_takeover_stays_marked_after_a_stop(frozen |db|) {
         let store = db.outbox.store();
         let next = async |name: &str| store.lead(EXCLUSIVE, &name.into(), MS).await.unwrap();
         let take_over = async || db.outbox.single_node().start().await.unwrap().stop().await.unwrap();
         take_over().await;
         let held = next("vanishes").await;
-        assert!(matches!(held, Leadership::Held { clean: true, .. }), "nothing was left behind: {held:?}");
+        assert!(matches!(held, Leadership::Held { clean: true, .. }), "the stop was clean: {held:?}");
         db.advance(MS);
         take_over().await;
         let held = next("a").await;
         assert!(matches!(held, Leadership::Held { clean: false, .. }), "{held:?}");
     }
 
-    async fn stop_drains_what_is_queued(|db|) {
+    async fn stop_drains_queued_events(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.workers(2).on_type("e", seen.taking(5 * MS)).start().await.unwrap();
@@ -43,8 +44,9 @@ on_every_database! {
         assert_eq!(db.tally().await, (0, 0, 80, 0));
     }
 
-    /// A commit that is cancelled half way may have happened. Its rows were born leased, for five minutes.
-    async fn what_a_cancelled_commit_kept_does_not_wait_for_its_lease(|db|) {
+    /// A commit that is cancelled half way may have happened. Its rows were inserted with a lease
+    /// of five minutes.
+    async fn events_of_a_cancelled_commit_do_not_wait_for_their_lease(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.taking(Duration::ZERO)).start().await.unwrap();
         for n in 0..10 {
@@ -53,7 +55,7 @@ on_every_database! {
             // Polled once, then dropped.
             let _ = tokio::time::timeout(Duration::ZERO, tx.commit()).await;
         }
-        // Whatever came of them is over when this is through.
+        // The cancelled commits have ended when this one returns.
         db.write("e", 10..11).await;
         db.drained().await;
         relay.stop().await.unwrap();
@@ -63,13 +65,13 @@ on_every_database! {
     }
 
     /// Case 8: the old system left 31 of 32 rows locked for five minutes.
-    async fn stop_gives_back_at_once_what_it_could_not_finish(|db|) {
+    async fn stop_releases_unfinished_events_at_once(|db|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
         db.write("e", 0..32).await;
         let relay = db.outbox.multi_node().workers(1).drain(50 * MS).on_type("e", seen.behind(&gate))
             .start().await.unwrap();
         seen.reach(1).await;
-        // Hot ones as well: they were born leased.
+        // Hot events as well: they were inserted with a lease.
         db.write("e", 32..40).await;
         relay.stop().await.unwrap();
         let backlog = db.outbox.admin().backlog().await.unwrap();
@@ -79,11 +81,11 @@ on_every_database! {
         let relay = db.another().await.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         seen.assert_each_once(0..40);
-        assert!(seen.attempts().iter().all(|attempt| *attempt == 1), "being given back is not an attempt");
+        assert!(seen.attempts().iter().all(|attempt| *attempt == 1), "a release is not an attempt");
         relay.stop().await.unwrap();
     }
 
-    async fn a_handler_that_never_returns_ends_with_the_drain_time_and_comes_again(|db|) {
+    async fn a_handler_that_never_returns_is_dropped_after_the_drain_time_and_retried(|db|) {
         for exclusive in [true, false] {
             let (seen, gate) = (Seen::default(), Gate::closed());
             let relay = || if exclusive { db.outbox.single_node() } else { db.outbox.multi_node() };
@@ -104,8 +106,9 @@ on_every_database! {
         }
     }
 
-    /// With a handler that is faster than takes and a backlog that is long there is always room for more.
-    async fn stop_takes_nothing_more(|db|) {
+    /// With a handler that is faster than takes, and a long backlog, the queue always has free
+    /// slots.
+    async fn stop_takes_no_more_events(|db|) {
         db.write("e", 0..4_000).await;
         for exclusive in [true, false] {
             let seen = Seen::default();
@@ -127,7 +130,7 @@ on_every_database! {
             db.write("e", 0..3).await;
             seen.reach(3).await;
             drop(first);
-            // The outbox is free for the next one as soon as the first has let go.
+            // The next relay can start as soon as the first has released its lease.
             let other = db.another().await;
             let second = if exclusive { other.outbox.single_node() } else { other.outbox.multi_node() };
             let second = second.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
@@ -138,8 +141,8 @@ on_every_database! {
         }
     }
 
-    /// What is committed while, or after, its relay stops is not held by anybody.
-    async fn an_event_committed_after_the_relay_stopped_is_free(|db|) {
+    /// An event that is committed while or after its relay stops has no lease.
+    async fn an_event_committed_after_the_relay_stopped_has_no_lease(|db|) {
         if db.url().ends_with(".db") {
             return; // One writer: a relay cannot stop while a transaction is open.
         }
@@ -151,7 +154,7 @@ on_every_database! {
             db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             let began = Instant::now();
             first.stop().await.unwrap();
-            assert!(began.elapsed() < 30 * SEC, "an open transaction must not hold up a stop: {:?}", began.elapsed());
+            assert!(began.elapsed() < 30 * SEC, "an open transaction must not delay a stop: {:?}", began.elapsed());
             tx.commit().await.unwrap();
             let second = relay().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(1).await;
@@ -161,7 +164,7 @@ on_every_database! {
         }
     }
 
-    async fn writes_race_with_a_stop_and_none_is_stranded(|db|) {
+    async fn writes_race_with_a_stop_and_every_event_is_delivered(|db|) {
         for round in 0..4u64 {
             let seen = Seen::default();
             let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
@@ -175,7 +178,7 @@ on_every_database! {
             relay.stop().await.unwrap();
             writer.await.unwrap();
         }
-        // Whatever was given back is free now, or will be as soon as the last release is written.
+        // Released events can be claimed now, or as soon as the last release is written.
         let seen = Seen::default();
         let relay = db.outbox.multi_node().poll_interval(10 * MS).on_type("e", seen.handler()).start().await.unwrap();
         db.drained().await;
@@ -243,8 +246,8 @@ on_every_database! {
     }
 }
 
-/// Purge and poller hear of the stop while a call of each is under way: neither begins
-/// another. The dispatcher stops when both have: events of the last poll are delivered.
+/// Purge and poller are told to stop while a call of each is in progress: neither begins
+/// another. The dispatcher stops after both: events of the last poll are delivered.
 mod purge_poller_and_dispatcher_stop_in_this_order {
     use super::*;
 
@@ -280,22 +283,22 @@ async fn stops_in_order<DB: common::Backend>() {
             .purge(purge)
             .on_type("e", seen.handler());
         let relay = relay.start().await.unwrap();
-        let (mut purges, mut takes) = (store.began(Where::Purge), store.began(Where::Take));
+        let (mut purges, mut takes) = (store.began(Operation::Purge), store.began(Operation::Take));
         common::in_time(purges.wait_for(|began| *began == 1)).await.unwrap();
         common::in_time(takes.wait_for(|began| *began == 1)).await.unwrap();
         let stopping = tokio::spawn(relay.stop());
-        tell(&stopping).await;
+        run_until_blocked(&stopping).await;
         if purge_ends_first {
-            store.let_through(Where::Purge);
+            store.let_through(Operation::Purge);
             round_trips(&db).await;
             assert_eq!((*purges.borrow(), stopping.is_finished()), (1, false), "it waits for the poller");
-            store.let_through(Where::Take);
+            store.let_through(Operation::Take);
         } else {
-            store.let_through(Where::Take);
+            store.let_through(Operation::Take);
             seen.reach(3).await;
             round_trips(&db).await;
             assert!(!stopping.is_finished(), "it waits for the purge");
-            store.let_through(Where::Purge);
+            store.let_through(Operation::Purge);
         }
         common::in_time(stopping).await.unwrap().unwrap();
         assert_eq!((*purges.borrow(), *takes.borrow()), (1, 1), "nothing begins after the stop");
@@ -304,15 +307,15 @@ async fn stops_in_order<DB: common::Backend>() {
     }
 }
 
-/// Has a task run as far as it can, where one thread runs all tasks in turn.
-async fn tell<T>(task: &tokio::task::JoinHandle<T>) {
+/// Lets a task run as far as it can, on a single-threaded runtime.
+async fn run_until_blocked<T>(task: &tokio::task::JoinHandle<T>) {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
     assert!(!task.is_finished());
 }
 
-/// Asks the database some questions: time for whatever does not wait.
+/// Makes some queries: time for any task that is not blocked.
 async fn round_trips<DB: common::Backend>(db: &TestDb<DB>) {
     for _ in 0..100 {
         db.tally().await;
@@ -390,9 +393,9 @@ async fn a_setting_out_of_range_is_an_error_that_names_it() {
     relay.stop().await.unwrap();
 }
 
-/// Nothing may be left running, or the next start would be refused.
+/// A task left running would make the next start fail.
 #[tokio::test]
-async fn a_failed_start_leaves_nothing_behind() {
+async fn a_failed_start_releases_everything() {
     let db = fresh().await;
     db.run("UPDATE {t}_schema SET version = version + 99").await.unwrap();
     db.outbox.single_node().start().await.unwrap_err();
@@ -408,9 +411,9 @@ async fn a_failed_start_leaves_nothing_behind() {
     relay.stop().await.unwrap();
 }
 
-/// The door is taken and the relay has announced itself when the database refuses to let it lead.
+/// The hot path is claimed and the relay is announced when the database refuses to let it lead.
 #[tokio::test]
-async fn a_start_that_fails_half_way_leaves_nothing_behind() {
+async fn a_start_that_fails_half_way_releases_everything() {
     let db = fresh().await;
     db.run("ALTER TABLE {t}_lease RENAME TO {t}_away").await.unwrap();
     db.outbox.single_node().node("first").start().await.unwrap_err();
@@ -419,7 +422,7 @@ async fn a_start_that_fails_half_way_leaves_nothing_behind() {
     assert!(nodes.is_empty(), "a relay that does not run is not announced: {nodes:?}");
     let seen = Seen::default();
     let relay = db.outbox.single_node().node("second").on_type("e", seen.handler()).start().await.unwrap();
-    assert!(relay.is_active(), "the door is free, and no relay leads");
+    assert!(relay.is_active(), "the hot path is free, and no relay leads");
     db.write("e", 0..1).await;
     seen.reach(1).await;
     relay.stop().await.unwrap();
@@ -438,17 +441,17 @@ async fn a_relay_can_be_started_again_after_a_stop() {
     seen.assert_each_once(0..3);
 }
 
-/// A handler that blocks its thread cannot be cancelled. It still holds its event, so nobody else gets it; and the stop
-/// ends all the same.
+/// A handler that blocks its thread cannot be cancelled. The relay keeps the lease of its event, so
+/// no other node claims it, and the stop returns all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
     let db = fresh().await;
     let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
-    let (open, door) = std::sync::mpsc::channel::<()>();
-    let door = std::sync::Arc::new(std::sync::Mutex::new(door));
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = std::sync::Arc::new(std::sync::Mutex::new(blocked));
     let relay = db.outbox.multi_node().drain(20 * MS).on_type("e", move |_: Cx| {
         started.send(()).unwrap();
-        let _ = door.lock().unwrap().recv();
+        let _ = blocked.lock().unwrap().recv();
         async {}
     });
     let relay = relay.start().await.unwrap();
@@ -456,23 +459,26 @@ async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
     starts.recv().await.unwrap();
     relay.stop().await.unwrap();
     assert!(db.find(&id).await.lease.is_some());
-    drop(open);
+    drop(release);
 }
 
-/// What was handled while leadership had lapsed is settled, if no other node has led since: it does not come again.
+/// An event that was handled after leadership had lapsed is settled if no other node has led since;
+/// it is not handled again.
 #[ignore = "takes 20 s: cargo test -p outbox --test lifecycle -- --ignored"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_lapse_of_leadership_kept_back_is_settled() {
+async fn an_event_handled_during_a_lapse_of_leadership_is_settled() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
-    // Asked for every 5 s, then five times a second: away from before its end at 15 s to some time after.
-    let store = failing_store::Failing::lead(db.outbox.store(), 65, || Error::Store("away".to_owned()));
+    // Leadership is renewed every 5 s, then retried five times a second: unavailable from before
+    // its end at 15 s to some time after.
+    let store =
+        failing_store::Failing::lead(db.outbox.store(), 65, || Error::Store("unavailable".to_owned()));
     store.after(1);
     let seen = Seen::default();
-    let noted = seen.clone();
+    let recorded = seen.clone();
     let relay = RelayBuilder::single_node(store).poll_interval(100 * MS).on_type("e", move |cx: Cx| {
-        let seen = noted.clone();
+        let seen = recorded.clone();
         async move {
-            seen.note(&cx);
+            seen.record(&cx);
             if seen.count() == 1 {
                 tokio::time::sleep(16 * SEC).await;
             }

@@ -1,4 +1,4 @@
-//! The event log in an application's hands: its transactions, its events, other languages.
+//! The event log as an application uses it: its transactions, its events, other languages.
 
 mod common;
 
@@ -41,7 +41,7 @@ async fn count<DB: outbox::Database>(outbox: &Outbox<DB>, query: Query) -> usize
 }
 
 on_every_database! {
-    async fn a_projection_is_what_a_decision_stands_on(|db|) {
+    async fn a_decision_is_conditional_on_its_projection(|db|) {
         let log = db.outbox.log();
         log.append([deposit("w1", 30), deposit("w2", 500), deposit("w1", 12)]).await.unwrap();
         let read = log.project(wallet("w1"), 0, balance).await.unwrap();
@@ -61,7 +61,7 @@ on_every_database! {
         log.append((0..10).map(|_| deposit("w2", 1))).await.unwrap();
         let either = wallet("w2").types(["DepositMade"]).or(wallet("w1"));
         for (query, sum) in
-            [(wallet("w1"), 2_300), (Query::all(), 2_310), (either, 2_310), (wallet("nobody"), 0)]
+            [(wallet("w1"), 2_300), (Query::all(), 2_310), (either, 2_310), (wallet("unknown"), 0)]
         {
             assert_eq!(log.project(query.clone(), 0, balance).await.unwrap().state, sum);
             let mut tx = db.outbox.begin().await.unwrap();
@@ -70,13 +70,13 @@ on_every_database! {
         }
     }
 
-    /// Half of it may be there, events without their tags: that must not be committed.
+    /// Part of the append may be written, events without their tags: this must not be committed.
     async fn a_transaction_whose_append_was_cancelled_cannot_be_committed(|db|) {
         use futures_util::FutureExt as _;
         let mut tx = db.outbox.begin().await.unwrap();
-        // So many that it cannot be over at once.
+        // So many events that the append cannot finish at once.
         let many = (0..5_000).map(|n| Event::new("E").tag("w", n).json(&n));
-        assert!(tx.append(many).now_or_never().is_none(), "it takes a while");
+        assert!(tx.append(many).now_or_never().is_none(), "the append is not finished");
         let again = tx.append([Event::new("E").json(&2)]).await;
         assert!(matches!(again, Err(Error::Lifecycle(_))), "{again:?}");
         let committed = tx.commit().await;
@@ -88,7 +88,7 @@ on_every_database! {
     async fn a_rollback_appends_nothing(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
         assert_eq!(tx.append([deposit("w1", 1), deposit("w1", 2)]).await.unwrap().len(), 2);
-        assert_eq!(tx.read_log(&wallet("w1"), Position::START, 10).await.unwrap().len(), 2, "its own");
+        assert_eq!(tx.read_log(&wallet("w1"), Position::START, 10).await.unwrap().len(), 2, "its own events");
         tx.rollback().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
         tx.append([deposit("w1", 1)]).await.unwrap();
@@ -110,7 +110,7 @@ on_every_database! {
             let refused = tx.append_if([deposit("w1", 2)], Condition::unless(wallet("w1"))).await;
             assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
             let own = tx.append_if([deposit("w2", 2)], Condition::unless(wallet("w2"))).await;
-            assert!(matches!(own, Err(Error::Conflict { .. })), "its own count too: {own:?}");
+            assert!(matches!(own, Err(Error::Conflict { .. })), "its own events count too: {own:?}");
         }
         let beyond = Condition::unless(wallet("w1")).after(Position::new(1_000));
         let refused = tx.append_if([deposit("w1", 2)], beyond).await;
@@ -154,7 +154,7 @@ on_every_database! {
         assert_eq!(count(&db.outbox, Query::all()).await, 1);
     }
 
-    /// A transaction in which an append failed has all of it or nothing.
+    /// After a failed append a transaction has all of its events or none.
     async fn a_failed_append_leaves_nothing_in_the_transaction(|db|) {
         let taken = EventId::generate();
         db.outbox.log().append([Event::new("a").id(&taken).json(&1)]).await.unwrap();
@@ -165,7 +165,7 @@ on_every_database! {
         let mut tx = db.outbox.begin().await.unwrap();
         let refused = tx.append(many()).await;
         assert!(matches!(refused, Err(Error::DuplicateId { .. })), "{refused:?}");
-        // PostgreSQL has given the transaction up, the others go on.
+        // PostgreSQL has aborted the transaction, the other databases continue it.
         if tx.append([Event::new("c").json(&1)]).await.is_ok() {
             tx.commit().await.unwrap();
             assert_eq!(count(&db.outbox, Query::of_types(["c"])).await, 1);
@@ -175,8 +175,8 @@ on_every_database! {
         db.outbox.log().append([Event::new("d").json(&1)]).await.unwrap();
     }
 
-    /// A read before decides nothing: conditions see what others have committed since.
-    async fn a_condition_sees_what_was_committed_after_the_transaction_began(|db|) {
+    /// An earlier read decides nothing: conditions see events that others have committed since.
+    async fn a_condition_sees_events_committed_after_the_transaction_began(|db|) {
         let other = db.another().await;
         let mut tx = db.outbox.pool().begin().await.unwrap();
         let log = db.outbox.log();
@@ -185,7 +185,7 @@ on_every_database! {
         let refused = log.append_on(&mut tx, [deposit("w1", 1)], Condition::unless(wallet("w1"))).await;
         match refused {
             Err(Error::Conflict { .. }) => {}
-            // Where snapshots are strict the transaction is to be tried again.
+            // With strict snapshots the transaction has to be retried.
             Err(e) => assert!(e.is_transient(), "{e:?}"),
             Ok(appended) => panic!("{appended:?} beside {at:?}"),
         }
@@ -195,7 +195,7 @@ on_every_database! {
         tx.rollback().await.unwrap();
     }
 
-    async fn what_only_the_queue_knows_is_refused(|db|) {
+    async fn properties_of_the_queue_are_refused_by_the_log(|db|) {
         let event = || Event::new("a").json(&1);
         let soon = chrono::Utc::now() + chrono::Duration::hours(1);
         for (refused, named) in [
@@ -218,7 +218,7 @@ on_every_database! {
         assert_eq!(count(&db.outbox, Query::all()).await, 0);
     }
 
-    async fn a_log_that_is_not_there_is_named(|db|) {
+    async fn a_missing_log_table_is_named(|db|) {
         db.run("DROP TABLE {t}_log").await.unwrap();
         let (log, all) = (db.outbox.log(), Query::all());
         for error in [
@@ -229,7 +229,7 @@ on_every_database! {
         }
     }
 
-    async fn an_event_that_cannot_be_read_is_an_error_that_says_where(|db|) {
+    async fn an_unreadable_event_is_an_error_that_names_its_position(|db|) {
         let at = db.outbox.log().append([deposit("w1", 1), deposit("w1", 2)]).await.unwrap();
         db.run(&format!("UPDATE {{t}}_log SET headers = '[1]' WHERE position = {}", at[1])).await.unwrap();
         let error = db.outbox.log().read(&wallet("w1"), Position::START, 10).await.unwrap_err();
@@ -239,7 +239,7 @@ on_every_database! {
     }
 }
 
-/// Whether a plain insert of another language is an event like any other.
+/// Asserts that plain inserts of another language are events like any other.
 async fn like_any_other<DB: common::Backend>(db: &common::TestDb<DB>) {
     let log = db.outbox.log();
     let found = log.read(&wallet("w1"), Position::START, 10).await.unwrap();
@@ -260,7 +260,7 @@ async fn like_any_other<DB: common::Backend>(db: &common::TestDb<DB>) {
 }
 
 #[tokio::test]
-async fn on_sqlite_other_languages_insert_a_row_and_that_is_all() {
+async fn on_sqlite_other_languages_only_insert_a_row() {
     let db = common::TestDb::<sqlx::Sqlite>::new().await.unwrap();
     for row in [
         r#"('Deposit', '["wallet_id=w1", "vip"]', '{"amount" : 5}')"#,
@@ -277,9 +277,9 @@ async fn on_sqlite_other_languages_insert_a_row_and_that_is_all() {
 }
 
 #[tokio::test]
-async fn on_postgres_other_languages_insert_a_row_and_that_is_all() {
+async fn on_postgres_other_languages_only_insert_a_row() {
     let Some(db) = common::TestDb::<sqlx::Postgres>::new().await else { return };
-    // Looking elsewhere for their own tables.
+    // With a `search_path` that does not contain the outbox's tables.
     let insert = "SET search_path = pg_catalog; INSERT INTO public.{t}_log (event_type, tags, payload) VALUES \
         ('Deposit', ARRAY['wallet_id=w1', 'vip'], '{\"amount\" : 5}'), \
         ('Deposit', ARRAY['wallet_id=w1', 'wallet_id=w1'], '6'); RESET search_path";
@@ -287,7 +287,7 @@ async fn on_postgres_other_languages_insert_a_row_and_that_is_all() {
     db.run("INSERT INTO {t}_log (event_type, tags, payload) VALUES ('a', ARRAY[NULL], '1')")
         .await
         .unwrap_err();
-    // Passed over, with its tags.
+    // A duplicate is skipped, with its tags.
     let again = "INSERT INTO {t}_log (event_id, event_type, tags, payload) \
         SELECT event_id, 'Again', ARRAY['again=1'], '1' FROM {t}_log ON CONFLICT DO NOTHING";
     db.run(again).await.unwrap();
@@ -317,17 +317,19 @@ async fn on_mariadb_other_languages_take_the_position_first() {
     like_any_other(&db).await;
 }
 
-/// A deadlock ends the whole transaction on MySQL. What is undone after that would be somebody else's.
+/// A deadlock rolls back the whole transaction on MySQL. A rollback after that could undo another
+/// transaction.
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_mariadb_an_append_that_is_ended_by_a_deadlock_takes_nothing_of_others_with_it() {
+async fn on_mariadb_an_append_that_a_deadlock_rolls_back_undoes_no_other_transaction() {
     use common::Backend as _;
     use sqlx::{Connection as _, MySql};
 
     let Some(db) = common::TestDb::<MySql>::new().await else { return };
     let log = db.outbox.log();
     log.append([Event::new("First").json(&1)]).await.unwrap();
-    // Looks first, with a lock, and has done so much that it is not the one to be ended.
+    // Reads first, with a lock, and has written so much that the server does not choose it as the
+    // victim.
     let mut other = sqlx::MySqlConnection::connect(db.url()).await.unwrap();
     let run = async |conn: &mut sqlx::MySqlConnection, statement: &str| {
         MySql::execute_sql(conn, &statement.replace("{t}", &db.table)).await.unwrap();

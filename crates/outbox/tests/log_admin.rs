@@ -1,4 +1,4 @@
-//! What people do with the pairs of a log.
+//! Administration of the pairs of a log.
 
 mod common;
 
@@ -10,7 +10,7 @@ use outbox::{Appended, Condition, Error, NodeId, PairId, PairState, PairStatus, 
 
 const SEC: Duration = Duration::from_secs(1);
 
-/// The pairs of two topics, and a log of this many events.
+/// Registers the pairs of two topics, and appends this many events.
 async fn prepare(store: &SharedStore, events: u64) {
     let log = log(store);
     let pairs = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
@@ -30,7 +30,7 @@ fn log(store: &SharedStore) -> &dyn LogStore {
     store.log().expect("a store with a log")
 }
 
-/// Leads a pair and moves it there, as a relay would. Returns how it was before.
+/// Leads a pair and moves it to a position, as a relay would. Returns its state before that.
 async fn publish_up_to(store: &SharedStore, pair: &PairId, to: Position) -> PairState {
     let node = NodeId::from("n");
     let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
@@ -74,7 +74,7 @@ on_every_database! {
     }
 
     /// A mistyped name must not look like success.
-    async fn what_nobody_knows_is_an_error(|db|) {
+    async fn an_unknown_pair_is_an_error(|db|) {
         let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 1).await;
         assert!(is_unknown(&admin.pause("kafak").await));
@@ -87,7 +87,8 @@ on_every_database! {
         assert_eq!(error.to_string(), r#"there is no publisher "log" of topic "u""#);
     }
 
-    /// Back or forwards, but not to where the log has not been. Whoever is publishing can no longer move it.
+    /// Back or forward, but not beyond the head of the log. A node that led the pair before can no
+    /// longer move it.
     async fn a_pair_is_reset_to_a_position(|db|) {
         let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 3).await;
@@ -105,7 +106,7 @@ on_every_database! {
         let error = admin.reset("t", "kafka", beyond).await.unwrap_err();
         assert!(matches!(error, Error::BeyondHead { position, head: end } if position == beyond && end == head));
         assert_eq!(admin.pair("t", "kafka").await.unwrap().position, near);
-        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the others stay");
+        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the other pairs are unchanged");
     }
 
     async fn a_pair_is_reset_to_a_time(frozen |db|) {
@@ -126,8 +127,8 @@ on_every_database! {
         }
     }
 
-    /// In positions, and never below zero.
-    async fn lag_is_told_for_every_pair(|db|) {
+    /// The lag is counted in positions, and never negative.
+    async fn lag_is_reported_for_every_pair(|db|) {
         let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         assert!(admin.lag().await.unwrap().is_empty());
         prepare(&store, 0).await;

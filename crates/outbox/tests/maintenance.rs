@@ -1,4 +1,5 @@
-//! Upkeep: purging, dead events and their replay, cancelling, statistics, and what killed its process.
+//! Maintenance: purging, dead events and their replay, cancelling, statistics, and events that
+//! crash their process.
 
 mod common;
 
@@ -12,7 +13,7 @@ const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A number of done events and one dead one.
+/// Creates done events and one dead event.
 async fn finished<DB: common::Backend>(db: &TestDb<DB>, done: u64) {
     let relay = db
         .outbox
@@ -30,7 +31,7 @@ async fn finished<DB: common::Backend>(db: &TestDb<DB>, done: u64) {
 }
 
 on_every_database! {
-    async fn a_purge_deletes_what_is_done_and_old(frozen |db|) {
+    async fn a_purge_deletes_old_done_events(frozen |db|) {
         let admin = db.outbox.admin();
         finished(&db, 1_200).await;
         db.advance(DAY * 6);
@@ -38,18 +39,19 @@ on_every_database! {
         db.write("e", 0..2).await;
         assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "nothing is old enough");
         db.advance(DAY + SEC);
-        // More than two batches of 500.
+        // More than two purge batches of 500.
         assert_eq!(admin.purge_done(DAY * 7).await.unwrap(), 1_200);
-        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "dead ones stay");
-        assert_eq!(admin.purge_dead(DAY * 7).await.unwrap(), 1, "unless they are asked for");
+        assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "dead events stay");
+        assert_eq!(admin.purge_dead(DAY * 7).await.unwrap(), 1, "unless they are purged explicitly");
         assert_eq!(db.tally().await, (2, 0, 3, 1));
         db.advance(DAY * 100);
         assert_eq!(admin.purge(DAY * 7).await.unwrap(), 3);
-        assert_eq!(db.tally().await, (2, 0, 0, 1), "what is pending or dead stays, however old");
+        assert_eq!(db.tally().await, (2, 0, 0, 1), "pending and dead events stay, however old");
     }
 
-    /// Events of the log and audit entries stay unless a retention for them is set; failed attempts go after 30 days.
-    async fn a_relay_purges_the_log_the_audit_and_attempts_by_their_own_times(frozen |db|) {
+    /// Events of the log and audit entries stay unless a retention for them is set; failed attempts
+    /// are purged after 30 days.
+    async fn a_relay_purges_the_log_the_audit_and_attempts_by_their_own_retentions(frozen |db|) {
         let store = db.outbox.store();
         db.outbox.log().append((0..3).map(|n| numbered("e", n))).await.unwrap();
         store.audit(&outbox::store::Deed::default()).await.unwrap();
@@ -69,7 +71,7 @@ on_every_database! {
         assert!(failed > 0);
         let relay = db.outbox.writer_only().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
         for _ in 0..2 {
-            // Events come first in each round: with the second one the first round is over.
+            // Events are purged first in each round: with the second event the first round is over.
             while db.tally().await.2 > 0 {
                 tokio::time::sleep(5 * MS).await;
             }
@@ -77,7 +79,7 @@ on_every_database! {
             db.run("UPDATE {t} SET status = 1, done_at = '2001-01-01 00:00:00' WHERE status = 0").await.unwrap();
         }
         relay.stop().await.unwrap();
-        assert_eq!((counts().await, attempts().await), ((3, 1), failed), "all of it stays");
+        assert_eq!((counts().await, attempts().await), ((3, 1), failed), "nothing is purged");
 
         let purge = PurgeSettings::default().every(5 * MS).log_retention(10 * DAY).audit_retention(10 * DAY);
         let relay = db.outbox.single_node().purge(purge.attempts_retention(10 * DAY)).start().await.unwrap();
@@ -105,7 +107,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Rows vanish right behind the handlers, and none is missed or delivered again.
+    /// Rows are deleted right after the handlers, and no event is missed or delivered again.
     async fn a_purge_under_load_disturbs_nothing(|db|) {
         let seen = Seen::default();
         let purge = PurgeSettings::default().retention(Duration::ZERO).every(2 * MS).batch(10);
@@ -136,17 +138,17 @@ on_every_database! {
             tokio::time::sleep(5 * MS).await;
         }
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (2, 0, 0, 0), "the young ones stay");
+        assert_eq!(db.tally().await, (2, 0, 0, 0), "newer events stay");
     }
 
     /// The relay that delivers them may be down for longer than the retention.
-    async fn writer_only_purges_no_undelivered_event_unless_it_is_told_to(frozen |db|) {
+    async fn writer_only_purges_no_undelivered_event_unless_configured_to(frozen |db|) {
         finished(&db, 3).await;
         db.write("e", 0..2).await;
         db.advance(30 * DAY);
         let purge = PurgeSettings::default().retention(DAY).dead_retention(DAY).every(5 * MS).batch(2);
         let relay = db.outbox.writer_only().purge(purge.clone()).start().await.unwrap();
-        // Dead ones are purged last.
+        // Dead events are purged last.
         while db.tally().await.3 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
@@ -159,7 +161,7 @@ on_every_database! {
         }
     }
 
-    async fn done_events_are_deleted_if_nobody_wants_them(|db|) {
+    async fn done_events_are_deleted_if_completion_is_delete(|db|) {
         for relay in [db.outbox.single_node().unrouted(Unrouted::Dead), db.outbox.multi_node().unrouted(Unrouted::Dead)] {
             let seen = Seen::default();
             let relay = relay.completion(Completion::Delete).on_type("e", seen.handler()).start().await.unwrap();
@@ -199,8 +201,8 @@ on_every_database! {
         assert_eq!(admin.dead(&DeadFilter::default(), 2).await.unwrap().len(), 2);
 
         assert!(admin.replay(&ids[0]).await.unwrap());
-        assert!(!admin.replay(&ids[0]).await.unwrap(), "it is not dead any more");
-        assert!(!admin.replay(&EventId::from("nobody")).await.unwrap());
+        assert!(!admin.replay(&ids[0]).await.unwrap(), "the event is no longer dead");
+        assert!(!admin.replay(&EventId::from("unknown")).await.unwrap());
         let replayed = db.find(&ids[0]).await;
         assert_eq!((replayed.status, replayed.attempts, replayed.done_at), (Status::New, 0, None));
         let seen = Seen::default();
@@ -228,10 +230,11 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// A relay that kills them again as fast as they come must not make it run for ever.
-    async fn what_dies_again_is_not_replayed_twice(|db|) {
+    /// A relay that dead-letters the events again as fast as they are replayed must not make the
+    /// replay run for ever.
+    async fn an_event_that_is_dead_again_is_not_replayed_twice(|db|) {
         let seen = Seen::default();
-        let relay = db.outbox.single_node().unrouted(Unrouted::Dead).poll_interval(MS).on_type("e", seen.says(|_| Err(Failure::dead("no"))))
+        let relay = db.outbox.single_node().unrouted(Unrouted::Dead).poll_interval(MS).on_type("e", seen.returning(|_| Err(Failure::dead("no"))))
             .start().await.unwrap();
         db.write("e", 0..20).await;
         relay.idle().await.unwrap();
@@ -241,11 +244,11 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_pending_event_can_be_taken_back_and_no_other(|db|) {
+    async fn a_pending_event_can_be_cancelled_and_no_other(|db|) {
         let admin = db.outbox.admin();
         let (seen, gate) = (Seen::default(), Gate::closed());
         let relay = db.outbox.multi_node().unrouted(Unrouted::Dead).on_type("slow", seen.behind(&gate)).on_type("e", seen.handler())
-            .on_type("fails", seen.says(|_| Err(Failure::retry("later")))).retry(Backoff::default().base(DAY))
+            .on_type("fails", seen.returning(|_| Err(Failure::retry("later")))).retry(Backoff::default().base(DAY))
             .start().await.unwrap();
         let done = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         let dead = db.outbox.send(numbered("unknown", 2)).await.unwrap().unwrap();
@@ -258,14 +261,14 @@ on_every_database! {
             assert_eq!(admin.cancel(id).await.unwrap(), expected, "{id}");
             assert_eq!(admin.find(id).await.unwrap().is_none(), expected);
         }
-        assert!(!admin.cancel(&later).await.unwrap(), "it is gone already");
+        assert!(!admin.cancel(&later).await.unwrap(), "the event is cancelled already");
         gate.open();
         relay.idle().await.unwrap();
         assert_eq!(db.status(&running).await, Status::Done);
         relay.stop().await.unwrap();
     }
 
-    async fn statistics_count_what_is_there(frozen |db|) {
+    async fn statistics_count_the_events(frozen |db|) {
         let admin = db.outbox.admin();
         assert_eq!(admin.stats().await.unwrap(), Default::default());
         let relay = db.outbox.single_node().unrouted(Unrouted::Dead).on_type("e", async |_: outbox::Cx| {})
@@ -297,36 +300,37 @@ on_every_database! {
         assert!(admin.cancel(&EventId::from("x")).await.is_err());
     }
 
-    /// Each time the process dies while it handles "killer"; the others were only in its hands.
-    async fn an_event_that_kills_its_process_is_buried_and_the_others_survive(frozen |db|) {
+    /// Each time the process crashes while it handles "crashes"; the other events were only in
+    /// flight.
+    async fn an_event_that_crashes_its_process_is_dead_lettered_and_the_others_are_not(frozen |db|) {
         for exclusive in [false, true] {
-            let killer = db.outbox.send(numbered("killer", 0)).await.unwrap().unwrap();
-            let innocents = db.write("e", 0..12).await;
+            let crashing = db.outbox.send(numbered("crashes", 0)).await.unwrap().unwrap();
+            let others = db.write("e", 0..12).await;
             let mut starts = 0;
             for _ in 0..8 {
-                if !crash_on_killer::<DB>(&db, exclusive).await {
+                if !crash_on_one::<DB>(&db, exclusive).await {
                     break;
                 }
                 starts += 1;
                 // Past the lease, and past the leadership.
                 db.advance(DAY);
             }
-            assert_eq!(starts, 4, "once in good faith, three times as a suspect");
-            let stored = db.find(&killer).await;
+            assert_eq!(starts, 4, "once with the others, three times as a suspect");
+            let stored = db.find(&crashing).await;
             assert_eq!(stored.status, Status::Dead);
             let reason = stored.last_error.unwrap();
             assert!(reason.contains("started 3 times and never came back"), "{reason}");
-            for id in &innocents {
+            for id in &others {
                 assert_eq!(db.status(id).await, Status::Done);
             }
             db.advance(DAY);
         }
     }
 
-    /// One of them at most is to blame, and there may be many.
-    async fn what_a_crash_leaves_runs_together_and_after_another_crash_one_at_a_time(frozen |db|) {
+    /// At most one of them is the cause, and there may be many.
+    async fn suspects_run_together_after_a_crash_and_one_at_a_time_after_another_crash(frozen |db|) {
         for exclusive in [false, true] {
-            let left = db.write("killer", 0..6).await;
+            let left = db.write("crashes", 0..6).await;
             for _ in 0..2 {
                 assert!(crash_on::<DB>(&db, exclusive, 3).await);
                 db.advance(DAY);
@@ -334,10 +338,10 @@ on_every_database! {
             let gate = Gate::closed();
             let seen = Seen::default();
             let relay = if exclusive { db.outbox.single_node().unrouted(Unrouted::Dead) } else { db.outbox.multi_node().unrouted(Unrouted::Dead) };
-            let relay = relay.workers(3).on_type("killer", seen.behind(&gate)).start().await.unwrap();
+            let relay = relay.workers(3).on_type("crashes", seen.behind(&gate)).start().await.unwrap();
             seen.reach(1).await;
             tokio::time::sleep(100 * MS).await;
-            assert_eq!(seen.count(), 1, "the first of them again, and nothing beside it");
+            assert_eq!(seen.count(), 1, "the first suspect again, and no other event");
             gate.open();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
@@ -349,23 +353,23 @@ on_every_database! {
         }
     }
 
-    /// It takes longer than those who stop are ready to wait.
-    async fn one_that_is_cut_short_by_stops_is_not_buried_for_a_crash(frozen |db|) {
+    /// Its handler takes longer than the drain time of the relays that stop.
+    async fn an_event_that_stops_interrupt_is_not_dead_lettered_for_a_crash(frozen |db|) {
         for exclusive in [false, true] {
-            let event = db.outbox.send(numbered("killer", 0)).await.unwrap().unwrap();
-            assert!(crash_on_killer::<DB>(&db, exclusive).await);
+            let event = db.outbox.send(numbered("crashes", 0)).await.unwrap().unwrap();
+            assert!(crash_on_one::<DB>(&db, exclusive).await);
             db.advance(DAY);
             let (seen, gate) = (Seen::default(), Gate::closed());
             for stops in 1..=5 {
                 let relay = if exclusive { db.outbox.single_node().unrouted(Unrouted::Dead) } else { db.outbox.multi_node().unrouted(Unrouted::Dead) };
-                let relay = relay.on_type("killer", seen.behind(&gate)).drain(10 * MS).start().await.unwrap();
+                let relay = relay.on_type("crashes", seen.behind(&gate)).drain(10 * MS).start().await.unwrap();
                 seen.reach(stops).await;
                 relay.stop().await.unwrap();
                 assert_eq!(db.status(&event).await, Status::New);
             }
             gate.open();
             let relay = if exclusive { db.outbox.single_node().unrouted(Unrouted::Dead) } else { db.outbox.multi_node().unrouted(Unrouted::Dead) };
-            let relay = relay.on_type("killer", seen.behind(&gate)).start().await.unwrap();
+            let relay = relay.on_type("crashes", seen.behind(&gate)).start().await.unwrap();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
             assert_eq!(db.status(&event).await, Status::Done);
@@ -373,45 +377,45 @@ on_every_database! {
         }
     }
 
-    /// That it was handled is not written yet when the one behind it kills the process.
-    async fn one_that_is_handled_right_before_a_killer_is_not_buried_for_it(frozen |db|) {
+    /// Its settlement is not written yet when the next event crashes the process.
+    async fn an_event_that_is_handled_right_before_a_crash_is_not_dead_lettered_for_it(frozen |db|) {
         for exclusive in [false, true] {
-            let innocent = db.outbox.send(numbered("e", 0).ordering_key("k")).await.unwrap().unwrap();
-            let killer = db.outbox.send(numbered("killer", 1).ordering_key("k")).await.unwrap().unwrap();
+            let other = db.outbox.send(numbered("e", 0).ordering_key("k")).await.unwrap().unwrap();
+            let crashing = db.outbox.send(numbered("crashes", 1).ordering_key("k")).await.unwrap().unwrap();
             for _ in 0..8 {
-                if !crash_on_killer::<DB>(&db, exclusive).await {
+                if !crash_on_one::<DB>(&db, exclusive).await {
                     break;
                 }
                 db.advance(DAY);
             }
-            assert_eq!(db.status(&innocent).await, Status::Done);
-            assert_eq!(db.status(&killer).await, Status::Dead);
-            assert!(db.outbox.admin().skip(&killer, &"ada".into()).await.unwrap());
+            assert_eq!(db.status(&other).await, Status::Done);
+            assert_eq!(db.status(&crashing).await, Status::Dead);
+            assert!(db.outbox.admin().skip(&crashing, &"ada".into()).await.unwrap());
             db.advance(DAY);
         }
     }
 }
 
-/// A process with a relay of its own. It ends in the middle of "killer", without a word to anybody; or does not meet it
-/// at all, and ends in peace. Returns whether it crashed.
-async fn crash_on_killer<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool) -> bool {
+/// A process with its own relay. It ends abruptly in the middle of "crashes", or does not get that
+/// event at all and stops cleanly. Returns whether it crashed.
+async fn crash_on_one<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool) -> bool {
     crash_on(db, exclusive, 1).await
 }
 
-/// The same; it ends in the middle of so many of them.
-async fn crash_on<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool, killers: usize) -> bool {
+/// The same; the process ends in the middle of so many of these events.
+async fn crash_on<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool, count: usize) -> bool {
     let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (url, table, clock) = (db.url().to_owned(), db.table.clone(), db.clock.clone().unwrap());
-    let life = process.spawn(async move {
+    let running = process.spawn(async move {
         let builder = outbox::OutboxBuilder::new().table(table).clock(outbox::Clock::Frozen(clock));
         let outbox = DB::open(builder.max_connections(4), &url).await.unwrap();
-        let met = Seen::default();
+        let started = Seen::default();
         let relay = if exclusive {
             outbox.single_node().unrouted(Unrouted::Dead)
         } else {
             outbox.multi_node().unrouted(Unrouted::Dead)
         };
-        let relay = relay.workers(3).on_type("killer", met.behind(&Gate::closed())).on_type(
+        let relay = relay.workers(3).on_type("crashes", started.behind(&Gate::closed())).on_type(
             "e",
             async |_: outbox::Cx| {
                 tokio::time::sleep(3 * MS).await;
@@ -420,7 +424,7 @@ async fn crash_on<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool, killers
         );
         let relay = relay.start().await.unwrap();
         tokio::select! {
-            () = met.reach(killers) => Some((relay, outbox)),
+            () = started.reach(count) => Some((relay, outbox)),
             idle = relay.idle() => {
                 idle.unwrap();
                 relay.stop().await.unwrap();
@@ -428,9 +432,9 @@ async fn crash_on<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool, killers
             }
         }
     });
-    let remains = life.await.unwrap();
+    let remains = running.await.unwrap();
     let crashed = remains.is_some();
-    // What is left of it is dropped where no runtime is: it cannot give anything back.
+    // The rest of the process is dropped outside of any runtime: it cannot release anything.
     let end = move || {
         process.shutdown_timeout(Duration::from_millis(200));
         drop(remains);

@@ -1,4 +1,4 @@
-//! What is counted, under which names.
+//! Names and values of the metrics.
 
 mod common;
 
@@ -13,7 +13,7 @@ use outbox::{
     Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
 };
 
-/// One thread, so that the recorder of this test is nobody else's.
+/// One thread, so that no other test uses this test's recorder.
 #[tokio::test(flavor = "current_thread")]
 async fn everything_that_happens_to_an_event_is_counted() {
     let recorder = DebuggingRecorder::new();
@@ -31,15 +31,15 @@ async fn everything_that_happens_to_an_event_is_counted() {
         .unrouted(Unrouted::Dead)
         .on_type("gate", seen.behind(&gate))
         .on_type("e", seen.handler())
-        .on_type("later", seen.says(move |_| Ok(Outcome::RetryAfter(hour))))
-        .on_type("fails", seen.says(move |_| Err(Failure::retry_after(hour, "no"))))
+        .on_type("later", seen.returning(move |_| Ok(Outcome::RetryAfter(hour))))
+        .on_type("fails", seen.returning(move |_| Err(Failure::retry_after(hour, "no"))))
         .start()
         .await
         .unwrap();
     relay.idle().await.unwrap();
     db.write("gate", 0..1).await;
     seen.reach(1).await;
-    // Three find a place in the hot queue, two do not.
+    // Three events fit into the hot queue, two do not.
     db.write("e", 0..5).await;
     gate.open();
     relay.idle().await.unwrap();
@@ -94,9 +94,9 @@ async fn everything_that_happens_to_an_event_is_counted() {
     assert!(gauges[3..5].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
 }
 
-/// It is the age of the oldest event that is due and not delivered, and 0 without one.
+/// The lag is the age of the oldest event that is due and not delivered, and 0 without one.
 #[tokio::test(flavor = "current_thread")]
-async fn the_lag_is_told_in_milliseconds() {
+async fn the_lag_is_reported_in_milliseconds() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
@@ -104,13 +104,13 @@ async fn the_lag_is_told_in_milliseconds() {
     let (seen, gate) = (Seen::default(), Gate::closed());
     let relay = db.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
     let until = async |expected: f64| {
-        let told = || {
+        let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.lag.oldest.ms" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while told() != Some(expected) {
+        while reported() != Some(expected) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -132,13 +132,13 @@ async fn events_that_no_running_relay_routes_are_counted() {
     let _mine = metrics::set_default_local_recorder(&recorder);
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let until = async |expected: f64| {
-        let told = || {
+        let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while told() != Some(expected) {
+        while reported() != Some(expected) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -148,7 +148,7 @@ async fn events_that_no_running_relay_routes_are_counted() {
     db.write("unknown", 0..3).await;
     db.write("e", 0..2).await;
     tokio::time::timeout(common::FOREVER, until(3.0)).await.unwrap();
-    // Another relay knows them.
+    // Another relay routes these events.
     let there = db.another().await;
     let other =
         there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
@@ -158,7 +158,7 @@ async fn events_that_no_running_relay_routes_are_counted() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn what_publishers_do_is_counted_by_topic_and_publisher() {
+async fn publishing_is_counted_by_topic_and_publisher() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
@@ -177,7 +177,7 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
     db.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
     latch.wait(common::FOREVER).await.unwrap();
     relay.idle().await.unwrap();
-    // Lag is told when the node looks around.
+    // The lag is reported when the node renews its leases.
     db.noticed_by_leader("latch", lease).await;
     let mut counted = BTreeMap::new();
     for (key, _, _, value) in snapshots.snapshot().into_vec() {
@@ -257,39 +257,39 @@ impl Publisher for Fails {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_destination_that_is_away_is_told_until_it_is_back() {
+async fn an_unavailable_destination_is_reported_until_it_is_available() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
     let db = TestDb::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
     let away = Arc::new(Away::default());
     let relay = db.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
-    // The latest value that was told, by the destination's name.
-    let told = || {
+    // The latest value of the gauge.
+    let reported = || {
         let all = snapshots.snapshot().into_vec().into_iter();
         let mut gauges = all.filter_map(|(key, _, _, value)| {
             let (_, key) = key.into_parts();
             let DebugValue::Gauge(value) = value else { return None };
-            let is_it = key.name() == "outbox.destination.unavailable";
+            let matches = key.name() == "outbox.destination.unavailable";
             let labels: BTreeMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
-            is_it.then(|| {
+            matches.then(|| {
                 assert_eq!(labels, BTreeMap::from([("destination", "away"), ("store", "orders")]));
             })?;
             Some(value.into_inner())
         });
         gauges.next()
     };
-    assert_eq!(told(), None, "there was no outage");
+    assert_eq!(reported(), None, "there was no outage");
     db.write("e", 0..1).await;
     let until = |value| {
-        let told = &told;
+        let reported = &reported;
         async move {
-            let told = async {
-                while told() != Some(value) {
+            let reported = async {
+                while reported() != Some(value) {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(common::FOREVER, told).await.expect("it is told");
+            tokio::time::timeout(common::FOREVER, reported).await.expect("the gauge is reported");
         }
     };
     until(1.0).await;
@@ -298,7 +298,7 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
     relay.stop().await.unwrap();
 }
 
-/// Cannot be reached until it is said that it can.
+/// A publisher that is unavailable until the flag is set.
 #[derive(Default)]
 struct Away(AtomicBool);
 

@@ -18,13 +18,13 @@ fn keyed(key: &str, number: u64) -> EventBuilder {
     numbered("e", number).ordering_key(key)
 }
 
-/// A random number that is the same in every run.
+/// A pseudo-random decision that is the same in every run.
 fn chance(state: &AtomicU64, percent: u64) -> bool {
     let n = state.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (n >> 33) % 100 < percent
 }
 
-/// What was seen of each key is 0, 1, 2, … with repetitions of the same number only.
+/// Asserts that each key was handled as 0, 1, 2, … with repetitions of the same number only.
 fn assert_in_order(seen: &Seen, keys: u64, each: u64) {
     let mut by_key: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for call in seen.calls() {
@@ -44,7 +44,7 @@ fn quick() -> Backoff {
 
 on_every_database! {
     /// Case 3: 100 events, 237 deliveries, 132 out of order in the old system.
-    async fn a_hundred_slow_events_of_a_key_come_once_and_in_order(|db|) {
+    async fn a_hundred_slow_events_of_a_key_are_delivered_once_and_in_order(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.ordered().workers(8).poll_interval(5 * MS)
             .on_type("e", seen.taking(5 * MS)).start().await.unwrap();
@@ -82,7 +82,7 @@ on_every_database! {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (seen, dice) = (Seen::default(), AtomicU64::new(1));
             let relay = relay.workers(8).batch(16).poll_interval(5 * MS).retry(quick())
-                .on_type("e", seen.says(move |_| if chance(&dice, 5) { Err(Failure::retry("bad luck")) } else { Ok(Outcome::Done) }))
+                .on_type("e", seen.returning(move |_| if chance(&dice, 5) { Err(Failure::retry("bad luck")) } else { Ok(Outcome::Done) }))
                 .start().await.unwrap();
             for n in 0..40u64 {
                 db.outbox.send_all((0..8).map(|k| keyed(&format!("k{k}"), n))).await.unwrap();
@@ -97,20 +97,20 @@ on_every_database! {
 
     async fn keys_keep_their_order_across_three_nodes(|db|) {
         let (seen, dice) = (Seen::default(), std::sync::Arc::new(AtomicU64::new(1)));
-        let mut beds = Vec::new();
+        let mut dbs = Vec::new();
         let mut relays = Vec::new();
         for node in 0..3 {
             let db = db.another().await;
             let dice = dice.clone();
             let relay = if node == 0 { db.outbox.ordered() } else { db.outbox.multi_node() };
             relays.push(relay.workers(4).batch(5).poll_interval(3 * MS).retry(quick())
-                .on_type("e", seen.says(move |_| if chance(&dice, 5) { Err(Failure::retry("bad luck")) } else { Ok(Outcome::Done) }))
+                .on_type("e", seen.returning(move |_| if chance(&dice, 5) { Err(Failure::retry("bad luck")) } else { Ok(Outcome::Done) }))
                 .start().await.unwrap());
-            beds.push(db);
+            dbs.push(db);
         }
-        // Written by all three in turn, each with a relay of its own that hears of it first.
+        // Written by all three in turn, each with its own relay that is woken first.
         for n in 0..40u64 {
-            let outbox = &beds[n as usize % 3].outbox;
+            let outbox = &dbs[n as usize % 3].outbox;
             outbox.send_all((0..5).map(|k| keyed(&format!("k{k}"), n))).await.unwrap();
         }
         db.drained().await;
@@ -120,7 +120,7 @@ on_every_database! {
         }
     }
 
-    /// Events without a key go the hot way at the same time.
+    /// Events without a key use the hot path at the same time.
     async fn keys_keep_their_order_beside_events_without_one(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (seen, others) = (Seen::default(), Seen::default());
@@ -128,7 +128,7 @@ on_every_database! {
                 .start().await.unwrap();
             let writer = db.another().await;
             for n in 0..30u64 {
-                // A key's events come from this process and from another one, in turn.
+                // A key's events are written by this process and by another one, in turn.
                 let outbox = if n % 2 == 0 { &db.outbox } else { &writer.outbox };
                 outbox.send_all((0..3).map(|k| keyed(&format!("k{k}"), n))).await.unwrap();
                 db.write("free", n * 3..n * 3 + 3).await;
@@ -142,7 +142,8 @@ on_every_database! {
         }
     }
 
-    /// Case 4, first half. Transactions on one key wait for each other, so none becomes visible behind a later one.
+    /// Case 4, first half. Transactions on one key wait for each other, so none becomes visible
+    /// after a later one.
     async fn two_transactions_on_one_key_are_delivered_in_the_order_they_were_written(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
@@ -159,7 +160,7 @@ on_every_database! {
                         second.commit().await.unwrap();
                     }
                 });
-                // Whether the second is waiting by now or not: it must not be seen first.
+                // Whether or not the second one waits by now: it must not be delivered first.
                 for _ in 0..round {
                     tokio::time::sleep(2 * MS).await;
                     if !db.url().ends_with(".db") {
@@ -176,7 +177,7 @@ on_every_database! {
         }
     }
 
-    /// Many writers on few keys: the order is the table's.
+    /// Many writers on few keys: events are delivered in the order of the table.
     async fn concurrent_writers_of_a_key_are_delivered_in_the_order_of_the_table(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().workers(8).poll_interval(3 * MS)
@@ -209,10 +210,10 @@ on_every_database! {
         }
     }
 
-    async fn a_failing_event_holds_back_its_own_key_only(frozen |db|) {
+    async fn a_failing_event_blocks_its_own_key_only(frozen |db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
-            let relay = relay.retry(Backoff::default().base(SEC).max(SEC).no_jitter()).on_type("e", seen.says(|cx| {
+            let relay = relay.retry(Backoff::default().base(SEC).max(SEC).no_jitter()).on_type("e", seen.returning(|cx| {
                 let fails = cx.ordering_key() == Some("bad") && cx.attempt() < 3;
                 if fails { Err(Failure::retry("not yet")) } else { Ok(Outcome::Done) }
             })).start().await.unwrap();
@@ -235,10 +236,10 @@ on_every_database! {
         }
     }
 
-    async fn a_deferred_event_holds_back_its_key(frozen |db|) {
+    async fn a_deferred_event_blocks_its_key(frozen |db|) {
         let seen = Seen::default();
         let first = AtomicU64::new(0);
-        let relay = db.outbox.single_node().on_type("e", seen.says(move |_| {
+        let relay = db.outbox.single_node().on_type("e", seen.returning(move |_| {
             let deferred = first.fetch_add(1, Ordering::Relaxed) == 0;
             Ok(if deferred { Outcome::RetryAfter(SEC) } else { Outcome::Done })
         })).start().await.unwrap();
@@ -251,8 +252,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// It was written first, so it comes first, however late that is.
-    async fn a_delayed_event_holds_back_what_was_written_after_it(frozen |db|) {
+    /// The delayed event was written first, so it is delivered first, however late that is.
+    async fn a_delayed_event_blocks_later_events_of_its_key(frozen |db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
@@ -266,12 +267,12 @@ on_every_database! {
         }
     }
 
-    async fn a_dead_event_holds_its_key_until_it_is_replayed(|db|) {
+    async fn a_dead_event_blocks_its_key_until_it_is_replayed(|db|) {
         for exclusive in [true, false] {
             let (seen, gate) = (Seen::default(), std::sync::Arc::new(AtomicU64::new(0)));
             let broken = gate.clone();
             let relay = if exclusive { db.outbox.single_node() } else { db.outbox.multi_node() };
-            let relay = relay.on_type("e", seen.says(move |cx| {
+            let relay = relay.on_type("e", seen.returning(move |cx| {
                 let dies = cx.ordering_key() == Some("k") && cx.payload::<u64>()? == 1 && broken.load(Ordering::SeqCst) == 0;
                 if dies { Err(Failure::dead("broken")) } else { Ok(Outcome::Done) }
             })).start().await.unwrap();
@@ -282,7 +283,7 @@ on_every_database! {
             assert_eq!(db.status(&ids[1]).await, Status::Dead);
             let held = db.find(&ids[2]).await;
             assert_eq!((held.status, held.attempts), (Status::New, 0));
-            assert!(held.lease.is_none(), "what waits is held by nobody");
+            assert!(held.lease.is_none(), "a waiting event has no lease");
 
             gate.store(1, Ordering::SeqCst);
             assert!(db.outbox.admin().replay(&ids[1]).await.unwrap());
@@ -295,7 +296,7 @@ on_every_database! {
     async fn a_dead_event_is_skipped_if_that_is_the_policy(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
-            let relay = relay.on_dead(OnDead::Skip).on_type("e", seen.says(|cx| {
+            let relay = relay.on_dead(OnDead::Skip).on_type("e", seen.returning(|cx| {
                 if cx.payload::<u64>()? == 1 { Err(Failure::dead("broken")) } else { Ok(Outcome::Done) }
             })).start().await.unwrap();
             db.outbox.send_all((0..4).map(|n| keyed("k", n))).await.unwrap();
@@ -305,7 +306,7 @@ on_every_database! {
         }
     }
 
-    async fn an_expired_event_holds_its_key_like_any_dead_one(frozen |db|) {
+    async fn an_expired_event_blocks_its_key_like_any_dead_one(frozen |db|) {
         for (policy, expected) in [(OnDead::Hold, &[0][..]), (OnDead::Skip, &[0, 2][..])] {
             let seen = Seen::default();
             let end = db.clock.as_ref().unwrap().now() + chrono::Duration::hours(1);
@@ -320,7 +321,7 @@ on_every_database! {
         }
     }
 
-    async fn an_undecodable_event_holds_its_key_like_any_dead_one(|db|) {
+    async fn an_undecodable_event_blocks_its_key_like_any_dead_one(|db|) {
         for (policy, expected) in [(OnDead::Hold, &[0][..]), (OnDead::Skip, &[0, 2][..])] {
             for exclusive in [true, false] {
                 let seen = Seen::default();
@@ -338,11 +339,11 @@ on_every_database! {
         }
     }
 
-    /// As the old system did it: one worker, one attempt.
+    /// As in the old system: one worker, one attempt.
     async fn strict_order_of_everything_is_one_worker_and_one_attempt(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.ordered().workers(1).retry(Backoff::never()).on_dead(OnDead::Skip)
-            .on_type("e", seen.says(|cx| if cx.payload::<u64>()? == 3 { panic!("three") } else { Ok(Outcome::Done) }));
+            .on_type("e", seen.returning(|cx| if cx.payload::<u64>()? == 3 { panic!("three") } else { Ok(Outcome::Done) }));
         let ids = db.write("e", 0..50).await;
         let relay = relay.start().await.unwrap();
         relay.idle().await.unwrap();
@@ -354,7 +355,7 @@ on_every_database! {
 
     async fn ordered_keeps_the_events_of_an_aggregate_in_order(|db|) {
         let seen = Seen::default();
-        let relay = db.outbox.ordered().workers(8).retry(quick()).on_type("e", seen.says(|cx| {
+        let relay = db.outbox.ordered().workers(8).retry(quick()).on_type("e", seen.returning(|cx| {
             let fails = cx.payload::<u64>()? % 3 == 0 && cx.attempt() == 1;
             if fails { Err(Failure::retry("once")) } else { Ok(Outcome::Done) }
         })).start().await.unwrap();
@@ -367,7 +368,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// A key's events are done one after another; a crash of the settling between them must not undo that.
+    /// Events of a key are settled one after another; a stop between them must not change the
+    /// order.
     async fn a_stop_in_the_middle_of_a_key_continues_where_it_was(|db|) {
         for exclusive in [true, false] {
             let (seen, gate) = (Seen::default(), Gate::closed());
@@ -386,8 +388,8 @@ on_every_database! {
         }
     }
 
-    /// More events of a key than a read, a turn or a queue holds.
-    async fn a_long_key_goes_on_for_as_long_as_it_is(|db|) {
+    /// More events of a key than a read, a turn of a worker or a queue holds.
+    async fn a_key_with_many_events_is_delivered_to_its_end(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.batch(10).cold_capacity(20).on_type("e", seen.handler());
@@ -400,7 +402,7 @@ on_every_database! {
         }
     }
 
-    /// The relay hears of it when it is committed: no poll has to come by first.
+    /// The relay is woken by the commit, without a poll.
     async fn an_ordered_relay_does_not_wait_for_its_poll(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
@@ -416,7 +418,7 @@ on_every_database! {
     }
 }
 
-/// Rebuilds every event, as a hook that adds something has to.
+/// A hook that rebuilds every event.
 struct Rebuild;
 
 impl WriterHook for Rebuild {
@@ -431,7 +433,7 @@ impl WriterHook for Rebuild {
 }
 
 #[tokio::test]
-async fn what_a_hook_wrote_instead_is_ordered_by_aggregate_too() {
+async fn events_of_a_hook_are_ordered_by_aggregate_too() {
     let db = common::TestDb::<sqlx::Sqlite>::with(|b| b.order_by_aggregate().hook(Rebuild)).await.unwrap();
     let id = db.outbox.send(numbered("e", 1).aggregate("order", "7")).await.unwrap().unwrap();
     assert_eq!(db.find(&id).await.event.unwrap().ordering_key(), Some("order/7"));

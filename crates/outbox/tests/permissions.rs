@@ -1,6 +1,7 @@
-//! What the outbox needs of a server: rights on its tables and no others, and the encryption that the URL demands.
+//! Permissions and encryption: the outbox needs rights on its own tables only, and uses the
+//! encryption that the URL demands.
 //!
-//! SQLite has neither users nor a wire.
+//! SQLite has neither users nor network connections.
 
 mod common;
 
@@ -22,8 +23,9 @@ fn is_postgres<DB: Backend>() -> bool {
     DB::NAME == <Postgres as sqlx::Database>::NAME
 }
 
-/// A user with the printed rights of a relay, in the outbox's own tables and nowhere else. Returns its URL.
-async fn modest_user<DB: Backend>(db: &TestDb<DB>) -> String {
+/// Creates a user with the printed rights of a relay, on the outbox's own tables only. Returns the
+/// URL of that user.
+async fn restricted_user<DB: Backend>(db: &TestDb<DB>) -> String {
     let (user, at) = (&db.table, db.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     db.run(create).await.unwrap();
@@ -37,10 +39,10 @@ async fn modest_user<DB: Backend>(db: &TestDb<DB>) -> String {
     format!("{}{user}{}", &db.url()[..scheme], &db.url()[at..])
 }
 
-/// Everything that a program does at run time.
+/// Does everything that a program does at run time.
 async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
-    let url = modest_user(&db).await;
+    let url = restricted_user(&db).await;
     let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
 
     let seen = Seen::default();
@@ -53,7 +55,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
             .await
             .unwrap();
         let keyed = numbered("e", 1).ordering_key("k");
-        outbox.send_all([keyed, numbered("e", 2), numbered("nobody's", 3)]).await.unwrap();
+        outbox.send_all([keyed, numbered("e", 2), numbered("unrouted", 3)]).await.unwrap();
         outbox.fan_out([numbered("e", 4), numbered("e", 5)]).then(numbered("e", 6)).send().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -96,7 +98,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     assert_eq!(admin.replay_all(&Default::default(), 10).await.unwrap(), 4);
     admin.stats().await.unwrap();
     let overview = admin.overview(100).await.unwrap();
-    // The right to the sequence of a PostgreSQL table is not part of the four.
+    // The right to read the sequence of a PostgreSQL table is not granted.
     assert_eq!(overview.last_seq == 0, is_postgres::<DB>(), "{overview:?}");
     for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
         admin.page(&PageAsk { shelf, ..PageAsk::default() }).await.unwrap();
@@ -106,8 +108,8 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     admin.unrouted(10).await.unwrap();
     assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
     assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
-    let deed = admin.audit(&Deed::default()).await.unwrap();
-    admin.audited(deed, "done", None).await.unwrap();
+    let entry = admin.audit(&Deed::default()).await.unwrap();
+    admin.audited(entry, "done", None).await.unwrap();
     assert_eq!(admin.audits(None, 10).await.unwrap().len(), 1);
     let relay = outbox.single_node().start().await.unwrap();
     in_time(async {
@@ -133,11 +135,11 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
 
     let mut tx = outbox.begin().await.unwrap();
     let made = DB::execute_sql(&mut tx, &format!("CREATE TABLE {}_more (n integer)", db.table)).await;
-    assert!(made.is_err(), "the user could do more than it was given");
+    assert!(made.is_err(), "the user has more rights than were granted");
     tx.rollback().await.unwrap();
 }
 
-/// Sends an event over a connection that is encrypted.
+/// Sends an event over an encrypted connection.
 async fn works_encrypted<DB: Backend>(outbox: &Outbox<DB>) {
     outbox.send(Event::new("e").json(&1)).await.unwrap();
     let encrypted = if is_postgres::<DB>() {
@@ -151,7 +153,7 @@ async fn works_encrypted<DB: Backend>(outbox: &Outbox<DB>) {
     assert_eq!(DB::number(&mut conn, encrypted).await, 1, "a plain connection");
 }
 
-/// With a server that cannot encrypt, that is an error and not a plain connection.
+/// A server that cannot encrypt is an error, not a plain connection.
 async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     let demand = if is_postgres::<DB>() { "sslmode=require" } else { "ssl-mode=REQUIRED" };
@@ -159,14 +161,15 @@ async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Backend>() {
     match DB::open(OutboxBuilder::new().table(&db.table), &url).await {
         Ok(outbox) => works_encrypted(&outbox).await,
         Err(error) => {
-            let said = format!("{error} {error:?}");
-            assert!(said.contains("server does not support TLS"), "{said}");
+            let message = format!("{error} {error:?}");
+            assert!(message.contains("server does not support TLS"), "{message}");
         }
     }
 }
 
-/// 127.1 is this machine to a resolver, and a name like any other to the rule.
-async fn a_server_elsewhere_is_verified_unless_the_url_says_otherwise<DB: Backend>() {
+/// A resolver resolves 127.1 to this machine; the rule for local addresses treats it as any other
+/// name.
+async fn a_remote_server_is_verified_unless_the_url_says_otherwise<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     let url = db.url().replacen("@127.0.0.1:", "@127.1:", 1);
     if url == db.url() {
@@ -185,7 +188,7 @@ async fn a_server_elsewhere_is_verified_unless_the_url_says_otherwise<DB: Backen
     outbox.send(Event::new("e").json(&1)).await.unwrap();
 }
 
-/// The certificate of this server is by an authority that nothing here trusts.
+/// The certificate of this server is issued by an authority that is not trusted here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_named() {
     let Some(db) = TestDb::<Postgres>::new().await else { return };
@@ -202,17 +205,17 @@ async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_name
     let refused = open("sslmode=verify-full".to_owned()).await.unwrap_err().to_string();
     assert!(refused.contains("certificate") && refused.contains("sslrootcert=FILE"), "{refused}");
     let plain = open("sslmode=disable".to_owned()).await;
-    assert!(plain.is_err(), "it takes no connection without TLS");
+    assert!(plain.is_err(), "the server accepts no connection without TLS");
     let ca = server.ca_file();
     let outbox = open(format!("sslmode=verify-full&sslrootcert={}", ca.display())).await.unwrap();
     outbox.send(Event::new("e").json(&1)).await.unwrap();
 }
 
-/// The file of the authority that the server's certificate is by; `None` for a server that does not
-/// name one on this machine. The certificate is for `localhost` and 127.0.0.1.
+/// File of the authority that issued the server's certificate; `None` if the server names no such
+/// file on this machine. The certificate is for `localhost` and 127.0.0.1.
 async fn authority(db: &TestDb<MySql>) -> Option<PathBuf> {
-    let ask = "SELECT COALESCE(@@ssl_ca, '')";
-    let file: String = sqlx::query_scalar(ask).fetch_one(db.outbox.pool()).await.unwrap();
+    let query = "SELECT COALESCE(@@ssl_ca, '')";
+    let file: String = sqlx::query_scalar(query).fetch_one(db.outbox.pool()).await.unwrap();
     let file = PathBuf::from(file);
     if file.is_absolute() && file.is_file() {
         return Some(file);
@@ -222,7 +225,7 @@ async fn authority(db: &TestDb<MySql>) -> Option<PathBuf> {
 }
 
 /// URLs of a server that are accepted, and URLs that are refused, with a part of the reason.
-/// 0.0.0.0 leads to this machine, and is no name of its certificate.
+/// 0.0.0.0 connects to this machine, and is not a name in its certificate.
 fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(String, &'static str)>) {
     let elsewhere = url.replacen("@127.0.0.1:", "@0.0.0.0:", 1);
     assert_ne!(url, elsewhere, "a server on 127.0.0.1");
@@ -234,7 +237,7 @@ fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(St
         (format!("{url}?ssl-mode=VERIFY_IDENTITY"), "UnknownIssuer"),
         (with(url, "VERIFY_CA", other_ca), "BadSignature"),
         (with(&elsewhere, "VERIFY_IDENTITY", ca), "not valid for name"),
-        // The name of a server elsewhere is verified unless the URL says otherwise.
+        // The name of a remote server is verified unless the URL says otherwise.
         (format!("{elsewhere}?ssl-ca={}", ca.display()), "not valid for name"),
     ];
     (accepted, refused)
@@ -257,7 +260,7 @@ async fn authority_and_name_of_a_server_are_verified_on_mariadb() {
     }
 }
 
-/// A database whose certificate is refused is no reason to leave the others alone.
+/// A database whose certificate is refused does not affect the other databases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() {
     let Some(db) = TestDb::<MySql>::new().await else { return };
@@ -301,5 +304,5 @@ macro_rules! on_every_server {
 on_every_server! {
     the_printed_rights_of_a_relay_are_enough
     a_url_that_demands_encryption_gets_it_or_an_error
-    a_server_elsewhere_is_verified_unless_the_url_says_otherwise
+    a_remote_server_is_verified_unless_the_url_says_otherwise
 }

@@ -1,4 +1,4 @@
-//! Order for programs that write rows with plain SQL, and know neither this library nor its locks.
+//! Order for programs that write rows with plain SQL, and use neither this library nor its locks.
 
 mod common;
 
@@ -24,17 +24,17 @@ fn of_key(key: &str, number: u64) -> String {
     format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES ('e', '{key}', '{number}')")
 }
 
-/// The numbers that were seen of each key, without repetitions of the same one.
+/// Handled numbers of each key, without immediate repetitions.
 fn by_key(seen: &Seen) -> BTreeMap<String, Vec<u64>> {
     let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for call in seen.calls() {
-        keys.entry(call.key.expect("it has a key")).or_default().push(call.number);
+        keys.entry(call.key.expect("the event has a key")).or_default().push(call.number);
     }
     keys.values_mut().for_each(Vec::dedup);
     keys
 }
 
-/// A connection of its own, as another program has.
+/// A separate connection, as another program has.
 async fn connect<DB: Backend>(db: &TestDb<DB>) -> DB::Connection {
     DB::Connection::connect(db.url()).await.unwrap()
 }
@@ -43,12 +43,12 @@ async fn run<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>, sql: &str)
     DB::execute_sql(conn, &sql.replace("{t}", &db.table)).await.unwrap();
 }
 
-/// SQLite has one writer at a time: no two transactions write side by side.
+/// SQLite has one writer at a time: no two transactions write concurrently.
 fn has_one_writer<DB: Backend>(db: &TestDb<DB>) -> bool {
     !db.url().contains("://")
 }
 
-/// The session of a connection, and the query that counts whether the session waits for a lock.
+/// Query that counts whether the session of this connection waits for a lock.
 async fn session<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> String {
     if db.url().starts_with("postgres") {
         let pid = DB::number(conn, "SELECT pg_backend_pid()::bigint").await;
@@ -61,7 +61,7 @@ async fn session<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> Str
     }
 }
 
-/// How many advisory locks a transaction holds; 0 where the database has none.
+/// Number of advisory locks of a transaction; 0 where the database has none.
 async fn locks<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> i64 {
     if !db.url().starts_with("postgres") {
         return 0;
@@ -71,9 +71,9 @@ async fn locks<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> i64 {
 }
 
 on_every_database! {
-    /// Half of the rows are there before the relay starts, half are written while it runs. Every fifth
+    /// Half of the rows exist before the relay starts, half are written while it runs. Every fifth
     /// call fails.
-    async fn rows_of_an_aggregate_come_in_order(|db|) {
+    async fn rows_of_an_aggregate_are_delivered_in_order(|db|) {
         for n in 0..20 {
             for id in ["x", "y"] {
                 db.run(&of_aggregate(id, n)).await.unwrap();
@@ -87,7 +87,7 @@ on_every_database! {
         let retry = Backoff::default().base(5 * MS).max(20 * MS).max_attempts(50);
         let store = db.outbox.store();
         let relay = RelayBuilder::ordered(store).workers(4).poll_interval(5 * MS).retry(retry)
-            .on_type("e", seen.says(fails)).start().await.unwrap();
+            .on_type("e", seen.returning(fails)).start().await.unwrap();
         for n in 20..40 {
             for id in ["x", "y"] {
                 db.run(&of_aggregate(id, n)).await.unwrap();
@@ -101,14 +101,15 @@ on_every_database! {
     }
 
     /// A transaction was open when the mode was switched on, and commits rows without keys later.
-    async fn rows_from_before_the_mode_come_in_order(|db|) {
+    async fn rows_from_before_the_mode_are_delivered_in_order(|db|) {
         if has_one_writer(&db) {
             // One writer at a time: the relay starts before or after the transaction.
             return;
         }
         let mut conn = connect(&db).await;
         if db.url().starts_with("mysql") {
-            // The relay would wait for the end of the transaction otherwise: then there are no such rows.
+            // The relay would wait for the end of the transaction otherwise: then no such rows
+            // would exist.
             run(&mut conn, &db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
         }
         run(&mut conn, &db, "BEGIN").await;
@@ -141,7 +142,8 @@ on_every_database! {
         let later = tokio::spawn(async move { DB::execute_sql(&mut second, &insert).await.unwrap() });
         // Until the second writer waits, or its row is delivered.
         while seen.count() == 0 && db.number(&waits).await == 0 {
-            // InnoDB shows the same waits again to one that asks more often than ten times a second.
+            // InnoDB returns a cached answer to queries that come more often than ten times a
+            // second.
             tokio::time::sleep(150 * MS).await;
         }
         run(&mut first, &db, "COMMIT").await;
@@ -151,7 +153,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// A server has room for some thousand locks.
+    /// A server's lock table holds some thousand locks.
     async fn a_transaction_with_many_keys_takes_few_locks(|db|) {
         const KEYS: u64 = 5_000;
         let mut conn = connect(&db).await;
@@ -169,7 +171,8 @@ on_every_database! {
         assert!(of_sql < 2_100 && of_library < 2_100, "{of_sql} and {of_library} locks");
     }
 
-    /// One key that is written very often does not make a transaction exclude writers of other keys.
+    /// One key that is written very often does not make a transaction exclude writers of other
+    /// keys.
     async fn a_transaction_with_many_events_of_a_key_excludes_no_other_keys(|db|) {
         if has_one_writer(&db) {
             return;
@@ -183,7 +186,7 @@ on_every_database! {
         assert_eq!(db.tally().await.0, 1);
     }
 
-    /// Other keys are not waited for.
+    /// A writer waits for transactions on its own key only.
     async fn writers_of_other_keys_do_not_wait(|db|) {
         if has_one_writer(&db) {
             return;

@@ -1,4 +1,5 @@
-//! The work queue: claim, ack, abandon, fail, release, extend and reap, by anybody, without a relay.
+//! The work queue: claim, ack, abandon, fail, release, extend and reap, by any client, without a
+//! relay.
 
 mod common;
 #[path = "common/failing_store.rs"]
@@ -24,7 +25,7 @@ fn node(name: &str) -> NodeId {
     NodeId::from(name)
 }
 
-/// All that is due, for a node of this name.
+/// Claims all due items for a node of this name.
 async fn claim(queue: &WorkQueue, name: &str) -> Vec<WorkItem> {
     queue.claim(&node(name), LEASE, 1_000).await.unwrap()
 }
@@ -45,7 +46,7 @@ fn numbers(items: &[WorkItem]) -> Vec<u64> {
     items.iter().map(|item| item.payload().unwrap()).collect()
 }
 
-/// Each way to end a claim, by name.
+/// Ends a claim, in the named way.
 async fn settle(
     queue: &WorkQueue,
     how: &str,
@@ -65,15 +66,15 @@ async fn settle(
 
 const WAYS: [&str; 5] = ["ack", "abandon", "abandon_after", "fail", "release"];
 
-/// A store that counts what it is asked.
+/// A store that counts its calls.
 fn counting<DB: Backend>(db: &TestDb<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
     let store = Failing::never(db.outbox.store());
     (store.clone(), WorkQueue::new(store))
 }
 
-/// A call about three items locks the first and waits for the second, which a transaction holds. Another one holds the third and waits
-/// for the first. When the second is free the call waits for the third: a deadlock, which the call closed and of which it is
-/// the victim.
+/// An ack of three items locks the first and waits for the second, which a transaction holds.
+/// Another transaction holds the third and waits for the first. When the second is released the ack
+/// waits for the third: a deadlock, which the ack closes and of which it is the victim.
 async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: impl AsyncFn(&TestDb<DB>) -> i64) {
     let Some(db) = TestDb::<DB>::new().await else { return };
     let (queue, me) = (db.outbox.queue(), node("a"));
@@ -113,7 +114,8 @@ async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: impl AsyncFn(&Te
     }
 }
 
-/// OBX-099. The server looks for a deadlock when a statement has waited for a second, and ends that one.
+/// OBX-099. The server checks for a deadlock when a statement has waited for a second, and ends
+/// that statement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
     let waiting =
@@ -122,13 +124,13 @@ async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
     ack_in_a_deadlock::<sqlx::Postgres>(patient, async |db| db.number(waiting).await).await;
 }
 
-/// OBX-099. The server ends the one that has written less.
+/// OBX-099. The server ends the transaction that has written less.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_mariadb() {
     let write_more =
         "INSERT INTO {t} (event_type, payload) VALUES ('x', '1'), ('x', '1'), ('x', '1'), ('x', '1')";
     let waiting = async |db: &TestDb<sqlx::MySql>| {
-        // InnoDB tells the same for 100 ms.
+        // InnoDB returns a cached answer for 100 ms.
         tokio::time::sleep(200 * MS).await;
         let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
                        AND trx_query LIKE '%{t}%'";
@@ -168,13 +170,13 @@ on_every_database! {
         let item = claim_one(&queue, "a").await;
         queue.abandon_after(&node("a"), [item.id()], 7 * SEC, "not yet").await.unwrap();
         db.advance(6 * SEC);
-        assert!(claim(&queue, "a").await.is_empty(), "the retry has a time of its own");
+        assert!(claim(&queue, "a").await.is_empty(), "the retry has its own delay");
         db.advance(SEC);
         assert_eq!(claim_one(&queue, "a").await.attempt(), 2);
     }
 
-    /// OBX-019, 053; case 1 of the leased work queue: nobody reaps here.
-    async fn a_lease_that_ran_out_is_claimed_again_without_any_reaper(frozen |db|) {
+    /// OBX-019, 053; case 1 of the leased work queue: no reaper runs here.
+    async fn an_item_with_an_expired_lease_is_claimed_again_without_a_reaper(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..1).await;
         let first = claim_one(&queue, "a").await;
@@ -184,18 +186,18 @@ on_every_database! {
         let second = claim_one(&queue, "b").await;
         assert_eq!(first.id().message(), second.id().message());
         assert!(first.id() < second.id());
-        assert_eq!(second.attempt(), 1, "nobody said that it failed");
+        assert_eq!(second.attempt(), 1, "no failure was reported");
         assert_eq!(queue.ack(&node("a"), [first.id()]).await.unwrap(), 0);
         assert_eq!(queue.ack(&node("b"), [second.id()]).await.unwrap(), 1);
     }
 
     /// OBX-023.
-    async fn an_empty_queue_gives_no_items(|db|) {
+    async fn an_empty_queue_returns_no_items(|db|) {
         assert!(claim(&db.outbox.queue(), "a").await.is_empty());
     }
 
     /// OBX-024, 025, 032, 048.
-    async fn what_is_done_or_dead_is_never_claimed_again(frozen |db|) {
+    async fn done_and_dead_items_are_never_claimed_again(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..4).await;
         let items = claim(&queue, "a").await;
@@ -208,7 +210,7 @@ on_every_database! {
     }
 
     /// OBX-027, 028, 029.
-    async fn an_ack_says_when_and_by_whom(frozen |db|) {
+    async fn an_ack_records_its_time_and_owner(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..2).await;
         let items = claim(&queue, "a").await;
@@ -224,13 +226,13 @@ on_every_database! {
         }
     }
 
-    async fn what_is_done_may_be_deleted_at_once(|db|) {
+    async fn done_items_may_be_deleted_at_once(|db|) {
         let queue = db.outbox.queue().completion(Completion::Delete);
         let written = db.write("e", 0..2).await;
         let items = claim(&queue, "a").await;
         assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 2);
         assert!(db.outbox.admin().find(&written[0]).await.unwrap().is_none());
-        assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 0, "said twice");
+        assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 0, "acked twice");
     }
 
     /// OBX-030, 031, 038, 039, 044, 045.
@@ -239,21 +241,21 @@ on_every_database! {
         for how in WAYS {
             db.write("e", 0..1).await;
             let item = claim_one(&queue, "a").await;
-            let unknown: WorkItemId = "nobody:1:0".parse().unwrap();
+            let unknown: WorkItemId = "unknown:1:0".parse().unwrap();
             let later: WorkItemId = item.id().to_string().replace(":1:0", ":2:0").parse().unwrap();
-            assert_eq!(settle(&queue, how, &node("b"), [item.id()]).await, 0, "{how} by a stranger");
-            assert_eq!(settle(&queue, how, &node("a"), [&unknown]).await, 0, "{how} of nothing");
-            assert_eq!(settle(&queue, how, &node("a"), [later]).await, 0, "{how} of a claim that never was");
+            assert_eq!(settle(&queue, how, &node("b"), [item.id()]).await, 0, "{how} by another node");
+            assert_eq!(settle(&queue, how, &node("a"), [&unknown]).await, 0, "{how} of an unknown item");
+            assert_eq!(settle(&queue, how, &node("a"), [later]).await, 0, "{how} of a claim that was never made");
             let stored = db.find(item.id().message()).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0), "{how}");
             let both = [unknown, item.id().clone()];
             assert_eq!(settle(&queue, how, &node("a"), &both).await, 1, "{how} by its owner");
-            assert_eq!(settle(&queue, how, &node("a"), &both).await, 0, "{how}, said twice");
+            assert_eq!(settle(&queue, how, &node("a"), &both).await, 0, "{how}, twice");
             db.run("DELETE FROM {t}").await.unwrap();
         }
     }
 
-    /// Its own older claim: the owner alone does not tell them apart.
+    /// A claim is not identified by its owner alone.
     async fn a_stale_claim_of_the_same_owner_changes_nothing(frozen |db|) {
         let queue = db.outbox.queue();
         for how in WAYS {
@@ -288,7 +290,7 @@ on_every_database! {
     }
 
     /// OBX-035, 036, 037, 040, 041, 061, 062.
-    async fn an_item_says_when_it_was_stored_and_why_it_was_abandoned(frozen |db|) {
+    async fn an_item_has_its_time_of_storing_and_the_reason_of_its_abandonment(frozen |db|) {
         let queue = db.outbox.queue();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         let created_at = db.find(&id).await.created_at;
@@ -302,7 +304,7 @@ on_every_database! {
         assert_eq!((second.is_delayed(), second.available_at()), (false, None));
     }
 
-    async fn an_abandoned_item_comes_back_after_two_four_eight_seconds_up_to_a_minute(frozen |db|) {
+    async fn an_abandoned_item_is_due_again_after_two_four_eight_seconds_up_to_a_minute(frozen |db|) {
         let queue = db.outbox.queue();
         let id = db.write("e", 0..1).await.remove(0);
         for (failed, seconds) in (1u32..).zip([2, 4, 8, 16, 32, 60, 60, 60, 60]) {
@@ -321,10 +323,10 @@ on_every_database! {
         // OBX-064, 065.
         let last = claim_one(&queue, "a").await;
         assert_eq!(last.attempt(), 10);
-        assert_eq!(queue.abandon(&node("a"), [last.id()], "the last straw").await.unwrap(), 1);
+        assert_eq!(queue.abandon(&node("a"), [last.id()], "the tenth failure").await.unwrap(), 1);
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 10));
-        assert_eq!(stored.last_error.as_deref(), Some("the last straw"));
+        assert_eq!(stored.last_error.as_deref(), Some("the tenth failure"));
         db.advance(DAY);
         assert!(claim(&queue, "a").await.is_empty());
     }
@@ -340,7 +342,7 @@ on_every_database! {
         assert!(claim(&queue, "a").await.is_empty());
         db.advance(MS);
         let item = claim_one(&queue, "a").await;
-        // A delay of one's own counts against the attempts too.
+        // An explicit delay counts against the attempts too.
         queue.abandon_after(&node("a"), [item.id()], SEC, "no").await.unwrap();
         assert_eq!(db.status(&id).await, Status::Dead);
     }
@@ -360,7 +362,7 @@ on_every_database! {
         assert_eq!(claim_one(&queue, "a").await.attempt(), 1);
     }
 
-    async fn a_released_item_is_free_at_once_and_as_it_was(|db|) {
+    async fn a_released_item_can_be_claimed_at_once_and_is_unchanged(|db|) {
         let queue = db.outbox.queue();
         let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
@@ -371,7 +373,7 @@ on_every_database! {
     }
 
     /// OBX-049, 050, 051, 052, 106.
-    async fn reaping_frees_what_ran_out_and_touches_nothing_else(frozen |db|) {
+    async fn reaping_releases_expired_leases_and_no_others(frozen |db|) {
         let queue = db.outbox.queue();
         let written = db.write("e", 0..5).await;
         let early = claim(&queue, "a").await;
@@ -383,16 +385,16 @@ on_every_database! {
         assert_eq!(queue.reap_expired().await.unwrap(), 2);
         assert_eq!(queue.reap_expired().await.unwrap(), 0);
         assert_eq!(db.tally().await, (3, 0, 1, 1));
-        assert!(db.find(&written[2]).await.lease.is_some(), "this one was extended");
+        assert!(db.find(&written[2]).await.lease.is_some(), "this lease was extended");
         for id in &written[3..] {
             assert_eq!(db.find(id).await.lease, None);
         }
-        assert_eq!(queue.ack(&node("a"), [early[3].id()]).await.unwrap(), 0, "taken from its owner");
+        assert_eq!(queue.ack(&node("a"), [early[3].id()]).await.unwrap(), 0, "its owner lost the lease");
         assert_eq!(claim(&queue, "b").await.len(), 2);
     }
 
     /// Case 8: fifty items, handled one after another under one lease.
-    async fn a_lease_that_is_extended_does_not_run_out(frozen |db|) {
+    async fn a_lease_that_is_extended_does_not_expire(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..50).await;
         let items = claim(&queue, "a").await;
@@ -405,7 +407,7 @@ on_every_database! {
         }
     }
 
-    async fn extending_tells_which_items_are_lost(frozen |db|) {
+    async fn extending_reports_which_items_are_lost(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..4).await;
         let items = claim(&queue, "a").await;
@@ -415,15 +417,15 @@ on_every_database! {
         let kept = queue.extend(&node("a"), LEASE, ids(&items)).await.unwrap();
         assert_eq!(kept, [items[2].id().clone(), items[3].id().clone()]);
         assert!(queue.extend(&node("b"), LEASE, ids(&items)).await.unwrap().is_empty());
-        // Late, but nobody took it: still its owner's.
+        // Late, but not claimed again: the lease is still its owner's.
         db.advance(2 * LEASE);
         assert_eq!(queue.extend(&node("a"), LEASE, [items[2].id()]).await.unwrap(), [items[2].id().clone()]);
         db.advance(LEASE - MS);
-        assert_eq!(messages(&claim(&queue, "c").await).len(), 2, "only what was not extended");
+        assert_eq!(messages(&claim(&queue, "c").await).len(), 2, "only items that were not extended");
     }
 
-    /// OBX-116, 117, and every other number that makes no sense.
-    async fn settings_that_make_no_sense_are_refused_before_anything_is_asked(|db|) {
+    /// OBX-116, 117, and every other invalid number.
+    async fn invalid_settings_are_refused_before_a_call_of_the_store(|db|) {
         let (store, queue) = counting(&db);
         db.write("e", 0..1).await;
         let a = node("a");
@@ -456,7 +458,7 @@ on_every_database! {
         assert_eq!(queue.abandon_after(&a, ids(&items), Duration::MAX, "x").await.unwrap(), 1);
     }
 
-    async fn an_empty_list_asks_nothing_of_the_database(|db|) {
+    async fn an_empty_list_makes_no_call_of_the_store(|db|) {
         let (store, queue) = counting(&db);
         for how in WAYS {
             assert_eq!(settle(&queue, how, &node("a"), &[] as &[WorkItemId]).await, 0);
@@ -479,7 +481,7 @@ on_every_database! {
         }
     }
 
-    /// Case 10: as much as a worker can use, not fifty at a tick.
+    /// Case 10: as many as a worker can use, not fifty per poll.
     async fn a_claim_and_an_ack_may_be_of_thousands(|db|) {
         let (store, queue) = counting(&db);
         db.write("e", 0..2_500).await;
@@ -490,8 +492,8 @@ on_every_database! {
         assert_eq!(store.calls(), 6, "a thousand ids at a time");
     }
 
-    /// Case 9: deferred items lie before the due one in the table, not in its way.
-    async fn deferred_items_do_not_clog_the_claim(|db|) {
+    /// Case 9: deferred items are stored before the due one, and do not block it.
+    async fn deferred_items_do_not_slow_down_a_claim(|db|) {
         let (store, queue) = counting(&db);
         db.outbox.send_all((0..5_000).map(|n| numbered("e", n).deliver_after(DAY))).await.unwrap();
         let due = db.write("e", 9_000..9_001).await;
@@ -500,8 +502,8 @@ on_every_database! {
         assert_eq!((store.calls(), store.scanned()), (1, 1));
     }
 
-    /// A key whose first item is out, with thousands behind it.
-    async fn a_blocked_key_at_the_head_does_not_hide_what_is_behind_it(|db|) {
+    /// A key whose first item is leased, with thousands behind it.
+    async fn a_blocked_key_at_the_head_does_not_hide_later_items(|db|) {
         let (store, queue) = counting(&db);
         db.outbox.send_all((0..3_000).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
         let free = db.write("e", 9_000..9_003).await;
@@ -509,17 +511,17 @@ on_every_database! {
         store.calls();
         assert_eq!(messages(&[claim_one(&queue, "b").await]), free[..1]);
         assert!(store.calls() < 40, "windows grow");
-        assert_eq!(messages(&claim(&queue, "b").await), free[1..], "what was too much went back");
+        assert_eq!(messages(&claim(&queue, "b").await), free[1..], "items beyond the limit were released");
         assert_eq!(db.outbox.admin().find(&free[2]).await.unwrap().unwrap().attempts, 0);
     }
 
-    async fn the_items_of_a_key_come_in_order_and_wait_for_each_other(frozen |db|) {
+    async fn the_items_of_a_key_are_claimed_in_order_and_wait_for_each_other(frozen |db|) {
         let queue = db.outbox.queue();
         db.outbox.send_all((0..4).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
         let first = queue.claim(&node("a"), LEASE, 2).await.unwrap();
         assert_eq!(numbers(&first), [0, 1]);
-        assert!(claim(&queue, "b").await.is_empty(), "the key is out");
-        // The second goes back with the first, or it would overtake.
+        assert!(claim(&queue, "b").await.is_empty(), "the key is leased");
+        // The second item is released with the first, or it would overtake.
         queue.abandon(&node("a"), [first[0].id()], "no").await.unwrap();
         queue.release(&node("a"), [first[1].id()]).await.unwrap();
         assert!(claim(&queue, "b").await.is_empty(), "the first waits for its retry");
@@ -528,12 +530,12 @@ on_every_database! {
         assert_eq!(numbers(&again), [0, 1, 2, 3]);
         queue.fail(&node("b"), [again[0].id()], "no").await.unwrap();
         queue.release(&node("b"), ids(&again[1..])).await.unwrap();
-        assert!(claim(&queue, "b").await.is_empty(), "a dead one holds its key");
+        assert!(claim(&queue, "b").await.is_empty(), "a dead item blocks its key");
         let queue = queue.on_dead(OnDead::Skip);
         assert_eq!(numbers(&claim(&queue, "b").await), [1, 2, 3]);
     }
 
-    async fn an_item_past_its_time_is_dead_and_holds_its_key(frozen |db|) {
+    async fn an_expired_item_is_dead_and_blocks_its_key(frozen |db|) {
         let queue = db.outbox.queue();
         let end = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
         let soon = numbered("e", 0).ordering_key("k").expires_at(end);
@@ -549,7 +551,7 @@ on_every_database! {
         assert_eq!(numbers(&claim(&queue.on_dead(OnDead::Skip), "a").await), [1]);
     }
 
-    async fn an_item_that_cannot_be_decoded_is_buried_and_the_rest_goes_on(frozen |db|) {
+    async fn an_item_that_cannot_be_decoded_is_dead_lettered_and_the_others_are_claimed(frozen |db|) {
         let queue = db.outbox.queue();
         let events = (0..3).map(|n| numbered("e", n).ordering_key("k").header("a", "b"));
         let written = db.outbox.send_all(events).await.unwrap();
@@ -559,20 +561,20 @@ on_every_database! {
         let stored = db.find(&written[0]).await;
         assert_eq!(stored.status, Status::Dead);
         assert!(stored.last_error.unwrap().starts_with("cannot be decoded: its headers"));
-        assert!(claim(&queue, "a").await.is_empty(), "it holds its key like any dead one");
+        assert!(claim(&queue, "a").await.is_empty(), "it blocks its key like any dead item");
         assert_eq!(db.find(&written[1]).await.lease, None);
         assert_eq!(numbers(&claim(&queue.on_dead(OnDead::Skip), "a").await), [1, 2]);
     }
 
-    /// The owner of a whole batch vanishes again and again, because of one item of it.
-    async fn what_ends_its_owner_is_dead_in_the_end_and_takes_no_other_with_it(frozen |db|) {
+    /// The owner of a whole batch crashes again and again, because of one item of it.
+    async fn an_item_that_crashes_its_owner_is_dead_lettered_and_no_other_is(frozen |db|) {
         let queue = db.outbox.queue();
         let written = db.write("e", 0..6).await;
         let poison = &written[2];
         let mut crashes = 0;
         for _ in 0..30 {
-            let items = claim(&queue, &format!("life {crashes}")).await;
-            let owner = node(&format!("life {crashes}"));
+            let items = claim(&queue, &format!("process {crashes}")).await;
+            let owner = node(&format!("process {crashes}"));
             for item in &items {
                 if item.id().message() == poison {
                     crashes += 1;
@@ -582,22 +584,22 @@ on_every_database! {
                 assert_eq!(queue.ack(&owner, [item.id()]).await.unwrap(), 1);
             }
         }
-        assert_eq!(crashes, 4, "once unsuspected, three times with care");
+        assert_eq!(crashes, 4, "once in a batch, three times as a suspect");
         assert_eq!(db.tally().await, (0, 0, 5, 1));
         let reason = db.find(poison).await.last_error.unwrap();
         assert!(reason.contains("never came back"), "{reason}");
     }
 
-    async fn suspects_come_together_once_and_one_at_a_time_after_that(frozen |db|) {
+    async fn suspects_are_claimed_together_once_and_one_at_a_time_after_that(frozen |db|) {
         let queue = db.outbox.queue();
         let lost = db.write("e", 0..10).await;
         assert_eq!(claim(&queue, "a").await.len(), 10);
         db.advance(LEASE);
-        assert_eq!(numbers(&claim(&queue, "b").await), (0..10).collect::<Vec<_>>(), "any of them, or none");
+        assert_eq!(numbers(&claim(&queue, "b").await), (0..10).collect::<Vec<_>>(), "any of them may be the cause, or none");
         db.advance(LEASE);
         db.write("e", 10..13).await;
         let items = queue.claim(&node("c"), LEASE, 10).await.unwrap();
-        assert_eq!(numbers(&items), [0, 10, 11, 12], "and what is fresh behind them");
+        assert_eq!(numbers(&items), [0, 10, 11, 12], "with the new items behind it");
         for n in 1..10 {
             let items = claim(&queue, "c").await;
             assert_eq!(numbers(&items), [n]);
@@ -607,8 +609,9 @@ on_every_database! {
         assert_eq!(db.status(&lost[9]).await, Status::Done);
     }
 
-    /// Whoever was in hand together with one that ends its holder is not handed out with another that may.
-    async fn one_that_goes_alone_takes_no_other_suspect_along(frozen |db|) {
+    /// Items that were leased together with one that crashes its owner are not claimed together
+    /// with another suspect.
+    async fn a_suspect_that_runs_alone_is_claimed_with_no_other_suspect(frozen |db|) {
         let queue = db.outbox.queue();
         db.write("e", 0..1).await;
         for owner in ["a", "b"] {
@@ -622,7 +625,7 @@ on_every_database! {
         assert_eq!(numbers(&queue.claim(&node("e"), LEASE, 3).await.unwrap()), [1, 2]);
     }
 
-    /// Of a key too: a suspect that goes back takes what is behind it along.
+    /// Also within a key: a suspect that is released takes the later items with it.
     async fn suspects_of_a_key_keep_their_order(frozen |db|) {
         let queue = db.outbox.queue();
         db.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
@@ -637,7 +640,7 @@ on_every_database! {
         assert!(claim(&queue, "c").await.is_empty());
     }
 
-    /// Case 7: the work was done, only the word of it was lost.
+    /// Case 7: the work was done, only the ack was lost.
     async fn an_ack_that_fails_is_not_a_failure_of_the_work(frozen |db|) {
         let lost = || Error::Database(sqlx::Error::Io(std::io::Error::other("connection lost")).into());
         let store = Failing::settle(db.outbox.store(), 1, lost);
@@ -648,20 +651,20 @@ on_every_database! {
         assert!(error.is_transient());
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::New, 0, None));
-        // Said again, even after the lease: nobody else has it.
+        // A repeated ack counts even after the lease: no other node has claimed the item.
         db.advance(2 * LEASE);
         assert_eq!(queue.ack(&node("a"), [item.id()]).await.unwrap(), 1);
         assert_eq!(db.find(&id).await.attempts, 0);
     }
 
-    /// What is claimed is not lost because more could not be.
-    async fn a_claim_that_cannot_go_on_gives_what_it_has(|db|) {
+    /// Claimed items are not lost when a later part of the claim fails.
+    async fn a_claim_that_fails_half_way_returns_what_it_has(|db|) {
         let keyed = |n| numbered("e", n).ordering_key("k");
         db.outbox.send(keyed(0)).await.unwrap();
         claim_one(&db.outbox.queue(), "a").await;
         db.write("e", 7..8).await;
         db.outbox.send_all((1..4).map(keyed)).await.unwrap();
-        let store = Failing::take(db.outbox.store(), 2, || Error::Store("away".to_owned()));
+        let store = Failing::take(db.outbox.store(), 2, || Error::Store("unavailable".to_owned()));
         store.after(1);
         let queue = WorkQueue::new(store.clone());
         let items = queue.claim(&node("b"), LEASE, 2).await.unwrap();
@@ -670,7 +673,7 @@ on_every_database! {
         assert_eq!(queue.ack(&node("b"), ids(&items)).await.unwrap(), 1);
     }
 
-    /// OBX-098, 099, 100, 101: eight workers that do everything to one table at once.
+    /// OBX-098, 099, 100, 101: eight workers that make all calls on one table at once.
     async fn many_workers_share_a_table_and_no_item_has_two_owners(|db|) {
         const ITEMS: u64 = 300;
         let other = db.another().await;
@@ -699,7 +702,7 @@ on_every_database! {
                                 queue.ack(&me, [item.id()]).await.unwrap()
                             }
                         };
-                        assert_eq!(settled, 1, "no one else touches what is leased");
+                        assert_eq!(settled, 1, "no other node settles a leased item");
                     }
                     queue.reap_expired().await.unwrap();
                 }
@@ -711,8 +714,8 @@ on_every_database! {
         assert_eq!(db.tally().await, (0, 0, ITEMS, 0));
     }
 
-    /// `single_node` holds the whole table; `multi_node` shares it.
-    async fn nothing_is_claimed_while_a_relay_holds_the_whole_table(|db|) {
+    /// `single_node` leads the whole table; `multi_node` shares it.
+    async fn nothing_is_claimed_while_a_relay_leads_the_table(|db|) {
         let queue = db.outbox.queue();
         let alone = db.outbox.single_node().on_type("other", async |_: Cx| {}).no_hot_path();
         let alone = alone.poll_interval(DAY).start().await.unwrap();
@@ -730,8 +733,8 @@ on_every_database! {
         beside.stop().await.unwrap();
     }
 
-    /// A claim that its caller drops half way leaves no transaction open: a statement that runs on the
-    /// same connection later would be part of that, and never be committed.
+    /// A claim that its caller drops half way leaves no transaction open: a later statement on the
+    /// same connection would be part of that transaction, and never be committed.
     async fn a_claim_may_be_dropped_at_any_time(|db|) {
         let (queue, other) = (db.outbox.queue(), db.another().await);
         let (dropping, acking) = (node("a"), node("b"));
@@ -748,7 +751,7 @@ on_every_database! {
                     tokio::task::yield_now().await;
                 }
             }
-            // At once: on every connection that there is.
+            // Concurrently, on every connection of the pool.
             let acks = held.iter().map(|item| queue.ack(&acking, [item.id()]));
             assert!(futures_util::future::join_all(acks).await.iter().all(|acked| matches!(acked, Ok(1))));
             for item in &held {
@@ -761,7 +764,7 @@ on_every_database! {
         }
     }
 
-    /// An id travels as text, and settles from anywhere.
+    /// An id can be sent as text, and settled in another process.
     async fn an_id_may_settle_in_another_process(|db|) {
         let other = db.another().await;
         db.outbox.send(Event::new("e").id("a:b").json(&1)).await.unwrap();

@@ -1,4 +1,5 @@
-//! Relays with different handlers on one table: each takes what it routes, and leaves the rest to others.
+//! Relays with different handlers on one table: each takes the events that it routes, and leaves
+//! the others.
 
 mod common;
 #[path = "common/failing_store.rs"]
@@ -28,10 +29,10 @@ impl Message for Paid {
     const AGGREGATE_TYPE: &'static str = "order";
 }
 
-/// Sends events of one type to one place, for one tenant; others nowhere.
+/// Routes events of one type and one tenant to a destination; others have no route.
 struct ForAcme {
     to: Destination,
-    says_types: bool,
+    declares_types: bool,
 }
 
 impl Router for ForAcme {
@@ -45,19 +46,19 @@ impl Router for ForAcme {
     }
 
     fn routed(&self) -> Option<Arc<Routed>> {
-        self.says_types.then(|| Arc::new(Routed::default().and_type("mine")))
+        self.declares_types.then(|| Arc::new(Routed::default().and_type("mine")))
     }
 }
 
 on_every_database! {
     /// The relays share the table from two processes; keys have events of both kinds.
     async fn two_relays_with_different_handlers_share_a_table(|db|) {
-        let there = db.another().await;
+        let other_process = db.another().await;
         let (left, right, both) = (Seen::default(), Seen::default(), Seen::default());
-        let also_note = || {
+        let also_record = || {
             let both = both.clone();
             move |cx: &Cx| {
-                both.note(cx);
+                both.record(cx);
                 Ok(Outcome::Done)
             }
         };
@@ -71,11 +72,11 @@ on_every_database! {
             written += count;
         };
         write(&db, 60).await;
-        let one = db.outbox.multi_node().poll_interval(SOON).on_type("left", left.says(also_note())).start().await.unwrap();
-        let two = there.outbox.multi_node().poll_interval(SOON).on_type("right", right.says(also_note())).start().await.unwrap();
-        // Also what the process of one relay writes for the other.
+        let one = db.outbox.multi_node().poll_interval(SOON).on_type("left", left.returning(also_record())).start().await.unwrap();
+        let two = other_process.outbox.multi_node().poll_interval(SOON).on_type("right", right.returning(also_record())).start().await.unwrap();
+        // Also events that the process of one relay writes for the other.
         write(&db, 30).await;
-        write(&there, 30).await;
+        write(&other_process, 30).await;
         db.drained().await;
         one.stop().await.unwrap();
         two.stop().await.unwrap();
@@ -93,7 +94,7 @@ on_every_database! {
         }
     }
 
-    /// By every kind of route, in every mode.
+    /// With every kind of route, in every mode.
     async fn an_event_without_a_route_stays_pending_until_a_relay_knows_it(frozen |db|) {
         for mode in ["single_node", "multi_node", "ordered"] {
             let build = || match mode {
@@ -104,7 +105,7 @@ on_every_database! {
             let seen = Seen::default();
             let mine = seen.clone();
             let relay = build()
-                .on(move |Paid(_): Paid, cx: Cx| { mine.note(&cx); async {} })
+                .on(move |Paid(_): Paid, cx: Cx| { mine.record(&cx); async {} })
                 .on_aggregate("bill", "sent", seen.handler())
                 .on_type("all", seen.handler())
                 .start().await.unwrap();
@@ -142,11 +143,12 @@ on_every_database! {
         }
     }
 
-    /// Born leased, or held in the memory of a leader, it would be out of the reach of others.
-    async fn an_event_that_its_own_process_does_not_route_is_born_free(|db|) {
-        let there = db.another().await;
+    /// With a lease at insertion, or held in the memory of a leader, other relays could not take
+    /// it.
+    async fn an_event_that_its_own_process_does_not_route_is_inserted_without_a_lease(|db|) {
+        let other_process = db.another().await;
         let seen = Seen::default();
-        // No poll of its own within this test: what is handled comes by the hot path.
+        // No poll of its own within this test: only the hot path delivers.
         let here = db.outbox.multi_node().poll_interval(SEC * 600).on_type("mine", seen.handler()).start().await.unwrap();
         here.idle().await.unwrap();
         let mine = db.outbox.send(numbered("mine", 1)).await.unwrap().unwrap();
@@ -156,7 +158,7 @@ on_every_database! {
         while db.status(&mine).await != Status::Done {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let relay = there.outbox.multi_node().on_type("other", seen.handler()).start().await.unwrap();
+        let relay = other_process.outbox.multi_node().on_type("other", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(db.status(&other).await, Status::Done);
         assert_eq!(seen.numbers(), [1, 2]);
@@ -164,12 +166,13 @@ on_every_database! {
         here.stop().await.unwrap();
     }
 
-    /// A leader that does not route an event does not hold it in memory: the next leader delivers it at once.
+    /// A leader that does not route an event does not hold it in memory: the next leader delivers
+    /// it at once.
     async fn a_leader_leaves_events_without_a_route_to_the_next_one(|db|) {
-        let there = db.another().await;
+        let other_process = db.another().await;
         let seen = Seen::default();
         let leader = db.outbox.single_node().on_type("mine", seen.handler()).start().await.unwrap();
-        let next = there.outbox.single_node().on_type("other", seen.handler()).start().await.unwrap();
+        let next = other_process.outbox.single_node().on_type("other", seen.handler()).start().await.unwrap();
         assert!(!next.is_active());
         let other = db.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
         db.outbox.send(numbered("mine", 1)).await.unwrap();
@@ -185,11 +188,12 @@ on_every_database! {
         next.stop().await.unwrap();
     }
 
-    /// A router may decide by more than the type: then an event is taken, and put off without an attempt.
-    async fn what_a_router_sends_nowhere_is_put_off_and_costs_no_attempt(frozen |db|) {
-        for says_types in [true, false] {
+    /// A router may decide by more than the type: then an event is taken, and put off without an
+    /// attempt.
+    async fn an_event_without_a_destination_is_put_off_and_costs_no_attempt(frozen |db|) {
+        for declares_types in [true, false] {
             let to = Destination::new(LogPublisher::new());
-            let relay = db.outbox.multi_node().forward_by(ForAcme { to, says_types }).start().await.unwrap();
+            let relay = db.outbox.multi_node().forward_by(ForAcme { to, declares_types }).start().await.unwrap();
             let acme = db.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().unwrap();
             let globex = db.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().unwrap();
             let other = db.outbox.send(numbered("other", 3).deliver_after(SEC)).await.unwrap().unwrap();
@@ -203,19 +207,19 @@ on_every_database! {
             let error = put_off.last_error.unwrap();
             assert!(error.starts_with("no handler for event type \"mine\""), "{error}");
             let left = db.find(&other).await;
-            assert_eq!(left.last_error.is_none(), says_types, "by its type it is not even taken");
+            assert_eq!(left.last_error.is_none(), declares_types, "an undeclared type is not even taken");
             assert_eq!((left.status, left.attempts), (Status::New, 0));
             relay.stop().await.unwrap();
             db.run(&format!("DELETE FROM {}", db.table)).await.unwrap();
         }
     }
 
-    /// Writers in other languages may write NULL. SQLite's table does not take it.
+    /// Writers in other languages may write NULL. SQLite's table does not accept it.
     async fn a_row_without_an_aggregate_type_belongs_to_the_global_aggregate(|db|) {
         let values = "('null', 'paid', NULL, '1')";
         let insert = format!("INSERT INTO {} (event_id, event_type, aggregate_type, payload) VALUES {values}", db.table);
         if db.run(&insert).await.is_err() {
-            assert!(!db.url().starts_with("postgres") && !db.url().starts_with("mysql"), "those take it");
+            assert!(!db.url().starts_with("postgres") && !db.url().starts_with("mysql"), "only SQLite refuses NULL");
             return;
         }
         let (order, global) = (Seen::default(), Seen::default());
@@ -223,7 +227,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(db.status(&"null".into()).await, Status::New);
-        // Beside a pair, which reads the column.
+        // With a route by aggregate type, which reads the column.
         let relay = db.outbox.multi_node().on_aggregate("order", "sent", order.handler())
             .on_type("paid", global.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
@@ -231,12 +235,12 @@ on_every_database! {
         assert_eq!((order.count(), global.count()), (0, 1));
     }
 
-    /// Otherwise each poll would look at all of them again.
-    async fn the_cursor_passes_by_events_that_are_not_routed(|db|) {
-        // A read of the whole table is slow, so that others come in between.
+    /// Otherwise each poll would scan all of them again.
+    async fn the_cursor_passes_events_that_are_not_routed(|db|) {
+        // A read of the whole table is slow, so that other events are written in between.
         let watched = Failing::slow(db.outbox.store(), Duration::from_millis(50));
         db.write("other", 0..500).await;
-        // As if they had been there for some time.
+        // As if they had been stored for some time.
         let past = format!("UPDATE {} SET available_at = '2020-01-01 00:00:00', created_at = '2020-01-01 00:00:00'", db.table);
         db.run(&past).await.unwrap();
         let seen = Seen::default();
@@ -244,7 +248,7 @@ on_every_database! {
             .on_type("mine", seen.handler()).start().await.unwrap();
         // A window that begins behind them was read.
         let mut tries = 0;
-        while watched.read_from().is_none_or(|place| place.at.timestamp() < 1_577_836_800) {
+        while watched.read_from().is_none_or(|cursor| cursor.at.timestamp() < 1_577_836_800) {
             tries += 1;
             assert!(tries < 2_000, "the relay reads from the start each time");
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -257,13 +261,13 @@ on_every_database! {
         assert_eq!((seen.numbers(), db.tally().await), (vec![7], (500, 0, 1, 0)));
     }
 
-    /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` tell what many of them cost.
-    async fn a_take_behind_events_that_are_not_routed_does_not_look_at_them(|db|) {
+    /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` print the cost of many unrouted events.
+    async fn a_take_does_not_scan_events_that_are_not_routed(|db|) {
         let count = std::env::var("OUTBOX_TEST_UNROUTED").map_or(2_000, |count| count.parse().unwrap());
         for from in (0..count).step_by(2_000) {
             db.write("other", from..(from + 2_000).min(count)).await;
         }
-        let place = db.outbox.store().last_due(Duration::ZERO).await.unwrap();
+        let cursor = db.outbox.store().last_due(Duration::ZERO).await.unwrap();
         let mine = db.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
         tokio::time::sleep(Duration::from_millis(2)).await;
         let take = |from: Origin, only: Option<Routed>| Take {
@@ -283,7 +287,7 @@ on_every_database! {
         };
         let none = Routed::default().and_type("nothing");
         let with_pairs = none.clone().and_pair("order", "nothing").and_pattern("nothing.*");
-        let behind = Origin::After(place.unwrap());
+        let behind = Origin::After(cursor.unwrap());
         for (what, from, only) in [
             ("from the start", Origin::Start, none.clone()),
             ("from the start, with pairs and patterns", Origin::Start, with_pairs),
@@ -309,7 +313,7 @@ on_every_database! {
         assert_eq!(*taken.deliveries[0].event.id(), mine);
     }
 
-    /// Handlers of the relay itself go on, whatever else is registered.
+    /// The relay's own handlers run, whichever others are registered.
     async fn a_relay_without_handlers_takes_nothing(|db|) {
         let calls = Arc::new(AtomicUsize::new(0));
         db.write("e", 0..3).await;

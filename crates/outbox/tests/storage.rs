@@ -1,5 +1,5 @@
-//! Storage that is full, read-only, locked or failing: nothing is lost, nothing overtakes, and all
-//! goes on when it is well again.
+//! Storage that is full, read-only, locked or failing: no event is lost or overtaken, and delivery
+//! resumes when the storage works again.
 
 mod common;
 
@@ -14,9 +14,9 @@ use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, PgConnection,
 
 const MS: Duration = Duration::from_millis(1);
 
-/// How each database is made to refuse what is written.
+/// Makes a database refuse writes.
 trait Refusing: Backend {
-    /// Statements after which a change of this event's status fails, and what takes that back.
+    /// Statements after which a change of this event's status fails, and statements that undo this.
     fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>);
 }
 
@@ -59,19 +59,19 @@ fn keyed(number: u64, key: &str) -> EventBuilder {
     Event::new("e").json(&number).ordering_key(key)
 }
 
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+async fn until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     for _ in 0..3_000 {
-        if is_so().await {
+        if condition().await {
             return;
         }
         tokio::time::sleep(10 * MS).await;
     }
-    panic!("not within 30 s: {what}");
+    panic!("not within 30 s: {description}");
 }
 
-/// A database refuses the verdict of one event for good, for a reason of its own. The later events of its key wait behind it, however far
-/// they have come; everything else is settled.
-async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(db: TestDb<DB>) {
+/// A database permanently refuses the settlement of one event. The later events of its key wait
+/// behind it, however far they have been handled; all other events are settled.
+async fn a_refused_settlement_blocks_its_key_and_nothing_else<DB: Refusing>(db: TestDb<DB>) {
     for (n, builder) in [db.outbox.multi_node(), db.outbox.single_node()].into_iter().enumerate() {
         let first = format!("bad-{n}");
         let (refuse, allow) = DB::refuse(&db.table, &first);
@@ -87,11 +87,12 @@ async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(db:
         let mut good = db.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap();
         good.extend(db.write("e", 20..26).await);
         for id in &good {
-            until("all others are settled", async || db.status(id).await == Status::Done).await;
+            until("all other events are settled", async || db.status(id).await == Status::Done).await;
         }
-        // Also what is written while the verdict is refused.
+        // Also events that are written while the settlement is refused.
         let late = db.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap();
-        until("another one is settled", async || db.status(&late[1]).await == Status::Done).await;
+        until("the event of the other key is settled", async || db.status(&late[1]).await == Status::Done)
+            .await;
         for id in bad.iter().chain(&late[..1]) {
             assert_eq!(db.status(id).await, Status::New, "nothing of the key is settled before the first");
         }
@@ -111,20 +112,20 @@ async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(db:
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_settles_a_key_in_order_or_not_at_all() {
     let db = TestDb::<Sqlite>::new().await.unwrap();
-    in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(db)).await;
+    in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_settles_a_key_in_order_or_not_at_all() {
     if let Some(db) = TestDb::<Postgres>::new().await {
-        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(db)).await;
+        in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb_settles_a_key_in_order_or_not_at_all() {
     if let Some(db) = TestDb::<MySql>::new().await {
-        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(db)).await;
+        in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
     }
 }
 
@@ -185,8 +186,8 @@ async fn mariadb_claims_beside_a_row_that_cannot_be_dead_lettered() {
     }
 }
 
-/// Statements that have the next migration alter the table, and the query that tells whether it
-/// waits.
+/// Statements that make the next migration alter the table, and a query that counts waiting
+/// migrations.
 trait Upgrading: Backend {
     const DOWNGRADE: &'static [&'static str];
     const WAITING: &'static str;
@@ -207,8 +208,8 @@ impl Upgrading for MySql {
         WHERE state LIKE 'Waiting for table metadata lock%' AND info LIKE '%ALTER TABLE%{t}%'";
 }
 
-/// Writers wait behind a statement that waits to alter their table, so a migration waits for a
-/// moment at a time.
+/// Writers wait behind a statement that waits to alter their table, so a migration waits for short
+/// periods only.
 async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(db: TestDb<DB>) {
     for statement in DB::DOWNGRADE {
         db.run(statement).await.unwrap();
@@ -221,7 +222,7 @@ async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(db: Test
     });
     until("the migration waits", async || db.number(DB::WAITING).await > 0).await;
     let written = tokio::time::timeout(Duration::from_secs(20), db.outbox.send(Event::new("e").json(&2)));
-    written.await.expect("the writer does not wait for the end of the other one").unwrap();
+    written.await.expect("the writer does not wait for the long transaction").unwrap();
     assert!(!migrating.is_finished(), "the table is in use");
     long.commit().await.unwrap();
     migrating.await.unwrap().unwrap();
@@ -243,8 +244,8 @@ async fn writers_get_through_while_a_migration_waits_on_mariadb() {
     }
 }
 
-/// Writers wait while a migration alters the table, so its time must not grow with the finished
-/// events.
+/// Writers wait while a migration alters the table, so its duration must not grow with the number
+/// of finished events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_reads_no_finished_events_on_postgres() {
     let Some(db) = TestDb::<Postgres>::new().await else { return };
@@ -253,20 +254,20 @@ async fn a_migration_reads_no_finished_events_on_postgres() {
     db.run(fill).await.unwrap();
     db.run("UPDATE {t}_schema SET version = 8").await.unwrap();
     db.outbox.migrate().await.unwrap();
-    // Each session tells its counters when it ends.
+    // Each session reports its counters when it ends.
     db.outbox.close().await;
     let mut beside = PgConnection::connect(db.url()).await.unwrap();
-    let mut count = async |what: &str| {
-        let ask = format!("SELECT COALESCE(sum({what}), 0)::bigint FROM ");
+    let mut count = async |column: &str| {
+        let query = format!("SELECT COALESCE(sum({column}), 0)::bigint FROM ");
         let (table, index) = ("pg_stat_user_tables WHERE relname", "pg_stat_user_indexes WHERE indexrelname");
-        let (from, name) = match what {
+        let (from, name) = match column {
             "idx_scan" => (index, format!("{}_due", db.table)),
             _ => (table, db.table.clone()),
         };
-        let ask = AssertSqlSafe(format!("{ask}{from} = '{name}'"));
-        sqlx::query_scalar::<_, i64>(ask).fetch_one(&mut beside).await.unwrap()
+        let query = AssertSqlSafe(format!("{query}{from} = '{name}'"));
+        sqlx::query_scalar::<_, i64>(query).fetch_one(&mut beside).await.unwrap()
     };
-    until("the counters are told", async || count("idx_scan").await > 0).await;
+    until("the counters are reported", async || count("idx_scan").await > 0).await;
     assert_eq!(count("seq_tup_read").await, 0);
 }
 
@@ -284,15 +285,15 @@ async fn a_migration_waits_for_another_one_on_mariadb() {
         let outbox = db.outbox.clone();
         async move { outbox.migrate().await }
     });
-    // By the number of the statement that waits: the second is another one. Each server reads only
-    // its own kind of comment.
+    // By the number of the waiting statement: the second wait is another statement. Each server
+    // reads only its own kind of comment.
     let waiting = "SELECT /*M! COALESCE(max(query_id), 0) FROM information_schema.processlist \
         WHERE state = 'User lock' AND info LIKE '%GET_LOCK%' */ \
         /*!80000 CAST(COALESCE(max(e.event_id), 0) AS SIGNED) FROM performance_schema.events_statements_current e \
         JOIN performance_schema.threads t USING (thread_id) \
         WHERE t.processlist_state = 'User lock' AND e.sql_text LIKE '%GET_LOCK%' */";
     let mut first = 0;
-    until("it waits again", async || {
+    until("the migration waits again", async || {
         let now = db.number(waiting).await;
         first = if first == 0 { now } else { first };
         now != 0 && now != first
@@ -305,7 +306,7 @@ async fn a_migration_waits_for_another_one_on_mariadb() {
     db.outbox.store().check_schema().await.unwrap();
 }
 
-/// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.
+/// Fills a SQLite database to its limit: for writers it is a full disk.
 async fn fill(db: &TestDb<Sqlite>) {
     db.run("CREATE TABLE IF NOT EXISTS filler (bytes blob)").await.unwrap();
     let pages = db.number("PRAGMA page_count").await;
@@ -315,7 +316,7 @@ async fn fill(db: &TestDb<Sqlite>) {
     }
 }
 
-async fn make_room(db: &TestDb<Sqlite>) {
+async fn raise_limit(db: &TestDb<Sqlite>) {
     db.run("PRAGMA max_page_count = 1000000").await.unwrap();
 }
 
@@ -335,11 +336,12 @@ fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> StorageFault {
     }
 }
 
-/// SQLite ends the transaction itself when there is no room. Its connection must not be taken for one inside of a transaction.
+/// SQLite ends the transaction itself when the disk is full. Its connection must not be treated as
+/// one inside a transaction.
 #[tokio::test]
 async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
     let db = TestDb::<Sqlite>::new().await.unwrap();
-    // An application's pool beside, with one connection as well.
+    // A pool of the application, also with one connection.
     let beside = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     let beside = beside.connect(db.url()).await.unwrap();
     let builder = outbox::OutboxBuilder::new().table(&db.table);
@@ -351,13 +353,13 @@ async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
         };
         limit(outbox, db.number("PRAGMA page_count").await).await;
         for number in 0..3 {
-            // Dropped, and rolled back.
+            // A dropped transaction, and one that is rolled back.
             assert_eq!(fault(outbox.send(large(number)).await), StorageFault::Full);
             let mut tx = outbox.begin().await.unwrap();
             assert_eq!(fault(tx.write(large(number)).await), StorageFault::Full);
             tx.rollback().await.unwrap();
         }
-        // What is written after that would not be part of the transaction, and there at once.
+        // Later writes would not be part of the transaction, and committed at once.
         let mut tx = outbox.begin().await.unwrap();
         tx.write(Event::new("e").json(&1)).await.unwrap();
         assert_eq!(fault(tx.write(large(4)).await), StorageFault::Full);
@@ -371,7 +373,8 @@ async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
     }
 }
 
-/// A database in memory is its connection: that is never closed for having been in the middle of something.
+/// A database in memory exists as long as its connection: the connection is not closed because it
+/// was inside a transaction.
 #[tokio::test]
 async fn a_database_in_memory_survives_a_transaction_that_ended_by_itself() {
     let outbox = Outbox::sqlite(":memory:").await.unwrap();
@@ -391,18 +394,18 @@ async fn a_database_in_memory_survives_a_transaction_that_ended_by_itself() {
     assert_eq!(outbox.admin().stats().await.unwrap().new, 3);
 }
 
-/// There is room for what is done, and none for what failed, whose error is long: its key waits, nothing overtakes, and no handler is
-/// repeated.
+/// Settlements as done fit, settlements with a long error do not: the key waits, no event is
+/// overtaken, and no handler runs again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_breaks_no_order() {
     let db = TestDb::<Sqlite>::new().await.unwrap();
     let test = async {
         let (seen, gate) = (Seen::default(), common::Gate::closed());
-        let (noted, opened) = (seen.clone(), gate.clone());
+        let (recorded, opened) = (seen.clone(), gate.clone());
         let handler = move |cx: outbox::Cx| {
-            let (seen, gate) = (noted.clone(), opened.clone());
+            let (seen, gate) = (recorded.clone(), opened.clone());
             async move {
-                seen.note(&cx);
+                seen.record(&cx);
                 gate.pass().await;
                 match (cx.payload::<u64>(), cx.attempt()) {
                     (Ok(0), 1) => Err(Failure::retry("ü".repeat(4_000))),
@@ -416,10 +419,14 @@ async fn a_full_disk_breaks_no_order() {
         seen.reach(1).await;
         fill(&db).await;
         gate.open();
-        // Longer than the lease, and than a verdict used to be tried that was refused.
+        // Longer than the lease, and than a refused settlement used to be retried.
         tokio::time::sleep(2_500 * MS).await;
-        assert_eq!(seen.of_key("k"), [0], "what is not settled is not repeated, and holds back its key");
-        make_room(&db).await;
+        assert_eq!(
+            seen.of_key("k"),
+            [0],
+            "an event that is not settled is not handled again, and blocks its key"
+        );
+        raise_limit(&db).await;
         relay.idle().await.unwrap();
         assert_eq!(seen.of_key("k"), [0, 0, 1, 2, 3, 4]);
         assert_eq!(db.tally().await, (0, 0, 5, 0));
@@ -428,7 +435,8 @@ async fn a_full_disk_breaks_no_order() {
     in_time(test).await;
 }
 
-/// A database of this test's own on the server of the tests, which can be made read-only without any harm to others.
+/// A separate database on the test server, which can be made read-only without effect on other
+/// tests.
 struct OwnDatabase {
     server: sqlx::PgPool,
     name: String,
@@ -451,7 +459,7 @@ impl OwnDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.server).await.unwrap();
     }
 
-    /// For all connections: those that there are end.
+    /// For all connections: the existing ones are terminated.
     async fn read_only(&self, read_only: bool) {
         let value = if read_only { "on" } else { "off" };
         self.run(&format!("ALTER DATABASE {} SET default_transaction_read_only = {value}", self.name)).await;
@@ -460,7 +468,8 @@ impl OwnDatabase {
     }
 }
 
-/// A server that is a standby for a while, or that an operator has made read-only: nothing is handled twice, and all goes on.
+/// A server that is a standby for a while, or that an operator has made read-only: no event is
+/// handled twice, and delivery resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
     let Some(own) = OwnDatabase::new().await else { return };
@@ -476,7 +485,7 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         seen.reach(4).await;
         own.read_only(true).await;
         let refused = loop {
-            // The connections that were ended say so first.
+            // Terminated connections report that first.
             match outbox.send(keyed(99, "k")).await {
                 Err(Error::Database(error)) if error.storage_fault().is_none() => {}
                 other => break other,
@@ -487,8 +496,10 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         tokio::time::sleep(1_000 * MS).await;
         assert_eq!(outbox.admin().stats().await.unwrap().done, 0);
         own.read_only(false).await;
-        until("all is settled", async || outbox.admin().stats().await.is_ok_and(|stats| stats.done == 7))
-            .await;
+        until("all events are settled", async || {
+            outbox.admin().stats().await.is_ok_and(|stats| stats.done == 7)
+        })
+        .await;
         assert_eq!(seen.of_key("k"), [0, 1, 2, 3], "once each, and in order");
         assert_eq!(seen.count(), 7);
         relay.stop().await.unwrap();
@@ -498,12 +509,12 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
     own.run(&format!("DROP DATABASE {} WITH (FORCE)", own.name)).await;
 }
 
-/// What the servers say of their storage, by the codes that they say it with.
+/// Faults of storage are recognized by the error codes of the servers.
 #[tokio::test]
-async fn faults_of_storage_are_told_by_their_cause() {
-    let told = |result: Result<u64, sqlx::Error>| match result {
+async fn faults_of_storage_are_recognized_by_their_cause() {
+    let fault_of = |result: Result<u64, sqlx::Error>| match result {
         Err(error) => fault(Err::<(), _>(Error::Database(DatabaseError::from(error)))),
-        Ok(_) => panic!("it is said to be an error"),
+        Ok(_) => panic!("the statement must fail"),
     };
     if let Some(db) = TestDb::<Postgres>::new().await {
         for (code, expected) in [
@@ -514,7 +525,7 @@ async fn faults_of_storage_are_told_by_their_cause() {
             ("XX002", StorageFault::Corrupt),
         ] {
             let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'so' USING ERRCODE = '{code}'; END $$");
-            assert_eq!(told(db.run(&raise).await), expected, "{code}");
+            assert_eq!(fault_of(db.run(&raise).await), expected, "{code}");
         }
     }
     if let Some(db) = TestDb::<MySql>::new().await {
@@ -530,7 +541,7 @@ async fn faults_of_storage_are_told_by_their_cause() {
             (1712, StorageFault::Corrupt),
         ] {
             let signal = format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'so'");
-            assert_eq!(told(db.run(&signal).await), expected, "{number}");
+            assert_eq!(fault_of(db.run(&signal).await), expected, "{number}");
         }
         let collision = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'so'";
         let collision = DatabaseError::from(db.run(collision).await.unwrap_err());

@@ -1,4 +1,5 @@
-//! Handlers that get a transaction: what they write takes effect together with the event being done, or not at all.
+//! Handlers with a transaction: their writes are committed together with the event's settlement, or
+//! not at all.
 
 mod common;
 
@@ -11,67 +12,67 @@ use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
 use outbox::{Backoff, Cx, Error, Event, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 
-/// What the booking handler does after it has written its row.
-type Say = Arc<dyn Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync>;
+/// Result of the booking handler after it has written its row.
+type HandlerResult = Arc<dyn Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync>;
 
-/// Writes the event's number into a table, in the transaction that it is given.
-struct Book<DB: Backend> {
+/// Writes the event's number into a table, in the handler's transaction.
+struct BookNumber<DB: Backend> {
     db: TestDb<DB>,
     seen: Seen,
-    say: Say,
-    /// A statement to run as well.
+    result: HandlerResult,
+    /// A further statement to run.
     also: Option<&'static str>,
     /// Whether to write an event as well.
-    tells: bool,
-    /// How long to wait after that.
+    writes_event: bool,
+    /// Delay after that.
     time: Duration,
 }
 
-impl<DB: Backend> Book<DB> {
+impl<DB: Backend> BookNumber<DB> {
     async fn new(db: &TestDb<DB>) -> Self {
         db.run("CREATE TABLE {t}_booked (number bigint NOT NULL)").await.unwrap();
         Self {
             db: db.another().await,
             seen: Seen::default(),
-            say: Arc::new(|_| Ok(Outcome::Done)),
+            result: Arc::new(|_| Ok(Outcome::Done)),
             also: None,
-            tells: false,
+            writes_event: false,
             time: Duration::ZERO,
         }
     }
 
-    fn says(mut self, say: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static) -> Self {
-        self.say = Arc::new(say);
+    fn returning(mut self, result: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static) -> Self {
+        self.result = Arc::new(result);
         self
     }
 }
 
 #[async_trait]
-impl<DB: Backend> TxHandler<DB> for Book<DB> {
+impl<DB: Backend> TxHandler<DB> for BookNumber<DB> {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        self.seen.note(&cx);
+        self.seen.record(&cx);
         let number: u64 = cx.payload()?;
         let table = &self.db.table;
         DB::execute_sql(tx, &format!("INSERT INTO {table}_booked VALUES ({number})")).await?;
         if let Some(sql) = self.also {
             DB::execute_sql(tx, &sql.replace("{t}", table)).await?;
         }
-        if self.tells {
-            tx.write(numbered("told", number)).await?;
+        if self.writes_event {
+            tx.write(numbered("written", number)).await?;
         }
         tokio::time::sleep(self.time).await;
-        (self.say)(&cx)
+        (self.result)(&cx)
     }
 }
 
-/// Looks how many events come before its own and are not settled.
-struct Look {
+/// Records how many earlier events are not settled.
+struct CountUnsettled {
     table: String,
     unsettled: Arc<std::sync::Mutex<Vec<i64>>>,
 }
 
 #[async_trait]
-impl<DB: Backend> TxHandler<DB> for Look {
+impl<DB: Backend> TxHandler<DB> for CountUnsettled {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let (table, id) = (&self.table, cx.id());
         let before = format!(
@@ -93,8 +94,8 @@ fn quick(builder: RelayBuilder) -> RelayBuilder {
 }
 
 on_every_database! {
-    async fn what_a_handler_writes_is_committed_with_its_event(|db|) {
-        let book = Book::new(&db).await;
+    async fn a_handlers_writes_are_committed_with_its_event(|db|) {
+        let book = BookNumber::new(&db).await;
         let seen = book.seen.clone();
         let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
         db.write("n", 0..50).await;
@@ -106,8 +107,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn one_node_alone_commits_with_the_event_too(|db|) {
-        let book = Book::new(&db).await;
+    async fn a_single_node_commits_with_the_event_too(|db|) {
+        let book = BookNumber::new(&db).await;
         let relay = db.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
         db.outbox.send_all((0..30).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
         relay.idle().await.unwrap();
@@ -116,13 +117,14 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Verdicts of plain handlers wait for company. A crash must not find a later event of the key settled and an earlier one not.
-    async fn what_comes_before_it_in_its_key_is_settled_first(|db|) {
+    /// Verdicts of plain handlers are batched. After a crash no later event of a key may be settled
+    /// while an earlier one is not.
+    async fn earlier_events_of_its_key_are_settled_first(|db|) {
         for relay in [db.outbox.multi_node(), db.outbox.single_node()] {
-            let look = Look { table: db.table.clone(), unsettled: Arc::default() };
-            let unsettled = look.unsettled.clone();
+            let counter = CountUnsettled { table: db.table.clone(), unsettled: Arc::default() };
+            let unsettled = counter.unsettled.clone();
             let relay = relay
-                .tx_handler::<DB>("__GLOBAL__", "n", look)
+                .tx_handler::<DB>("__GLOBAL__", "n", counter)
                 .on_type("plain", async |_: Cx| ())
                 .settle_linger(Duration::from_millis(300))
                 .start()
@@ -137,13 +139,13 @@ on_every_database! {
     }
 
     async fn only_done_is_committed(|db|) {
-        let tries = AtomicU32::new(0);
-        let book = Book::new(&db).await.says(move |cx| match cx.payload::<u64>()? {
+        let attempts = AtomicU32::new(0);
+        let book = BookNumber::new(&db).await.returning(move |cx| match cx.payload::<u64>()? {
             0 => Err(Failure::retry("no luck")),
             1 => Ok(Outcome::Dead("never".to_owned())),
             2 => Err(Failure::dead("never")),
             3 => panic!("on purpose"),
-            _ if tries.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::RetryAfter(Duration::from_millis(1))),
+            _ if attempts.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::RetryAfter(Duration::from_millis(1))),
             _ => Ok(Outcome::Done),
         });
         let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
@@ -156,7 +158,7 @@ on_every_database! {
     }
 
     async fn a_statement_that_fails_rolls_everything_back(|db|) {
-        let mut book = Book::new(&db).await;
+        let mut book = BookNumber::new(&db).await;
         book.also = Some("INSERT INTO {t}_booked VALUES (NULL)");
         let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
         let relay = quick(relay).start().await.unwrap();
@@ -168,10 +170,10 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Whoever has lost the event in the meantime has done nothing.
-    async fn what_came_too_late_is_rolled_back(|db|) {
-        let mut book = Book::new(&db).await;
-        // Seen from inside of the transaction, somebody else has claimed the event.
+    /// A handler that has lost its event meanwhile has no effect.
+    async fn a_handler_that_ends_too_late_is_rolled_back(|db|) {
+        let mut book = BookNumber::new(&db).await;
+        // Within the transaction, another node has claimed the event.
         book.also = Some("UPDATE {t} SET claims = claims + 1");
         let seen = book.seen.clone();
         let relay = db.outbox.multi_node().lease(Duration::from_millis(300));
@@ -183,25 +185,25 @@ on_every_database! {
         assert_eq!(db.tally().await.2, 0);
     }
 
-    async fn events_written_in_the_transaction_live_and_die_with_it(|db|) {
-        let mut book = Book::new(&db).await.says(|cx| match cx.payload::<u64>()? {
+    async fn events_written_in_the_transaction_are_committed_or_rolled_back_with_it(|db|) {
+        let mut book = BookNumber::new(&db).await.returning(|cx| match cx.payload::<u64>()? {
             n if n % 2 == 0 => Ok(Outcome::Done),
             _ => Err(Failure::dead("odd")),
         });
-        book.tells = true;
-        let told = Seen::default();
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("told", told.handler());
+        book.writes_event = true;
+        let written = Seen::default();
+        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("written", written.handler());
         let relay = quick(relay).start().await.unwrap();
         db.write("n", 0..10).await;
         db.drained().await;
-        let mut numbers = told.numbers();
+        let mut numbers = written.numbers();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 2, 4, 6, 8]);
         relay.stop().await.unwrap();
     }
 
     async fn steps_settled_in_a_transaction_are_counted(|db|) {
-        let book = Book::new(&db).await;
+        let book = BookNumber::new(&db).await;
         let then = Seen::default();
         let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("then", then.handler());
         let relay = relay.start().await.unwrap();
@@ -214,10 +216,10 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Its lease is renewed meanwhile, beside its transaction.
+    /// The lease is renewed meanwhile, on another connection.
     async fn a_handler_may_take_longer_than_its_lease(|db|) {
-        let mut book = Book::new(&db).await;
-        // A first read, from when on some isolation levels look at the past.
+        let mut book = BookNumber::new(&db).await;
+        // A first read, from which on some isolation levels use an old snapshot.
         book.also = Some("SELECT count(*) FROM {t}");
         book.time = Duration::from_millis(900);
         let seen = book.seen.clone();
@@ -232,7 +234,7 @@ on_every_database! {
     }
 
     async fn a_key_stays_in_order(|db|) {
-        let book = Book::new(&db).await.says(|cx| match cx.attempt() {
+        let book = BookNumber::new(&db).await.returning(|cx| match cx.attempt() {
             1 if cx.payload::<u64>()? % 5 == 0 => Err(Failure::retry("first time")),
             _ => Ok(Outcome::Done),
         });
@@ -249,7 +251,7 @@ on_every_database! {
     }
 }
 
-/// Before anything runs.
+/// The start fails before anything runs.
 #[tokio::test]
 async fn a_handler_for_another_database_is_refused_at_start() {
     struct Nothing;
@@ -266,19 +268,20 @@ async fn a_handler_for_another_database_is_refused_at_start() {
     assert!(matches!(store.start().await, Err(Error::Setting(_))));
 }
 
-/// SQLite has one writer, and while the handler is that one leadership cannot be renewed: nobody can have taken over either.
+/// SQLite has one writer, and while the handler is that writer leadership cannot be renewed, and no
+/// other node can take over either.
 #[ignore = "takes 20 s: cargo test -p outbox --test tx_handlers -- --ignored"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_may_take_longer_than_leadership_lasts() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
-    let mut book = Book::new(&db).await;
+    let mut book = BookNumber::new(&db).await;
     book.time = Duration::from_secs(17);
     let seen = book.seen.clone();
     let relay = db.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
     db.write("n", 0..1).await;
     common::in_time(db.drained()).await;
     assert_eq!(booked(&db).await, 1);
-    // Lost verdicts, if there were any, would keep the relay from ever being idle.
+    // Lost verdicts would keep the relay from ever being idle.
     common::in_time(relay.idle()).await.unwrap();
     assert_eq!(seen.count(), 1);
     relay.stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! Relays that vanish, come back under their name, or cannot announce themselves.
+//! Relays that vanish, restart under the same name, or cannot announce themselves.
 
 mod common;
 #[path = "common/failing_store.rs"]
@@ -10,21 +10,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{Seen, TestDb};
-use failing_store::{Failing, Where};
+use failing_store::{Failing, Operation};
 use outbox::store::{Holder, NodeId, NodeState, Origin, Take};
 use outbox::{Error, OnDead, Outgoing, PublishError, Publisher, RelayBuilder};
 
 const MS: Duration = Duration::from_millis(1);
-/// Long enough that what is delivered in a test was released, and has not run out.
+/// Long enough that an event that is delivered in a test was released, and its lease has not
+/// expired.
 const LONG: Duration = Duration::from_secs(3_600);
 
 /// A destination that is unavailable for so many batches.
-struct Away(AtomicU32);
+struct Unavailable(AtomicU32);
 
 #[async_trait]
-impl Publisher for Away {
+impl Publisher for Unavailable {
     fn name(&self) -> &'static str {
-        "away"
+        "unavailable"
     }
 
     async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
@@ -35,8 +36,8 @@ impl Publisher for Away {
     }
 }
 
-/// Takes all that is due for a relay that is never heard of again.
-async fn seize<DB: common::Backend>(db: &TestDb<DB>, node: &str, presence_ms: u64) -> usize {
+/// Claims all due events for a relay that vanishes.
+async fn claim_and_vanish<DB: common::Backend>(db: &TestDb<DB>, node: &str, presence_ms: u64) -> usize {
     let store = db.outbox.store();
     let state =
         serde_json::json!({"mode": "multi_node", "version": "", "active": true, "presence_ms": presence_ms});
@@ -61,10 +62,10 @@ async fn seize<DB: common::Backend>(db: &TestDb<DB>, node: &str, presence_ms: u6
 }
 
 on_every_database! {
-    /// Its lease would last for an hour.
+    /// The lease would last for an hour.
     async fn the_events_of_a_vanished_relay_are_delivered_by_another(|db|) {
         db.write("e", 0..20).await;
-        assert_eq!(seize(&db, "vanished", 300).await, 20);
+        assert_eq!(claim_and_vanish(&db, "vanished", 300).await, 20);
         let seen = Seen::default();
         let relay = db.outbox.multi_node().presence(4_000 * MS).on_type("e", seen.handler()).start().await.unwrap();
         while seen.count() < 20 {
@@ -77,40 +78,40 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// No other relay has to notice that the first one is gone.
-    async fn a_relay_of_the_same_name_takes_back_what_was_left_behind(|db|) {
+    /// No other relay has to detect that the first one is gone.
+    async fn a_relay_of_the_same_name_claims_its_former_events(|db|) {
         db.write("e", 0..20).await;
-        assert_eq!(seize(&db, "worker-1", 3_600_000).await, 20);
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 20);
         let seen = Seen::default();
         let relay = db.outbox.multi_node().node("worker-1").on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         seen.assert_each_once(0..20);
         relay.stop().await.unwrap();
-        // One that was stopped has left nothing.
+        // A relay that was stopped leaves no row behind.
         assert!(db.outbox.admin().nodes().await.unwrap().is_empty());
     }
 
-    /// An outage is no crash: each probe starts the event, and none of them counts against it.
+    /// An outage is not a crash: each probe starts the event, and none of them counts as a crash.
     async fn an_outage_dead_letters_no_event_of_a_vanished_relay(|db|) {
         db.write("e", 0..1).await;
-        assert_eq!(seize(&db, "worker-1", 3_600_000).await, 1);
-        let away = Arc::new(Away(AtomicU32::new(5)));
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 1);
+        let unavailable = Arc::new(Unavailable(AtomicU32::new(5)));
         let relay = db.outbox.multi_node()
             .node("worker-1")
             .poll_interval(20 * MS)
-            .forward_any(away.clone())
+            .forward_any(unavailable.clone())
             .start().await.unwrap();
         db.drained().await;
         relay.stop().await.unwrap();
         assert_eq!(db.tally().await, (0, 0, 1, 0));
-        assert_eq!(away.0.load(Ordering::SeqCst), 0);
+        assert_eq!(unavailable.0.load(Ordering::SeqCst), 0);
     }
 
-    /// Its lease would last for an hour.
-    async fn an_event_whose_start_cannot_be_counted_is_given_back(|db|) {
+    /// The lease would last for an hour.
+    async fn an_event_whose_start_cannot_be_counted_is_released(|db|) {
         db.write("e", 0..1).await;
-        assert_eq!(seize(&db, "worker-1", 3_600_000).await, 1);
-        let failing = Failing::new(db.outbox.store(), Where::Start, 1, || Error::Store("on purpose".to_owned()));
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 1);
+        let failing = Failing::new(db.outbox.store(), Operation::Start, 1, || Error::Store("on purpose".to_owned()));
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(failing.clone())
             .node("worker-1")
@@ -124,10 +125,11 @@ on_every_database! {
         assert_eq!(db.tally().await, (0, 0, 1, 0));
     }
 
-    /// Others may have released what it took, so it takes and handles nothing until it has announced itself again.
+    /// Other relays may have released its events, so it takes and handles nothing until it has
+    /// announced itself again.
     async fn a_relay_that_cannot_announce_itself_handles_nothing(|db|) {
-        let store = Failing::new(db.outbox.store(), Where::Announce, usize::MAX, || Error::Store("on purpose".to_owned()));
-        // The first announcement has to be made before the relay starts.
+        let store = Failing::new(db.outbox.store(), Operation::Announce, usize::MAX, || Error::Store("on purpose".to_owned()));
+        // The first announcement has to succeed, or the relay does not start.
         store.after(1);
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).node("mute").presence(400 * MS)
@@ -144,7 +146,7 @@ on_every_database! {
         while store.failed() < failed + 3 {
             tokio::time::sleep(5 * MS).await;
         }
-        assert_eq!(seen.count(), 0, "it does not know what it may handle");
+        assert_eq!(seen.count(), 0, "it does not know whether it still holds events");
         store.heal();
         seen.reach(3).await;
         relay.stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! Relays that sleep are woken by whoever writes, in whatever language.
+//! Relays that wait for notifications are woken by writers in any language.
 
 #![cfg(feature = "postgres")]
 
@@ -16,13 +16,13 @@ async fn test_db() -> Option<TestDb<Postgres>> {
     TestDb::<Postgres>::new().await
 }
 
-/// As any client does.
+/// Inserts an event as any client does.
 async fn insert(db: &TestDb<Postgres>, n: u64) {
     let insert = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '{n}')", db.table);
     db.run(&insert).await.unwrap();
 }
 
-/// Over and over: asleep, called, up, asleep again.
+/// Repeatedly: waiting, notified, awake, waiting again.
 #[tokio::test]
 async fn an_insert_by_another_client_is_delivered_at_once() {
     let Some(db) = test_db().await else { return };
@@ -37,9 +37,10 @@ async fn an_insert_by_another_client_is_delivered_at_once() {
     relay.stop().await.unwrap();
 }
 
-/// It was inserted while nobody slept, so it does not call at its commit: the relay stays awake until then.
+/// The event was inserted while no relay waited, so its commit does not notify: the relay does not
+/// wait for notifications until then.
 #[tokio::test]
-async fn a_transaction_that_commits_late_is_not_slept_through() {
+async fn a_transaction_that_commits_late_is_not_missed() {
     let Some(db) = test_db().await else { return };
     let seen = Seen::default();
     let mut tx = db.outbox.pool().begin().await.unwrap();
@@ -47,7 +48,7 @@ async fn a_transaction_that_commits_late_is_not_slept_through() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
     let relay =
         db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
-    // Until polls that come later and later are seconds apart: the next would be after twelve.
+    // Until the growing pauses between polls are seconds long: the next poll would be after twelve.
     tokio::time::sleep(Duration::from_millis(6_600)).await;
     let committed = tokio::time::Instant::now();
     tx.commit().await.unwrap();
@@ -56,9 +57,10 @@ async fn a_transaction_that_commits_late_is_not_slept_through() {
     relay.stop().await.unwrap();
 }
 
-/// Only one has the watch; the others hear what it hears, and one of them takes it over.
+/// One relay holds the notifier lock; the others are notified as well, and one of them takes the
+/// lock over.
 #[tokio::test]
-async fn the_watch_is_taken_over() {
+async fn the_notifier_lock_is_taken_over() {
     let Some(db) = test_db().await else { return };
     let (first, second) = (Seen::default(), Seen::default());
     let one =
@@ -69,27 +71,27 @@ async fn the_watch_is_taken_over() {
     let two =
         other.outbox.multi_node().poll_interval(NEVER).on_type("e", second.handler()).start().await.unwrap();
     one.stop().await.unwrap();
-    // It asks for the watch every second.
+    // The second relay tries to take the notifier lock every second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     insert(&db, 1).await;
     second.reach(1).await;
     two.stop().await.unwrap();
 }
 
-/// Whoever cuts the line gets a new one; until then there is polling.
+/// A terminated listener connection is replaced; until then the relay polls.
 #[tokio::test]
-async fn a_lost_line_is_replaced() {
+async fn a_lost_listener_connection_is_replaced() {
     let Some(db) = test_db().await else { return };
     let seen = Seen::default();
     let relay =
         db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
     insert(&db, 0).await;
     seen.reach(1).await;
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
+    let terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
                AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.' || ";
     let until = tokio::time::Instant::now() + FOREVER;
-    while db.number(&format!("{cut}'{}', 12)", db.table)).await == 0 {
-        assert!(tokio::time::Instant::now() < until, "nobody has the watch");
+    while db.number(&format!("{terminate}'{}', 12)", db.table)).await == 0 {
+        assert!(tokio::time::Instant::now() < until, "no relay holds the notifier lock");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     insert(&db, 1).await;
@@ -99,32 +101,32 @@ async fn a_lost_line_is_replaced() {
     relay.stop().await.unwrap();
 }
 
-/// `NOTIFY` makes commits wait for each other: nobody sends one while all are awake.
+/// `NOTIFY` serializes commits: no writer sends one while all relays are awake.
 #[tokio::test]
-async fn writers_call_only_while_somebody_sleeps() {
+async fn writers_notify_only_while_a_relay_waits() {
     let Some(db) = test_db().await else { return };
     let table = db.number("SELECT '{t}'::regclass::oid::bigint").await;
-    let mut ear = sqlx::postgres::PgListener::connect_with(db.outbox.pool()).await.unwrap();
-    ear.listen(&format!("outbox_due_{table}")).await.unwrap();
-    ear.listen("end").await.unwrap();
-    let mut sleeper = db.outbox.pool().acquire().await.unwrap();
+    let mut listener = sqlx::postgres::PgListener::connect_with(db.outbox.pool()).await.unwrap();
+    listener.listen(&format!("outbox_due_{table}")).await.unwrap();
+    listener.listen("end").await.unwrap();
+    let mut waiting = db.outbox.pool().acquire().await.unwrap();
     let lock = format!("(hashtextextended(current_schema() || '.' || '{}', 11))", db.table);
-    let mut heard = Vec::new();
-    for step in ["awake", "asleep", "awake again"] {
-        let act = match step {
-            "asleep" => format!("SELECT pg_advisory_lock{lock}"),
+    let mut received = Vec::new();
+    for step in ["awake", "waiting", "awake again"] {
+        let statement = match step {
+            "waiting" => format!("SELECT pg_advisory_lock{lock}"),
             "awake again" => format!("SELECT pg_advisory_unlock{lock}"),
             _ => "SELECT 1".to_owned(),
         };
-        sqlx::raw_sql(sqlx::AssertSqlSafe(act)).execute(&mut *sleeper).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *waiting).await.unwrap();
         insert(&db, 0).await;
-        // Calls come in the order of commits: what was sent is here before this.
+        // Notifications arrive in the order of commits: earlier ones are received before this one.
         db.run("NOTIFY \"end\"").await.unwrap();
-        let mut calls = 0;
-        while ear.recv().await.unwrap().channel() != "end" {
-            calls += 1;
+        let mut notifications = 0;
+        while listener.recv().await.unwrap().channel() != "end" {
+            notifications += 1;
         }
-        heard.push((step, calls));
+        received.push((step, notifications));
     }
-    assert_eq!(heard, [("awake", 0), ("asleep", 1), ("awake again", 0)]);
+    assert_eq!(received, [("awake", 0), ("waiting", 1), ("awake again", 0)]);
 }

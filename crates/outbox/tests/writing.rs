@@ -1,4 +1,4 @@
-//! Writing: what an event may be, and that it lives and dies with its transaction.
+//! Writing: limits of events, and events that are committed or rolled back with their transaction.
 
 mod common;
 
@@ -16,7 +16,7 @@ use sqlx::Connection as _;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The address of a PostgreSQL db, with the table as the name of its sessions.
+/// URL of a PostgreSQL database, with the table as the application name of its sessions.
 fn named<DB: Backend>(db: &TestDb<DB>) -> String {
     format!("{}?application_name={}", db.url().split('?').next().unwrap(), db.table)
 }
@@ -55,8 +55,8 @@ on_every_database! {
         assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
     }
 
-    /// Case 6: the hot path may trust only what the commit kept.
-    async fn what_a_savepoint_took_back_is_not_delivered(|db|) {
+    /// Case 6: the hot path may deliver only events that the commit kept.
+    async fn an_event_that_a_savepoint_rolled_back_is_not_delivered(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
@@ -76,22 +76,22 @@ on_every_database! {
         }
     }
 
-    /// Case 6, the way sqlx does it: a savepoint is a transaction in a transaction.
+    /// Case 6, as in sqlx: a savepoint is a transaction in a transaction.
     async fn a_savepoint_that_was_committed_is_not_a_commit(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
             let mut outer = db.outbox.begin().await.unwrap();
             let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
-            let told = Arc::new(Mutex::new(false));
-            let tell = told.clone();
-            inner.after_commit(move || *tell.lock().unwrap() = true);
+            let calls = Arc::new(Mutex::new(false));
+            let record = calls.clone();
+            inner.after_commit(move || *record.lock().unwrap() = true);
             db.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
             inner.commit().await.unwrap();
             outer.rollback().await.unwrap();
-            assert!(!*told.lock().unwrap(), "told of a commit that never was");
+            assert!(!*calls.lock().unwrap(), "called for a commit that did not happen");
             relay.idle().await.unwrap();
-            assert_eq!(seen.count(), 0, "delivered, and never committed");
+            assert_eq!(seen.count(), 0, "delivered without a commit");
 
             let mut outer = db.outbox.begin().await.unwrap();
             let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
@@ -105,7 +105,7 @@ on_every_database! {
         }
     }
 
-    async fn a_write_that_fails_spoils_nothing_but_itself(|db|) {
+    async fn a_write_that_fails_affects_no_other_write(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
@@ -131,14 +131,14 @@ on_every_database! {
         assert!(db.outbox.send_all(none).await.unwrap().is_empty());
     }
 
-    async fn one_bad_event_of_a_batch_keeps_all_of_it_out(|db|) {
+    async fn one_invalid_event_rejects_its_whole_batch(|db|) {
         let bad = db.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
         assert!(matches!(bad, Err(Error::Event(EventError::Empty { field: "event type" }))), "{bad:?}");
         let mut tx = db.outbox.begin().await.unwrap();
         db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
         db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(db.tally().await, (1, 0, 0, 0), "the transaction goes on after a mistake that never reached it");
+        assert_eq!(db.tally().await, (1, 0, 0, 0), "the transaction is usable after an error that did not reach the database");
     }
 
     async fn a_deduplication_key_is_written_once(|db|) {
@@ -161,18 +161,18 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn callbacks_are_told_how_the_transaction_ended(|db|) {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = |what: &'static str| {
-            let told = told.clone();
-            move || told.lock().unwrap().push(what)
+    async fn callbacks_are_called_by_the_end_of_the_transaction(|db|) {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let record = |what: &'static str| {
+            let calls = calls.clone();
+            move || calls.lock().unwrap().push(what)
         };
         for end in ["commit", "rollback", "drop"] {
             let mut tx = db.outbox.begin().await.unwrap();
-            tx.after_commit(tell("committed"));
+            tx.after_commit(record("committed"));
             tx.after_commit(|| panic!("logged, nothing else"));
-            tx.after_rollback(tell("rolled back"));
-            tx.after_commit(tell("committed, second"));
+            tx.after_rollback(record("rolled back"));
+            tx.after_commit(record("committed, second"));
             db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             match end {
                 "commit" => tx.commit().await.unwrap(),
@@ -180,30 +180,30 @@ on_every_database! {
                 _ => drop(tx),
             }
         }
-        assert_eq!(*told.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
+        assert_eq!(*calls.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
         assert_eq!(db.tally().await.0, 1);
     }
 
-    /// A compensation is needed most where the database fails.
-    async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|db|) {
+    /// A compensation is needed most when the database fails.
+    async fn callbacks_and_hooks_are_called_for_a_rollback_that_fails(|db|) {
         let (own, kill) = match db.url().split_once(':') {
             Some(("postgres", _)) => ("SELECT pg_backend_pid()::bigint", "SELECT pg_terminate_backend({}, 30000)"),
             Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL CONNECTION {}"),
             // SQLite has no server that could end a connection.
             _ => return,
         };
-        let told = Told::default();
-        let spy = Spy { told: told.clone(), change: Ok, panics: false };
-        let outbox = db.another_with(|builder| builder.hook(spy)).await.outbox;
+        let calls = Calls::default();
+        let hook = RecordingHook { calls: calls.clone(), change: Ok, panics: false };
+        let outbox = db.another_with(|builder| builder.hook(hook)).await.outbox;
         let mut tx = outbox.begin().await.unwrap();
-        let callback = told.clone();
+        let callback = calls.clone();
         tx.after_rollback(move || callback.lock().unwrap().push("callback".to_owned()));
         tx.after_commit(|| panic!("it was not committed"));
         outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
         let connection = DB::number(&mut tx, own).await;
         db.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
         tx.rollback().await.unwrap_err();
-        assert_eq!(told.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
+        assert_eq!(calls.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
         assert_eq!(db.tally().await.0, 0);
     }
 
@@ -218,8 +218,8 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The outbox does not see the commit, so nothing goes the hot way.
-    async fn a_receipt_wakes_the_relay_when_it_is_told(|db|) {
+    /// The outbox does not see the commit, so the hot path is not used.
+    async fn a_receipt_wakes_the_relay_when_the_commit_is_confirmed(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
@@ -240,7 +240,7 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn every_field_comes_back(|db|) {
+    async fn every_field_is_stored_and_read_back(|db|) {
         let now = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis()).unwrap();
         let event = Event::new("order.placed").id("own-id").aggregate("order", "42").tenant("acme")
             .ordering_key("k").correlation("c").dedup_key("d").header("a", "1").headers([("b", "2"), ("a", "3")])
@@ -254,8 +254,8 @@ on_every_database! {
         assert!(stored.is_delayed());
     }
 
-    /// The longest of everything, in characters of four bytes.
-    async fn what_the_builder_allows_the_database_takes(|db|) {
+    /// The maximum length of each field, in characters of four bytes.
+    async fn the_database_accepts_what_the_builder_allows(|db|) {
         let long = |n: usize| "\u{1F980}".repeat(n);
         let event = Event::new(long(255)).id(long(36)).aggregate(long(64), long(128)).tenant(long(64))
             .ordering_key(long(255)).correlation(long(255)).dedup_key(long(255)).header(long(255), long(2_000))
@@ -267,7 +267,7 @@ on_every_database! {
         assert_eq!((stored.tenant_id(), stored.ordering_key()), (event.tenant_id(), event.ordering_key()));
     }
 
-    /// The limit is a setting: the databases themselves take far more than its default.
+    /// The limit is a setting: the databases accept far more than its default.
     async fn a_payload_may_be_as_large_as_the_outbox_allows(|db|) {
         let large = db.another_with(|builder| builder.max_payload(8 << 20)).await;
         let (bytes, text) = (vec![0xfe; 6 << 20], "ü".repeat(3 << 20));
@@ -279,15 +279,17 @@ on_every_database! {
         assert!(items[1].payload::<String>().unwrap() == text, "the text changed");
     }
 
-    /// With no relay, nothing happens after the commit: a poller elsewhere or CDC delivers.
+    /// Without a relay, nothing happens after the commit: a poller of another process or CDC
+    /// delivers.
     async fn without_a_relay_an_event_waits(|db|) {
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
     }
 
-    /// A connection waits a moment for the next transaction, and not longer than that for those who ask the pool.
-    async fn connections_of_transactions_are_there_for_the_pool_as_well(|db|) {
+    /// A connection is kept for the next transaction for a moment, and no longer than that from
+    /// other users of the pool.
+    async fn connections_of_transactions_return_to_the_pool(|db|) {
         let db = db.another_with(|builder| builder.max_connections(4)).await;
         let pool = db.outbox.pool();
         for n in 0..20 {
@@ -304,8 +306,8 @@ on_every_database! {
         assert_eq!(pool.size(), 0);
     }
 
-    /// What was done in a transaction that is dropped or cancelled does not come back with its connection.
-    async fn the_next_transaction_begins_anew(|db|) {
+    /// Changes of a transaction that is dropped or cancelled do not reappear with its connection.
+    async fn the_next_transaction_contains_no_changes_of_a_dropped_one(|db|) {
         let db = db.another_with(|builder| builder.max_connections(2)).await;
         for n in 0..30 {
             let mut tx = db.outbox.begin().await.unwrap();
@@ -320,23 +322,23 @@ on_every_database! {
         assert_eq!(db.number(count).await, 10);
     }
 
-    /// Dropped at every point of its way, it must leave no transaction open.
+    /// A `begin` that is dropped at any point must leave no transaction open.
     async fn a_cancelled_begin_leaves_no_transaction_open(|db|) {
         let is_postgres = db.url().starts_with("postgres");
         let url = if is_postgres { named(&db) } else { db.url().to_owned() };
         let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
-        for patience in 0..200u32 {
+        for delay in 0..200u32 {
             let begin = std::pin::pin!(outbox.begin());
-            let _ = tokio::time::timeout(Duration::from_micros(u64::from(patience) * 5), begin).await;
+            let _ = tokio::time::timeout(Duration::from_micros(u64::from(delay) * 5), begin).await;
         }
-        // Every connection in turn: all are usable, none is inside of a transaction.
+        // All connections are usable, none is inside a transaction.
         outbox.send(numbered("e", 1)).await.unwrap();
         let other = db.another().await;
         other.outbox.send(numbered("e", 2)).await.unwrap();
-        assert_eq!(other.tally().await.0, 2, "what was sent is committed and visible to others");
+        assert_eq!(other.tally().await.0, 2, "the events are committed and visible to others");
         let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
                     AND application_name = '{t}'";
-        // A pool takes connections back in a task of its own.
+        // A pool takes connections back in a separate task.
         while is_postgres && db.number(open).await > 0 {
             tokio::time::sleep(MS).await;
         }
@@ -351,8 +353,8 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
     let relay =
         db.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
     for failure in ["after the write", "before the write", "in the write"] {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (yes, no) = (told.clone(), told.clone());
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (yes, no) = (calls.clone(), calls.clone());
         let mut tx = db.outbox.begin().await.unwrap();
         tx.after_commit(move || yes.lock().unwrap().push("committed"));
         tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
@@ -370,7 +372,7 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
         }
         let committed = tx.commit().await;
         assert!(committed.is_err(), "a failure {failure} went unnoticed");
-        assert_eq!(*told.lock().unwrap(), ["rolled back"], "{failure}");
+        assert_eq!(*calls.lock().unwrap(), ["rolled back"], "{failure}");
     }
     relay.idle().await.unwrap();
     assert_eq!(seen.count(), 0);
@@ -378,21 +380,21 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
     relay.stop().await.unwrap();
 }
 
-/// The same without any event: callbacks still must not be told of a commit that was none.
+/// The same without any event: callbacks for a commit must not be called either.
 #[tokio::test]
-async fn callbacks_are_not_told_of_a_commit_that_was_a_rollback() {
+async fn commit_callbacks_are_not_called_for_a_commit_that_was_a_rollback() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (yes, no) = (told.clone(), told.clone());
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let (yes, no) = (calls.clone(), calls.clone());
     let mut tx = db.outbox.begin().await.unwrap();
     tx.after_commit(move || yes.lock().unwrap().push("committed"));
     tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
     sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
     tx.commit().await.unwrap_err();
-    assert_eq!(*told.lock().unwrap(), ["rolled back"]);
+    assert_eq!(*calls.lock().unwrap(), ["rolled back"]);
 }
 
-/// A constraint that is checked at the commit refuses all of it.
+/// A constraint that is checked at the commit refuses the whole transaction.
 #[tokio::test]
 async fn a_commit_that_the_database_refuses_is_a_rollback() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
@@ -403,10 +405,10 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
         .await
         .unwrap();
     let rolled_back = Arc::new(Mutex::new(false));
-    let tell = rolled_back.clone();
+    let record = rolled_back.clone();
     let mut tx = db.outbox.begin().await.unwrap();
-    tx.after_rollback(move || *tell.lock().unwrap() = true);
-    tx.after_commit(|| panic!("it was not"));
+    tx.after_rollback(move || *record.lock().unwrap() = true);
+    tx.after_commit(|| panic!("it was not committed"));
     sqlx::query("INSERT INTO child (p) VALUES (7)").execute(&mut *tx).await.unwrap();
     db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
     assert!(matches!(tx.commit().await, Err(Error::Database(_))));
@@ -416,52 +418,52 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     relay.stop().await.unwrap();
 }
 
-/// Notes what it is told, and does to events what it is told to.
-struct Spy {
-    told: Arc<Mutex<Vec<String>>>,
+/// A hook that records its calls, and changes events by a function.
+struct RecordingHook {
+    calls: Arc<Mutex<Vec<String>>>,
     change: Change,
     panics: bool,
 }
 
-impl Spy {
-    fn tell(&self, when: &str, events: &[Event]) {
-        self.told.lock().unwrap().push(format!("{when} {}", events.len()));
+impl RecordingHook {
+    fn record(&self, when: &str, events: &[Event]) {
+        self.calls.lock().unwrap().push(format!("{when} {}", events.len()));
         assert!(!self.panics, "a hook that panics");
     }
 }
 
-impl WriterHook for Spy {
+impl WriterHook for RecordingHook {
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
-        self.told.lock().unwrap().push(format!("before_write {}", events.len()));
+        self.calls.lock().unwrap().push(format!("before_write {}", events.len()));
         (self.change)(events)
     }
 
     fn after_write(&self, events: &[Event]) {
-        self.tell("after_write", events);
+        self.record("after_write", events);
     }
 
     fn after_commit(&self, events: &[Event]) {
-        self.tell("after_commit", events);
+        self.record("after_commit", events);
     }
 
     fn after_rollback(&self, events: &[Event]) {
-        self.tell("after_rollback", events);
+        self.record("after_rollback", events);
     }
 }
 
-type Told = Arc<Mutex<Vec<String>>>;
+type Calls = Arc<Mutex<Vec<String>>>;
 type Change = fn(Vec<Event>) -> Result<Vec<Event>, String>;
 
-async fn spied(change: Change, panics: bool) -> (TestDb<sqlx::Sqlite>, Told) {
-    let told = Told::default();
-    let spy = Spy { told: told.clone(), change, panics };
-    (TestDb::with(|builder| builder.hook(spy)).await.unwrap(), told)
+async fn with_hook(change: Change, panics: bool) -> (TestDb<sqlx::Sqlite>, Calls) {
+    let calls = Calls::default();
+    let hook = RecordingHook { calls: calls.clone(), change, panics };
+    (TestDb::with(|builder| builder.hook(hook)).await.unwrap(), calls)
 }
 
 #[tokio::test]
 async fn a_hook_sees_each_batch_once() {
     for panics in [false, true] {
-        let (db, told) = spied(Ok, panics).await;
+        let (db, calls) = with_hook(Ok, panics).await;
         let mut tx = db.outbox.begin().await.unwrap();
         db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
         db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
@@ -480,7 +482,7 @@ async fn a_hook_sees_each_batch_once() {
             "after_write 1",
             "after_rollback 1",
         ];
-        assert_eq!(*told.lock().unwrap(), expected);
+        assert_eq!(*calls.lock().unwrap(), expected);
         assert_eq!(db.tally().await.0, 3, "a panic in a hook changes nothing");
     }
 }
@@ -495,24 +497,24 @@ async fn a_hook_changes_suppresses_and_refuses() {
         });
         changed.map(|event| event.build().map_err(|e| e.to_string())).collect()
     }
-    let (db, _) = spied(upper, false).await;
+    let (db, _) = with_hook(upper, false).await;
     let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
     assert_eq!(db.find(&id).await.event.unwrap().event_type(), "E");
 
-    let (db, told) = spied(|_| Ok(Vec::new()), false).await;
+    let (db, calls) = with_hook(|_| Ok(Vec::new()), false).await;
     assert_eq!(db.outbox.send(numbered("e", 1)).await.unwrap(), None);
     assert!(db.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
     assert_eq!(
-        *told.lock().unwrap(),
+        *calls.lock().unwrap(),
         ["before_write 1", "before_write 2"],
-        "nothing was written, nothing is told"
+        "nothing was written, so no other hook is called"
     );
     assert_eq!(db.tally().await, (0, 0, 0, 0));
 
     let changes: [(Change, &str); 2] =
-        [(|_| Err("not on my watch".to_owned()), "not on my watch"), (|_| panic!("boom"), "it panicked")];
+        [(|_| Err("not allowed".to_owned()), "not allowed"), (|_| panic!("boom"), "it panicked")];
     for (change, reason) in changes {
-        let (db, _) = spied(change, false).await;
+        let (db, _) = with_hook(change, false).await;
         let mut tx = db.outbox.begin().await.unwrap();
         let written = db.outbox.write(&mut tx, numbered("e", 1)).await;
         assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
@@ -539,7 +541,8 @@ async fn hooks_run_in_the_order_they_were_added() {
     assert_eq!(db.find(&id).await.event.unwrap().event_type(), "e.a.b");
 }
 
-/// MySQL and MariaDB let a connection have a time of its own, which tells the database's clock from the process's.
+/// On MySQL and MariaDB a connection can set its own time, which distinguishes the database's clock
+/// from the process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_databases_clock() {
     let Some(db) = TestDb::<sqlx::MySql>::new().await else { return };
@@ -554,8 +557,8 @@ async fn an_event_is_stored_by_the_databases_clock() {
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
 
-/// PostgreSQL finds the function of the time by the search path, so a function of the same name tells the database's clock from the
-/// process's.
+/// PostgreSQL finds the time function by the search path, so a function of the same name
+/// distinguishes the database's clock from the process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_clock_of_postgres() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
@@ -574,7 +577,7 @@ async fn an_event_is_stored_by_the_clock_of_postgres() {
 }
 
 #[test]
-fn a_builder_says_what_is_wrong() {
+fn a_builder_reports_what_is_wrong() {
     let good = || Event::new("e").json(&1);
     let long = |n: usize| "x".repeat(n + 1);
     let now = chrono::Utc::now();
@@ -642,7 +645,7 @@ fn a_builder_says_what_is_wrong() {
     assert_eq!(good().ordering_key("x".repeat(255)).build().unwrap().ordering_key().unwrap().len(), 255);
 }
 
-/// Only a caller that says when the event happened can contradict itself.
+/// Only a caller that sets `occurred_at` can contradict itself.
 #[test]
 fn a_due_time_in_the_past_is_at_once_unless_occurred_at_was_set() {
     let now = chrono::Utc::now();
@@ -662,7 +665,7 @@ fn a_due_time_in_the_past_is_at_once_unless_occurred_at_was_set() {
 }
 
 #[test]
-fn json_that_is_none_is_refused() {
+fn invalid_json_is_refused() {
     for text in ["", "{", "{'a': 1}", "[1,]", "\"a\0b\"", "\"\\ud800\"", "\"\\udc00\\ud800\"", "1 2", "nul"] {
         let error = Event::new("e").json_text(text).build().unwrap_err();
         assert!(matches!(error, EventError::NotJson { .. }), "{text:?}: {error}");
@@ -740,9 +743,9 @@ impl From<Step> for EventType {
     }
 }
 
-/// Filters, assertions and statistics take the types that events are written with.
+/// Filters, assertions and statistics accept the types that events are written with.
 #[tokio::test]
-async fn enums_are_types_wherever_a_type_is_asked_for() {
+async fn enums_are_accepted_wherever_a_type_is() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let relay = db
         .outbox
@@ -772,7 +775,7 @@ async fn enums_are_types_wherever_a_type_is_asked_for() {
     assert_eq!(statistics.statistics().of(Step::Paid), 1);
 }
 
-/// Assertions on what was written say what was found instead.
+/// Failed assertions on written events name the events that were found.
 #[tokio::test]
 async fn an_assertion_that_fails_names_what_was_written() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
@@ -787,11 +790,11 @@ async fn an_assertion_that_fails_names_what_was_written() {
         (|written| written.none("sent"), "expected 0 of \"sent\""),
         (|written| written.count("paid", 3), "expected 3 of \"paid\""),
     ];
-    for (assertion, said) in failing {
+    for (assertion, message) in failing {
         let panic =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| assertion(&written))).unwrap_err();
         let text = panic.downcast_ref::<String>().unwrap();
-        assert!(text.contains(said) && text.contains(r#"["paid", "paid", "sent"]"#), "{text}");
+        assert!(text.contains(message) && text.contains(r#"["paid", "paid", "sent"]"#), "{text}");
     }
 }
 
@@ -803,13 +806,13 @@ async fn an_outbox_has_its_own_limit_for_payloads() {
     assert_eq!(db.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
     let built = Event::new("e").json(&text).build().unwrap();
     assert_eq!(db.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
-    assert!(db.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(), "said for this event");
+    assert!(db.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(), "set for this event");
     assert!(db.outbox.send(db.outbox.event("e").json("12345678")).await.is_ok());
     assert_eq!(db.tally().await.0, 2);
 }
 
 #[tokio::test]
-async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
+async fn an_invalid_name_or_url_is_an_error_that_names_it() {
     for name in ["", "1st", "drop table", "a-b", "a;b", "a\"b", &"x".repeat(60)] {
         let opened = OutboxBuilder::new().table(name).sqlite(":memory:").await;
         let Err(Error::Identifier { name: named }) = opened else { panic!("{name:?}: {opened:?}") };
@@ -827,7 +830,7 @@ async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
     assert!(opened.is_err());
 }
 
-/// A handler writes as well: in the relay of the outbox that it writes to.
+/// A handler writes to the outbox of its own relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_may_write_events() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
@@ -851,7 +854,7 @@ async fn a_handler_may_write_events() {
     relay.stop().await.unwrap();
 }
 
-/// Its server ended it, a moment after it was used.
+/// The server ended the connections, a moment after they were used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_begins_although_connections_just_broke() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
@@ -862,11 +865,11 @@ async fn a_transaction_begins_although_connections_just_broke() {
         for tx in begun {
             tx.unwrap().commit().await.unwrap();
         }
-        let cut = format!(
+        let terminate = format!(
             "SELECT count(pg_terminate_backend(pid, 30000)) FROM pg_stat_activity WHERE application_name = '{}'",
             db.table
         );
-        assert!(db.number(&cut).await >= 1);
+        assert!(db.number(&terminate).await >= 1);
         let mut tx = outbox.begin().await.unwrap();
         outbox.write(&mut tx, numbered("e", n)).await.unwrap();
         tx.commit().await.unwrap();
@@ -874,9 +877,9 @@ async fn a_transaction_begins_although_connections_just_broke() {
     assert_eq!(db.number("SELECT count(*) FROM {t}").await, 10);
 }
 
-/// A pool takes connections back in a task of its own.
+/// A pool takes connections back in a separate task.
 #[test]
-fn an_outbox_may_be_dropped_where_no_runtime_is() {
+fn an_outbox_may_be_dropped_outside_of_a_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let db = runtime.block_on(async {
         let db = TestDb::<sqlx::Postgres>::new().await?;

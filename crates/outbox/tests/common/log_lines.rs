@@ -1,16 +1,16 @@
-//! Log lines, kept to be looked at.
+//! Captures log lines for assertions.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// Keeps every log line.
+/// Captures every log line.
 #[derive(Clone, Default)]
 pub struct LogLines(Arc<Mutex<Vec<u8>>>);
 
 impl LogLines {
-    /// From now on, in the whole process.
+    /// Captures log lines from now on, in the whole process.
     pub fn capture(level: LevelFilter) -> Self {
         let lines = Self::default();
         let writer = lines.clone();
@@ -22,7 +22,7 @@ impl LogLines {
         lines
     }
 
-    /// All of them.
+    /// All captured lines.
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
