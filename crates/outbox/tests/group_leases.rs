@@ -238,8 +238,11 @@ async fn a_claim_waits_for_the_claim_before_it() {
     db.outbox.send_all((0..10).map(|n| numbered("e", n))).await.unwrap();
     let mut slow = hang(&db).await;
     let taking = tokio::spawn(async move { take(&store, "one").await.len() });
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(!taking.is_finished());
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = '{t}_claim_lock'::regclass";
+    while db.number(waiting).await == 0 {
+        assert!(!taking.is_finished(), "the claim lock is held");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     sqlx::raw_sql("COMMIT").execute(&mut slow).await.unwrap();
     assert_eq!(taking.await.unwrap(), 10);
 }

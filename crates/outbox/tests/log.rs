@@ -346,7 +346,13 @@ async fn on_mariadb_an_append_that_a_deadlock_rolls_back_undoes_no_other_transac
         drop(ours);
         appended
     });
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
+                   AND trx_query LIKE '%{t}%'";
+    while db.number(waiting).await == 0 {
+        assert!(!appending.is_finished(), "the end of the log is locked");
+        // InnoDB returns a cached answer for 100 ms.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
     run(&mut other, "UPDATE {t}_log_head SET position = LAST_INSERT_ID(position + 1)").await;
     run(&mut other, "SET @position = LAST_INSERT_ID()").await;
     run(

@@ -57,6 +57,23 @@ async fn a_transaction_that_commits_late_is_not_missed() {
     relay.stop().await.unwrap();
 }
 
+/// Waits until a backend other than this one holds the notifier lock, which a relay tries to take
+/// every second. Returns the backend's process id.
+async fn notifier(db: &TestDb<Postgres>, other_than: i64) -> i64 {
+    let holder = "SELECT COALESCE(max(pid), 0)::bigint FROM pg_locks WHERE locktype = 'advisory' \
+                  AND mode = 'ExclusiveLock' AND granted \
+                  AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.{t}', 12)";
+    let until = tokio::time::Instant::now() + FOREVER;
+    loop {
+        let pid = db.number(holder).await;
+        if pid != 0 && pid != other_than {
+            return pid;
+        }
+        assert!(tokio::time::Instant::now() < until, "no relay takes the notifier lock");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// One relay holds the notifier lock; the others are notified as well, and one of them takes the
 /// lock over.
 #[tokio::test]
@@ -67,12 +84,12 @@ async fn the_notifier_lock_is_taken_over() {
         db.outbox.multi_node().poll_interval(NEVER).on_type("e", first.handler()).start().await.unwrap();
     insert(&db, 0).await;
     first.reach(1).await;
+    let holder = notifier(&db, 0).await;
     let other = db.another().await;
     let two =
         other.outbox.multi_node().poll_interval(NEVER).on_type("e", second.handler()).start().await.unwrap();
     one.stop().await.unwrap();
-    // The second relay tries to take the notifier lock every second.
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    notifier(&db, holder).await;
     insert(&db, 1).await;
     second.reach(1).await;
     two.stop().await.unwrap();
