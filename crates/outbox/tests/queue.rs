@@ -720,7 +720,7 @@ on_every_database! {
         let alone = db.outbox.single_node().on_type("other", async |_: Cx| {}).no_hot_path();
         let alone = alone.poll_interval(DAY).start().await.unwrap();
         db.outbox.send(numbered("e", 0).deliver_after(MS)).await.unwrap();
-        tokio::time::sleep(10 * MS).await;
+        db.due(1).await;
         assert!(claim(&queue, "a").await.is_empty());
         alone.stop().await.unwrap();
         let beside = db.another().await.outbox.multi_node().poll_interval(DAY);

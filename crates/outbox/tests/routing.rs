@@ -254,9 +254,7 @@ on_every_database! {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         db.outbox.send(numbered("mine", 7)).await.unwrap();
-        while seen.count() == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        seen.reach(1).await;
         relay.stop().await.unwrap();
         assert_eq!((seen.numbers(), db.tally().await), (vec![7], (500, 0, 1, 0)));
     }
@@ -269,7 +267,7 @@ on_every_database! {
         }
         let cursor = db.outbox.store().last_due(Duration::ZERO).await.unwrap();
         let mine = db.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        db.due(count + 1).await;
         let take = |from: Origin, only: Option<Routed>| Take {
             by: Holder::Lease { owner: "a".into(), lease: SEC },
             from,

@@ -68,9 +68,7 @@ on_every_database! {
         assert_eq!(claim_and_vanish(&db, "vanished", 300).await, 20);
         let seen = Seen::default();
         let relay = db.outbox.multi_node().presence(4_000 * MS).on_type("e", seen.handler()).start().await.unwrap();
-        while seen.count() < 20 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        seen.reach(20).await;
         seen.assert_each_once(0..20);
         let nodes = db.outbox.admin().nodes().await.unwrap();
         let vanished = nodes.iter().find(|node| node.node == NodeId::from("vanished")).unwrap();

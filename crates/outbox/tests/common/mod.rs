@@ -197,6 +197,13 @@ impl<DB: Backend> TestDb<DB> {
         }
     }
 
+    /// Waits until this many events are due and not leased.
+    pub async fn due(&self, count: u64) {
+        while self.outbox.admin().backlog().await.unwrap().free < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Waits until no event is pending, whichever relay delivers them.
     pub async fn drained(&self) {
         while self.outbox.admin().backlog().await.unwrap().pending > 0 {
