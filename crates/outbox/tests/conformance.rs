@@ -1,31 +1,32 @@
-//! Every store passes the suite, on every database that is there.
+//! The conformance suite on every database that is configured.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 mod sqlite_file {
-    outbox::conformance_tests!(crate::support::Place::sqlite_file().await);
+    outbox::conformance_tests!(crate::harness::DatabaseHarness::sqlite_file().await);
 }
 
 mod sqlite_memory {
-    outbox::conformance_tests!(crate::support::Place::sqlite_memory().await);
+    outbox::conformance_tests!(crate::harness::DatabaseHarness::sqlite_memory().await);
 }
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    outbox::conformance_tests!(crate::support::Place::postgres().await);
+    outbox::conformance_tests!(crate::harness::DatabaseHarness::postgres().await);
 }
 
 #[cfg(feature = "mysql")]
 mod mariadb {
-    outbox::conformance_tests!(crate::support::Place::mariadb().await);
+    outbox::conformance_tests!(crate::harness::DatabaseHarness::mariadb().await);
 }
 
 #[cfg(feature = "mysql")]
 mod mysql {
-    outbox::conformance_tests!(crate::support::Place::mysql().await);
+    outbox::conformance_tests!(crate::harness::DatabaseHarness::mysql().await);
 }
 
-/// What is not the suite's, because only SQL has it.
+/// Cases that are not in the suite, because they concern SQL stores only.
 mod sql {
     use std::time::Duration;
 
@@ -37,7 +38,7 @@ mod sql {
         open_store,
     };
 
-    use crate::support::Place;
+    use crate::harness::DatabaseHarness;
 
     crate::on_every_database!(scripts_make_the_same_tables, names_are_checked);
 
@@ -74,29 +75,29 @@ mod sql {
         assert_eq!(store.stats().await.unwrap().done, 2);
     }
 
-    /// For those who run their own migrations: the text alone is enough.
-    async fn scripts_make_the_same_tables(place: Place) {
-        let script = migration_sql(kind(&place), &place.options()).unwrap();
-        place.run(&script).await;
-        let store = place.store(place.options()).await;
+    /// For users who run their own migrations: the script alone is enough.
+    async fn scripts_make_the_same_tables(harness: DatabaseHarness) {
+        let script = migration_sql(kind(&harness), &harness.options()).unwrap();
+        harness.run(&script).await;
+        let store = harness.store(harness.options()).await;
         works(&store).await;
         store.migrate().await.unwrap();
         assert_eq!(store.stats().await.unwrap().done, 2);
     }
 
-    fn kind(place: &Place) -> DatabaseKind {
-        match &place.database {
+    fn kind(harness: &DatabaseHarness) -> DatabaseKind {
+        match &harness.database {
             #[cfg(feature = "postgres")]
-            crate::support::Database::Postgres(_) => DatabaseKind::Postgres,
+            crate::harness::Database::Postgres(_) => DatabaseKind::Postgres,
             #[cfg(feature = "mysql")]
-            crate::support::Database::MySql(_) => DatabaseKind::MySql,
+            crate::harness::Database::MySql(_) => DatabaseKind::MySql,
             _ => DatabaseKind::Sqlite,
         }
     }
 
-    /// Before anything is sent to the database.
-    async fn names_are_checked(place: Place) {
-        let Some(url) = place.url() else { return };
+    /// Names are checked before any statement is sent to the database.
+    async fn names_are_checked(harness: DatabaseHarness) {
+        let Some(url) = harness.url() else { return };
         for options in
             [StoreOptions::default().table("a; DROP TABLE b"), StoreOptions::default().schema("a\"b")]
         {
@@ -105,11 +106,16 @@ mod sql {
         }
     }
 
-    /// The statements as people find them in the documents, on tables with the names they have by default.
-    async fn verbatim(place: Option<Place>, make: &str, enter: &str, options: StoreOptions) {
-        let Some(place) = place else { return };
-        place.run(make).await;
-        let store = place.store(options).await;
+    /// The statements exactly as documented, on tables with the default names.
+    async fn verbatim(
+        harness: Option<DatabaseHarness>,
+        create_schema: &str,
+        select_schema: &str,
+        options: StoreOptions,
+    ) {
+        let Some(harness) = harness else { return };
+        harness.run(create_schema).await;
+        let store = harness.store(options).await;
         store.migrate().await.unwrap();
         let log = store.log().unwrap();
         let pairs =
@@ -128,9 +134,9 @@ mod sql {
         };
         assert_eq!(log.save(&node, &[failed]).await.unwrap().len(), 1);
 
-        place
+        harness
             .run(&format!(
-                "{enter}
+                "{select_schema}
             UPDATE outbox_topic_progress
             SET status = 'PAUSED'
             WHERE publisher = 'KafkaPublisher';"
@@ -138,9 +144,9 @@ mod sql {
             .await;
         let paused = log.pairs().await.unwrap();
         assert_eq!((paused[0].status, paused[0].error_count), (PairStatus::Paused, 5));
-        place
+        harness
             .run(&format!(
-                "{enter}
+                "{select_schema}
             UPDATE outbox_topic_progress
             SET status = 'ACTIVE', error_count = 0, last_error = NULL
             WHERE publisher = 'KafkaPublisher';"
@@ -154,41 +160,49 @@ mod sql {
 
     #[tokio::test]
     async fn publishers_are_paused_and_reset_by_the_documented_sql_on_sqlite() {
-        verbatim(Place::sqlite_file().await, "", "", StoreOptions::default()).await;
+        verbatim(DatabaseHarness::sqlite_file().await, "", "", StoreOptions::default()).await;
     }
 
     #[cfg(feature = "postgres")]
     #[tokio::test]
     async fn publishers_are_paused_and_reset_by_the_documented_sql_on_postgres() {
-        let schema = crate::support::unique_table();
-        let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("SET search_path TO {schema};"));
-        verbatim(Place::postgres().await, &make, &enter, StoreOptions::default().schema(schema)).await;
+        let schema = crate::harness::unique_table();
+        let (create_schema, select_schema) =
+            (format!("CREATE SCHEMA {schema}"), format!("SET search_path TO {schema};"));
+        verbatim(
+            DatabaseHarness::postgres().await,
+            &create_schema,
+            &select_schema,
+            StoreOptions::default().schema(schema),
+        )
+        .await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn publishers_are_paused_and_reset_by_the_documented_sql_on_mariadb_and_mysql() {
-        for place in [Place::mariadb().await, Place::mysql().await] {
-            let schema = crate::support::unique_table();
-            let (make, enter) = (format!("CREATE SCHEMA {schema}"), format!("USE {schema};"));
-            verbatim(place, &make, &enter, StoreOptions::default().schema(schema)).await;
+        for harness in [DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await] {
+            let schema = crate::harness::unique_table();
+            let (create_schema, select_schema) =
+                (format!("CREATE SCHEMA {schema}"), format!("USE {schema};"));
+            verbatim(harness, &create_schema, &select_schema, StoreOptions::default().schema(schema)).await;
         }
     }
 
     #[tokio::test]
     async fn sqlite_has_no_schemas() {
-        let place = Place::sqlite_file().await.unwrap();
-        let error = open_store(place.url().unwrap(), &place.options().schema("app")).await.unwrap_err();
+        let harness = DatabaseHarness::sqlite_file().await.unwrap();
+        let error = open_store(harness.url().unwrap(), &harness.options().schema("app")).await.unwrap_err();
         assert!(matches!(error, Error::Setting(_)), "{error:?}");
     }
 
-    /// Beside tables of the same name elsewhere.
+    /// Two stores with equal table names, in different schemas.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
-    async fn a_schema_of_its_own(place: Option<Place>) {
-        let Some(place) = place else { return };
-        place.run("CREATE SCHEMA IF NOT EXISTS outbox_app").await;
-        let plain = place.store(place.options()).await;
-        let apart = place.store(place.options().schema("outbox_app")).await;
+    async fn a_schema_of_its_own(harness: Option<DatabaseHarness>) {
+        let Some(harness) = harness else { return };
+        harness.run("CREATE SCHEMA IF NOT EXISTS outbox_app").await;
+        let plain = harness.store(harness.options()).await;
+        let apart = harness.store(harness.options().schema("outbox_app")).await;
         assert!(matches!(apart.check_schema().await, Err(Error::NotMigrated { .. })));
         for store in [&apart, &plain] {
             store.migrate().await.unwrap();
@@ -200,33 +214,33 @@ mod sql {
     #[cfg(feature = "postgres")]
     #[tokio::test]
     async fn tables_may_live_in_a_schema_of_their_own_on_postgres() {
-        a_schema_of_its_own(Place::postgres().await).await;
+        a_schema_of_its_own(DatabaseHarness::postgres().await).await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn tables_may_live_in_a_schema_of_their_own_on_mariadb() {
-        a_schema_of_its_own(Place::mariadb().await).await;
+        a_schema_of_its_own(DatabaseHarness::mariadb().await).await;
     }
 
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn tables_may_live_in_a_schema_of_their_own_on_mysql() {
-        a_schema_of_its_own(Place::mysql().await).await;
+        a_schema_of_its_own(DatabaseHarness::mysql().await).await;
     }
 
-    /// Columns of text take what is no JSON; PostgreSQL's column does not.
+    /// Text columns accept invalid JSON; PostgreSQL's column does not.
     #[tokio::test]
     async fn blank_headers_are_none_where_the_column_is_a_text() {
-        let mut places = vec![Place::sqlite_file().await];
+        let mut harnesses = vec![DatabaseHarness::sqlite_file().await];
         #[cfg(feature = "mysql")]
-        places.extend([Place::mariadb().await, Place::mysql().await]);
-        for place in places.into_iter().flatten() {
-            let store = place.store(place.options()).await;
+        harnesses.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
+        for harness in harnesses.into_iter().flatten() {
+            let store = harness.store(harness.options()).await;
             store.migrate().await.unwrap();
             for headers in ["", " ", "\t \n"] {
-                let table = &place.table;
-                place
+                let table = &harness.table;
+                harness
                     .run(&format!(
                         "INSERT INTO {table} (event_type, payload, headers) VALUES ('x', '1', '{headers}')"
                     ))
@@ -244,17 +258,17 @@ mod sql {
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     #[tokio::test]
     async fn null_is_the_global_aggregate() {
-        let mut places = Vec::new();
+        let mut harnesses = Vec::new();
         #[cfg(feature = "postgres")]
-        places.push(Place::postgres().await);
+        harnesses.push(DatabaseHarness::postgres().await);
         #[cfg(feature = "mysql")]
-        places.extend([Place::mariadb().await, Place::mysql().await]);
-        for place in places.into_iter().flatten() {
-            let store = place.store(place.options()).await;
+        harnesses.extend([DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await]);
+        for harness in harnesses.into_iter().flatten() {
+            let store = harness.store(harness.options()).await;
             store.migrate().await.unwrap();
             for value in ["NULL", "'__GLOBAL__'", "'order'"] {
-                let table = &place.table;
-                place
+                let table = &harness.table;
+                harness
                     .run(&format!(
                         "INSERT INTO {table} (event_type, payload, aggregate_type) VALUES ('x', '1', {value})"
                     ))
@@ -262,7 +276,7 @@ mod sql {
             }
             let global = Filter { aggregate_type: Some(GLOBAL.to_owned()), ..Filter::default() };
             let listed = store.list(&global, 10).await.unwrap();
-            assert_eq!(listed.len(), 2, "NULL is found by the name as well");
+            assert_eq!(listed.len(), 2, "the name finds NULL as well");
             for stored in &listed {
                 assert_eq!(stored.event.as_ref().unwrap().aggregate_type(), GLOBAL);
             }
@@ -274,22 +288,27 @@ mod sql {
         }
     }
 
-    /// MySQL's and MariaDB's tables take any text: JSON_VALID would refuse deep JSON that is valid.
+    /// The tables on MySQL and MariaDB accept any text: JSON_VALID would refuse deeply nested JSON
+    /// that is valid.
     #[cfg(feature = "mysql")]
     #[tokio::test]
     async fn a_payload_that_is_not_json_cannot_be_decoded() {
-        for place in [Place::mariadb().await, Place::mysql().await].into_iter().flatten() {
-            let store = place.store(place.options()).await;
+        for harness in
+            [DatabaseHarness::mariadb().await, DatabaseHarness::mysql().await].into_iter().flatten()
+        {
+            let store = harness.store(harness.options()).await;
             store.migrate().await.unwrap();
-            place.run(&format!("INSERT INTO {} (event_type, payload) VALUES ('x', '{{')", place.table)).await;
+            harness
+                .run(&format!("INSERT INTO {} (event_type, payload) VALUES ('x', '{{')", harness.table))
+                .await;
             let listed = store.list(&Default::default(), 10).await.unwrap();
             assert!(listed[0].event.as_ref().unwrap_err().reason.contains("JSON"));
         }
     }
 
-    /// What the tables of an outbox look like, with the name of the outbox left out.
+    /// Columns and indexes of an outbox's tables, without the outbox's name.
     async fn schema(url: &str, table: &str) -> std::collections::BTreeSet<String> {
-        let ask = format!(
+        let query = format!(
             "SELECT CONCAT_WS(' ', c.table_name, c.column_name, c.column_type, c.is_nullable, c.collation_name) \
              FROM information_schema.columns c WHERE c.table_schema = database() AND c.table_name LIKE '{table}%' \
              UNION ALL SELECT CONCAT_WS(' ', s.table_name, s.index_name, s.seq_in_index, s.column_name, s.non_unique) \
@@ -298,19 +317,19 @@ mod sql {
         use sqlx::Connection as _;
         let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
         let rows: Vec<String> =
-            sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
+            sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_all(&mut conn).await.unwrap();
         rows.into_iter().map(|row| row.replace(table, "")).collect()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_tables_of_tidb_are_those_of_mysql_on_mariadb() {
-        let Some(place) = Place::mariadb().await else { return };
-        let url = place.url().unwrap();
-        let tables = [format!("{}_a", place.table), format!("{}_b", place.table)];
+        let Some(harness) = DatabaseHarness::mariadb().await else { return };
+        let url = harness.url().unwrap();
+        let tables = [format!("{}_a", harness.table), format!("{}_b", harness.table)];
         let plain = StoreOptions::default().table(&tables[0]);
         let tidb = StoreOptions::default().table(&tables[1]).assume_tidb();
-        place.store(plain).await.migrate().await.unwrap();
-        place.store(tidb).await.migrate().await.unwrap();
+        harness.store(plain).await.migrate().await.unwrap();
+        harness.store(tidb).await.migrate().await.unwrap();
         let (plain, tidb) = (schema(url, &tables[0]).await, schema(url, &tables[1]).await);
         let differences: Vec<&String> = plain.symmetric_difference(&tidb).collect();
         assert_eq!(differences, ["_log_tag _log_tag_position 1 position 1"]);

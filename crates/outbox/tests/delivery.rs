@@ -1,30 +1,30 @@
-//! How events reach their handlers: hot, cold, once, and at last.
+//! How events reach their handlers: hot path, cold path, once, and eventually.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bed::{Base, Bed, FOREVER, Gate, Seen, numbered};
+use common::{Backend, FOREVER, Gate, Seen, TestDb, numbered};
 use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
 use outbox::{Backoff, Error, Event, EventId, Failure, OnDead, RelayBuilder};
 
-/// An hour: what waits for that never comes in a test.
+/// A delay that never ends in a test.
 const NEVER: Duration = Duration::from_secs(3_600);
 const MS: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Moves the clock by most of a [`LEASE`], and waits until the leases of these events are renewed.
-async fn renewed<DB: Base>(bed: &Bed<DB>, ids: &[EventId]) {
+async fn renewed<DB: Backend>(db: &TestDb<DB>, ids: &[EventId]) {
     let mut before = Vec::new();
     for id in ids {
-        before.push((id, bed.find(id).await.lease));
+        before.push((id, db.find(id).await.lease));
     }
-    bed.advance(LEASE * 2 / 3);
+    db.advance(LEASE * 2 / 3);
     for (id, lease) in before {
-        while bed.find(id).await.lease == lease {
+        while db.find(id).await.lease == lease {
             tokio::time::sleep(5 * MS).await;
         }
     }
@@ -32,32 +32,32 @@ async fn renewed<DB: Base>(bed: &Bed<DB>, ids: &[EventId]) {
 
 on_every_database! {
     /// Other programs read and write these numbers.
-    async fn statuses_have_their_numbers_in_the_table(|bed|) {
+    async fn statuses_have_their_numbers_in_the_table(|db|) {
         let (seen, hour) = (Seen::default(), Duration::from_secs(3_600));
-        let relay = bed.outbox.multi_node().on_type("done", seen.handler());
-        let relay = relay.on_type("retry", seen.says(move |_| Err(Failure::retry_after(hour, "no"))));
-        let relay = relay.on_type("dead", seen.says(|_| Err(Failure::dead("no"))));
+        let relay = db.outbox.multi_node().on_type("done", seen.handler());
+        let relay = relay.on_type("retry", seen.returning(move |_| Err(Failure::retry_after(hour, "no"))));
+        let relay = relay.on_type("dead", seen.returning(|_| Err(Failure::dead("no"))));
         let relay = relay.start().await.unwrap();
         for event_type in ["done", "retry", "dead", "new"] {
-            bed.write(event_type, 0..1).await;
+            db.write(event_type, 0..1).await;
         }
         relay.idle().await.unwrap();
         for (event_type, status) in [("new", 0), ("done", 1), ("retry", 2), ("dead", 3)] {
             let sql = format!("SELECT count(*) FROM {{t}} WHERE event_type = '{event_type}' AND status = {status}");
-            assert_eq!(bed.number(&sql).await, 1, "{event_type}");
+            assert_eq!(db.number(&sql).await, 1, "{event_type}");
         }
         relay.stop().await.unwrap();
     }
 
-    /// The poller is kept away, so only the hot path can have delivered it.
-    async fn a_committed_event_goes_the_hot_way_and_is_done(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// The poller does not run, so only the hot path can have delivered the event.
+    async fn a_committed_event_is_delivered_by_the_hot_path_and_is_done(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).skip_recent(NEVER).poll_interval(NEVER).start().await.unwrap();
-            let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
             seen.reach(1).await;
             relay.idle().await.unwrap();
-            let stored = bed.find(&id).await;
+            let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts, stored.lease), (Status::Done, 0, None));
             assert!(stored.done_at.is_some());
             relay.stop().await.unwrap();
@@ -65,9 +65,9 @@ on_every_database! {
         }
     }
 
-    async fn what_another_process_wrote_is_found_by_the_poller(|bed|) {
-        let writer = bed.another().await;
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered()] {
+    async fn the_poller_finds_events_of_another_process(|db|) {
+        let writer = db.another().await;
+        for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
             relay.idle().await.unwrap();
@@ -76,11 +76,11 @@ on_every_database! {
             seen.assert_each_once(0..20);
             relay.stop().await.unwrap();
         }
-        assert_eq!(bed.tally().await, (0, 0, 60, 0));
+        assert_eq!(db.tally().await, (0, 0, 60, 0));
     }
 
     /// Case 7: a JSON column that normalizes would show on one path only.
-    async fn both_paths_deliver_every_byte_as_it_was_written(|bed|) {
+    async fn both_paths_deliver_every_byte_as_it_was_written(|db|) {
         let text = "{\"z\":1,  \"a\":1.50, \"a\":1.0, \"n\":\"\\u0000\", \"ü\" : [ ] }";
         let blob: Vec<u8> = (0..=255).collect();
         let events = || [
@@ -91,13 +91,13 @@ on_every_database! {
         ];
         for hot in [true, false] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-            let relay = bed.outbox.single_node().workers(1).on_type("e", move |cx: outbox::Cx| {
+            let relay = db.outbox.single_node().workers(1).on_type("e", move |cx: outbox::Cx| {
                 sender.send(cx.event().clone()).unwrap();
                 async {}
             });
             let relay = if hot { relay.skip_recent(NEVER) } else { relay.no_hot_path() };
             let relay = relay.start().await.unwrap();
-            bed.outbox.send_all(events()).await.unwrap();
+            db.outbox.send_all(events()).await.unwrap();
             let mut all = Vec::new();
             while all.len() < 3 {
                 all.push(received.recv().await.unwrap());
@@ -115,16 +115,17 @@ on_every_database! {
         }
     }
 
-    /// The first attempt goes the hot way, without being read back; the second is read from the table.
-    async fn both_paths_tell_the_same_times_and_the_retry_its_last_error(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// The first attempt uses the hot path, without reading the row; the second is read from the
+    /// table.
+    async fn both_paths_report_the_same_times_and_a_retry_has_its_last_error(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
             let relay = relay.retry(Backoff::default().base(MS).max(MS)).on_type("e", move |cx: outbox::Cx| {
                 sender.send(cx.clone()).unwrap();
                 async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("no answer")) } else { Ok(()) } }
             });
             let relay = relay.start().await.unwrap();
-            let ids = bed.outbox.send_all([numbered("e", 1), numbered("e", 2).dedup_key("d")]).await.unwrap();
+            let ids = db.outbox.send_all([numbered("e", 1), numbered("e", 2).dedup_key("d")]).await.unwrap();
             let mut all = Vec::new();
             while all.len() < 4 {
                 all.push(received.recv().await.unwrap());
@@ -133,7 +134,7 @@ on_every_database! {
                 let of = |attempt: u32| all.iter().find(|cx| cx.id() == id && cx.attempt() == attempt).unwrap();
                 let (hot, cold) = (of(1), of(2));
                 assert!(hot.seq().is_none() && cold.seq().is_some(), "one attempt on each path");
-                let created_at = bed.find(id).await.created_at;
+                let created_at = db.find(id).await.created_at;
                 for cx in [hot, cold] {
                     assert_eq!(cx.created_at(), Some(created_at));
                     assert_eq!((cx.is_delayed(), cx.available_at()), (false, None));
@@ -142,14 +143,14 @@ on_every_database! {
             }
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
-            bed.run("DELETE FROM {t}").await.unwrap();
+            db.run("DELETE FROM {t}").await.unwrap();
         }
     }
 
-    /// Neither `idle` nor `poll_once` is called, which would look by themselves.
-    async fn the_poller_looks_by_itself(|bed|) {
-        let writer = bed.another().await;
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// Without `idle` and `poll_once`, which poll themselves.
+    async fn the_poller_polls_by_itself(|db|) {
+        let writer = db.another().await;
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
             for n in 0..3 {
@@ -161,8 +162,8 @@ on_every_database! {
         }
     }
 
-    /// not for the row, not for the hot path, and not for a retry.
-    async fn a_payload_is_serialized_once(|bed|) {
+    /// not again for the row, the hot path, or a retry.
+    async fn a_payload_is_serialized_once(|db|) {
         struct Counted(AtomicUsize);
         impl serde::Serialize for Counted {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -171,7 +172,7 @@ on_every_database! {
         }
         for hot in [true, false] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-            let relay = bed.outbox.single_node().retry(Backoff::default().base(MS).max(MS));
+            let relay = db.outbox.single_node().retry(Backoff::default().base(MS).max(MS));
             let relay = if hot { relay } else { relay.no_hot_path() };
             let relay = relay.on_type("e", move |cx: outbox::Cx| {
                 sender.send(cx.payload::<u64>().unwrap()).unwrap();
@@ -179,7 +180,7 @@ on_every_database! {
             });
             let relay = relay.start().await.unwrap();
             let payload = Counted(AtomicUsize::new(0));
-            bed.outbox.send(Event::new("e").json(&payload)).await.unwrap();
+            db.outbox.send(Event::new("e").json(&payload)).await.unwrap();
             for _ in 0..2 {
                 assert_eq!(received.recv().await, Some(0), "hot: {hot}");
             }
@@ -188,17 +189,17 @@ on_every_database! {
         }
     }
 
-    async fn what_finds_the_hot_queue_full_stays_new_and_the_poller_finishes_it(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    async fn an_event_that_does_not_fit_into_the_hot_queue_stays_new_and_is_polled(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (seen, gate) = (Seen::default(), Gate::closed());
             let relay = relay.on_type("e", seen.behind(&gate)).workers(1).hot_capacity(2).cold_capacity(1)
                 .start().await.unwrap();
-            bed.write("e", 0..1).await;
+            db.write("e", 0..1).await;
             seen.reach(1).await;
-            let ids = bed.write("e", 1..20).await;
+            let ids = db.write("e", 1..20).await;
             assert_eq!(ids.len(), 19, "a full queue fails no write");
             for id in &ids {
-                assert_eq!(bed.status(id).await, Status::New);
+                assert_eq!(db.status(id).await, Status::New);
             }
             gate.open();
             seen.reach(20).await;
@@ -208,16 +209,16 @@ on_every_database! {
         }
     }
 
-    async fn workers_take_two_hot_events_for_each_cold_one(|bed|) {
+    async fn workers_take_two_hot_events_for_each_cold_one(|db|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
-        let relay = bed.outbox.single_node().workers(1).poll_interval(NEVER)
+        let relay = db.outbox.single_node().workers(1).poll_interval(NEVER)
             .on_type("gate", seen.behind(&gate)).on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        bed.write("gate", 1_000..1_001).await;
+        db.write("gate", 1_000..1_001).await;
         seen.reach(1).await;
-        bed.another().await.write("e", 100..130).await;
+        db.another().await.write("e", 100..130).await;
         relay.poll_once().await.unwrap();
-        bed.write("e", 0..30).await;
+        db.write("e", 0..30).await;
         gate.open();
         seen.reach(61).await;
         let first: Vec<bool> = seen.numbers()[1..31].iter().map(|n| *n < 100).collect();
@@ -227,12 +228,12 @@ on_every_database! {
     }
 
     /// Case 1: hot and cold race for every event of a burst.
-    async fn a_burst_of_a_thousand_is_delivered_once_each(|bed|) {
+    async fn a_burst_of_a_thousand_is_delivered_once_each(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().workers(24).poll_interval(5 * MS)
+        let relay = db.outbox.single_node().workers(24).poll_interval(5 * MS)
             .on_type("e", seen.taking(30 * MS)).start().await.unwrap();
         let writers = (0..10u64).map(|w| {
-            let outbox = bed.outbox.clone();
+            let outbox = db.outbox.clone();
             async move {
                 for n in 0..10 {
                     let first = w * 100 + n * 10;
@@ -244,21 +245,21 @@ on_every_database! {
         seen.reach(1_000).await;
         relay.idle().await.unwrap();
         seen.assert_each_once(0..1_000);
-        assert_eq!(bed.tally().await, (0, 0, 1_000, 0));
+        assert_eq!(db.tally().await, (0, 0, 1_000, 0));
         relay.stop().await.unwrap();
     }
 
     /// Case 2: two nodes that share a table, each with a hot path of its own.
-    async fn two_nodes_deliver_each_event_once(|bed|) {
-        let other = bed.another().await;
+    async fn two_nodes_deliver_each_event_once(|db|) {
+        let other = db.another().await;
         let seen = Seen::default();
         let mut relays = Vec::new();
-        for outbox in [&bed.outbox, &other.outbox] {
+        for outbox in [&db.outbox, &other.outbox] {
             relays.push(outbox.multi_node().workers(8).poll_interval(5 * MS)
                 .on_type("e", seen.taking(2 * MS)).start().await.unwrap());
         }
         for n in 0..25 {
-            bed.write("e", n * 20..n * 20 + 10).await;
+            db.write("e", n * 20..n * 20 + 10).await;
             other.write("e", n * 20 + 10..n * 20 + 20).await;
         }
         seen.reach(500).await;
@@ -266,7 +267,7 @@ on_every_database! {
             relay.idle().await.unwrap();
         }
         seen.assert_each_once(0..500);
-        assert_eq!(bed.tally().await, (0, 0, 500, 0));
+        assert_eq!(db.tally().await, (0, 0, 500, 0));
         let nodes: std::collections::HashSet<String> = seen.calls().into_iter().map(|c| c.node).collect();
         assert_eq!(nodes.len(), 2);
         for relay in relays {
@@ -274,11 +275,11 @@ on_every_database! {
         }
     }
 
-    /// Two nodes on what a third process wrote: only claims keep them apart.
-    async fn two_pollers_share_a_backlog_without_overlap(|bed|) {
-        bed.write("e", 0..600).await;
+    /// Two nodes on events of a third process: only claims prevent duplicates.
+    async fn two_pollers_share_a_backlog_without_overlap(|db|) {
+        db.write("e", 0..600).await;
         let seen = Seen::default();
-        let (a, b) = (bed.another().await, bed.another().await);
+        let (a, b) = (db.another().await, db.another().await);
         let start = |outbox: outbox::Outbox<DB>| {
             let relay = outbox.multi_node().workers(16).batch(10).poll_interval(5 * MS);
             relay.on_type("e", seen.taking(2 * MS)).start()
@@ -292,11 +293,11 @@ on_every_database! {
         b.stop().await.unwrap();
     }
 
-    /// Case 11: no claims on rows, many workers, and a poller that never rests.
-    async fn one_node_without_claims_delivers_a_backlog_once(|bed|) {
-        bed.write("e", 0..1_000).await;
+    /// Case 11: no claims on rows, many workers, and a poller without pauses.
+    async fn one_node_without_claims_delivers_a_backlog_once(|db|) {
+        db.write("e", 0..1_000).await;
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().workers(32).no_hot_path().poll_interval(MS)
+        let relay = db.outbox.single_node().workers(32).no_hot_path().poll_interval(MS)
             .on_type("e", seen.taking(5 * MS)).start().await.unwrap();
         while seen.count() < 1_000 {
             relay.poll_once().await.unwrap();
@@ -307,11 +308,11 @@ on_every_database! {
     }
 
     /// Case 9: the old system needed 200 s for this with its default settings.
-    async fn a_backlog_does_not_wait_for_poll_intervals(|bed|) {
-        bed.write("e", 0..2_000).await;
+    async fn a_backlog_does_not_wait_for_poll_intervals(|db|) {
+        db.write("e", 0..2_000).await;
         let seen = Seen::default();
         let began = Instant::now();
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
         seen.reach(2_000).await;
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         relay.idle().await.unwrap();
@@ -319,33 +320,34 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Each look is twice as far from the last one, up to the poll interval.
-    async fn an_idle_relay_looks_less_and_less_often(|bed|) {
-        let store = failing::Failing::never(bed.outbox.store());
+    /// Each pause between polls is twice the one before, up to the poll interval.
+    async fn an_idle_relay_polls_less_and_less_often(|db|) {
+        let store = failing_store::Failing::never(db.outbox.store());
         let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).start().await.unwrap();
         tokio::time::sleep(1_600 * MS).await;
-        let mut looks = store.calls();
-        assert!(looks <= 12, "{looks} looks");
-        while looks < 3 {
+        let mut polls = store.calls();
+        assert!(polls <= 12, "{polls} polls");
+        while polls < 3 {
             tokio::time::sleep(20 * MS).await;
-            looks += store.calls();
+            polls += store.calls();
         }
         relay.stop().await.unwrap();
     }
 
-    /// Case 10: the old system read and sorted all that was pending, at every poll.
-    async fn a_poll_costs_the_same_however_much_is_pending(|bed|) {
-        let other = Bed::<DB>::new().await.unwrap();
+    /// Case 10: the old system read and sorted all pending events at every poll.
+    async fn a_poll_costs_the_same_however_much_is_pending(|db|) {
+        let other = TestDb::<DB>::new().await.unwrap();
         let mut takes = Vec::new();
-        for (bed, doublings) in [(&bed, 0), (&other, 7)] {
-            bed.write("e", 0..200).await;
+        for (db, doublings) in [(&db, 0), (&other, 7)] {
+            db.write("e", 0..200).await;
             for _ in 0..doublings {
                 let sql = "INSERT INTO {t} (event_type, payload) SELECT event_type, payload FROM {t}";
-                bed.run(sql).await.unwrap();
+                db.run(sql).await.unwrap();
             }
-            // As the database does by itself, some time after so many rows; MySQL does it at once.
-            let _ = bed.run("ANALYZE {t}").await;
-            let (store, owner) = (bed.outbox.store(), NodeId::from("a"));
+            // The database does this by itself, some time after so many rows; MySQL does it at
+            // once.
+            let _ = db.run("ANALYZE {t}").await;
+            let (store, owner) = (db.outbox.store(), NodeId::from("a"));
             let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &owner, FOREVER).await.unwrap() else {
                 panic!("no other node leads");
             };
@@ -366,7 +368,7 @@ on_every_database! {
             };
             takes.push((store, take, Duration::MAX));
         }
-        // In turns, and the least of each: the rest of the machine slows down both alike.
+        // In turns, and the minimum of each: the load of the machine slows down both alike.
         for _ in 0..15 {
             for (store, take, least) in &mut takes {
                 let began = Instant::now();
@@ -378,45 +380,45 @@ on_every_database! {
         assert!(many < few * 8 + 10 * MS, "few pending: {few:?}, 128 times as many: {many:?}");
     }
 
-    /// Case 12: the handler did its work; that the database did not take the verdict is not its fault.
-    async fn a_settlement_that_fails_is_not_a_failure_of_the_handler(|bed|) {
+    /// Case 12: the handler succeeded; a failed settlement is not a failure of the handler.
+    async fn a_settlement_that_fails_is_not_a_failure_of_the_handler(|db|) {
         for exclusive in [true, false] {
-            let store = failing::Failing::settle(bed.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
+            let store = failing_store::Failing::settle(db.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
             let seen = Seen::default();
             let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
             let relay = relay.on_type("e", seen.handler()).retry(Backoff::never()).poll_interval(5 * MS)
                 .start().await.unwrap();
-            let ids = bed.write("e", 0..5).await;
+            let ids = db.write("e", 0..5).await;
             seen.reach(5).await;
             relay.idle().await.unwrap();
             assert_eq!(store.failed(), 5, "all failures happened");
             seen.assert_each_once(0..5);
             for id in &ids {
-                let stored = bed.find(id).await;
+                let stored = db.find(id).await;
                 assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::Done, 0, None));
             }
             relay.stop().await.unwrap();
         }
     }
 
-    /// The same, when the database says that trying again is no use: a full disk looks like that.
-    async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|bed|) {
-        let store = failing::Failing::settle(bed.outbox.store(), 6, || Error::Store("disk full".to_owned()));
+    /// The same for an error that is not transient, as a full disk causes.
+    async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|db|) {
+        let store = failing_store::Failing::settle(db.outbox.store(), 6, || Error::Store("disk full".to_owned()));
         let seen = Seen::default();
         let relay = RelayBuilder::single_node(store.clone()).on_type("e", seen.handler()).poll_interval(5 * MS)
             .start().await.unwrap();
-        bed.write("e", 0..3).await;
+        db.write("e", 0..3).await;
         seen.reach(3).await;
         relay.idle().await.unwrap();
         assert_eq!(store.failed(), 6);
         seen.assert_each_once(0..3);
-        assert_eq!(bed.tally().await, (0, 0, 3, 0));
+        assert_eq!(db.tally().await, (0, 0, 3, 0));
         relay.stop().await.unwrap();
     }
 
-    async fn taking_goes_on_after_the_database_was_away(|bed|) {
-        let store = failing::Failing::take(bed.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
-        bed.write("e", 0..3).await;
+    async fn a_relay_continues_to_take_after_the_database_was_unavailable(|db|) {
+        let store = failing_store::Failing::take(db.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
+        db.write("e", 0..3).await;
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
         seen.reach(3).await;
@@ -426,71 +428,72 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Twice as long as the lease, while another node waits for it to run out.
-    async fn a_handler_may_take_longer_than_its_lease(frozen |bed|) {
-        let other = bed.another().await;
+    /// The handler runs twice as long as the lease, while another node waits for the lease to
+    /// expire.
+    async fn a_handler_may_take_longer_than_its_lease(frozen |db|) {
+        let other = db.another().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
         let mut relays = Vec::new();
-        for outbox in [&bed.outbox, &other.outbox] {
+        for outbox in [&db.outbox, &other.outbox] {
             relays.push(outbox.multi_node().lease(LEASE).poll_interval(20 * MS)
                 .on_type("e", seen.behind(&gate)).start().await.unwrap());
         }
-        // Hot, and cold: both are leased, each in its own way.
-        let mut ids = bed.write("e", 0..2).await;
-        ids.extend(bed.another().await.write("e", 2..4).await);
+        // Events of both paths: each path leases in its own way.
+        let mut ids = db.write("e", 0..2).await;
+        ids.extend(db.another().await.write("e", 2..4).await);
         seen.reach(4).await;
         for _ in 0..3 {
-            renewed(&bed, &ids).await;
+            renewed(&db, &ids).await;
         }
         gate.open();
-        bed.drained().await;
+        db.drained().await;
         seen.assert_each_once(0..4);
         for relay in relays {
             relay.stop().await.unwrap();
         }
     }
 
-    /// A writer that takes its time holds a place in the hot queue, and a lock on its row.
-    async fn an_open_transaction_does_not_keep_leases_from_being_renewed(frozen |bed|) {
-        if bed.url().ends_with(".db") {
-            return; // SQLite has one writer: an open transaction keeps everybody waiting.
+    /// An open transaction holds a slot in the hot queue, and a lock on its row.
+    async fn an_open_transaction_does_not_keep_leases_from_being_renewed(frozen |db|) {
+        if db.url().ends_with(".db") {
+            return; // SQLite has one writer: an open transaction blocks all others.
         }
         let (seen, gate) = (Seen::default(), Gate::closed());
-        let other = bed.another().await;
+        let other = db.another().await;
         let mut relays = Vec::new();
-        for outbox in [&bed.outbox, &other.outbox] {
+        for outbox in [&db.outbox, &other.outbox] {
             relays.push(outbox.multi_node().lease(LEASE).poll_interval(20 * MS)
                 .on_type("e", seen.behind(&gate)).start().await.unwrap());
         }
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
-        let id = bed.outbox.send(numbered("e", 0)).await.unwrap().unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        let id = db.outbox.send(numbered("e", 0)).await.unwrap().unwrap();
         seen.reach(1).await;
-        // The handler of 0 needs several leases; the transaction stays open for all of them. A renewal
-        // follows the one before after a third of a lease, so after four the lease of 1 is over by the
-        // clock of its relay as well.
+        // The handler of 0 needs several leases; the transaction stays open for all of them. A
+        // renewal follows the one before after a third of a lease, so after four the lease of 1 is
+        // over by the clock of its relay as well.
         for _ in 0..4 {
-            renewed(&bed, std::slice::from_ref(&id)).await;
+            renewed(&db, std::slice::from_ref(&id)).await;
         }
         gate.open();
-        while bed.number("SELECT count(*) FROM {t} WHERE status = 1").await == 0 {
+        while db.number("SELECT count(*) FROM {t} WHERE status = 1").await == 0 {
             tokio::time::sleep(20 * MS).await;
         }
         tx.commit().await.unwrap();
-        bed.drained().await;
+        db.drained().await;
         seen.assert_each_once(0..2);
         for relay in relays {
             relay.stop().await.unwrap();
         }
     }
 
-    /// A transaction that commits after younger ones were delivered is behind the place that the poller reads from.
-    async fn a_late_commit_is_delivered(|bed|) {
-        if bed.url().ends_with(".db") {
+    /// A transaction that commits after later ones were delivered is behind the poller's cursor.
+    async fn a_late_commit_is_delivered(|db|) {
+        if db.url().ends_with(".db") {
             return; // One writer: nothing commits late.
         }
-        let writer = bed.another().await;
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+        let writer = db.another().await;
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
             let mut late = writer.outbox.begin().await.unwrap();
@@ -506,86 +509,87 @@ on_every_database! {
         }
     }
 
-    async fn a_delayed_event_waits_in_the_database_until_it_is_due(frozen |bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    async fn a_delayed_event_waits_in_the_database_until_it_is_due(frozen |db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
-            let at = bed.clock.as_ref().unwrap().now() + chrono::Duration::seconds(30);
-            let ids = bed.outbox.send_all([
+            let at = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(30);
+            let ids = db.outbox.send_all([
                 numbered("e", 1).deliver_after(Duration::from_secs(60)),
                 numbered("e", 0).occurred_at(at - chrono::Duration::seconds(60)).available_at(at),
             ]).await.unwrap();
             relay.idle().await.unwrap();
             assert_eq!(seen.count(), 0);
-            assert_eq!(bed.find(&ids[0]).await.lease, None);
-            bed.advance(Duration::from_secs(31));
+            assert_eq!(db.find(&ids[0]).await.lease, None);
+            db.advance(Duration::from_secs(31));
             relay.idle().await.unwrap();
             assert_eq!(seen.numbers(), [0]);
-            bed.advance(Duration::from_secs(30));
+            db.advance(Duration::from_secs(30));
             relay.idle().await.unwrap();
             assert_eq!(seen.numbers(), [0, 1]);
             relay.stop().await.unwrap();
         }
     }
 
-    /// The database's clock passed the end of a lease before it was renewed, and no other relay was there to claim the event.
-    async fn a_relay_that_claims_its_own_event_again_goes_on_with_it(frozen |bed|) {
+    /// The database's clock passed the end of the lease before it was renewed, and no other relay
+    /// was there to claim the event.
+    async fn a_relay_that_claims_its_own_event_again_continues_with_it(frozen |db|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
         let drafts = (0..3).map(|n| numbered("e", n).ordering_key("k"));
-        let ids = bed.outbox.send_all(drafts).await.unwrap();
-        let relay = bed.outbox.multi_node().presence(NEVER).poll_interval(5 * MS).on_type("e", seen.behind(&gate));
+        let ids = db.outbox.send_all(drafts).await.unwrap();
+        let relay = db.outbox.multi_node().presence(NEVER).poll_interval(5 * MS).on_type("e", seen.behind(&gate));
         let relay = relay.start().await.unwrap();
         seen.reach(1).await;
-        bed.advance(Duration::from_secs(60));
-        let now = bed.clock.as_ref().unwrap().now();
-        while bed.find(&ids[0]).await.lease.is_none_or(|(_, until)| until <= now) {
+        db.advance(Duration::from_secs(60));
+        let now = db.clock.as_ref().unwrap().now();
+        while db.find(&ids[0]).await.lease.is_none_or(|(_, until)| until <= now) {
             tokio::time::sleep(MS).await;
         }
         gate.open();
         relay.idle().await.unwrap();
         assert_eq!(seen.numbers(), [0, 1, 2], "each once, and in order");
         for id in &ids {
-            assert_eq!(bed.status(id).await, Status::Done);
+            assert_eq!(db.status(id).await, Status::Done);
         }
         relay.stop().await.unwrap();
     }
 
-    /// No poll comes by itself: the relay remembers when what it saw written is due.
-    async fn a_delayed_event_comes_on_time_without_a_poll(|bed|) {
+    /// No poll happens by itself: the relay remembers when the events that it wrote are due.
+    async fn a_delayed_event_is_delivered_on_time_without_a_poll(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).poll_interval(NEVER).start().await.unwrap();
         relay.idle().await.unwrap();
         let began = Instant::now();
-        bed.outbox.send(numbered("e", 0).deliver_after(200 * MS)).await.unwrap();
+        db.outbox.send(numbered("e", 0).deliver_after(200 * MS)).await.unwrap();
         seen.reach(1).await;
         assert!(began.elapsed() >= 190 * MS, "{:?}", began.elapsed());
         relay.stop().await.unwrap();
     }
 
-    async fn an_event_past_its_expiry_is_dead_and_never_handled(frozen |bed|) {
+    async fn an_event_past_its_expiry_is_dead_and_never_handled(frozen |db|) {
         let seen = Seen::default();
-        let soon = bed.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
-        let old = bed.outbox.send(numbered("e", 0).expires_at(soon)).await.unwrap().unwrap();
-        let still_good = bed.outbox.send(numbered("e", 1).expires_at(soon + chrono::Duration::days(1))).await.unwrap().unwrap();
-        bed.advance(Duration::from_secs(11));
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        let soon = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
+        let old = db.outbox.send(numbered("e", 0).expires_at(soon)).await.unwrap().unwrap();
+        let still_good = db.outbox.send(numbered("e", 1).expires_at(soon + chrono::Duration::days(1))).await.unwrap().unwrap();
+        db.advance(Duration::from_secs(11));
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        let stored = bed.find(&old).await;
+        let stored = db.find(&old).await;
         assert_eq!((stored.status, stored.attempts, stored.last_error.as_deref()), (Status::Dead, 0, Some("expired")));
-        assert_eq!(bed.status(&still_good).await, Status::Done);
+        assert_eq!(db.status(&still_good).await, Status::Done);
         assert_eq!(seen.numbers(), [1]);
         relay.stop().await.unwrap();
     }
 
     /// Writers in other languages make mistakes; they must not stop the poller.
-    async fn an_event_that_cannot_be_decoded_is_dead_and_the_rest_flows(|bed|) {
+    async fn an_event_that_cannot_be_decoded_is_dead_and_the_others_are_delivered(|db|) {
         for headers in ["[1]", "{\"a\": 1}", "\"text\""] {
             let sql = format!("INSERT INTO {{t}} (event_type, payload, headers) VALUES ('e', '7', '{headers}')");
-            bed.run(&sql).await.unwrap();
+            db.run(&sql).await.unwrap();
         }
-        bed.run("INSERT INTO {t} (event_type, payload, headers) VALUES ('e', '8', 'null')").await.unwrap();
-        bed.write("e", 0..3).await;
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+        db.run("INSERT INTO {t} (event_type, payload, headers) VALUES ('e', '8', 'null')").await.unwrap();
+        db.write("e", 0..3).await;
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
             relay.idle().await.unwrap();
@@ -593,7 +597,7 @@ on_every_database! {
             numbers.sort_unstable();
             assert_eq!(numbers, [0, 1, 2, 8]);
             let filter = Filter { status: Some(Status::Dead), ..Filter::default() };
-            let dead = bed.outbox.admin().list(&filter, 10).await.unwrap();
+            let dead = db.outbox.admin().list(&filter, 10).await.unwrap();
             assert_eq!(dead.len(), 3);
             for event in dead {
                 assert_eq!(event.attempts, 0);
@@ -601,7 +605,7 @@ on_every_database! {
                 assert!(reason.starts_with("cannot be decoded: its headers"), "{reason}");
             }
             relay.stop().await.unwrap();
-            bed.run("UPDATE {t} SET status = 0, done_at = NULL, last_error = NULL").await.unwrap();
+            db.run("UPDATE {t} SET status = 0, done_at = NULL, last_error = NULL").await.unwrap();
         }
     }
 }

@@ -1,12 +1,11 @@
-//! Effects that happen once, whatever happens to those who have them: a process is killed again and again in the middle
-//! of its work and started anew, and in the end the sum is exact.
+//! Effects that happen exactly once although processes crash: a process is killed again and again
+//! in the middle of its work and restarted, and in the end the sum is exact.
 //!
-//! `OUTBOX_TEST_KILLS`, `OUTBOX_TEST_AMOUNTS` and `OUTBOX_TEST_MEMBERS` say how often, how many events there are, and how
-//! many steps of joins:
-//! `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000 OUTBOX_TEST_MEMBERS=100000 cargo xtask test -- -p outbox --test
-//! exactly_once -- --nocapture`
+//! `OUTBOX_TEST_KILLS`, `OUTBOX_TEST_AMOUNTS` and `OUTBOX_TEST_MEMBERS` set the number of kills, of
+//! events, and of steps of joins: `OUTBOX_TEST_KILLS=200 OUTBOX_TEST_AMOUNTS=20000
+//! OUTBOX_TEST_MEMBERS=100000 cargo xtask test -- -p outbox --test exactly_once -- --nocapture`
 
-mod bed;
+mod common;
 #[path = "exactly_once/crashing.rs"]
 mod crashing;
 #[path = "exactly_once/steps.rs"]
@@ -14,7 +13,7 @@ mod steps;
 
 use std::time::Duration;
 
-use bed::{Base, Bed};
+use common::{Backend, TestDb};
 use crashing::{Role, survive};
 use outbox::{Cx, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
 use rand::seq::SliceRandom as _;
@@ -45,37 +44,38 @@ fn event_id(event: usize) -> String {
     format!("event-{event}")
 }
 
-/// Eight processes take work, acknowledge it twice, attach steps before and after that, and are killed all the while: what
-/// joins have counted is what became of their steps, and what follows each was written once.
-async fn eight_workers_count_each_step_once<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    steps::fan_out(&bed, members()).await;
-    let each = |_| survive(&bed, "worker", kills().div_ceil(8), members() / 16);
+/// Eight processes claim work, acknowledge it twice, attach steps before and after that, and are
+/// killed meanwhile: the counters of joins match the results of their steps, and the follow-up of
+/// each join is written once.
+async fn eight_workers_count_each_step_once<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    steps::fan_out(&db, members()).await;
+    let each = |_| survive(&db, "worker", kills().div_ceil(8), members() / 16);
     let survived = futures_util::future::join_all((0..8).map(each)).await;
     let kills: usize = survived.iter().map(|survived| survived.kills).sum();
-    steps::check(&bed, members()).await;
+    steps::check(&db, members()).await;
     let time = survived.iter().map(|survived| survived.time).max().unwrap_or_default();
-    assert!(kills > 0, "some were killed while they worked");
+    assert!(kills > 0, "some workers were killed while they worked");
     eprintln!("{}: {} steps by 8 workers, {kills} kills, {:.1} s", DB::NAME, members(), time.as_secs_f64());
 }
 
-/// Makes a test of a sentence on each database.
+/// Defines a test of each function on each database.
 macro_rules! on_every_database {
-    ($($sentence:ident)+) => {$(
-        mod $sentence {
+    ($($case:ident)+) => {$(
+        mod $case {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sqlite() {
-                super::$sentence::<sqlx::Sqlite>().await;
+                super::$case::<sqlx::Sqlite>().await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn postgres() {
-                super::$sentence::<sqlx::Postgres>().await;
+                super::$case::<sqlx::Postgres>().await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn mariadb() {
-                super::$sentence::<sqlx::MySql>().await;
+                super::$case::<sqlx::MySql>().await;
             }
         }
     )+};
@@ -87,8 +87,8 @@ on_every_database! {
     eight_workers_count_each_step_once
 }
 
-/// What the processes that are killed do.
-async fn play<DB: Base>(mut role: Role) {
+/// Work of the processes that are killed.
+async fn play<DB: Backend>(mut role: Role) {
     let builder = OutboxBuilder::new().table(&role.table).max_connections(2);
     let outbox = DB::open(builder, &role.url).await.unwrap();
     match role.name.as_str() {
@@ -100,8 +100,8 @@ async fn play<DB: Base>(mut role: Role) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_of_its_own_when_told_to_be_one() {
-    let Some(role) = Role::told() else { return };
+async fn child_process_when_a_role_is_set() {
+    let Some(role) = Role::from_env() else { return };
     match role.database.as_str() {
         <Sqlite as sqlx::Database>::NAME => play::<Sqlite>(role).await,
         <Postgres as sqlx::Database>::NAME => play::<Postgres>(role).await,
@@ -110,13 +110,13 @@ async fn a_process_of_its_own_when_told_to_be_one() {
     }
 }
 
-/// A broker, played by a table, delivers every event twice, and again until it is told that it has arrived.
-async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let deliveries = deliver_twice(&bed).await;
-    let survived = survive(&bed, "consumer", kills(), deliveries).await;
+/// A broker, simulated by a table, delivers every event twice, and again until it is acknowledged.
+async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let deliveries = deliver_twice(&db).await;
+    let survived = survive(&db, "consumer", kills(), deliveries).await;
 
-    let number = async |sql: &str| usize::try_from(bed.number(sql).await).unwrap();
+    let number = async |sql: &str| usize::try_from(db.number(sql).await).unwrap();
     assert_eq!(number("SELECT count(*) FROM {t}_delivery WHERE consumed = 0").await, 0);
     let handled = number("SELECT count(*) FROM {t}_handling").await;
     let booked = number("SELECT count(*) FROM {t}_handling WHERE booked = 1").await;
@@ -131,16 +131,16 @@ async fn a_consumer_with_an_inbox_books_each_amount_once<DB: Base>() {
     );
     assert_eq!(booked, amounts(), "each event was booked once");
     assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
-    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+    assert_eq!(survived.kills, kills(), "the process was killed while it worked");
 }
 
-/// A relay hands events to a handler that books them in the transaction that settles them.
-async fn a_handler_in_a_transaction_books_each_amount_once<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    make_tables(&bed).await;
-    let survived = survive(&bed, "relay", kills(), amounts()).await;
+/// A relay calls a handler that books amounts in the transaction that settles the event.
+async fn a_handler_in_a_transaction_books_each_amount_once<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    make_tables(&db).await;
+    let survived = survive(&db, "relay", kills(), amounts()).await;
 
-    let number = async |sql: &str| usize::try_from(bed.number(sql).await).unwrap();
+    let number = async |sql: &str| usize::try_from(db.number(sql).await).unwrap();
     let booked = number("SELECT count(*) FROM {t}_handling").await;
     let balance = number("SELECT balance FROM {t}_account").await;
     let started = number("SELECT count(*) FROM {t} WHERE crashes > 0").await;
@@ -153,18 +153,18 @@ async fn a_handler_in_a_transaction_books_each_amount_once<DB: Base>() {
     );
     assert_eq!(booked, amounts(), "each event was booked once");
     assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
-    assert_eq!(bed.tally().await, (0, 0, amounts() as u64, 0));
-    assert_eq!(survived.kills, kills(), "it was killed while it worked");
+    assert_eq!(db.tally().await, (0, 0, amounts() as u64, 0));
+    assert_eq!(survived.kills, kills(), "the process was killed while it worked");
 }
 
-/// Books in the transaction that it is given.
-struct Book {
+/// Books the amount in the handler's transaction.
+struct BookAmount {
     table: String,
     role: std::sync::Mutex<Role>,
 }
 
 #[async_trait::async_trait]
-impl<DB: Base> TxHandler<DB> for Book {
+impl<DB: Backend> TxHandler<DB> for BookAmount {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let (table, amount): (_, usize) = (&self.table, cx.payload()?);
         DB::execute_sql(tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
@@ -174,9 +174,10 @@ impl<DB: Base> TxHandler<DB> for Book {
     }
 }
 
-/// Relays until there is nothing left. With short leases, so that what a killed process held is soon free again.
-async fn relay<DB: Base>(outbox: &Outbox<DB>, role: Role) {
-    let book = Book { table: role.table.clone(), role: std::sync::Mutex::new(role) };
+/// Runs a relay until no event is pending. With short leases, so that events of a killed process
+/// can be claimed again soon.
+async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
+    let book = BookAmount { table: role.table.clone(), role: std::sync::Mutex::new(role) };
     let relay = outbox
         .multi_node()
         .tx_handler::<DB>("__GLOBAL__", "amount", book)
@@ -192,37 +193,38 @@ async fn relay<DB: Base>(outbox: &Outbox<DB>, role: Role) {
     relay.stop().await.unwrap();
 }
 
-/// Writes the events, and makes the tables that they are booked in.
-async fn make_tables<DB: Base>(bed: &Bed<DB>) {
+/// Writes the events, and creates the tables of the bookings.
+async fn make_tables<DB: Backend>(db: &TestDb<DB>) {
     let events = (0..amounts()).map(|n| Event::new("amount").id(event_id(n)).json(&amount(n)));
-    bed.outbox.send_all(events).await.unwrap();
+    db.outbox.send_all(events).await.unwrap();
     for table in [
         "CREATE TABLE {t}_handling (booked bigint NOT NULL)",
         "CREATE TABLE {t}_account (balance bigint NOT NULL)",
         "INSERT INTO {t}_account VALUES (0)",
     ] {
-        bed.run(table).await.unwrap();
+        db.run(table).await.unwrap();
     }
 }
 
-/// Writes events, and has the broker deliver each of them twice, in any order. Returns how many deliveries there are.
-async fn deliver_twice<DB: Base>(bed: &Bed<DB>) -> usize {
-    make_tables(bed).await;
+/// Writes events, and has the broker deliver each of them twice, in random order. Returns the
+/// number of deliveries.
+async fn deliver_twice<DB: Backend>(db: &TestDb<DB>) -> usize {
+    make_tables(db).await;
     let table =
         "CREATE TABLE {t}_delivery (id bigint PRIMARY KEY, event bigint NOT NULL, consumed bigint NOT NULL)";
-    bed.run(table).await.unwrap();
+    db.run(table).await.unwrap();
     let mut events: Vec<usize> = (0..amounts()).chain(0..amounts()).collect();
     events.shuffle(&mut rand::rng());
     let rows: Vec<String> =
         events.iter().enumerate().map(|(id, event)| format!("({id}, {event}, 0)")).collect();
     for rows in rows.chunks(500) {
-        bed.run(&format!("INSERT INTO {{t}}_delivery VALUES {}", rows.join(", "))).await.unwrap();
+        db.run(&format!("INSERT INTO {{t}}_delivery VALUES {}", rows.join(", "))).await.unwrap();
     }
     events.len()
 }
 
-/// Handles each delivery in a transaction of its own, and tells the broker some time after that.
-async fn consume<DB: Base>(outbox: &Outbox<DB>, role: &mut Role) {
+/// Handles each delivery in its own transaction, and acknowledges it to the broker some time later.
+async fn consume<DB: Backend>(outbox: &Outbox<DB>, role: &mut Role) {
     let table = role.table.clone();
     let pool = outbox.pool();
     let mut last = -1;
@@ -241,8 +243,8 @@ async fn consume<DB: Base>(outbox: &Outbox<DB>, role: &mut Role) {
         if last < 0 {
             return;
         }
-        let what = format!("SELECT event FROM {table}_delivery WHERE id = {last}");
-        let event = DB::number(&mut *pool.acquire().await.unwrap(), &what).await;
+        let query = format!("SELECT event FROM {table}_delivery WHERE id = {last}");
+        let event = DB::number(&mut *pool.acquire().await.unwrap(), &query).await;
         let event = usize::try_from(event).unwrap();
 
         let mut tx = outbox.begin().await.unwrap();
@@ -251,8 +253,8 @@ async fn consume<DB: Base>(outbox: &Outbox<DB>, role: &mut Role) {
             let book = format!("UPDATE {table}_account SET balance = balance + {}", amount(event));
             DB::execute_sql(&mut tx, &book).await.unwrap();
         }
-        let note = format!("INSERT INTO {table}_handling VALUES ({})", u8::from(first));
-        DB::execute_sql(&mut tx, &note).await.unwrap();
+        let record = format!("INSERT INTO {table}_handling VALUES ({})", u8::from(first));
+        DB::execute_sql(&mut tx, &record).await.unwrap();
         tx.commit().await.unwrap();
         arrived.push(last.to_string());
         role.progress();

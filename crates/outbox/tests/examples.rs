@@ -1,27 +1,28 @@
-//! The examples run to their end, and show what they are there to show.
+//! The examples run to their end and print the expected lines.
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An example that hangs is ended by then.
+/// Time limit of an example.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The program of an example. A whole `cargo test` builds it beside this one; a single `--test` does not.
+/// Path of an example's program. `cargo test` without a selection builds it beside this test; a
+/// single `--test` does not.
 fn program(name: &str) -> Option<PathBuf> {
-    let this = std::env::current_exe().expect("a test knows its own file");
+    let this = std::env::current_exe().expect("the path of this test");
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
     let program = this.parent()?.parent()?.join("examples").join(file);
     program.is_file().then_some(program)
 }
 
-/// Runs an example. Returns what it printed; `None` if it was not built.
+/// Runs an example. Returns its output; `None` if the example was not built.
 #[track_caller]
 fn run(name: &str) -> Option<String> {
     let Some(program) = program(name) else {
-        // Not println!: the test runner keeps that to itself when a test passes.
-        let _ = writeln!(std::io::stderr(), "left out: example {name}, because it is not built");
+        // Not `println!`: the test runner captures that when a test passes.
+        let _ = writeln!(std::io::stderr(), "skipped: example {name}, because it is not built");
         return None;
     };
     let mut child = Command::new(program)
@@ -31,14 +32,14 @@ fn run(name: &str) -> Option<String> {
         .spawn()
         .expect("an example can be started");
     let began = Instant::now();
-    // What they print fits into a pipe.
+    // The output fits into a pipe.
     let status = loop {
-        if let Some(status) = child.try_wait().expect("it can be waited for") {
+        if let Some(status) = child.try_wait().expect("the process can be waited for") {
             break status;
         }
         if began.elapsed() > LIMIT {
-            child.kill().expect("it can be ended");
-            break child.wait().expect("it can be waited for");
+            child.kill().expect("the process can be killed");
+            break child.wait().expect("the process can be waited for");
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -46,11 +47,11 @@ fn run(name: &str) -> Option<String> {
     child.stdout.take().expect("a pipe").read_to_string(&mut out).expect("text");
     child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
     assert!(status.success(), "{name}: {status} after {:?}\n{out}\n{err}", began.elapsed());
-    assert_eq!(err, "", "{name} has something to complain about");
+    assert_eq!(err, "", "{name} printed errors");
     Some(out)
 }
 
-/// These lines are there, in this order.
+/// Asserts that the output has these lines, in this order.
 #[track_caller]
 fn assert_shows(out: &str, lines: &[&str]) {
     let mut rest = out.lines();

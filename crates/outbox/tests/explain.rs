@@ -1,13 +1,13 @@
-//! Why an event has not been delivered yet, with relays that run.
+//! Explanations of why an event is not delivered yet, with running relays.
 
-mod bed;
+mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Gate, Seen, numbered};
+use common::{Gate, Seen, numbered};
 use outbox::{
     Admin, Backoff, Event, EventId, Explanation, Failure, Outgoing, PublishError, Publisher, Reason,
     Unavailable,
@@ -16,9 +16,9 @@ use outbox::{
 const MS: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Asks until it is this.
+/// Polls the explanation until the reason matches.
 async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) -> Explanation {
-    bed::in_time(async {
+    common::in_time(async {
         loop {
             let explained = admin.explain(id).await.unwrap();
             if wanted(explained.reason()) {
@@ -30,7 +30,7 @@ async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) 
     .await
 }
 
-/// A broker that is down until it is up.
+/// A broker that is down until the flag is set.
 #[derive(Default)]
 struct Broker {
     up: AtomicBool,
@@ -56,14 +56,14 @@ impl Publisher for Broker {
 }
 
 on_every_database! {
-    async fn the_life_of_an_event_is_explained(|bed|) {
-        let (admin, seen, gate) = (bed.outbox.admin(), Seen::default(), Gate::closed());
-        let id = bed.outbox.send(numbered("slow", 1).ordering_key("k")).await.unwrap().unwrap();
-        let next = bed.outbox.send(numbered("slow", 2).ordering_key("k")).await.unwrap().unwrap();
+    async fn the_life_of_an_event_is_explained(|db|) {
+        let (admin, seen, gate) = (db.outbox.admin(), Seen::default(), Gate::closed());
+        let id = db.outbox.send(numbered("slow", 1).ordering_key("k")).await.unwrap().unwrap();
+        let next = db.outbox.send(numbered("slow", 2).ordering_key("k")).await.unwrap().unwrap();
         let alone = admin.explain(&id).await.unwrap();
         assert!(matches!(alone.reason(), Reason::Waiting { at_work: false, .. }), "{alone}");
 
-        let relay = bed.outbox.multi_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
+        let relay = db.outbox.multi_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
             .start().await.unwrap();
         seen.reach(1).await;
         let held = becomes(&admin, &id, |reason| matches!(reason, Reason::Held { .. })).await;
@@ -74,12 +74,12 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_retry_says_when_and_why_and_what_waits_behind_it(|bed|) {
-        let (admin, seen) = (bed.outbox.admin(), Seen::default());
-        let relay = bed.outbox.ordered().poll_interval(5 * MS).retry(Backoff::default().base(DAY).max(DAY))
-            .on_type("fails", seen.says(|_| Err(Failure::retry("503")))).start().await.unwrap();
-        let id = bed.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().unwrap();
-        let next = bed.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().unwrap();
+    async fn a_retry_is_explained_with_its_time_and_error_and_the_events_behind_it(|db|) {
+        let (admin, seen) = (db.outbox.admin(), Seen::default());
+        let relay = db.outbox.ordered().poll_interval(5 * MS).retry(Backoff::default().base(DAY).max(DAY))
+            .on_type("fails", seen.returning(|_| Err(Failure::retry("503")))).start().await.unwrap();
+        let id = db.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().unwrap();
+        let next = db.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().unwrap();
         let retry = becomes(&admin, &id, |reason| matches!(reason, Reason::NotDue { attempts: 1, .. })).await;
         assert!(retry.to_string().contains("503"), "{retry}");
         let behind = becomes(&admin, &next, |reason| matches!(reason, Reason::Behind { .. })).await;
@@ -88,11 +88,11 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn the_leader_of_a_table_is_named(|bed|) {
-        let (admin, seen, gate) = (bed.outbox.admin(), Seen::default(), Gate::closed());
-        let relay = bed.outbox.single_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
+    async fn the_leader_of_a_table_is_named(|db|) {
+        let (admin, seen, gate) = (db.outbox.admin(), Seen::default(), Gate::closed());
+        let relay = db.outbox.single_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
             .start().await.unwrap();
-        let id = bed.outbox.send(numbered("slow", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("slow", 1)).await.unwrap().unwrap();
         seen.reach(1).await;
         let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::WithLeader { .. })).await;
         assert!(explained.to_string().contains("leads this table alone"), "{explained}");
@@ -101,11 +101,11 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_destination_that_is_down_is_told_until_it_is_up(|bed|) {
-        let (admin, broker) = (bed.outbox.admin(), Arc::new(Broker::default()));
-        let relay = bed.outbox.multi_node().poll_interval(5 * MS).forward(["order"], broker.clone())
+    async fn a_destination_that_is_down_is_explained_until_it_is_up(|db|) {
+        let (admin, broker) = (db.outbox.admin(), Arc::new(Broker::default()));
+        let relay = db.outbox.multi_node().poll_interval(5 * MS).forward(["order"], broker.clone())
             .start().await.unwrap();
-        let id = bed.outbox.send(Event::new("order").json(&1)).await.unwrap().unwrap();
+        let id = db.outbox.send(Event::new("order").json(&1)).await.unwrap().unwrap();
         let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::Outage { .. })).await;
         for word in ["goes to broker", "not healthy", relay.node().as_str()] {
             assert!(explained.to_string().contains(word), "no {word:?} in {explained}");
@@ -115,10 +115,10 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// What was called off, or was never there.
-    async fn what_is_not_there_is_explained_too(|bed|) {
-        let admin = bed.outbox.admin();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    /// A cancelled event, and one that never existed.
+    async fn an_unknown_event_is_explained_too(|db|) {
+        let admin = db.outbox.admin();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         assert!(admin.cancel(&id).await.unwrap());
         assert_eq!(*admin.explain(&id).await.unwrap().reason(), Reason::Unknown);
     }

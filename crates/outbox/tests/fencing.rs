@@ -1,25 +1,26 @@
-//! Settlements of one who held the whole table, while another takes it over: the database lets one of them come first.
+//! Settlements of a leader while another node takes over: the database serializes the two.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::time::Duration;
 
+use harness::DatabaseHarness;
 use outbox::store::{Completion, EXCLUSIVE, Holder, Leadership, Origin, Settlement, Take, Verdict};
 use outbox::{Clock, Event, FrozenClock, NodeId, OnDead};
 use sqlx::Connection as _;
-use support::Place;
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Longer than a statement takes, if nothing is in its way.
-const SOON: Duration = Duration::from_millis(500);
+/// Longer than a statement takes that waits for no lock.
+const STATEMENT_TIME: Duration = Duration::from_millis(500);
 
-/// The one who settles is held up by somebody else's lock on a row, after it has found that it leads. Whoever takes over in the
-/// meantime would read, and handle, what is about to be settled.
+/// The settlement is blocked by a row lock of another session, after it has checked its epoch. A
+/// node that took over meanwhile would read, and handle, the events that are about to be settled.
 ///
-/// `waits` finds a statement on the table that waits for a lock.
-async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
-    place: Place,
+/// `waits` is a query that finds a statement on the table that waits for a lock.
+async fn a_takeover_waits_for_a_settlement_that_has_checked_its_epoch<C>(
+    harness: DatabaseHarness,
     mut other: C,
     waits: &str,
 ) where
@@ -27,7 +28,7 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
     for<'c> &'c mut C: sqlx::Executor<'c, Database = C::Database>,
 {
     let clock = FrozenClock::at(chrono::Utc::now());
-    let store = place.store(place.options().clock(Clock::Frozen(clock.clone()))).await;
+    let store = harness.store(harness.options().clock(Clock::Frozen(clock.clone()))).await;
     store.migrate().await.unwrap();
     let (a, b) = (NodeId::from("a"), NodeId::from("b"));
     let Leadership::Held { epoch, .. } = store.lead(EXCLUSIVE, &a, LEASE).await.unwrap() else {
@@ -60,17 +61,18 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
     let settlements: Vec<Settlement> = taken.deliveries.iter().map(done).collect();
     assert_eq!(settlements.len(), 2);
 
-    let lock = format!("UPDATE {} SET tenant_id = 't' WHERE event_id = '{}'", place.table, settlements[1].id);
+    let lock =
+        format!("UPDATE {} SET tenant_id = 't' WHERE event_id = '{}'", harness.table, settlements[1].id);
     let mut open = other.begin().await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *open).await.unwrap();
     let settling = tokio::spawn({
         let store = store.clone();
         async move { store.settle(&by, Completion::Keep, &settlements).await }
     });
-    let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &place.table)));
+    let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &harness.table)));
     while waits().fetch_optional(&mut *open).await.unwrap().is_none() {
         assert!(!settling.is_finished(), "the row is locked");
-        // InnoDB answers from a cache that it renews only after 100 ms without a question.
+        // InnoDB answers from a cache that it refreshes only after 100 ms without a query.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
@@ -79,8 +81,8 @@ async fn a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right<C>(
         let store = store.clone();
         async move { store.lead(EXCLUSIVE, &b, LEASE).await }
     });
-    let early = tokio::time::timeout(SOON, &mut taking_over).await;
-    assert!(early.is_err(), "it took over under a settlement's hands: {early:?}");
+    let early = tokio::time::timeout(STATEMENT_TIME, &mut taking_over).await;
+    assert!(early.is_err(), "it took over during a settlement: {early:?}");
 
     open.rollback().await.unwrap();
     assert_eq!(settling.await.unwrap().unwrap().moved, 2);
@@ -97,24 +99,24 @@ const MYSQL_WAITS: &str = "SELECT 1 FROM information_schema.innodb_trx \
 
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_postgres() {
-    let Some(place) = Place::postgres().await else { return };
-    let other = sqlx::PgConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, POSTGRES_WAITS).await;
+async fn a_takeover_waits_on_postgres() {
+    let Some(harness) = DatabaseHarness::postgres().await else { return };
+    let other = sqlx::PgConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, POSTGRES_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_mariadb() {
-    let Some(place) = Place::mariadb().await else { return };
-    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, MYSQL_WAITS).await;
+async fn a_takeover_waits_on_mariadb() {
+    let Some(harness) = DatabaseHarness::mariadb().await else { return };
+    let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, MYSQL_WAITS).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_waits_on_mysql() {
-    let Some(place) = Place::mysql().await else { return };
-    let other = sqlx::MySqlConnection::connect(place.url().unwrap()).await.unwrap();
-    a_take_over_waits_for_a_settlement_that_has_found_its_epoch_right(place, other, MYSQL_WAITS).await;
+async fn a_takeover_waits_on_mysql() {
+    let Some(harness) = DatabaseHarness::mysql().await else { return };
+    let other = sqlx::MySqlConnection::connect(harness.url().unwrap()).await.unwrap();
+    a_takeover_waits_for_a_settlement_that_has_checked_its_epoch(harness, other, MYSQL_WAITS).await;
 }

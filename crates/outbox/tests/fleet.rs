@@ -1,15 +1,16 @@
-//! Many databases, one relay.
+//! A relay for many databases.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bed::{Gate, Seen, in_time, numbered};
-use fleets::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
+use common::{Gate, Seen, in_time, numbered};
+use fleet_fixtures::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
 use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
 use outbox::store::Status;
 use outbox::{Cx, Error, Event, Fleet, LatchPublisher, Outbox, Position, Query, Topic};
@@ -17,7 +18,7 @@ use sqlx::{MySql, Postgres, Sqlite};
 
 type Result<T = ()> = outbox::Result<T>;
 
-/// Soon enough for a test: databases are polled several times a second.
+/// Poll interval of the tests: several polls a second.
 const POLL: Duration = Duration::from_millis(200);
 
 #[tokio::test]
@@ -29,7 +30,7 @@ async fn the_router_finds_a_database_by_text_and_by_uuid() -> Result {
     let acme: Outbox<Sqlite> = fleet.outbox("acme")?;
     let by_id: Outbox<Sqlite> = fleet.outbox(id)?;
     let by_text: Outbox<Sqlite> = fleet.outbox(id.to_string())?;
-    assert!(std::ptr::eq(by_id.pool(), by_text.pool()), "one and the same");
+    assert!(std::ptr::eq(by_id.pool(), by_text.pool()), "the same outbox");
     assert!(!std::ptr::eq(acme.pool(), by_id.pool()));
     assert!(std::ptr::eq(acme.pool(), fleet.outbox::<Sqlite>("acme".to_owned())?.pool()), "cached");
     Ok(())
@@ -41,23 +42,23 @@ async fn every_database_of_a_fleet_has_its_log() -> Result {
     let mut builder = Fleet::builder().database("acme", folder.url("acme"));
     let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
     if let Some(url) = &postgres {
-        builder = builder.databases([FleetDatabase::new("globex", url).table(fleets::table())]);
+        builder = builder.databases([FleetDatabase::new("globex", url).table(fleet_fixtures::table())]);
     }
     let fleet = builder.migrate(true).open().await?;
     let databases = 1 + usize::from(postgres.is_some());
     let latch = LatchPublisher::expecting(2 * databases);
     let relay = fleet.multi_node().publish(Topic::new("all").to(latch.clone())).start().await?;
-    decides(&fleet.outbox::<Sqlite>("acme")?).await?;
+    appends_conditionally(&fleet.outbox::<Sqlite>("acme")?).await?;
     if postgres.is_some() {
-        decides(&fleet.outbox::<Postgres>("globex")?).await?;
+        appends_conditionally(&fleet.outbox::<Postgres>("globex")?).await?;
     }
-    let published = latch.wait(bed::FOREVER).await.expect("every log is published");
+    let published = latch.wait(common::FOREVER).await.expect("every log is published");
     assert_eq!(published.len(), 2 * databases);
     relay.stop().await
 }
 
-/// Decides by the log, alone and in a transaction.
-async fn decides<DB: outbox::Database>(outbox: &Outbox<DB>) -> Result {
+/// Appends conditionally, alone and in a transaction.
+async fn appends_conditionally<DB: outbox::Database>(outbox: &Outbox<DB>) -> Result {
     let (log, query) = (outbox.log(), Query::tag("n", 1));
     let event = || numbered("e", 1).tag("n", 1);
     let read = log.project(query.clone(), 0, |n, _| n + 1).await?;
@@ -72,7 +73,7 @@ async fn decides<DB: outbox::Database>(outbox: &Outbox<DB>) -> Result {
 }
 
 #[tokio::test]
-async fn what_the_router_cannot_find_it_names() -> Result {
+async fn the_router_names_what_it_cannot_find() -> Result {
     let folder = Folder::new();
     let fleet = Fleet::builder().database("acme", folder.url("acme")).open().await?;
     let unknown = fleet.outbox::<Sqlite>("globex").unwrap_err();
@@ -88,7 +89,7 @@ async fn what_the_router_cannot_find_it_names() -> Result {
 }
 
 #[tokio::test]
-async fn mistakes_are_told_before_anything_runs() {
+async fn mistakes_are_reported_before_anything_runs() {
     let folder = Folder::new();
     let open = async |builder: outbox::fleet::FleetBuilder| builder.open().await.unwrap_err();
     let none = open(Fleet::builder()).await;
@@ -109,14 +110,15 @@ async fn mistakes_are_told_before_anything_runs() {
     assert!(matches!(both, Error::Setting(_)), "{both}");
 }
 
-/// Whatever the modes and kinds of databases: what the router writes, and what others write, is delivered.
+/// In each mode and on each kind of database, the relay delivers events of the router and of other
+/// programs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
     for mode in [Fleet::single_node, Fleet::multi_node, Fleet::ordered] {
         let folder = Folder::new();
         let mut builder =
             Fleet::builder().database("lite", folder.url("lite")).migrate(true).max_connections(4);
-        let table = fleets::table();
+        let table = fleet_fixtures::table();
         let postgres = std::env::var("OUTBOX_TEST_POSTGRES").ok();
         let mariadb = std::env::var("OUTBOX_TEST_MARIADB").ok();
         let mysql = std::env::var("OUTBOX_TEST_MYSQL").ok();
@@ -156,12 +158,12 @@ async fn one_relay_delivers_from_databases_of_all_kinds() -> Result {
     Ok(())
 }
 
-/// D-03. A quarter of the connections may wait for notifications. The databases past that are polled.
+/// D-03. A quarter of the connections may wait for notifications. The other databases are polled.
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
-    let tables: Vec<String> = (0..3).map(|_| fleets::table()).collect();
+    let tables: Vec<String> = (0..3).map(|_| fleet_fixtures::table()).collect();
     let database = |table: &String| FleetDatabase::new(table.as_str(), url.as_str()).table(table);
     for table in &tables {
         outbox::OutboxBuilder::new().table(table).postgres(&url).await?.migrate().await?;
@@ -177,7 +179,7 @@ async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() ->
         sqlx::raw_sql(sqlx::AssertSqlSafe(insert)).execute(&pool).await.unwrap();
     };
     // The relay holds a lock while it waits for notifications, and writers notify only then.
-    let sleeps = async |table: &str| {
+    let is_waiting = async |table: &str| {
         let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted \
                     AND (classid::bigint << 32) | objid::bigint = hashtextextended('public.' || $1, 11)";
         while sqlx::query_scalar::<_, i64>(held).bind(table).fetch_one(&pool).await.unwrap() == 0 {
@@ -186,7 +188,7 @@ async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() ->
     };
     in_time(async {
         for n in 0..20 {
-            sleeps(&woken[n % 2]).await;
+            is_waiting(&woken[n % 2]).await;
             insert(&woken[n % 2], n).await;
             seen.reach(n + 1).await;
             assert!(fleet.connections() <= 8, "{}", fleet.connections());
@@ -194,7 +196,7 @@ async fn a_commit_by_another_program_wakes_the_relay_of_a_fleet_on_postgres() ->
         relay.stop().await?;
         fleet.close().await;
         assert_eq!(fleet.connections(), 0);
-        // One too many: its events are found all the same.
+        // One database too many: its events are polled.
         let fleet = Fleet::builder().databases(tables.iter().map(database)).max_connections(8).open().await?;
         let relay = fleet.multi_node().poll_interval(POLL).on_type("n", seen.handler()).start().await?;
         insert(&polled[0], 20).await;
@@ -236,7 +238,7 @@ async fn a_transaction_of_a_fleet_is_rolled_back_when_it_is_dropped() -> Result 
     let mut tx = outbox.begin().await?;
     outbox.write(&mut tx, numbered("n", 1)).await?;
     drop(tx);
-    // A begin that is dropped half way leaves nothing behind either.
+    // A `begin` that is dropped half way leaves no connection behind either.
     for _ in 0..50 {
         let mut begin = Box::pin(outbox.begin());
         let _ = futures_util::FutureExt::now_or_never(begin.as_mut());
@@ -317,7 +319,7 @@ async fn a_failed_discovery_removes_nothing() -> Result {
 }
 
 #[tokio::test]
-async fn the_first_discovery_must_succeed_and_the_next_come_by_themselves() -> Result {
+async fn the_first_discovery_must_succeed_and_later_ones_run_by_themselves() -> Result {
     let failed = Fleet::builder().discovery(Script::of([Answer::Error])).open().await;
     assert!(matches!(failed, Err(Error::Discovery(_))));
     let folder = Folder::new();
@@ -329,7 +331,7 @@ async fn the_first_discovery_must_succeed_and_the_next_come_by_themselves() -> R
 }
 
 #[tokio::test]
-async fn one_bad_database_in_a_discovery_does_not_keep_the_others_out() -> Result {
+async fn an_invalid_database_in_a_discovery_does_not_exclude_the_others() -> Result {
     let folder = Folder::new();
     let bad = FleetDatabase::new("bad", "nonsense");
     let script = Script::of([Answer::Found(vec![bad, folder.database("a")])]);
@@ -369,7 +371,7 @@ async fn a_changed_database_is_replaced() -> Result {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_removed_database_finishes_what_is_in_hand_and_gives_back_the_rest() -> Result {
+async fn a_removed_database_finishes_events_in_flight_and_releases_the_others() -> Result {
     let folder = Folder::new();
     let (a, b) = (folder.database("a"), folder.database("b"));
     let script = Script::of([Answer::Found(vec![a.clone(), b]), Answer::Found(vec![a])]);
@@ -395,9 +397,9 @@ async fn a_removed_database_finishes_what_is_in_hand_and_gives_back_the_rest() -
 
     let there = Outbox::sqlite(&folder.url("b")).await?;
     let all = there.admin().list(&Default::default(), 100).await?;
-    assert!(all.iter().any(|event| event.status == Status::Done), "what was in hand is done");
+    assert!(all.iter().any(|event| event.status == Status::Done), "the event in flight is done");
     assert!(all.iter().filter(|event| event.status == Status::New).count() >= 8);
-    assert!(all.iter().all(|event| event.lease.is_none()), "all is free: {all:?}");
+    assert!(all.iter().all(|event| event.lease.is_none()), "no lease is left: {all:?}");
     relay.stop().await
 }
 
@@ -422,7 +424,7 @@ async fn handlers_are_bounded_over_all_databases() -> Result {
                 peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 now.fetch_sub(1, Ordering::SeqCst);
-                note.note(&cx);
+                note.record(&cx);
             }
         })
         .start()
@@ -439,11 +441,11 @@ async fn handlers_are_bounded_over_all_databases() -> Result {
     Ok(())
 }
 
-/// Notes who was polled and gave something.
+/// Records which database was polled and returned events.
 #[derive(Clone)]
-struct Noting<S>(S, Arc<std::sync::Mutex<Vec<(String, usize)>>>);
+struct RecordPolls<S>(S, Arc<std::sync::Mutex<Vec<(String, usize)>>>);
 
-impl<S: Selection> Selection for Noting<S> {
+impl<S: Selection> Selection for RecordPolls<S> {
     fn next(&mut self, waiting: &[&str], last: Option<Polled<'_>>) -> usize {
         if let Some(last) = last {
             let mut polled = self.1.lock().unwrap();
@@ -456,8 +458,8 @@ impl<S: Selection> Selection for Noting<S> {
     }
 }
 
-/// Which database gave how many events, poll by poll, until each has given so many. There are far more
-/// connections than databases.
+/// Returns which database returned how many events, poll by poll, until each has returned all of
+/// its events. There are far more connections than databases.
 async fn polls_with(selection: impl Selection, events: u64) -> Result<Vec<(String, usize)>> {
     let folder = Folder::new();
     let names = ["a", "b", "c"];
@@ -469,7 +471,7 @@ async fn polls_with(selection: impl Selection, events: u64) -> Result<Vec<(Strin
         .multi_node()
         .batch(8)
         .poll_interval(Duration::from_secs(3_600))
-        .selection(Noting(selection, polled.clone()))
+        .selection(RecordPolls(selection, polled.clone()))
         .on_type("n", seen.handler())
         .start()
         .await?;
@@ -478,7 +480,7 @@ async fn polls_with(selection: impl Selection, events: u64) -> Result<Vec<(Strin
     for name in names {
         writer.outbox::<Sqlite>(name)?.send_all((0..events).map(|n| numbered("n", n))).await?;
     }
-    // All of them at the same moment.
+    // Poll all databases at the same moment.
     relay.wake();
     in_time(seen.reach(names.len() * events as usize)).await;
     relay.stop().await?;
@@ -486,7 +488,7 @@ async fn polls_with(selection: impl Selection, events: u64) -> Result<Vec<(Strin
     Ok(polled)
 }
 
-/// Notes the database that gave something, and the next one, when the first and others wait.
+/// Records the database that returned events, and the next one, when the first and others wait.
 #[derive(Clone)]
 struct Contested<S>(S, Arc<std::sync::Mutex<Vec<(String, String)>>>);
 
@@ -507,7 +509,7 @@ impl<S: Selection> Selection for Contested<S> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn round_robin_goes_from_one_database_to_the_next() -> Result {
     let contested = Contested(RoundRobin, Arc::default());
-    // So many that a database whose relay comes late still finds others at it.
+    // So many events that a database whose relay starts late still competes with others.
     let polled = polls_with(contested.clone(), 600).await?;
     let contested = contested.1.lock().unwrap();
     assert!(!contested.is_empty(), "no database had to wait: {polled:?}");
@@ -515,7 +517,7 @@ async fn round_robin_goes_from_one_database_to_the_next() -> Result {
     Ok(())
 }
 
-/// How often another database was polled than before.
+/// Number of polls of another database than the one before.
 fn changes(polled: &[(String, usize)]) -> usize {
     polled.windows(2).filter(|two| two[0].0 != two[1].0).count()
 }
@@ -529,10 +531,10 @@ async fn drain_first_stays_with_a_database_until_it_is_empty() -> Result {
     Ok(())
 }
 
-/// A server that never answers, and a port where nobody is: the others do not notice.
+/// A server that never answers, and a port without a server: the other databases are not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn databases_that_hang_or_refuse_do_not_delay_the_others() -> Result {
-    // With a connection for each of those that hang, an event would wait for several times as long.
+    // If each hanging database kept a connection, an event would wait several times as long.
     const PATIENCE: Duration = Duration::from_secs(5);
     let folder = Folder::new();
     let silent = silent_server().await;
@@ -559,7 +561,7 @@ async fn databases_that_hang_or_refuse_do_not_delay_the_others() -> Result {
     let mut worst = Duration::ZERO;
     for round in 0..5 {
         for name in &good {
-            // Somebody else writes: no hot path.
+            // Another program writes: no hot path.
             let other = Outbox::sqlite(&folder.url(name)).await?;
             other.migrate().await?;
             other.send(numbered("n", round)).await?;
@@ -574,17 +576,17 @@ async fn databases_that_hang_or_refuse_do_not_delay_the_others() -> Result {
 
     let error = fleet.outbox::<Postgres>("silent-pg")?.send(numbered("n", 1)).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    let told = format!("{error} {error:?} {:?}", fleet.databases());
-    assert!(!told.contains("s3cret"), "{told}");
+    let text = format!("{error} {error:?} {:?}", fleet.databases());
+    assert!(!text.contains("s3cret"), "{text}");
     in_time(relay.stop()).await
 }
 
-/// A database that comes and goes is served whenever it is there.
+/// The database is served whenever it is reachable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_comes_and_goes_is_served_when_it_is_there() -> Result {
+async fn a_database_is_served_whenever_it_is_reachable() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
     let proxy = Proxy::to(&url).await;
-    let table = fleets::table();
+    let table = fleet_fixtures::table();
     let direct = outbox::OutboxBuilder::new().table(&table).max_connections(2).postgres(&url).await?;
     direct.migrate().await?;
     proxy.shut();
@@ -616,7 +618,7 @@ async fn a_database_that_comes_and_goes_is_served_when_it_is_there() -> Result {
     Ok(())
 }
 
-/// A database that is not migrated is served as soon as it is.
+/// A database is served as soon as it is migrated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_without_tables_is_served_once_it_has_them() -> Result {
     let folder = Folder::new();
@@ -640,7 +642,7 @@ async fn a_second_relay_waits_for_the_first_to_stop() -> Result {
     let second = fleet.single_node().on_any(async |_: Cx| ()).start().await;
     assert!(matches!(second, Err(Error::Lifecycle(_))));
     first.stop().await?;
-    // Another fleet is another process.
+    // A second fleet stands for a second process.
     let other = Fleet::builder().database("a", folder.url("a")).open().await?;
     let seen = Seen::default();
     let first = fleet.single_node().on_type("n", seen.handler()).start().await?;

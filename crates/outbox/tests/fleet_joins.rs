@@ -1,12 +1,13 @@
 //! Joins and transactions in a fleet: steps in one database, the join in another.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::time::Duration;
 
-use bed::{Seen, numbered};
-use fleets::Folder;
+use common::{Seen, numbered};
+use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
 use outbox::{
@@ -16,18 +17,18 @@ use outbox::{
 use serde::{Deserialize, Serialize};
 use sqlx::{MySql, Postgres, Sqlite};
 
-/// A fleet with the join's database, `home`, and others: of every kind that there is here.
-struct Scene {
+/// A fleet with the join's database, `home`, and one database of every kind that is configured.
+struct JoinFleet {
     _folder: Folder,
     fleet: Fleet,
     kinds: Vec<&'static str>,
 }
 
-impl Scene {
+impl JoinFleet {
     async fn new() -> Self {
         let folder = Folder::new();
         let mut builder = Fleet::builder().migrate(true).max_connections(8);
-        builder = builder.database("home", folder.url("home")).database("sqlite", folder.url("away"));
+        builder = builder.database("home", folder.url("home")).database("sqlite", folder.url("remote"));
         let mut kinds = vec!["sqlite"];
         for (kind, variable) in [
             ("postgres", "OUTBOX_TEST_POSTGRES"),
@@ -35,7 +36,7 @@ impl Scene {
             ("mysql", "OUTBOX_TEST_MYSQL"),
         ] {
             if let Ok(url) = std::env::var(variable) {
-                let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleets::table());
+                let database = outbox::fleet::FleetDatabase::new(kind, url).table(fleet_fixtures::table());
                 builder = builder.databases([database]);
                 kinds.push(kind);
             }
@@ -47,29 +48,29 @@ impl Scene {
         self.fleet.outbox("home").unwrap()
     }
 
-    async fn relay(&self, steps: &Seen, follows: &Seen) -> FleetRelay {
-        let handler = steps.says(|cx| match cx.payload::<u64>()? {
+    async fn relay(&self, steps: &Seen, follow_ups: &Seen) -> FleetRelay {
+        let handler = steps.returning(|cx| match cx.payload::<u64>()? {
             13 if cx.attempt() == 1 => Err(Failure::dead("thirteen")),
             _ => Ok(outbox::Outcome::Done),
         });
         self.fleet
             .multi_node()
             .on_type("step", handler)
-            .on_type("then", follows.handler())
-            .on_type("sorry", follows.handler())
+            .on_type("then", follow_ups.handler())
+            .on_type("sorry", follow_ups.handler())
             .poll_interval(Duration::from_millis(100))
             .start()
             .await
             .unwrap()
     }
 
-    /// Writes steps to every database but `home`, with the join that is there.
+    /// Writes steps to every database but `home`, attached to a join in `home`.
     async fn write_steps(&self, join: &JoinId, numbers: std::ops::Range<u64>) {
         for kind in &self.kinds {
             match *kind {
-                "sqlite" => away::<Sqlite>(&self.fleet, kind, join, numbers.clone()).await,
-                "postgres" => away::<Postgres>(&self.fleet, kind, join, numbers.clone()).await,
-                _ => away::<MySql>(&self.fleet, kind, join, numbers.clone()).await,
+                "sqlite" => remote::<Sqlite>(&self.fleet, kind, join, numbers.clone()).await,
+                "postgres" => remote::<Postgres>(&self.fleet, kind, join, numbers.clone()).await,
+                _ => remote::<MySql>(&self.fleet, kind, join, numbers.clone()).await,
             }
         }
     }
@@ -79,7 +80,7 @@ impl Scene {
     }
 }
 
-async fn away<DB: Database>(fleet: &Fleet, name: &str, join: &JoinId, numbers: std::ops::Range<u64>) {
+async fn remote<DB: Database>(fleet: &Fleet, name: &str, join: &JoinId, numbers: std::ops::Range<u64>) {
     let outbox: Outbox<DB> = fleet.outbox(name).unwrap();
     let mut tx = outbox.begin().await.unwrap();
     let steps = outbox.write_all(&mut tx, numbers.map(|n| numbered("step", n))).await.unwrap();
@@ -89,69 +90,70 @@ async fn away<DB: Database>(fleet: &Fleet, name: &str, join: &JoinId, numbers: s
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_in_other_databases_are_counted_in_the_joins_own() {
-    let scene = Scene::new().await;
-    let (steps, follows) = (Seen::default(), Seen::default());
-    let all = scene.kinds.len() as u32 * 10;
-    let mut tx = scene.home().begin().await.unwrap();
-    let home = scene.home();
+    let setup = JoinFleet::new().await;
+    let (steps, follow_ups) = (Seen::default(), Seen::default());
+    let all = setup.kinds.len() as u32 * 10;
+    let mut tx = setup.home().begin().await.unwrap();
+    let home = setup.home();
     let mut joins = home.joins_in(&mut tx);
     let join = joins.start(NewJoin::of(all + 1).group("run")).await.unwrap().id;
     joins.wait(&join, JoinWait::new().then(Event::new("then").json(&7))).await.unwrap();
     tx.commit().await.unwrap();
-    let relay = scene.relay(&steps, &follows).await;
-    scene.write_steps(&join, 0..10).await;
-    // One step is at home.
-    let here = home.send(numbered("step", 99)).await.unwrap().unwrap();
-    home.joins().attach(&join, &here).await.unwrap();
-    follows.reach(1).await;
+    let relay = setup.relay(&steps, &follow_ups).await;
+    setup.write_steps(&join, 0..10).await;
+    // One step is in the join's own database.
+    let local = home.send(numbered("step", 99)).await.unwrap().unwrap();
+    home.joins().attach(&join, &local).await.unwrap();
+    follow_ups.reach(1).await;
     relay.idle().await.unwrap();
-    let joined = scene.join(&join).await;
+    let joined = setup.join(&join).await;
     assert_eq!((joined.completed, joined.failed, joined.status), (all + 1, 0, JoinStatus::Completed));
-    assert_eq!(follows.numbers(), [7]);
+    assert_eq!(follow_ups.numbers(), [7]);
     relay.stop().await.unwrap();
-    scene.fleet.close().await;
+    setup.fleet.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_step_elsewhere_fails_the_join_and_its_replay_is_counted() {
-    let scene = Scene::new().await;
-    let (steps, follows) = (Seen::default(), Seen::default());
-    let home = scene.home();
-    let databases = scene.kinds.len() as u32;
+async fn a_dead_step_in_another_database_fails_the_join_and_its_replay_is_counted() {
+    let setup = JoinFleet::new().await;
+    let (steps, follow_ups) = (Seen::default(), Seen::default());
+    let home = setup.home();
+    let databases = setup.kinds.len() as u32;
     let join = home.joins().start(NewJoin::of(databases)).await.unwrap().id;
     home.joins().wait(&join, JoinWait::new().if_failed(Event::new("sorry").json(&1))).await.unwrap();
-    let relay = scene.relay(&steps, &follows).await;
-    scene.write_steps(&join, 13..14).await;
-    follows.reach(1).await;
-    assert_eq!(scene.join(&join).await.failed, databases);
-    let away: Outbox<Sqlite> = scene.fleet.outbox("sqlite").unwrap();
+    let relay = setup.relay(&steps, &follow_ups).await;
+    setup.write_steps(&join, 13..14).await;
+    follow_ups.reach(1).await;
+    assert_eq!(setup.join(&join).await.failed, databases);
+    let remote: Outbox<Sqlite> = setup.fleet.outbox("sqlite").unwrap();
     let handled = steps.count();
-    // Its second life is its first attempt again: another handler lets it pass.
+    // The replay begins with attempt 1 again: another handler lets it succeed.
     relay.stop().await.unwrap();
     let (again, none) = (Seen::default(), Seen::default());
-    let relay = scene.fleet.multi_node().on_type("step", again.handler()).on_any(none.handler());
+    let relay = setup.fleet.multi_node().on_type("step", again.handler()).on_any(none.handler());
     let relay = relay.poll_interval(Duration::from_millis(100)).start().await.unwrap();
-    assert_eq!(away.admin().replay_all(&Default::default(), 10).await.unwrap(), 1);
+    assert_eq!(remote.admin().replay_all(&Default::default(), 10).await.unwrap(), 1);
     again.reach(1).await;
-    while scene.join(&join).await.completed == 0 {
+    while setup.join(&join).await.completed == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let joined = scene.join(&join).await;
+    let joined = setup.join(&join).await;
     assert_eq!((joined.completed, joined.failed, joined.status), (1, databases - 1, JoinStatus::Failed));
-    assert_eq!((steps.count(), none.count()), (handled, 0), "reports are the relay's own");
+    assert_eq!((steps.count(), none.count()), (handled, 0), "the relay handles reports itself");
     relay.stop().await.unwrap();
-    scene.fleet.close().await;
+    setup.fleet.close().await;
 }
 
-/// A relay that does not know the join's database keeps the report until one comes that does.
+/// A relay that does not know the join's database keeps the report until a relay that knows it
+/// runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_waits_for_a_relay_that_knows_the_home() {
-    let scene = Scene::new().await;
-    let home = scene.home();
+async fn a_report_waits_for_a_relay_that_knows_the_joins_database() {
+    let setup = JoinFleet::new().await;
+    let home = setup.home();
     let join = home.joins().start(NewJoin::of(1)).await.unwrap().id;
     home.joins().wait(&join, JoinWait::new()).await.unwrap();
-    let alone: Outbox<Sqlite> = scene.fleet.outbox("sqlite").unwrap();
-    away::<Sqlite>(&scene.fleet, "sqlite", &join, 0..1).await;
+    let alone: Outbox<Sqlite> = setup.fleet.outbox("sqlite").unwrap();
+    remote::<Sqlite>(&setup.fleet, "sqlite", &join, 0..1).await;
     let seen = Seen::default();
     let relay = alone.multi_node().on_any(seen.handler()).start().await.unwrap();
     seen.reach(1).await;
@@ -159,15 +161,15 @@ async fn a_report_waits_for_a_relay_that_knows_the_home() {
     relay.stop().await.unwrap();
     let waiting = alone.admin().stats().await.unwrap();
     assert_eq!((waiting.new, waiting.done, waiting.dead), (1, 1, 0));
-    assert_eq!(scene.join(&join).await.completed, 0);
+    assert_eq!(setup.join(&join).await.completed, 0);
     assert_eq!(seen.count(), 1);
 
-    let relay = scene.relay(&Seen::default(), &Seen::default()).await;
-    while scene.join(&join).await.status != JoinStatus::Completed {
+    let relay = setup.relay(&Seen::default(), &Seen::default()).await;
+    while setup.join(&join).await.status != JoinStatus::Completed {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     relay.stop().await.unwrap();
-    scene.fleet.close().await;
+    setup.fleet.close().await;
 }
 
 fn forged(home: &str, join: &str, step: &str, became: &str) -> outbox::EventBuilder {
@@ -175,7 +177,8 @@ fn forged(home: &str, join: &str, step: &str, became: &str) -> outbox::EventBuil
     Event::new("outbox.join.report").json(&payload)
 }
 
-/// The right to insert into one tenant's table gives no say in the joins of another's.
+/// The right to insert into one tenant's table does not allow changes to the joins of another
+/// tenant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forged_report_is_dead_and_settles_no_join() {
     let folder = Folder::new();
@@ -205,8 +208,8 @@ async fn a_forged_report_is_dead_and_settles_no_join() {
     ];
     let count = forgeries.len();
     a.send_all(forgeries).await.unwrap();
-    let follows = Seen::default();
-    let relay = fleet.multi_node().on_type("payout.approved", follows.handler()).start().await.unwrap();
+    let follow_ups = Seen::default();
+    let relay = fleet.multi_node().on_type("payout.approved", follow_ups.handler()).start().await.unwrap();
     relay.idle().await.unwrap();
     let dead = a.admin().dead(&Default::default(), 100).await.unwrap();
     assert_eq!(dead.len(), count, "{dead:?}");
@@ -218,31 +221,31 @@ async fn a_forged_report_is_dead_and_settles_no_join() {
         let found = b.admin().join(id).await.unwrap().unwrap();
         assert_eq!((found.attached, found.completed, found.status), (0, 0, JoinStatus::Pending));
     }
-    assert_eq!((follows.count(), b.admin().stats().await.unwrap().new), (0, 0));
+    assert_eq!((follow_ups.count(), b.admin().stats().await.unwrap().new), (0, 0));
     relay.stop().await.unwrap();
     fleet.close().await;
 }
 
-/// JSON can spell NUL, and PostgreSQL refuses to compare with it: an error that no retry removes.
+/// JSON can encode NUL, and PostgreSQL refuses to compare with it: an error that no retry removes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_with_a_nul_is_dead_at_once_in_every_database() {
-    let scene = Scene::new().await;
-    let relay = scene.relay(&Seen::default(), &Seen::default()).await;
-    for kind in &scene.kinds {
+    let setup = JoinFleet::new().await;
+    let relay = setup.relay(&Seen::default(), &Seen::default()).await;
+    for kind in &setup.kinds {
         let dead = match *kind {
-            "sqlite" => dead_reports::<Sqlite>(&scene.fleet, kind).await,
-            "postgres" => dead_reports::<Postgres>(&scene.fleet, kind).await,
-            _ => dead_reports::<MySql>(&scene.fleet, kind).await,
+            "sqlite" => dead_reports::<Sqlite>(&setup.fleet, kind).await,
+            "postgres" => dead_reports::<Postgres>(&setup.fleet, kind).await,
+            _ => dead_reports::<MySql>(&setup.fleet, kind).await,
         };
         for reason in dead {
             assert_eq!(reason, "forged join report: a text in the payload contains NUL", "{kind}");
         }
     }
     relay.stop().await.unwrap();
-    scene.fleet.close().await;
+    setup.fleet.close().await;
 }
 
-/// Writes reports with a NUL in each of their texts. Returns the reasons of their deaths.
+/// Writes reports with a NUL in each of their texts. Returns the reasons why they are dead.
 async fn dead_reports<DB: Database>(fleet: &Fleet, name: &str) -> Vec<String> {
     let outbox: Outbox<DB> = fleet.outbox(name).unwrap();
     let reports = [
@@ -258,12 +261,13 @@ async fn dead_reports<DB: Database>(fleet: &Fleet, name: &str) -> Vec<String> {
         if dead.len() == count {
             return dead.into_iter().map(|event| event.last_error.unwrap_or_default()).collect();
         }
-        assert!(began.elapsed() < bed::FOREVER, "{name}: {dead:?}");
+        assert!(began.elapsed() < common::FOREVER, "{name}: {dead:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// `occurred_at` is the writer's: it neither shortens the life of a report nor prolongs it.
+/// The writer chooses `occurred_at`: it neither shortens nor extends the time that a report is
+/// retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reports_age_counts_from_the_time_of_storing() {
     let folder = Folder::new();
@@ -296,9 +300,10 @@ async fn a_reports_age_counts_from_the_time_of_storing() {
     fleet.close().await;
 }
 
-/// Such a report is not tried for ever: a fleet that has the database may be a day late, not more.
+/// Such a report is not retried for ever: a fleet that has the database may start up to a day
+/// later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_to_an_unknown_database_dies_after_a_day() {
+async fn a_report_to_an_unknown_database_is_dead_after_a_day() {
     let folder = Folder::new();
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
     let a: Outbox<Sqlite> = fleet.outbox("a").unwrap();
@@ -372,24 +377,24 @@ async fn handlers_get_transactions_of_their_events_own_database() {
     fleet.close().await;
 }
 
-/// Before anything is served, and by the name of what it wants.
+/// Before anything is served, with an error that names the wanted database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_wants_another_kind_of_transaction_is_refused_at_start() {
-    async fn elsewhere(_: Booked, _: Cx, _: &mut Tx<'_, Postgres>) -> Handled {
+    async fn on_postgres(_: Booked, _: Cx, _: &mut Tx<'_, Postgres>) -> Handled {
         Ok(())
     }
     let folder = Folder::new();
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
-    let error = fleet.multi_node().on_tx(elsewhere).start().await.unwrap_err();
+    let error = fleet.multi_node().on_tx(on_postgres).start().await.unwrap_err();
     assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error:?}");
     let relay = fleet.multi_node().on_tx(book).start().await.unwrap();
     relay.stop().await.unwrap();
     fleet.close().await;
 }
 
-/// A handler of a fleet finds the outbox of its event.
+/// A handler of a fleet can find the outbox of its event.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_is_told_which_database_its_event_is_in() {
+async fn a_handler_knows_which_database_its_event_is_in() {
     let folder = Folder::new();
     let names = ["a", "b", "c"];
     let mut builder = Fleet::builder().migrate(true);
@@ -397,31 +402,31 @@ async fn a_handler_is_told_which_database_its_event_is_in() {
         builder = builder.database(name, folder.url(name));
     }
     let fleet = builder.open().await.unwrap();
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
     let relay = fleet.multi_node().on_type("n", move |cx: Cx| {
-        let told = told.clone();
-        async move { told.send((cx.store().to_owned(), cx.payload::<String>().unwrap())).unwrap() }
+        let sender = sender.clone();
+        async move { sender.send((cx.store().to_owned(), cx.payload::<String>().unwrap())).unwrap() }
     });
     let relay = relay.start().await.unwrap();
     for name in names {
         let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
         outbox.send(Event::new("n").json(name)).await.unwrap();
-        let (store, said) = heard.recv().await.unwrap();
-        assert_eq!((store.as_str(), said.as_str()), (name, name));
+        let (store, name_sent) = received.recv().await.unwrap();
+        assert_eq!((store.as_str(), name_sent.as_str()), (name, name));
     }
     relay.stop().await.unwrap();
     fleet.close().await;
 }
 
-/// A tenant whose file was deleted stays deleted.
+/// The file of a tenant that was deleted is not created again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_gone_is_not_made_anew() {
+async fn a_deleted_file_is_not_created_again() {
     let folder = Folder::new();
     let fleet = Fleet::builder()
         .database("a", folder.url("a"))
         .database("b", folder.url("b"))
         .migrate(true)
-        // One connection: whoever is served closes the other's.
+        // One connection: serving one database closes the connection of the other.
         .max_connections(1)
         .open()
         .await
@@ -431,8 +436,8 @@ async fn a_file_that_is_gone_is_not_made_anew() {
     for end in ["db", "db-wal", "db-shm"] {
         let _ = std::fs::remove_file(folder.file("a").with_extension(end));
     }
-    fleets::eventually("it is found out", || {
-        matches!(fleets::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
+    fleet_fixtures::eventually("the missing file is noticed", || {
+        matches!(fleet_fixtures::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
     })
     .await;
     assert!(!folder.file("a").with_extension("db").exists());

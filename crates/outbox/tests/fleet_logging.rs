@@ -1,17 +1,19 @@
-//! Every log line and every metric of a fleet says which database it is about, and none shows a password.
+//! Every log line and every metric of a fleet names its database, and none shows a password.
 //!
-//! A test binary of its own: the subscriber is one for the whole process.
+//! A separate test binary: a process has one subscriber.
 
-mod bed;
-mod fleets;
-mod lines;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
+#[path = "common/log_lines.rs"]
+mod log_lines;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bed::{Seen, in_time, numbered};
-use fleets::{Answer, Folder, Script, eventually, state_of};
-use lines::Lines;
+use common::{Seen, in_time, numbered};
+use fleet_fixtures::{Answer, Folder, Script, eventually, state_of};
+use log_lines::LogLines;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Failure, Fleet, Result, Unrouted};
@@ -24,7 +26,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let lines = Lines::keep(LevelFilter::DEBUG);
+    let lines = LogLines::capture(LevelFilter::DEBUG);
 
     let folder = Folder::new();
     let down = FleetDatabase::new("down", "postgres://ada:s3cret@127.0.0.1:1/x");
@@ -40,14 +42,14 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
         .multi_node()
         .unrouted(Unrouted::Dead)
         .on_type("good", seen.handler())
-        .on_type("bad", seen.says(|_| Err(Failure::retry_after(Duration::from_secs(3_600), "no luck"))))
+        .on_type("bad", seen.returning(|_| Err(Failure::retry_after(Duration::from_secs(3_600), "no luck"))))
         .start()
         .await?;
     for name in ["acme", "globex"] {
         let outbox = fleet.outbox::<Sqlite>(name)?;
         outbox.send(numbered("good", 1)).await?;
         outbox.send(numbered("bad", 2)).await?;
-        outbox.send(numbered("nobody's", 3)).await?;
+        outbox.send(numbered("unrouted", 3)).await?;
     }
     in_time(seen.reach(4)).await;
     in_time(relay.idle()).await?;
@@ -62,27 +64,27 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     let text = lines.text();
     assert!(!text.contains("s3cret"), "{text}");
     let ours: Vec<&str> = text.lines().filter(|line| line.contains(" outbox::")).collect();
-    // About the whole fleet, or about the answer of its discovery.
+    // Lines about the whole fleet, or about the answer of its discovery.
     let of_all = ["fleet relay started", "the databases stay as they were"];
     for line in &ours {
         let of_one =
             ["acme", "globex", "down"].iter().any(|name| line.contains(&format!("store=\"{name}\"")));
-        assert!(of_one || of_all.iter().any(|what| line.contains(what)), "{line}");
+        assert!(of_one || of_all.iter().any(|message| line.contains(message)), "{line}");
     }
-    let says = |what: &str, name: &str| {
+    let assert_logged = |message: &str, name: &str| {
         assert!(
-            ours.iter().any(|l| l.contains(what) && l.contains(&format!("store=\"{name}\""))),
-            "{what}: {text}"
+            ours.iter().any(|l| l.contains(message) && l.contains(&format!("store=\"{name}\""))),
+            "{message}: {text}"
         );
     };
     for name in ["acme", "globex"] {
-        says("handled", name);
-        says("handler failed", name);
-        says("event is dead", name);
-        says("relay stopped", name);
+        assert_logged("handled", name);
+        assert_logged("handler failed", name);
+        assert_logged("event is dead", name);
+        assert_logged("relay stopped", name);
     }
-    says("the database is in trouble", "down");
-    says("the database is gone", "globex");
+    assert_logged("the database is in trouble", "down");
+    assert_logged("the database is gone", "globex");
 
     let mut stores = BTreeSet::new();
     let mut fleets = Vec::new();

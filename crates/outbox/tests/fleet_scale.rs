@@ -1,9 +1,11 @@
-//! How many connections a fleet really has, and how soon it delivers when it is large.
+//! Number of connections of a fleet, and delays of a large fleet.
 //!
-//! A test binary of its own, and one test at a time: the connections of the whole process are counted.
+//! A separate test binary, and one test at a time: the tests count the connections of the whole
+//! process.
 
-mod bed;
-mod fleets;
+mod common;
+#[path = "common/fleet_fixtures.rs"]
+mod fleet_fixtures;
 
 use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};
@@ -11,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use bed::{Seen, in_time, numbered};
-use fleets::{Folder, eventually, state_of};
+use common::{Seen, in_time, numbered};
+use fleet_fixtures::{Folder, eventually, state_of};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Cx, Event, Fleet, Outbox, StoreOptions, open_store};
 use rand::Rng as _;
@@ -20,7 +22,7 @@ use sqlx::{Connection as _, PgConnection, Postgres};
 
 type Result<T = ()> = outbox::Result<T>;
 
-/// The sockets and database files that this process has open, by number and name.
+/// Sockets and database files that this process has open, by number and name.
 fn open_files() -> HashSet<(String, String)> {
     let mut files = HashSet::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
@@ -33,35 +35,35 @@ fn open_files() -> HashSet<(String, String)> {
     files
 }
 
-/// How many sockets and database files are open at one moment: between two looks, since a look takes time in which one
-/// may be closed and another one opened.
+/// Number of sockets and database files that are open at one moment: those in two listings, since a
+/// file may be closed and another opened during one listing.
 fn connections() -> usize {
     open_files().intersection(&open_files()).count()
 }
 
-/// Looks again and again how many connections there are.
-struct Watch {
+/// Samples the number of connections.
+struct ConnectionSampler {
     stop: Arc<AtomicBool>,
     most: Arc<AtomicUsize>,
-    looks: Arc<AtomicUsize>,
+    samples: Arc<AtomicUsize>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Watch {
-    /// What is open now does not count.
+impl ConnectionSampler {
+    /// Connections that are open now do not count.
     fn start() -> Self {
-        let (stop, most, looks) = (Arc::default(), Arc::default(), Arc::default());
-        let mut watch = Self { stop, most, looks, thread: None };
-        let (stop, most, looks) = (watch.stop.clone(), watch.most.clone(), watch.looks.clone());
+        let (stop, most, samples) = (Arc::default(), Arc::default(), Arc::default());
+        let mut sampler = Self { stop, most, samples, thread: None };
+        let (stop, most, samples) = (sampler.stop.clone(), sampler.most.clone(), sampler.samples.clone());
         let before = connections();
-        watch.thread = Some(std::thread::spawn(move || {
+        sampler.thread = Some(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 most.fetch_max(connections().saturating_sub(before), Ordering::Relaxed);
-                looks.fetch_add(1, Ordering::Relaxed);
+                samples.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(10));
             }
         }));
-        watch
+        sampler
     }
 
     fn most(&self) -> usize {
@@ -69,22 +71,22 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ConnectionSampler {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }
 
-/// One test at a time: they count the connections of the process.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// One test at a time: the tests count the connections of the process.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_databases_are_served_with_ten_connections() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
-    let _alone = ALONE.lock().await;
+    let _alone = ONE_AT_A_TIME.lock().await;
     let names: Vec<String> = (0..60).map(|n| format!("pg-{n}")).collect();
-    let table = fleets::table();
+    let table = fleet_fixtures::table();
     let database = |name: &String| {
         let table = format!("{table}_{}", name.trim_start_matches("pg-"));
         FleetDatabase::new(name, &url).table(table)
@@ -92,7 +94,7 @@ async fn sixty_databases_are_served_with_ten_connections() -> Result {
     let fleet = Fleet::builder().databases(names.iter().map(database)).migrate(true).max_connections(10);
     let fleet = fleet.open().await?;
     let before = connections();
-    let watch = Watch::start();
+    let sampler = ConnectionSampler::start();
     let seen = Seen::default();
     let poll = Duration::from_millis(200);
     let relay =
@@ -117,17 +119,17 @@ async fn sixty_databases_are_served_with_ten_connections() -> Result {
     })
     .await?;
     seen.assert_each_once(0..300);
-    assert!(fleet.connections() > 0, "connections stay open while there is room for them");
+    assert!(fleet.connections() > 0, "connections stay open up to the limit");
     fleet.close().await;
     eventually("all are closed", || connections() <= before).await;
     assert_eq!(fleet.connections(), 0);
-    let most = watch.most();
-    drop(watch);
+    let most = sampler.most();
+    drop(sampler);
     assert!((2..=10).contains(&most), "{most} connections");
     Ok(())
 }
 
-/// A PostgreSQL server of the test's own, which can be made to hang.
+/// A PostgreSQL server of this test, which can be suspended.
 struct Server {
     folder: tempfile::TempDir,
     postmaster: Child,
@@ -154,7 +156,7 @@ impl Server {
         let server = Self { folder, postmaster: postgres.spawn().unwrap(), port };
         let began = Instant::now();
         while PgConnection::connect(&server.url()).await.is_err() {
-            assert!(began.elapsed() < bed::FOREVER, "the server does not start");
+            assert!(began.elapsed() < common::FOREVER, "the server does not start");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         server
@@ -164,7 +166,7 @@ impl Server {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// The server's main process: the first line of its own file.
+    /// Process id of the server: the first line of its own file.
     fn main_process(&self) -> Option<u32> {
         let file = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;
         file.lines().next()?.parse().ok()
@@ -209,7 +211,8 @@ fn as_postgres(program: &str) -> Command {
     if !is_root() {
         return Command::new(program);
     }
-    // Becomes the program. `runuser` would stand beside it, and stop for good when the program is stopped.
+    // `setpriv` is replaced by the program. `runuser` would be a second process, and would stop for
+    // good when the program is stopped.
     let mut command = Command::new("setpriv");
     command.args(["--reuid=postgres", "--regid=postgres", "--init-groups"]).arg(program).current_dir("/");
     command
@@ -253,14 +256,14 @@ impl Databases {
     }
 }
 
-/// What the process that writes is told: the databases, one a line.
+/// Variable that names the file with the databases of the writing process, one a line.
 const WRITE_TO: &str = "OUTBOX_TEST_FLEET_FILE";
 
 fn now_micros() -> u64 {
     u64::try_from(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
 }
 
-/// Not a test: the process that writes, as another service would. Ends when it is killed.
+/// Not a test: the writing process, as another service would be. Ends when it is killed.
 #[tokio::test]
 #[ignore = "started by fleet_of_250"]
 async fn writer_process() {
@@ -270,7 +273,8 @@ async fn writer_process() {
     loop {
         let url = &urls[rand::rng().random_range(0..urls.len())];
         let store = open_store(url, &options).await.unwrap();
-        // The time is from before the write: what is measured is a little too long, never too short.
+        // The time is taken before the write: the measured delay is a little too long, never too
+        // short.
         let event = Event::new("timed").json(&now_micros()).build().unwrap();
         store.insert(&[event]).await.unwrap();
         drop(store);
@@ -295,8 +299,8 @@ impl Drop for Writer {
     }
 }
 
-/// The delays of what was delivered since this was last asked.
-fn tell(phase: &str, delays: &Mutex<Vec<Duration>>) -> Duration {
+/// Prints the delays of the events that were delivered since the last call. Returns the maximum.
+fn print_delays(phase: &str, delays: &Mutex<Vec<Duration>>) -> Duration {
     let mut delays = std::mem::take(&mut *delays.lock().unwrap());
     delays.sort_unstable();
     assert!(!delays.is_empty(), "{phase}: nothing was delivered");
@@ -311,15 +315,15 @@ fn phase_length() -> Duration {
     Duration::from_secs(seconds.unwrap_or(40))
 }
 
-/// 200 SQLite files and 50 PostgreSQL databases, one of them on a server that is stopped for half a minute; 20
-/// connections; another process writes.
+/// 200 SQLite files and 50 PostgreSQL databases, one of them on a server that is stopped for half a
+/// minute; 20 connections; another process writes.
 ///
 /// `cargo xtask test -- -p outbox --all-features --test fleet_scale -- --ignored fleet_of_250 --nocapture`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes, and a PostgreSQL server of its own"]
 async fn fleet_of_250() -> Result {
     let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else { return Ok(()) };
-    let _alone = ALONE.lock().await;
+    let _alone = ONE_AT_A_TIME.lock().await;
     let folder = Folder::new();
     let server = Server::start().await;
     let databases = Databases::create(&url, 49).await;
@@ -336,7 +340,7 @@ async fn fleet_of_250() -> Result {
         .await?;
     let delays: Arc<Mutex<Vec<Duration>>> = Arc::default();
     let (note, seen) = (delays.clone(), Seen::default());
-    let watch = Watch::start();
+    let sampler = ConnectionSampler::start();
     let began = Instant::now();
     let relay = fleet
         .multi_node()
@@ -359,25 +363,25 @@ async fn fleet_of_250() -> Result {
     std::fs::write(&file, urls.collect::<Vec<_>>().join("\n")).unwrap();
     let writer = Writer::start(&file);
     tokio::time::sleep(phase_length()).await;
-    let idle = tell("all is well", &delays);
+    let idle = print_delays("all servers run", &delays);
 
     let stoppable: Outbox<Postgres> = fleet.outbox("stoppable")?;
     // Due while the server is stopped.
     stoppable.send_all((0..3).map(|n| numbered("n", n).deliver_after(Duration::from_secs(10)))).await?;
     server.signal("-STOP");
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let stopped = tell("one server is stopped", &delays);
-    println!("meanwhile it is {:?}", state_of(&fleet, "stoppable"));
+    let stopped = print_delays("one server is stopped", &delays);
+    println!("meanwhile its state is {:?}", state_of(&fleet, "stoppable"));
     assert!(matches!(state_of(&fleet, "stoppable"), Some(DatabaseState::Failing { .. })));
 
     server.signal("-CONT");
     let resumed = Instant::now();
     stoppable.send_all((3..6).map(|n| numbered("n", n))).await?;
     in_time(seen.reach(6)).await;
-    println!("its events arrived {:?} after it went on", resumed.elapsed());
+    println!("its events arrived {:?} after it was resumed", resumed.elapsed());
     drop(writer);
-    let (most, looks) = (watch.most(), watch.looks.load(Ordering::Relaxed));
-    println!("at most {most} connections, in {looks} looks");
+    let (most, samples) = (sampler.most(), sampler.samples.load(Ordering::Relaxed));
+    println!("at most {most} connections, in {samples} samples");
     relay.stop().await?;
     fleet.close().await;
     databases.drop().await;

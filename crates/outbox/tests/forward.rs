@@ -1,8 +1,8 @@
-//! Publishers as handlers of the queue.
+//! Publishers as destinations of the queue.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{FOREVER, Gate, Seen, numbered};
+use common::{FOREVER, Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
     Backoff, Destination, Error, Event, Failure, Fate, Interceptor, LatchPublisher, Outgoing, PublishError,
@@ -19,36 +19,36 @@ use outbox::{
 
 const SEC: Duration = Duration::from_secs(1);
 
-/// Publishes to a latch, when it is well and has failed often enough.
-struct Moody {
+/// Publishes to a latch when it is healthy, after a number of failures.
+struct Unreliable {
     latch: LatchPublisher,
-    well: AtomicBool,
+    healthy: AtomicBool,
     failures: AtomicU32,
-    asked: AtomicU32,
-    /// How much of a batch it says to have published when it fails.
+    calls: AtomicU32,
+    /// Number of events that it reports as published when it fails.
     published: usize,
 }
 
-impl Moody {
-    fn new(latch: &LatchPublisher, well: bool, failures: u32) -> Self {
+impl Unreliable {
+    fn new(latch: &LatchPublisher, healthy: bool, failures: u32) -> Self {
         Self {
             latch: latch.clone(),
-            well: well.into(),
+            healthy: healthy.into(),
             failures: failures.into(),
-            asked: 0.into(),
+            calls: 0.into(),
             published: 0,
         }
     }
 }
 
 #[async_trait]
-impl Publisher for Moody {
+impl Publisher for Unreliable {
     fn name(&self) -> &'static str {
-        "moody"
+        "unreliable"
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.calls.fetch_add(1, Ordering::SeqCst);
         if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(PublishError::after(self.published, Failure::retry("not now")));
         }
@@ -56,23 +56,23 @@ impl Publisher for Moody {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        Unavailable::unless(self.well.load(Ordering::SeqCst), "it is not healthy")
+        Unavailable::unless(self.healthy.load(Ordering::SeqCst), "it is not healthy")
     }
 }
 
-/// Says what a function says.
-struct Says<F>(F);
+/// A publisher that returns the result of a function.
+struct Returning<F>(F);
 
-impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Says<F> {
-    fn new(says: F) -> Self {
-        Self(says)
+impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Returning<F> {
+    fn new(result: F) -> Self {
+        Self(result)
     }
 }
 
 #[async_trait]
-impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Publisher for Says<F> {
+impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Publisher for Returning<F> {
     fn name(&self) -> &'static str {
-        "says"
+        "returning"
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
@@ -80,11 +80,12 @@ impl<F: Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static> Pub
     }
 }
 
-/// Is not there until it is told to be. Does not know so before it is asked to publish.
+/// Is unavailable until `is_up` is set, and reports unhealthy only after the first attempt to
+/// publish.
 #[derive(Default)]
 struct Down {
     is_up: AtomicBool,
-    tries: AtomicU32,
+    attempts: AtomicU32,
     arrived: Mutex<HashSet<String>>,
 }
 
@@ -101,7 +102,7 @@ impl Publisher for Down {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        self.tries.fetch_add(1, Ordering::SeqCst);
+        self.attempts.fetch_add(1, Ordering::SeqCst);
         if !self.is_up.load(Ordering::SeqCst) {
             return Err(PublishError::unavailable("connection refused"));
         }
@@ -111,13 +112,14 @@ impl Publisher for Down {
 
     async fn health(&self) -> Result<(), Unavailable> {
         Unavailable::unless(
-            self.is_up.load(Ordering::SeqCst) || self.tries.load(Ordering::SeqCst) == 0,
+            self.is_up.load(Ordering::SeqCst) || self.attempts.load(Ordering::SeqCst) == 0,
             "it is not healthy",
         )
     }
 }
 
-/// Holds up every batch until it is let go, and notes how large each is and how many there are at once.
+/// Blocks every batch until the gate admits it, and records the size of each batch and the maximum
+/// number at once.
 struct Slow {
     gate: Gate,
     begun: tokio::sync::mpsc::UnboundedSender<usize>,
@@ -140,26 +142,27 @@ impl Publisher for Slow {
     }
 }
 
-/// Polls until it is so.
-async fn relay_until(relay: &Relay, so: impl Fn() -> bool) {
+/// Polls until the condition holds.
+async fn relay_until(relay: &Relay, condition: impl Fn() -> bool) {
     let until = tokio::time::Instant::now() + FOREVER;
-    while !so() {
-        assert!(tokio::time::Instant::now() < until, "it takes too long");
+    while !condition() {
+        assert!(tokio::time::Instant::now() < until, "the condition was not reached in time");
         relay.poll_once().await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// As `RelayBuilder::workers` says: what bounds events is the batch, and the publisher itself.
+/// As `RelayBuilder::workers` documents: events are bounded by the batch, and by the publisher
+/// itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_bound_batches_of_250_events_and_not_events() {
     for workers in [1, 3] {
-        let bed = bed::Bed::<sqlx::Sqlite>::new().await.unwrap();
-        bed.write("e", 0..900).await;
+        let db = common::TestDb::<sqlx::Sqlite>::new().await.unwrap();
+        db.write("e", 0..900).await;
         let (begun, mut batches) = tokio::sync::mpsc::unbounded_channel();
         let slow = Slow { gate: Gate::closed(), begun, running: 0.into(), most: 0.into() };
         let slow = Arc::new(slow);
-        let relay = bed.outbox.single_node().workers(workers).batch(900).forward(["e"], slow.clone());
+        let relay = db.outbox.single_node().workers(workers).batch(900).forward(["e"], slow.clone());
         let relay = relay.start().await.unwrap();
         let mut sizes = Vec::new();
         while sizes.iter().sum::<usize>() < 900 {
@@ -178,18 +181,18 @@ async fn workers_bound_batches_of_250_events_and_not_events() {
 }
 
 on_every_database! {
-    /// Of the types asked for, and no others.
-    async fn events_of_the_queue_reach_a_publisher(|bed|) {
+    /// Events of the requested types, and no others.
+    async fn events_of_the_queue_reach_a_publisher(|db|) {
         let (latch, rest, seen) = (LatchPublisher::expecting(4), LatchPublisher::expecting(1), Seen::default());
         let counted = StatisticsPublisher::of(latch.clone());
-        let relay = bed.outbox.multi_node()
+        let relay = db.outbox.multi_node()
             .forward(["a", "b"], counted.clone())
             .on_type("c", seen.handler())
             .forward_any(rest.clone())
             .start().await.unwrap();
-        bed.write("a", 0..3).await;
+        db.write("a", 0..3).await;
         for event_type in ["b", "c", "d"] {
-            bed.write(event_type, 7..8).await;
+            db.write(event_type, 7..8).await;
         }
         let arrived = latch.wait(FOREVER).await.unwrap();
         let other = rest.wait(FOREVER).await.unwrap();
@@ -205,52 +208,55 @@ on_every_database! {
         assert_eq!(seen.numbers(), [7]);
         let counts = counted.statistics();
         assert_eq!((counts.total, counts.of("a"), counts.of("b"), counts.failures), (4, 3, 1, 0));
-        assert_eq!(bed.tally().await, (0, 0, 6, 0));
+        assert_eq!(db.tally().await, (0, 0, 6, 0));
     }
 
-    /// It is not the event's fault: no attempt is counted, however long it takes, and nothing is asked of it.
-    async fn an_unhealthy_publisher_is_waited_for(|bed|) {
+    /// An unhealthy publisher is not the event's failure: no attempt is counted, however long it
+    /// lasts, and the publisher is not called.
+    async fn events_wait_for_an_unhealthy_publisher(|db|) {
         let latch = LatchPublisher::expecting(1);
-        let moody = Arc::new(Moody::new(&latch, false, 0));
-        let relay = bed.outbox.single_node().retry(Backoff::never()).forward(["e"], moody.clone()).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let unreliable = Arc::new(Unreliable::new(&latch, false, 0));
+        let relay = db.outbox.single_node().retry(Backoff::never()).forward(["e"], unreliable.clone()).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for _ in 0..5 {
             relay.poll_once().await.unwrap();
             tokio::time::sleep(Duration::from_millis(50)).await;
-            let stored = bed.find(&id).await;
+            let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0));
         }
-        assert_eq!(moody.asked.load(Ordering::SeqCst), 0, "nothing was asked of it");
-        moody.well.store(true, Ordering::SeqCst);
-        let arrived = latch.wait(FOREVER).await.expect("it is asked again how it is");
+        assert_eq!(unreliable.calls.load(Ordering::SeqCst), 0, "the publisher was not called");
+        unreliable.healthy.store(true, Ordering::SeqCst);
+        let arrived = latch.wait(FOREVER).await.expect("its health is checked again");
         assert_eq!((arrived[0].id(), arrived[0].attempt()), (&id, 1));
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.status(&id).await, Status::Done);
+        assert_eq!(db.status(&id).await, Status::Done);
     }
 
-    /// The events of the one that is down stay in the table as they are; those of the others come, later ones too.
-    async fn an_outage_of_one_destination_holds_up_no_other(|bed|) {
+    /// Events of the unavailable destination stay in the table unchanged; events of the others are
+    /// delivered, later ones too.
+    async fn an_outage_of_one_destination_delays_no_other(|db|) {
         let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(20));
-        let relay = bed.outbox.multi_node()
+        let relay = db.outbox.multi_node()
             .retry(Backoff::never())
             .poll_interval(Duration::from_millis(20))
             .forward(["lost"], lost.clone())
             .forward(["fine"], fine.clone())
             .start().await.unwrap();
-        let waiting = bed.write("lost", 0..300).await;
-        bed.write("fine", 0..10).await;
-        // More of the one behind than a relay takes at a time.
-        bed.write("lost", 300..3_000).await;
-        bed.write("fine", 10..20).await;
-        fine.wait(FOREVER).await.expect("the others go on");
+        let waiting = db.write("lost", 0..300).await;
+        db.write("fine", 0..10).await;
+        // More of these events than a relay takes at a time.
+        db.write("lost", 300..3_000).await;
+        db.write("fine", 10..20).await;
+        fine.wait(FOREVER).await.expect("the others are delivered");
         relay.idle().await.unwrap();
-        let tries = lost.tries.load(Ordering::SeqCst);
-        assert!(tries < 20, "{tries} tries of a destination that is down");
-        // What was taken when it broke has been given back; since then nothing is taken, and no row written.
+        let attempts = lost.attempts.load(Ordering::SeqCst);
+        assert!(attempts < 20, "{attempts} attempts on a destination that is down");
+        // Events that were taken when the outage began have been released; since then no event is
+        // claimed, and no row written.
         let most_claims = async || {
             let mut most = 0;
-            while bed.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {most}")).await > 0 {
+            while db.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {most}")).await > 0 {
                 most += 1;
             }
             most
@@ -259,18 +265,19 @@ on_every_database! {
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(most_claims().await, before, "events were claimed during the outage");
         for id in [&waiting[0], &waiting[299]] {
-            let stored = bed.find(id).await;
+            let stored = db.find(id).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0));
         }
         lost.is_up.store(true, Ordering::SeqCst);
         relay_until(&relay, || lost.arrived() == 3_000).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 3_020, 0), "none is dead");
+        assert_eq!(db.tally().await, (0, 0, 3_020, 0), "none is dead");
     }
 
-    /// Where an event goes depends on more than its type: those that wait are put off one by one, and the rest goes on.
-    async fn a_router_that_goes_by_tenant_is_not_held_up_either(|bed|) {
+    /// The destination depends on more than the type: events of the outage are put off one by one,
+    /// and the others are delivered.
+    async fn a_router_by_tenant_is_not_delayed_either(|db|) {
         struct ByTenant(Destination, Destination);
 
         impl Router for ByTenant {
@@ -284,27 +291,28 @@ on_every_database! {
 
         let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(5));
         let router = ByTenant(lost.clone().into(), fine.clone().into());
-        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward_by(router).start().await.unwrap();
+        let relay = db.outbox.multi_node().retry(Backoff::never()).forward_by(router).start().await.unwrap();
         for n in 0..5 {
             for tenant in ["lost", "fine"] {
-                bed.outbox.send(Event::new("e").tenant(tenant).json(&n)).await.unwrap();
+                db.outbox.send(Event::new("e").tenant(tenant).json(&n)).await.unwrap();
             }
         }
-        let nowhere = bed.outbox.send(Event::new("e").json(&9)).await.unwrap().unwrap();
-        fine.wait(FOREVER).await.expect("the other tenant's arrive");
+        let nowhere = db.outbox.send(Event::new("e").json(&9)).await.unwrap().unwrap();
+        fine.wait(FOREVER).await.expect("the other tenant's events arrive");
         lost.is_up.store(true, Ordering::SeqCst);
         relay_until(&relay, || lost.arrived() == 5).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (1, 0, 10, 0), "and one had nowhere to go");
-        assert_eq!(bed.status(&nowhere).await, Status::New);
+        assert_eq!(db.tally().await, (1, 0, 10, 0), "one event has no destination");
+        assert_eq!(db.status(&nowhere).await, Status::New);
     }
 
-    /// What is left in the table for a destination that is away goes another way as soon as the router says so.
-    async fn a_router_that_changes_its_mind_during_an_outage_is_heard(|bed|) {
-        struct Points(Destination, Destination, AtomicBool);
+    /// Events that wait in the table for an unavailable destination use another one as soon as the
+    /// router returns it.
+    async fn a_router_may_change_the_destination_during_an_outage(|db|) {
+        struct Switch(Destination, Destination, AtomicBool);
 
-        impl Router for Points {
+        impl Router for Switch {
             fn route(&self, _: &Event) -> Option<Destination> {
                 Some(if self.2.load(Ordering::SeqCst) { self.1.clone() } else { self.0.clone() })
             }
@@ -315,23 +323,24 @@ on_every_database! {
         }
 
         let (lost, fine) = (Arc::new(Down::default()), LatchPublisher::expecting(5));
-        let points = Arc::new(Points(lost.clone().into(), fine.clone().into(), AtomicBool::new(false)));
-        let relay = bed.outbox.multi_node()
+        let switch = Arc::new(Switch(lost.clone().into(), fine.clone().into(), AtomicBool::new(false)));
+        let relay = db.outbox.multi_node()
             .retry(Backoff::never())
             .poll_interval(Duration::from_millis(20))
-            .forward_by(points.clone())
+            .forward_by(switch.clone())
             .start().await.unwrap();
-        bed.write("e", 0..5).await;
-        relay_until(&relay, || lost.tries.load(Ordering::SeqCst) > 0).await;
-        points.2.store(true, Ordering::SeqCst);
-        fine.wait(FOREVER).await.expect("they go the other way");
+        db.write("e", 0..5).await;
+        relay_until(&relay, || lost.attempts.load(Ordering::SeqCst) > 0).await;
+        switch.2.store(true, Ordering::SeqCst);
+        fine.wait(FOREVER).await.expect("they use the other destination");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!((bed.tally().await, lost.arrived()), ((0, 0, 5, 0), 0));
+        assert_eq!((db.tally().await, lost.arrived()), ((0, 0, 5, 0), 0));
     }
 
-    /// A router is the application's code: one that panics costs the event an attempt, and nobody else anything.
-    async fn a_router_that_panics_is_a_failure_of_the_event(|bed|) {
+    /// A router is the application's code: a panic costs the event an attempt, and affects no other
+    /// event.
+    async fn a_router_that_panics_is_a_failure_of_the_event(|db|) {
         struct Panics(Destination);
 
         impl Router for Panics {
@@ -342,18 +351,18 @@ on_every_database! {
         }
 
         let latch = LatchPublisher::expecting(9);
-        let ids = bed.write("e", 0..10).await;
+        let ids = db.write("e", 0..10).await;
         let router = Panics(latch.clone().into());
-        let relay = bed.outbox.multi_node().workers(2).retry(Backoff::never()).forward_by(router).start().await.unwrap();
+        let relay = db.outbox.multi_node().workers(2).retry(Backoff::never()).forward_by(router).start().await.unwrap();
         latch.wait(FOREVER).await.expect("the others arrive");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 9, 1));
-        assert!(bed.find(&ids[3]).await.last_error.unwrap().starts_with("the router panicked"));
+        assert_eq!(db.tally().await, (0, 0, 9, 1));
+        assert!(db.find(&ids[3]).await.last_error.unwrap().starts_with("the router panicked"));
     }
 
-    /// Not once for each of the batch.
-    async fn a_publisher_that_takes_too_long_is_waited_for_once(|bed|) {
+    /// One timeout for the batch, not one for each event.
+    async fn a_publisher_that_times_out_is_called_once_for_a_batch(|db|) {
         struct Hangs(AtomicU32);
 
         #[async_trait]
@@ -369,20 +378,21 @@ on_every_database! {
         }
 
         let hangs = Arc::new(Hangs(AtomicU32::new(0)));
-        bed.write("e", 0..20).await;
-        let relay = bed.outbox.multi_node().workers(1).handler_timeout(Duration::from_millis(200))
+        db.write("e", 0..20).await;
+        let relay = db.outbox.multi_node().workers(1).handler_timeout(Duration::from_millis(200))
             .retry(Backoff::never()).forward_any(hangs.clone()).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 0, 20));
+        assert_eq!(db.tally().await, (0, 0, 0, 20));
         assert!(hangs.0.load(Ordering::SeqCst) < 20, "{}", hangs.0.load(Ordering::SeqCst));
     }
 
-    /// One call for many, and what a publisher says of each is what becomes of each.
-    async fn what_became_of_each_event_of_a_batch_is_told_of_each(|bed|) {
+    /// One call for many events: the publisher returns a result for each event, and each is settled
+    /// by its result.
+    async fn each_event_of_a_batch_is_settled_by_its_own_result(|db|) {
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let sizes_seen = sizes.clone();
-        let publisher = Says::new(move |events| {
+        let publisher = Returning::new(move |events| {
             sizes_seen.lock().unwrap().push(events.len());
             let fate = |event: &Outgoing| match event.payload::<u64>().unwrap() % 3 {
                 0 => Fate::Published,
@@ -392,38 +402,38 @@ on_every_database! {
             };
             Err(PublishError::each(events.iter().map(fate).collect()))
         });
-        let ids = bed.write("e", 0..30).await;
+        let ids = db.write("e", 0..30).await;
         let seen = sizes.clone();
-        let relay = bed.outbox.multi_node().workers(1).forward_any(publisher).start().await.unwrap();
+        let relay = db.outbox.multi_node().workers(1).forward_any(publisher).start().await.unwrap();
         relay_until(&relay, || seen.lock().unwrap().len() >= 3).await;
         relay.stop().await.unwrap();
         assert_eq!(sizes.lock().unwrap()[0], 30, "all in one batch");
-        assert_eq!((bed.status(&ids[0]).await, bed.status(&ids[1]).await), (Status::Done, Status::Dead));
-        let untried = bed.find(&ids[2]).await;
-        assert_eq!((untried.status, untried.attempts), (Status::New, 0), "what was not tried is no attempt");
+        assert_eq!((db.status(&ids[0]).await, db.status(&ids[1]).await), (Status::Done, Status::Dead));
+        let untried = db.find(&ids[2]).await;
+        assert_eq!((untried.status, untried.attempts), (Status::New, 0), "an event that was not attempted counts no attempt");
     }
 
-    /// An error that nobody can pin to an event costs only the event that it is about.
-    async fn an_error_without_an_owner_is_traced_to_its_event(|bed|) {
-        let publisher = Says::new(|events| match events.iter().any(|event| event.payload::<u64>().unwrap() == 7) {
+    /// An error of a whole batch costs only the event that causes it.
+    async fn an_error_of_a_batch_is_traced_to_its_event(|db|) {
+        let publisher = Returning::new(|events| match events.iter().any(|event| event.payload::<u64>().unwrap() == 7) {
             true if events[0].payload::<u64>().unwrap() == 7 => panic!("of a seven"),
             true => Err(Failure::retry("somewhere in there").into()),
             false => Ok(()),
         });
-        let ids = bed.write("e", 0..20).await;
-        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward_any(publisher).start().await.unwrap();
+        let ids = db.write("e", 0..20).await;
+        let relay = db.outbox.multi_node().retry(Backoff::never()).forward_any(publisher).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 19, 1));
-        let dead = bed.find(&ids[7]).await;
+        assert_eq!(db.tally().await, (0, 0, 19, 1));
+        let dead = db.find(&ids[7]).await;
         assert_eq!(dead.last_error.as_deref(), Some("the publisher panicked: of a seven"));
     }
 
-    /// Also when many keys share a batch, and some of it fails.
-    async fn a_key_stays_in_order_through_failures_of_a_batch(|bed|) {
+    /// Also when many keys share a batch, and some of its events fail.
+    async fn a_key_stays_in_order_through_failures_of_a_batch(|db|) {
         let arrived = Arc::new(Mutex::new(Vec::new()));
         let (theirs, failed) = (arrived.clone(), AtomicU32::new(0));
-        let publisher = Says::new(move |events| {
+        let publisher = Returning::new(move |events| {
             let mut stopped = HashSet::new();
             let fates = events.iter().map(|event| {
                 let key = event.ordering_key().unwrap();
@@ -442,11 +452,11 @@ on_every_database! {
         });
         for n in 0..40 {
             for key in ["a", "b", "c"] {
-                bed.outbox.send(numbered("e", n).ordering_key(key)).await.unwrap();
+                db.outbox.send(numbered("e", n).ordering_key(key)).await.unwrap();
             }
         }
         let retry = Backoff::default().max_attempts(100);
-        let relay = bed.outbox.ordered().retry(retry).forward_any(publisher).start().await.unwrap();
+        let relay = db.outbox.ordered().retry(retry).forward_any(publisher).start().await.unwrap();
         relay_until(&relay, || arrived.lock().unwrap().len() == 120).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -457,19 +467,19 @@ on_every_database! {
         }
     }
 
-    /// Handlers and publishers take turns at a key.
-    async fn a_key_may_go_to_handlers_and_publishers(|bed|) {
+    /// Handlers and publishers alternate on one key.
+    async fn a_key_may_go_to_handlers_and_publishers(|db|) {
         let order = Arc::new(Mutex::new(Vec::new()));
         let (published, handled) = (order.clone(), order.clone());
-        let publisher = Says::new(move |events| {
+        let publisher = Returning::new(move |events| {
             published.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
             Ok(())
         });
         for n in 0..30 {
             let event_type = if n % 3 == 0 { "handled" } else { "published" };
-            bed.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
+            db.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
         }
-        let relay = bed.outbox.single_node()
+        let relay = db.outbox.single_node()
             .on_type("handled", move |cx: outbox::Cx| {
                 handled.lock().unwrap().push(cx.payload::<u64>().unwrap());
                 std::future::ready(())
@@ -481,8 +491,8 @@ on_every_database! {
         assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
     }
 
-    /// Each event of a batch is shown to them, before and after.
-    async fn interceptors_see_every_event_of_a_batch(|bed|) {
+    /// Interceptors run for each event of a batch, before and after.
+    async fn interceptors_see_every_event_of_a_batch(|db|) {
         #[derive(Clone, Default)]
         struct Counts(Arc<AtomicU32>, Arc<AtomicU32>);
 
@@ -498,16 +508,16 @@ on_every_database! {
         }
 
         let (counts, latch) = (Counts::default(), LatchPublisher::expecting(9));
-        bed.write("e", 0..10).await;
-        let relay = bed.outbox.multi_node().interceptor(counts.clone()).forward_any(latch.clone()).start().await.unwrap();
+        db.write("e", 0..10).await;
+        let relay = db.outbox.multi_node().interceptor(counts.clone()).forward_any(latch.clone()).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((counts.0.load(Ordering::SeqCst), counts.1.load(Ordering::SeqCst)), (10, 9));
-        assert_eq!(bed.tally().await, (0, 0, 9, 1));
+        assert_eq!(db.tally().await, (0, 0, 9, 1));
     }
 
-    /// Its destination has gone away: that is no fault of the event's.
-    async fn a_publisher_that_fails_and_is_not_healthy_any_more_costs_no_attempt(|bed|) {
+    /// An unavailable destination is not the event's failure.
+    async fn a_publisher_that_fails_and_becomes_unhealthy_costs_no_attempt(|db|) {
         struct Breaks(LatchPublisher, AtomicBool, AtomicU32);
 
         #[async_trait]
@@ -523,7 +533,7 @@ on_every_database! {
                 Err(Failure::retry("cut off").into())
             }
 
-            /// Not right after it broke, and then again.
+            /// Unhealthy once after the failure, then healthy.
             async fn health(&self) -> Result<(), Unavailable> {
                 Unavailable::unless(!self.1.load(Ordering::SeqCst) || self.2.fetch_add(1, Ordering::SeqCst) > 0, "it is not healthy")
             }
@@ -531,95 +541,96 @@ on_every_database! {
 
         let latch = LatchPublisher::expecting(1);
         let publisher = Breaks(latch.clone(), AtomicBool::new(false), AtomicU32::new(0));
-        let relay = bed.outbox.multi_node().retry(Backoff::never()).forward(["e"], publisher).start().await.unwrap();
-        let id = bed.write("e", 0..1).await.remove(0);
-        let arrived = latch.wait(FOREVER).await.expect("one failure would have been its last");
+        let relay = db.outbox.multi_node().retry(Backoff::never()).forward(["e"], publisher).start().await.unwrap();
+        let id = db.write("e", 0..1).await.remove(0);
+        let arrived = latch.wait(FOREVER).await.expect("one counted failure would have been the last");
         assert_eq!(arrived[0].attempt(), 1);
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.status(&id).await, Status::Done);
+        assert_eq!(db.status(&id).await, Status::Done);
     }
 
-    /// The destination takes a connection, says that it is well, and refuses whatever is sent. What that costs depends on how
-    /// often it is tried, not on how many events wait.
-    async fn a_half_open_outage_writes_a_few_rows_for_each_probe(|bed|) {
-        let tries = Arc::new(AtomicU32::new(0));
-        let counted = tries.clone();
-        let refuses = Says::new(move |_: &[Outgoing]| {
+    /// The destination accepts connections, reports itself healthy, and refuses every event. The
+    /// cost depends on the number of probes, not on the number of waiting events.
+    async fn a_half_open_outage_writes_a_few_rows_for_each_probe(|db|) {
+        let attempts = Arc::new(AtomicU32::new(0));
+        let counted = attempts.clone();
+        let refuses = Returning::new(move |_: &[Outgoing]| {
             counted.fetch_add(1, Ordering::SeqCst);
             Err(PublishError::unavailable("503 Service Unavailable"))
         });
-        bed.write("e", 0..2_000).await;
-        let relay = bed.outbox.multi_node()
+        db.write("e", 0..2_000).await;
+        let relay = db.outbox.multi_node()
             .workers(2)
             .poll_interval(Duration::from_millis(20))
             .forward_any(refuses)
             .start().await.unwrap();
-        let tried = || tries.load(Ordering::SeqCst);
-        // Each claim of a row, and each time that one is given back, raises its counter.
+        let attempted = || attempts.load(Ordering::SeqCst);
+        // Each claim and each release of a row increments its counter.
         let writes = async || {
             let mut sum = 0;
             for n in 0.. {
-                match bed.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {n}")).await {
+                match db.number(&format!("SELECT count(*) FROM {{t}} WHERE claims > {n}")).await {
                     0 => break,
                     rows => sum += rows,
                 }
             }
             sum
         };
-        // The first batches were under way at once.
-        relay_until(&relay, || tried() >= 4).await;
+        // The first batches were in flight at once.
+        relay_until(&relay, || attempted() >= 4).await;
         relay.idle().await.unwrap();
-        let (tries_before, before) = (tried(), writes().await);
-        assert!(before < 4_000, "what was in hand is given back once, and no more is taken: {before} writes");
-        relay_until(&relay, || tried() >= tries_before + 2).await;
+        let (attempts_before, before) = (attempted(), writes().await);
+        assert!(before < 4_000, "events in flight are released once, and no more are claimed: {before} writes");
+        relay_until(&relay, || attempted() >= attempts_before + 2).await;
         relay.idle().await.unwrap();
-        let (more, written) = (tried() - tries_before, writes().await - before);
+        let (more, written) = (attempted() - attempts_before, writes().await - before);
         assert!(written <= i64::from(more + 1) * 3, "{written} writes for {more} probes");
-        let outages = bed.outbox.store().nodes().await.unwrap().remove(0).state.outages;
+        let outages = db.outbox.store().nodes().await.unwrap().remove(0).state.outages;
         relay.stop().await.unwrap();
         assert_eq!(outages[0].reason, "503 Service Unavailable");
-        assert_eq!(bed.tally().await, (2_000, 0, 0, 0), "no attempt was counted");
+        assert_eq!(db.tally().await, (2_000, 0, 0, 0), "no attempt was counted");
     }
 
-    /// One event makes the destination say that it is unavailable, whenever it is sent. The others arrive, and in the end that is
-    /// the event's failure.
-    async fn an_event_that_shuts_its_destination_starves_no_other(|bed|) {
+    /// One event makes the destination report unavailable, whenever it is sent. The others arrive,
+    /// and in the end that is the event's failure.
+    async fn an_event_that_makes_its_destination_unavailable_starves_no_other(|db|) {
         let arrived = Arc::new(Mutex::new(HashSet::new()));
         let theirs = arrived.clone();
-        let publisher = Says::new(move |events: &[Outgoing]| {
+        let publisher = Returning::new(move |events: &[Outgoing]| {
             if events.iter().any(|event| event.payload::<u64>().unwrap() == 7) {
                 return Err(PublishError::unavailable("out of memory"));
             }
             theirs.lock().unwrap().extend(events.iter().map(|event| event.id().clone()));
             Ok(())
         });
-        let ids = bed.write("e", 0..40).await;
-        let relay = bed.outbox.multi_node()
+        let ids = db.write("e", 0..40).await;
+        let relay = db.outbox.multi_node()
             .poll_interval(Duration::from_millis(20))
             .retry(Backoff::never())
             .forward_any(publisher)
             .start().await.unwrap();
         relay_until(&relay, || arrived.lock().unwrap().len() == 39).await;
-        // Others that come later show that the destination takes events.
+        // Later events show that the destination accepts events.
         let until = tokio::time::Instant::now() + FOREVER;
         for n in 100.. {
-            if bed.status(&ids[7]).await == Status::Dead {
+            if db.status(&ids[7]).await == Status::Dead {
                 break;
             }
-            assert!(tokio::time::Instant::now() < until, "it is tried without end");
-            bed.outbox.send(numbered("e", n)).await.unwrap();
+            assert!(tokio::time::Instant::now() < until, "the event is retried without end");
+            db.outbox.send(numbered("e", n)).await.unwrap();
             relay.poll_once().await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         relay.stop().await.unwrap();
-        let dead = bed.find(&ids[7]).await;
-        assert_eq!((dead.attempts, bed.tally().await.3), (1, 1), "and it alone");
+        let dead = db.find(&ids[7]).await;
+        assert_eq!((dead.attempts, db.tally().await.3), (1, 1), "only this event is dead");
         assert!(dead.last_error.unwrap().starts_with("out of memory"));
     }
 
-    /// The publisher knows which event it was, and asks for time for that one. It says so of the destination as well.
-    async fn a_failure_of_one_event_counts_though_the_publisher_is_unhealthy_afterwards(|bed|) {
+    /// The publisher names the event that failed, with a delay, and reports the destination as
+    /// unhealthy as well.
+    async fn a_failure_of_one_event_counts_though_the_publisher_is_unhealthy_afterwards(|db|) {
         struct SlowDown(LatchPublisher, AtomicU32);
 
         #[async_trait]
@@ -643,7 +654,7 @@ on_every_database! {
                 Err(PublishError::each(events.iter().map(fate).collect()))
             }
 
-            /// Not right after that, and then again.
+            /// Unhealthy for two checks after the failure, then healthy.
             async fn health(&self) -> Result<(), Unavailable> {
                 let busy = self.1.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
                 Unavailable::unless(!busy, "it is not healthy")
@@ -651,41 +662,41 @@ on_every_database! {
         }
 
         let latch = LatchPublisher::expecting(9);
-        let ids = bed.write("e", 0..10).await;
+        let ids = db.write("e", 0..10).await;
         let publisher = SlowDown(latch.clone(), AtomicU32::new(0));
-        let relay = bed.outbox.multi_node().forward(["e"], publisher).start().await.unwrap();
+        let relay = db.outbox.multi_node().forward(["e"], publisher).start().await.unwrap();
         latch.wait(FOREVER).await.expect("the others arrive");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        let late = bed.find(&ids[3]).await;
+        let late = db.find(&ids[3]).await;
         assert_eq!((late.status, late.attempts), (Status::Retry, 1));
         assert!(late.available_at > late.created_at + chrono::Duration::minutes(50), "{}", late.available_at);
     }
 
-    /// Not even those of the same keys. Once it is back its own events come in their order.
-    async fn an_outage_holds_up_no_other_destination_through_shared_keys(|bed|) {
+    /// Not even for events of the same keys. After the outage its own events arrive in order.
+    async fn an_outage_delays_no_other_destination_through_shared_keys(|db|) {
         for n in 0..60 {
             let event_type = if n % 2 == 0 { "lost" } else { "fine" };
-            bed.outbox.send(numbered(event_type, n).ordering_key(["a", "b", "c"][n as usize % 3])).await.unwrap();
+            db.outbox.send(numbered(event_type, n).ordering_key(["a", "b", "c"][n as usize % 3])).await.unwrap();
         }
         let lost = Arc::new(Down::default());
         let (fine, arrived) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-        let (notes, theirs, up) = (fine.clone(), arrived.clone(), lost.clone());
-        let note = |list: &Mutex<Vec<u64>>, events: &[Outgoing]| {
+        let (recorded, theirs, up) = (fine.clone(), arrived.clone(), lost.clone());
+        let record = |list: &Mutex<Vec<u64>>, events: &[Outgoing]| {
             list.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
         };
-        let healthy = Says::new(move |events: &[Outgoing]| {
-            note(&notes, events);
+        let healthy = Returning::new(move |events: &[Outgoing]| {
+            record(&recorded, events);
             Ok(())
         });
-        let broken = Says::new(move |events: &[Outgoing]| {
+        let broken = Returning::new(move |events: &[Outgoing]| {
             if !up.is_up.load(Ordering::SeqCst) {
                 return Err(PublishError::unavailable("connection refused"));
             }
-            note(&theirs, events);
+            record(&theirs, events);
             Ok(())
         });
-        let relay = bed.outbox.ordered()
+        let relay = db.outbox.ordered()
             .poll_interval(Duration::from_millis(20))
             .forward(["lost"], broken)
             .forward(["fine"], healthy)
@@ -696,7 +707,7 @@ on_every_database! {
         relay_until(&relay, || arrived.lock().unwrap().len() == 30).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 60, 0));
+        assert_eq!(db.tally().await, (0, 0, 60, 0));
         for list in [fine, arrived] {
             for key in 0..3 {
                 let of_key: Vec<u64> = list.lock().unwrap().iter().copied().filter(|n| n % 3 == key).collect();
@@ -705,8 +716,9 @@ on_every_database! {
         }
     }
 
-    /// Neither a dead event nor one that is retried does. The relay learns the types from what it finds in the way.
-    async fn a_failing_event_holds_up_its_own_destination_only(|bed|) {
+    /// Neither a dead event nor a retried one delays another destination. The relay learns the
+    /// types from the blocking events that it finds.
+    async fn a_failing_event_delays_its_own_destination_only(|db|) {
         struct ByType(Destination, Destination);
 
         impl Router for ByType {
@@ -719,7 +731,7 @@ on_every_database! {
             }
         }
 
-        let refuses = || Says::new(|events: &[Outgoing]| {
+        let refuses = || Returning::new(|events: &[Outgoing]| {
             let fate = |event: &Outgoing| Fate::Failed(match event.ordering_key() {
                 Some("dead") => Failure::dead("refused"),
                 _ => Failure::retry_after(3_600 * SEC, "not now"),
@@ -727,42 +739,42 @@ on_every_database! {
             Err(PublishError::each(events.iter().map(fate).collect()))
         });
         for key in ["dead", "late"] {
-            bed.outbox.send(numbered("bad", 0).ordering_key(key)).await.unwrap();
+            db.outbox.send(numbered("bad", 0).ordering_key(key)).await.unwrap();
         }
-        let first = bed.outbox.ordered().forward_any(refuses()).start().await.unwrap();
+        let first = db.outbox.ordered().forward_any(refuses()).start().await.unwrap();
         first.idle().await.unwrap();
         first.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 1, 0, 1));
+        assert_eq!(db.tally().await, (0, 1, 0, 1));
         for (n, event_type) in (1..).zip(["bad", "good", "bad", "good"]) {
             for key in ["dead", "late"] {
-                bed.outbox.send(numbered(event_type, n).ordering_key(key)).await.unwrap();
+                db.outbox.send(numbered(event_type, n).ordering_key(key)).await.unwrap();
             }
         }
         let good = LatchPublisher::expecting(4);
         let router = ByType(refuses().into(), good.clone().into());
-        let relay = bed.outbox.single_node().forward_by(router).start().await.unwrap();
-        let arrived = good.wait(FOREVER).await.expect("they go elsewhere");
+        let relay = db.outbox.single_node().forward_by(router).start().await.unwrap();
+        let arrived = good.wait(FOREVER).await.expect("they have another destination");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         for key in ["dead", "late"] {
             let of_key = arrived.iter().filter(|event| event.ordering_key() == Some(key));
             assert_eq!(of_key.map(|event| event.payload().unwrap()).collect::<Vec<u64>>(), [2, 4], "{key}");
         }
-        assert_eq!(bed.tally().await, (4, 1, 4, 1), "the rest waits behind its own");
+        assert_eq!(db.tally().await, (4, 1, 4, 1), "the others wait behind events of their own destination");
     }
 
-    /// A key with an event for a handler, which may do anything, is one run.
-    async fn a_key_with_handlers_and_two_destinations_stays_in_order(|bed|) {
+    /// A key with an event for a handler, which may have any side effect, is one queue.
+    async fn a_key_with_handlers_and_two_destinations_stays_in_order(|db|) {
         let order = Arc::new(Mutex::new(Vec::new()));
         let publisher = || {
             let order = order.clone();
-            Says::new(move |events: &[Outgoing]| {
+            Returning::new(move |events: &[Outgoing]| {
                 order.lock().unwrap().extend(events.iter().map(|event| event.payload::<u64>().unwrap()));
                 Ok(())
             })
         };
         let handled = order.clone();
-        let relay = bed.outbox.ordered()
+        let relay = db.outbox.ordered()
             .workers(8)
             .batch(7)
             .on_type("handled", move |cx: outbox::Cx| {
@@ -774,35 +786,35 @@ on_every_database! {
             .start().await.unwrap();
         for n in 0..120 {
             let event_type = ["a", "b", "a", "handled", "b"][n as usize % 5];
-            bed.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
+            db.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
         }
         relay_until(&relay, || order.lock().unwrap().len() == 120).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         let order = order.lock().unwrap();
-        let place = |n: u64| order.iter().position(|one| *one == n).unwrap();
+        let position = |n: u64| order.iter().position(|one| *one == n).unwrap();
         for n in 0..120 {
             for later in n + 1..120 {
                 let (one, other) = (n % 5, later % 5);
                 let ordered = one == 3 || other == 3 || (one == 0 || one == 2) == (other == 0 || other == 2);
-                assert!(!ordered || place(n) < place(later), "{later} came before {n}: {order:?}");
+                assert!(!ordered || position(n) < position(later), "{later} came before {n}: {order:?}");
             }
         }
     }
 
-    /// As a handler's are.
-    async fn errors_of_a_publisher_are_retried(frozen |bed|) {
+    /// Errors of publishers are retried as errors of handlers are.
+    async fn errors_of_a_publisher_are_retried(frozen |db|) {
         let latch = LatchPublisher::expecting(1);
         let retry = Backoff::default().base(SEC).max(SEC).no_jitter();
-        let publisher = Moody::new(&latch, true, 2);
-        let relay = bed.outbox.single_node().retry(retry).forward(["e"], publisher).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let publisher = Unreliable::new(&latch, true, 2);
+        let relay = db.outbox.single_node().retry(retry).forward(["e"], publisher).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for attempts in 1..=2 {
             relay.idle().await.unwrap();
-            let stored = bed.find(&id).await;
+            let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts), (Status::Retry, attempts));
             assert_eq!(stored.last_error.as_deref(), Some("not now"));
-            bed.advance(SEC);
+            db.advance(SEC);
         }
         relay.idle().await.unwrap();
         assert_eq!(latch.wait(FOREVER).await.unwrap()[0].attempt(), 3);
@@ -810,11 +822,11 @@ on_every_database! {
     }
 }
 
-/// The batch was one event, and the error came after it.
+/// The batch has one event, and the error comes after it.
 #[tokio::test]
-async fn an_event_that_a_failing_publisher_took_is_done() {
+async fn an_event_that_a_failing_publisher_published_is_done() {
     let outbox = outbox::testing::outbox().await;
-    let publisher = Moody { published: 1, ..Moody::new(&LatchPublisher::expecting(1), true, 1) };
+    let publisher = Unreliable { published: 1, ..Unreliable::new(&LatchPublisher::expecting(1), true, 1) };
     let relay = outbox.single_node().forward_any(publisher).start().await.unwrap();
     outbox.send(numbered("e", 1)).await.unwrap();
     relay.idle().await.unwrap();
@@ -822,24 +834,25 @@ async fn an_event_that_a_failing_publisher_took_is_done() {
     assert_eq!(outbox.admin().stats().await.unwrap().done, 1);
 }
 
-/// The outage is over before what it cut off is given back, so that nobody who looks at the table in between sees it there. Other
-/// events have the relay read on from where it is, and the next look at the whole table, which takes long here, would come twenty
-/// times that long after the last one.
+/// The outage is over before the events that it interrupted are released, so no scan in between
+/// sees them in the table. Other events make the relay read on from its cursor, and the next scan
+/// of the whole table, which is slow here, would start twenty times its duration after the last
+/// one.
 #[tokio::test]
-async fn what_a_short_outage_gives_back_late_is_taken_at_once() {
+async fn events_that_a_short_outage_releases_late_are_taken_at_once() {
     let outbox = outbox::testing::outbox().await;
     outbox.send_all((0..100).map(|n| numbered("e", n))).await.unwrap();
-    let store = failing::Failing::slow(outbox.store(), SEC);
+    let store = failing_store::Failing::slow(outbox.store(), SEC);
     let (is_first, arrived) = (AtomicBool::new(true), Arc::new(AtomicU32::new(0)));
     let counted = arrived.clone();
-    let publisher = Says::new(move |events: &[Outgoing]| {
+    let publisher = Returning::new(move |events: &[Outgoing]| {
         if is_first.swap(false, Ordering::SeqCst) {
             return Err(PublishError::unavailable("for a moment"));
         }
         counted.fetch_add(events.len() as u32, Ordering::SeqCst);
         Ok(())
     });
-    let others = Says::new(|_: &[Outgoing]| Ok(()));
+    let others = Returning::new(|_: &[Outgoing]| Ok(()));
     let relay = outbox::RelayBuilder::multi_node(store)
         .batch(100)
         .forward(["e"], publisher)

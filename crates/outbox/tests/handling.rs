@@ -1,11 +1,11 @@
-//! What handlers say, and what becomes of an event then: retries, death, routing, interceptors.
+//! Outcomes of handlers and their effect on an event: retries, dead letters, routing, interceptors.
 
-mod bed;
+mod common;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bed::{Gate, Seen, numbered};
+use common::{Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
     Backoff, Cx, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message,
@@ -16,28 +16,28 @@ use serde::{Deserialize, Serialize};
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 
-/// One second after each failure, three attempts.
+/// Waits one second after each failure; three attempts.
 fn three() -> Backoff {
     Backoff::default().base(SEC).max(SEC).max_attempts(3).no_jitter()
 }
 
 on_every_database! {
-    async fn a_failure_is_retried_until_the_event_is_dead(frozen |bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node(), bed.outbox.ordered()] {
+    async fn a_failure_is_retried_until_the_event_is_dead(frozen |db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node(), db.outbox.ordered()] {
             let seen = Seen::default();
             let relay = relay.retry(three())
-                .on_type("e", seen.says(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
-            let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+                .on_type("e", seen.returning(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
+            let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
             for attempt in 1..=3u32 {
                 relay.idle().await.unwrap();
-                assert_eq!(seen.count(), attempt as usize, "not before its time");
-                let stored = bed.find(&id).await;
+                assert_eq!(seen.count(), attempt as usize, "not before it is due");
+                let stored = db.find(&id).await;
                 assert_eq!(stored.attempts, attempt);
                 assert_eq!(stored.last_error.as_deref(), Some("no luck"));
                 assert_eq!(stored.lease, None);
                 let (status, wait) = if attempt < 3 { (Status::Retry, SEC) } else { (Status::Dead, SEC * 100) };
                 assert_eq!(stored.status, status);
-                bed.advance(wait);
+                db.advance(wait);
             }
             relay.idle().await.unwrap();
             assert_eq!(seen.attempts(), [1, 2, 3]);
@@ -46,71 +46,71 @@ on_every_database! {
     }
 
     /// Case 5: the old system delivered 40 times in 4 s and counted nothing.
-    async fn a_panic_counts_as_an_attempt(frozen |bed|) {
+    async fn a_panic_counts_as_an_attempt(frozen |db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().retry(three())
-            .on_type("e", seen.says(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let relay = db.outbox.single_node().retry(three())
+            .on_type("e", seen.returning(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for _ in 0..5 {
             relay.idle().await.unwrap();
-            bed.advance(SEC);
+            db.advance(SEC);
         }
         assert_eq!(seen.attempts(), [1, 2, 3]);
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 3));
         assert_eq!(stored.last_error.as_deref(), Some("the handler panicked: attempt 3"));
         relay.stop().await.unwrap();
     }
 
-    async fn retry_after_as_an_outcome_counts_no_attempt(frozen |bed|) {
+    async fn retry_after_as_an_outcome_counts_no_attempt(frozen |db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.says(|cx| {
+        let relay = db.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.returning(|cx| {
             assert_eq!(cx.attempt(), 1);
             Ok(Outcome::RetryAfter(SEC))
         })).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for deferral in 1..=5 {
             relay.idle().await.unwrap();
             assert_eq!(seen.count(), deferral);
-            let stored = bed.find(&id).await;
+            let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
-            bed.advance(SEC);
+            db.advance(SEC);
         }
         relay.stop().await.unwrap();
     }
 
-    async fn retry_after_as_a_failure_counts_an_attempt(frozen |bed|) {
+    async fn retry_after_as_a_failure_counts_an_attempt(frozen |db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().retry(three())
-            .on_type("e", seen.says(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let relay = db.outbox.single_node().retry(three())
+            .on_type("e", seen.returning(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        bed.advance(SEC * 59);
+        db.advance(SEC * 59);
         relay.idle().await.unwrap();
         assert_eq!(seen.count(), 1, "its own delay, not the policy's");
         for _ in 0..4 {
-            bed.advance(SEC * 60);
+            db.advance(SEC * 60);
             relay.idle().await.unwrap();
         }
         assert_eq!(seen.attempts(), [1, 2, 3]);
-        assert_eq!(bed.status(&id).await, Status::Dead);
+        assert_eq!(db.status(&id).await, Status::Dead);
         relay.stop().await.unwrap();
     }
 
-    async fn dead_is_dead_at_once_and_counts_no_attempt(|bed|) {
+    async fn dead_is_dead_at_once_and_counts_no_attempt(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node()
-            .on_type("said", seen.says(|_| Ok(Outcome::Dead("not wanted".to_owned()))))
-            .on_type("failed", seen.says(|_| Err(Failure::dead("hopeless"))))
-            .on_type("parsed", seen.says(|_| "seven".parse::<u8>().or_dead().map(|_| Outcome::Done)))
+        let relay = db.outbox.single_node()
+            .on_type("returned", seen.returning(|_| Ok(Outcome::Dead("not wanted".to_owned()))))
+            .on_type("failed", seen.returning(|_| Err(Failure::dead("hopeless"))))
+            .on_type("parsed", seen.returning(|_| "seven".parse::<u8>().or_dead().map(|_| Outcome::Done)))
             .start().await.unwrap();
         let mut ids = Vec::new();
-        for event_type in ["said", "failed", "parsed"] {
-            ids.push(bed.outbox.send(numbered(event_type, 1)).await.unwrap().unwrap());
+        for event_type in ["returned", "failed", "parsed"] {
+            ids.push(db.outbox.send(numbered(event_type, 1)).await.unwrap().unwrap());
         }
         relay.idle().await.unwrap();
         for (id, reason) in ids.iter().zip(["not wanted", "hopeless", "invalid digit found in string"]) {
-            let stored = bed.find(id).await;
+            let stored = db.find(id).await;
             assert_eq!((stored.status, stored.attempts, stored.lease), (Status::Dead, 0, None));
             assert_eq!(stored.last_error.as_deref(), Some(reason));
             assert!(stored.done_at.is_some());
@@ -119,34 +119,34 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The longest delay that Rust knows is one that no clock can show.
-    async fn a_delay_without_end_stops_nothing(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// `Duration::MAX` is longer than any database can store.
+    async fn a_delay_without_end_stops_nothing(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
-            let relay = relay.on_type("later", seen.says(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
-                .on_type("again", seen.says(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
+            let relay = relay.on_type("later", seen.returning(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
+                .on_type("again", seen.returning(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
                 .on_type("now", seen.handler()).start().await.unwrap();
-            let later = bed.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
-            let again = bed.outbox.send(numbered("again", 2)).await.unwrap().unwrap();
+            let later = db.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
+            let again = db.outbox.send(numbered("again", 2)).await.unwrap().unwrap();
             seen.reach(2).await;
-            let now = bed.outbox.send(numbered("now", 3)).await.unwrap().unwrap();
+            let now = db.outbox.send(numbered("now", 3)).await.unwrap().unwrap();
             seen.reach(3).await;
             relay.idle().await.unwrap();
-            assert_eq!(bed.status(&later).await, Status::New);
-            assert_eq!(bed.status(&again).await, Status::Retry);
-            assert_eq!(bed.status(&now).await, Status::Done);
-            assert!(bed.find(&later).await.available_at > chrono::Utc::now() + chrono::Duration::days(3_650));
+            assert_eq!(db.status(&later).await, Status::New);
+            assert_eq!(db.status(&again).await, Status::Retry);
+            assert_eq!(db.status(&now).await, Status::Done);
+            assert!(db.find(&later).await.available_at > chrono::Utc::now() + chrono::Duration::days(3_650));
             relay.stop().await.unwrap();
         }
     }
 
-    async fn an_error_text_is_cut_and_stored_whatever_it_holds(|bed|) {
-        let relay = bed.outbox.single_node()
+    async fn an_error_text_is_cut_and_stored_whatever_it_holds(|db|) {
+        let relay = db.outbox.single_node()
             .on_type("e", async |_: Cx| Err::<(), _>(Failure::dead(format!("a\0b'\";\u{1F600}{}", "ü".repeat(5_000)))))
             .start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         let text = stored.last_error.unwrap();
         assert_eq!(stored.status, Status::Dead);
         assert_eq!(text.chars().count(), 4_000);
@@ -154,66 +154,62 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// Read back from the database, whatever that thinks of capitals.
-    async fn types_that_differ_by_case_have_handlers_of_their_own(|bed|) {
+    /// Types are read back from the database, whichever collation it has.
+    async fn types_that_differ_by_case_have_handlers_of_their_own(|db|) {
         let (upper, lower) = (Seen::default(), Seen::default());
-        let relay = bed.outbox.multi_node().no_hot_path().on_type("Order.Created", upper.handler())
+        let relay = db.outbox.multi_node().no_hot_path().on_type("Order.Created", upper.handler())
             .on_type("order.created", lower.handler()).start().await.unwrap();
-        bed.outbox.send_all([numbered("Order.Created", 1), numbered("order.created", 2)]).await.unwrap();
-        let stranger = bed.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
+        db.outbox.send_all([numbered("Order.Created", 1), numbered("order.created", 2)]).await.unwrap();
+        let unrouted = db.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((upper.numbers(), lower.numbers()), (vec![1], vec![2]));
-        assert_eq!(bed.status(&stranger).await, Status::New, "no handler is for it");
+        assert_eq!(db.status(&unrouted).await, Status::New, "no handler matches");
     }
 
-    async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |bed|) {
-        let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().unwrap();
+    async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |db|) {
+        let relay = db.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
         assert_eq!(stored.last_error.unwrap(), "no handler for event type \"e\" of aggregate type \"order\"");
         relay.stop().await.unwrap();
 
-        let relay = bed.outbox.single_node().unrouted(Unrouted::Retry).retry(three()).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 2)).await.unwrap().unwrap();
+        let relay = db.outbox.single_node().unrouted(Unrouted::Retry).retry(three()).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 2)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
         relay.stop().await.unwrap();
 
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-        bed.advance(SEC);
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        db.advance(SEC);
         relay.idle().await.unwrap();
         assert_eq!(seen.numbers(), [2]);
-        assert_eq!(bed.status(&id).await, Status::Done);
+        assert_eq!(db.status(&id).await, Status::Done);
         relay.stop().await.unwrap();
     }
 }
 
 mod on_sqlite {
     use super::*;
-    use crate::bed::Bed;
+    use crate::common::TestDb;
     use outbox::store::StoredEvent;
 
-    type Sqlite = Bed<sqlx::Sqlite>;
+    type Sqlite = TestDb<sqlx::Sqlite>;
 
     async fn fresh() -> Sqlite {
-        Bed::new().await.unwrap()
+        TestDb::new().await.unwrap()
     }
 
-    async fn deliver(
-        bed: &Sqlite,
-        relay: outbox::RelayBuilder,
-        event: impl outbox::IntoEvent,
-    ) -> StoredEvent {
+    async fn deliver(db: &Sqlite, relay: outbox::RelayBuilder, event: impl outbox::IntoEvent) -> StoredEvent {
         let relay = relay.start().await.unwrap();
-        let id = bed.outbox.send(event).await.unwrap().unwrap();
+        let id = db.outbox.send(event).await.unwrap().unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        bed.find(&id).await
+        db.find(&id).await
     }
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -239,13 +235,13 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn a_typed_handler_gets_its_message_and_the_event_around_it() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-        let relay = bed.outbox.single_node().on(move |paid: Paid, cx: Cx| {
+        let relay = db.outbox.single_node().on(move |paid: Paid, cx: Cx| {
             sender.send((paid, cx)).unwrap();
             async { Handled::Ok(()) }
         });
-        let stored = deliver(&bed, relay, Paid { amount: 5 }).await;
+        let stored = deliver(&db, relay, Paid { amount: 5 }).await;
         assert_eq!(stored.status, Status::Done);
         let (paid, cx) = received.recv().await.unwrap();
         assert_eq!(paid, Paid { amount: 5 });
@@ -258,18 +254,18 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn garbage_for_a_typed_handler_is_dead_at_once_and_not_quoted() {
-        let bed = fresh().await;
+        let db = fresh().await;
         for event in [
             Event::new("paid").aggregate_type("invoice").json(&"s3cret"),
             Event::new("paid").aggregate_type("invoice").bytes("image/png", b"\x00\xff\xd8".to_vec()),
         ] {
             let called = Arc::new(Mutex::new(0));
             let count = called.clone();
-            let relay = bed.outbox.single_node().on(move |_: Paid, _: Cx| {
+            let relay = db.outbox.single_node().on(move |_: Paid, _: Cx| {
                 *count.lock().unwrap() += 1;
                 async {}
             });
-            let stored = deliver(&bed, relay, event).await;
+            let stored = deliver(&db, relay, event).await;
             assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
             let reason = stored.last_error.unwrap();
             assert!(reason.contains("the payload is not a") && !reason.contains("s3cret"), "{reason}");
@@ -289,7 +285,7 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn the_most_specific_handler_is_called() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let note = |name: &'static str| {
             let seen = seen.clone();
@@ -298,7 +294,7 @@ mod on_sqlite {
                 async {}
             }
         };
-        let relay = bed
+        let relay = db
             .outbox
             .single_node()
             .workers(1)
@@ -314,7 +310,7 @@ mod on_sqlite {
             Event::new("made").json(&1),
             Event::new("lost").json(&1).aggregate("order", "1"),
         ] {
-            bed.outbox.send(event).await.unwrap();
+            db.outbox.send(event).await.unwrap();
             relay.idle().await.unwrap();
         }
         relay.stop().await.unwrap();
@@ -323,50 +319,50 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn a_second_handler_for_the_same_pair_is_an_error() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let nothing = async |_: Cx| {};
-        let twice = bed.outbox.single_node().on_type("e", nothing).on_type("e", nothing).start().await;
+        let twice = db.outbox.single_node().on_type("e", nothing).on_type("e", nothing).start().await;
         let Err(Error::DuplicateHandler { aggregate_type, event_type }) = twice else { panic!("{twice:?}") };
         assert_eq!((aggregate_type.as_str(), event_type.as_str()), ("__GLOBAL__", "e"));
 
         let typed =
-            bed.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
+            db.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
         assert!(matches!(typed, Err(Error::DuplicateHandler { .. })), "{typed:?}");
-        let any = bed.outbox.single_node().on_any(nothing).on_any(nothing).start().await;
+        let any = db.outbox.single_node().on_any(nothing).on_any(nothing).start().await;
         assert!(matches!(any, Err(Error::DuplicateHandler { .. })), "{any:?}");
 
         let fine =
-            bed.outbox.single_node().on_type("e", nothing).on_aggregate("order", "e", nothing).start().await;
+            db.outbox.single_node().on_type("e", nothing).on_aggregate("order", "e", nothing).start().await;
         fine.unwrap().stop().await.unwrap();
     }
 
-    /// Notes its turns, and does what it is told to.
-    struct Note {
+    /// Records its calls, and returns a configured result.
+    struct Recording {
         name: &'static str,
-        turns: Arc<Mutex<Vec<String>>>,
+        calls: Arc<Mutex<Vec<String>>>,
         before: fn() -> Result<(), Failure>,
         after: fn(),
     }
 
-    impl Interceptor for Note {
+    impl Interceptor for Recording {
         fn before(&self, _: &Cx) -> Result<(), Failure> {
-            self.turns.lock().unwrap().push(format!("before {}", self.name));
+            self.calls.lock().unwrap().push(format!("before {}", self.name));
             (self.before)()
         }
 
         fn after(&self, _: &Cx, result: &Result<Outcome, Failure>) {
-            let how = if result.is_ok() { "well" } else { "badly" };
-            self.turns.lock().unwrap().push(format!("after {} {how}", self.name));
+            let how = if result.is_ok() { "ok" } else { "err" };
+            self.calls.lock().unwrap().push(format!("after {} {how}", self.name));
             (self.after)();
         }
     }
 
     async fn intercepted(before: fn() -> Result<(), Failure>, after: fn()) -> (Vec<String>, StoredEvent) {
-        let bed = fresh().await;
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let note = |name, before, after| Note { name, turns: turns.clone(), before, after };
-        let handler = turns.clone();
-        let relay = bed
+        let db = fresh().await;
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let note = |name, before, after| Recording { name, calls: calls.clone(), before, after };
+        let handler = calls.clone();
+        let relay = db
             .outbox
             .single_node()
             .retry(Backoff::never())
@@ -377,37 +373,37 @@ mod on_sqlite {
                 handler.lock().unwrap().push("handler".to_owned());
                 async {}
             });
-        let stored = deliver(&bed, relay, numbered("e", 1)).await;
-        let turns = turns.lock().unwrap().clone();
-        (turns, stored)
+        let stored = deliver(&db, relay, numbered("e", 1)).await;
+        let calls = calls.lock().unwrap().clone();
+        (calls, stored)
     }
 
     #[tokio::test]
-    async fn interceptors_go_in_in_order_and_come_out_in_reverse() {
-        let (turns, stored) = intercepted(|| Ok(()), || ()).await;
+    async fn interceptors_run_in_order_before_and_in_reverse_after_the_handler() {
+        let (calls, stored) = intercepted(|| Ok(()), || ()).await;
         let expected =
-            ["before a", "before b", "before c", "handler", "after c well", "after b well", "after a well"];
-        assert_eq!(turns, expected);
+            ["before a", "before b", "before c", "handler", "after c ok", "after b ok", "after a ok"];
+        assert_eq!(calls, expected);
         assert_eq!(stored.status, Status::Done);
     }
 
     #[tokio::test]
     async fn an_interceptor_that_refuses_keeps_the_event_from_its_handler() {
-        let (turns, stored) = intercepted(|| Err(Failure::dead("not today")), || ()).await;
-        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        let (calls, stored) = intercepted(|| Err(Failure::dead("not today")), || ()).await;
+        assert_eq!(calls, ["before a", "before b", "after a err"]);
         assert_eq!((stored.status, stored.last_error.as_deref()), (Status::Dead, Some("not today")));
         assert_eq!(stored.attempts, 0);
     }
 
     #[tokio::test]
     async fn an_interceptor_that_panics_before_is_a_failure_and_after_is_nothing() {
-        let (turns, stored) = intercepted(|| panic!("before"), || ()).await;
-        assert_eq!(turns, ["before a", "before b", "after a badly"]);
+        let (calls, stored) = intercepted(|| panic!("before"), || ()).await;
+        assert_eq!(calls, ["before a", "before b", "after a err"]);
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 1));
         assert_eq!(stored.last_error.as_deref(), Some("an interceptor panicked: before"));
 
-        let (turns, stored) = intercepted(|| Ok(()), || panic!("after")).await;
-        assert_eq!(turns.last().unwrap(), "after a well");
+        let (calls, stored) = intercepted(|| Ok(()), || panic!("after")).await;
+        assert_eq!(calls.last().unwrap(), "after a ok");
         assert_eq!((stored.status, stored.last_error), (Status::Done, None));
     }
 
@@ -422,17 +418,17 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn a_handler_may_have_a_retry_policy_of_its_own() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let relay = || {
-            let relay = bed.outbox.single_node().retry(Backoff::default().base(SEC * 60));
+            let relay = db.outbox.single_node().retry(Backoff::default().base(SEC * 60));
             relay.handler_with_retry("__GLOBAL__", "once", Fails, Backoff::never()).handler(
                 "__GLOBAL__",
                 "more",
                 Fails,
             )
         };
-        assert_eq!(deliver(&bed, relay(), numbered("once", 1)).await.status, Status::Dead);
-        assert_eq!(deliver(&bed, relay(), numbered("more", 1)).await.status, Status::Retry);
+        assert_eq!(deliver(&db, relay(), numbered("once", 1)).await.status, Status::Dead);
+        assert_eq!(deliver(&db, relay(), numbered("more", 1)).await.status, Status::Retry);
     }
 
     #[derive(Serialize, Deserialize)]
@@ -442,8 +438,8 @@ mod on_sqlite {
         const TYPE: &'static str = "e";
     }
 
-    /// Never ends, or fails at once.
-    async fn goes_wrong(hangs: bool) -> Handled {
+    /// Hangs, or fails at once.
+    async fn hang_or_fail(hangs: bool) -> Handled {
         if hangs {
             std::future::pending::<()>().await;
         }
@@ -451,47 +447,47 @@ mod on_sqlite {
     }
 
     async fn fails_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        goes_wrong(false).await
+        hang_or_fail(false).await
     }
 
     async fn hangs_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        goes_wrong(true).await
+        hang_or_fail(true).await
     }
 
-    /// Each form in which a handler is registered, with one before and one after it that has the relay's own settings.
+    /// Each form of registration, between two handlers with the relay's own settings.
     #[tokio::test]
     async fn every_form_of_handler_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
         type Form = fn(outbox::RelayBuilder, bool) -> outbox::RelayBuilder;
         let forms: [(&str, Form); 5] = [
-            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| goes_wrong(hangs))),
-            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| goes_wrong(hangs))),
+            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| hang_or_fail(hangs))),
+            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| hang_or_fail(hangs))),
             ("on_aggregate", |relay, hangs| {
-                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| goes_wrong(hangs))
+                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| hang_or_fail(hangs))
             }),
-            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| goes_wrong(hangs))),
+            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| hang_or_fail(hangs))),
             ("on_tx", |relay, hangs| if hangs { relay.on_tx(hangs_in_tx) } else { relay.on_tx(fails_in_tx) }),
         ];
-        let bed = fresh().await;
-        let relay = || bed.outbox.single_node().on_type("before", move |_: Cx| goes_wrong(false));
+        let db = fresh().await;
+        let relay = || db.outbox.single_node().on_type("before", move |_: Cx| hang_or_fail(false));
         let posted = || Event::new("e").json(&Posted);
         for (name, form) in forms {
-            let stored = deliver(&bed, form(relay(), false), posted()).await;
+            let stored = deliver(&db, form(relay(), false), posted()).await;
             assert_eq!(stored.status, Status::Retry, "{name} by the relay's own policy");
-            let stored = deliver(&bed, form(relay(), false).with_retry(Backoff::never()), posted()).await;
+            let stored = deliver(&db, form(relay(), false).with_retry(Backoff::never()), posted()).await;
             assert_eq!(stored.status, Status::Dead, "{name}");
 
             let limited = form(relay(), true).with_timeout(20 * MS).with_retry(Backoff::never());
-            let stored = deliver(&bed, limited, posted()).await;
+            let stored = deliver(&db, limited, posted()).await;
             assert_eq!(stored.status, Status::Dead, "{name}");
             let error = stored.last_error.unwrap();
             assert!(error.contains("did not finish within 20ms"), "{name}: {error}");
 
             let others = || {
                 let relay = form(relay(), false).with_retry(Backoff::never());
-                relay.on_type("after", move |_: Cx| goes_wrong(false))
+                relay.on_type("after", move |_: Cx| hang_or_fail(false))
             };
             for other in ["before", "after"] {
-                let stored = deliver(&bed, others(), numbered(other, 1)).await;
+                let stored = deliver(&db, others(), numbered(other, 1)).await;
                 assert_eq!(stored.status, Status::Retry, "{other} {name}");
             }
         }
@@ -499,10 +495,10 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn options_of_a_handler_follow_a_handler() {
-        let bed = fresh().await;
-        let relay = || bed.outbox.single_node();
+        let db = fresh().await;
+        let relay = || db.outbox.single_node();
         let publisher = || outbox::LogPublisher::new();
-        for (wrong, said) in [
+        for (wrong, message) in [
             (relay().with_retry(Backoff::never()), "with_retry follows a handler"),
             (relay().with_timeout(SEC), "with_timeout follows a handler"),
             (
@@ -516,7 +512,7 @@ mod on_sqlite {
             (relay().on_any(async |_: Cx| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
         ] {
             let error = wrong.start().await.unwrap_err();
-            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(said), "{error}");
+            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(message), "{error}");
         }
     }
 
@@ -529,19 +525,19 @@ mod on_sqlite {
         }
     }
 
-    /// Retry policies are the user's code as well, and each worker would die of one.
+    /// Retry policies are the user's code as well; a panic would end each worker.
     #[tokio::test]
     async fn a_retry_policy_that_panics_ends_no_worker() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().workers(1).retry(Bomb).handler("__GLOBAL__", "bad", Fails);
+        let relay = db.outbox.single_node().workers(1).retry(Bomb).handler("__GLOBAL__", "bad", Fails);
         let relay = relay.on_type("good", seen.handler()).start().await.unwrap();
-        let bad = bed.outbox.send(numbered("bad", 1)).await.unwrap().unwrap();
+        let bad = db.outbox.send(numbered("bad", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        bed.outbox.send(numbered("good", 1)).await.unwrap();
+        db.outbox.send(numbered("good", 1)).await.unwrap();
         seen.reach(1).await;
         relay.stop().await.unwrap();
-        assert_eq!(bed.status(&bad).await, Status::Retry);
+        assert_eq!(db.status(&bad).await, Status::Retry);
     }
 
     #[test]
@@ -552,26 +548,26 @@ mod on_sqlite {
 
     #[tokio::test]
     async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
         let retry = Backoff::default().base(SEC * 3_600).max(SEC * 3_600);
-        let relay = bed.outbox.single_node().retry(retry).handler_timeout(50 * MS);
+        let relay = db.outbox.single_node().retry(retry).handler_timeout(50 * MS);
         let relay = relay.on_type("e", seen.behind(&gate));
-        let stored = deliver(&bed, relay, numbered("e", 1)).await;
+        let stored = deliver(&db, relay, numbered("e", 1)).await;
         assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
         assert_eq!(stored.last_error.as_deref(), Some("the handler did not finish within 50ms"));
     }
 
-    /// No more at once than there are workers, whatever the queues hold.
+    /// At most as many handlers as workers run at once, however many events are queued.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn workers_bound_how_many_handlers_run() {
-        let bed = fresh().await;
+        let db = fresh().await;
         let (seen, gate) = (Seen::default(), Gate::closed());
         let relay =
-            bed.outbox.single_node().workers(3).on_type("e", seen.behind(&gate)).start().await.unwrap();
-        bed.another().await.write("e", 0..10).await;
+            db.outbox.single_node().workers(3).on_type("e", seen.behind(&gate)).start().await.unwrap();
+        db.another().await.write("e", 0..10).await;
         relay.poll_once().await.unwrap();
-        bed.write("e", 10..20).await;
+        db.write("e", 10..20).await;
         for done in 0..=17 {
             seen.reach(done + 3).await;
             tokio::task::yield_now().await;

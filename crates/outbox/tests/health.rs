@@ -1,13 +1,13 @@
-//! A relay tells the truth about its health: what last went well, what fails now, and since when.
+//! Health of a relay: its last successes, its current failures, and their start.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time};
-use failing::Failing;
+use common::{Backend, Seen, TestDb, in_time};
+use failing_store::Failing;
 use outbox::fleet::DatabaseState;
 use outbox::store::RelayTask;
 use outbox::{Cx, Event, Fleet, Outbox, Reason, RelayBuilder};
@@ -15,19 +15,19 @@ use sqlx::Sqlite;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Waits until it is so.
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    while !is_so().await {
+/// Waits until the condition holds.
+async fn until(mut condition: impl AsyncFnMut() -> bool) {
+    while !condition().await {
         tokio::time::sleep(20 * MS).await;
     }
 }
 
-/// Takes need this column.
+/// Renames a column that takes need.
 const BREAK: &str = "ALTER TABLE {t} RENAME COLUMN correlation_id TO elsewhere";
-const MEND: &str = "ALTER TABLE {t} RENAME COLUMN elsewhere TO correlation_id";
+const REPAIR: &str = "ALTER TABLE {t} RENAME COLUMN elsewhere TO correlation_id";
 
-/// Has every claim fail, while everything can be read; and the way back.
-fn no_claims<DB: Base>() -> (&'static str, &'static str) {
+/// Statements that make every claim fail while everything can be read, and that undo this.
+fn no_claims<DB: Backend>() -> (&'static str, &'static str) {
     let name = std::any::type_name::<DB>();
     if name.contains("Postgres") {
         return (
@@ -47,65 +47,65 @@ fn no_claims<DB: Base>() -> (&'static str, &'static str) {
 }
 
 on_every_database! {
-    async fn a_relay_whose_takes_fail_says_so_until_they_go_well(|bed|) {
+    async fn a_relay_whose_takes_fail_reports_it_until_they_succeed(|db|) {
         let seen = Seen::default();
-        let other = bed.another().await;
+        let other = db.another().await;
         let relay = other.outbox.multi_node().node("shop-1").on_type("e", seen.handler()).poll_interval(50 * MS)
             .start().await.unwrap();
         until(async || relay.health().last_take.is_some()).await;
         assert!(relay.health().errors.is_empty(), "{:?}", relay.health());
 
-        let (fails, mended) = no_claims::<DB>();
-        bed.run(fails).await.unwrap();
-        let ids = bed.write("e", 0..1).await;
+        let (fails, repaired) = no_claims::<DB>();
+        db.run(fails).await.unwrap();
+        let ids = db.write("e", 0..1).await;
         until(async || relay.health().problem(RelayTask::Take).is_some()).await;
         let health = relay.health();
         let problem = health.problem(RelayTask::Take).unwrap();
         assert!(problem.error.contains("the index is corrupt"), "{problem}");
         assert!(problem.failures >= 3, "{health:?}");
 
-        // Others read it in the row of the relay.
-        let explained = async || bed.outbox.admin().explain(&ids[0]).await.unwrap();
+        // Other programs read the failure in the relay's row.
+        let explained = async || db.outbox.admin().explain(&ids[0]).await.unwrap();
         until(async || matches!(explained().await.reason(), Reason::RelayFails { .. })).await;
         let text = explained().await.to_string();
         assert!(text.contains("relay shop-1 has failed to take events"), "{text}");
         assert!(text.contains("the index is corrupt") && !text.contains("At work"), "{text}");
 
-        bed.run(mended).await.unwrap();
+        db.run(repaired).await.unwrap();
         seen.reach(1).await;
-        bed.drained().await;
+        db.drained().await;
         until(async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
-        let told = async || bed.outbox.store().nodes().await.unwrap().remove(0).state.health;
-        until(async || told().await.errors.is_empty()).await;
+        let stored = async || db.outbox.store().nodes().await.unwrap().remove(0).state.health;
+        until(async || stored().await.errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
-    async fn a_leader_that_cannot_read_the_table_says_so_until_it_can(|bed|) {
-        let other = bed.another().await;
+    async fn a_leader_that_cannot_read_the_table_reports_it_until_it_can(|db|) {
+        let other = db.another().await;
         let seen = Seen::default();
         let relay = other.outbox.single_node().on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
         until(async || relay.health().last_take.is_some()).await;
-        bed.run(BREAK).await.unwrap();
+        db.run(BREAK).await.unwrap();
         until(async || relay.health().problem(RelayTask::Take).is_some()).await;
         let problem = relay.health().problem(RelayTask::Take).unwrap().to_string();
         assert!(problem.contains("correlation_id"), "{problem}");
-        bed.run(MEND).await.unwrap();
-        bed.write("e", 0..1).await;
+        db.run(REPAIR).await.unwrap();
+        db.write("e", 0..1).await;
         seen.reach(1).await;
         until(async || relay.health().errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
-    async fn a_relay_whose_settlements_fail_says_so_until_they_go_well(|bed|) {
-        let store = Failing::settle(bed.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
+    async fn a_relay_whose_settlements_fail_reports_it_until_they_succeed(|db|) {
+        let store = Failing::settle(db.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
-        bed.write("e", 0..1).await;
+        db.write("e", 0..1).await;
         until(async || relay.health().problem(RelayTask::Settle).is_some()).await;
         assert_eq!(relay.health().last_settlement, None);
         store.heal();
-        bed.drained().await;
+        db.drained().await;
         until(async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
         seen.assert_each_once(0..1);
@@ -113,13 +113,13 @@ on_every_database! {
     }
 }
 
-/// One that stands by takes nothing, and does not fail at it.
+/// A relay that stands by takes nothing, and has no failed take.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_stands_by_has_no_take_to_fail() {
     in_time(async {
-        let bed = Bed::<Sqlite>::new().await.unwrap();
-        let other = bed.another().await;
-        let first = bed.outbox.single_node().start().await.unwrap();
+        let db = TestDb::<Sqlite>::new().await.unwrap();
+        let other = db.another().await;
+        let first = db.outbox.single_node().start().await.unwrap();
         let second = other.outbox.single_node().poll_interval(5 * MS).start().await.unwrap();
         until(async || first.health().last_take.is_some()).await;
         second.poll_once().await.unwrap();
@@ -131,7 +131,7 @@ async fn a_relay_that_stands_by_has_no_take_to_fail() {
     .await;
 }
 
-/// The others go on.
+/// The other databases are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
     in_time(async {
@@ -177,7 +177,7 @@ async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
         seen.reach(1).await;
         assert!(!is_failing("globex"));
 
-        run(MEND).await;
+        run(REPAIR).await;
         acme.send(Event::new("e").json(&2)).await.unwrap();
         seen.reach(2).await;
         until(async || state("acme").state == DatabaseState::Active).await;

@@ -1,13 +1,13 @@
-//! Rows that other programs write are input: no value that a column accepts may stop a relay.
+//! Rows of other programs are input: no value that a column accepts may stop a relay.
 
-mod bed;
+mod common;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Base, Bed, Gate};
+use common::{Backend, Gate, TestDb};
 use outbox::store::{PageAsk, Shelf, Status};
 use outbox::{
     Cx, Event, EventBuilder, EventId, Outcome, Outgoing, PublishError, Publisher, Query, Relay, Topic,
@@ -21,23 +21,23 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// A different one each time, printed by a test that fails.
+/// A different seed each time, printed by a test that fails.
 fn seed() -> u64 {
     let seed = setting("OUTBOX_HOSTILE_SEED", rand::random());
     println!("OUTBOX_HOSTILE_SEED={seed}");
     seed
 }
 
-fn is_sqlite<DB: Base>() -> bool {
+fn is_sqlite<DB: Backend>() -> bool {
     std::any::TypeId::of::<DB>() == std::any::TypeId::of::<sqlx::Sqlite>()
 }
 
-fn is_postgres<DB: Base>() -> bool {
+fn is_postgres<DB: Backend>() -> bool {
     std::any::TypeId::of::<DB>() == std::any::TypeId::of::<sqlx::Postgres>()
 }
 
 /// Times at and beyond the edges of what each database accepts.
-fn times<DB: Base>() -> Vec<&'static str> {
+fn times<DB: Backend>() -> Vec<&'static str> {
     let common = ["'1970-01-01 00:00:00'", "'9999-12-31 23:59:59'", "'2026-11-17 12:00:00'"];
     let own: &[&str] = if is_postgres::<DB>() {
         &[
@@ -67,7 +67,7 @@ fn times<DB: Base>() -> Vec<&'static str> {
 }
 
 /// A time that a column accepts without the checks, and that no relay can use.
-fn impossible_time<DB: Base>() -> &'static str {
+fn impossible_time<DB: Backend>() -> &'static str {
     if is_postgres::<DB>() {
         "'infinity'"
     } else if is_sqlite::<DB>() {
@@ -77,8 +77,8 @@ fn impossible_time<DB: Base>() -> &'static str {
     }
 }
 
-/// A column, and a value that may hurt in it.
-fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
+/// A column, and a hostile value for it.
+fn hostile<DB: Backend>(random: &mut SmallRng) -> (&'static str, String) {
     let integers = [
         "-1",
         "-5",
@@ -145,7 +145,7 @@ fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
             ];
             if random.random_ratio(1, 10) { deep } else { one(random, &odd) }
         }
-        // Keys of hostile rows are their own: a row may hold back those of its key.
+        // Hostile rows have keys of their own: a row may block the other events of its key.
         "ordering_key" => format!("'hostile-{}'", random.random_range(0..5)),
         _ if is_sqlite::<DB>() && random.random_ratio(1, 4) => "CAST(x'ff00fe' AS TEXT)".to_owned(),
         _ => one(random, &["''", "' '", "'a\tb'", "'ä\u{202e}😀'", "'outbox.join.report'"]),
@@ -153,8 +153,9 @@ fn hostile<DB: Base>(random: &mut SmallRng) -> (&'static str, String) {
     (column, value)
 }
 
-/// Takes away what refuses such values, as if the rows had been written before there was anything to refuse them.
-async fn without_checks<DB: Base>(bed: &Bed<DB>) {
+/// Drops the checks that refuse such values, as if the rows had been written before the checks
+/// existed.
+async fn without_checks<DB: Backend>(db: &TestDb<DB>) {
     let statements: &[&str] = if is_sqlite::<DB>() {
         &["DROP TRIGGER {t}_values", "DROP TRIGGER {t}_log_values"]
     } else if is_postgres::<DB>() {
@@ -166,12 +167,12 @@ async fn without_checks<DB: Base>(bed: &Bed<DB>) {
         &["ALTER TABLE {t} DROP CONSTRAINT {t}_times, DROP CONSTRAINT {t}_counters"]
     };
     for statement in statements {
-        bed.run(statement).await.unwrap();
+        db.run(statement).await.unwrap();
     }
 }
 
-/// Inserts a row with some hostile values. Returns its id if the database took it.
-async fn insert_hostile<DB: Base>(bed: &Bed<DB>, random: &mut SmallRng, n: usize) -> Option<String> {
+/// Inserts a row with some hostile values. Returns its id if the database accepted it.
+async fn insert_hostile<DB: Backend>(db: &TestDb<DB>, random: &mut SmallRng, n: usize) -> Option<String> {
     let id = format!("hostile-{n}");
     let mut values: HashMap<&str, String> = HashMap::from([
         ("event_id", format!("'{id}'")),
@@ -187,21 +188,21 @@ async fn insert_hostile<DB: Base>(bed: &Bed<DB>, random: &mut SmallRng, n: usize
     }
     let (columns, values): (Vec<&str>, Vec<String>) = values.into_iter().unzip();
     let sql = format!("INSERT INTO {{t}} ({}) VALUES ({})", columns.join(", "), values.join(", "));
-    bed.run(&sql).await.is_ok().then_some(id)
+    db.run(&sql).await.is_ok().then_some(id)
 }
 
-async fn send<DB: Base>(bed: &Bed<DB>, event: EventBuilder) -> EventId {
-    bed.outbox.send(event).await.unwrap().expect("it has no deduplication key")
+async fn send<DB: Backend>(db: &TestDb<DB>, event: EventBuilder) -> EventId {
+    db.outbox.send(event).await.unwrap().expect("the event has no deduplication key")
 }
 
-/// How often each event was handled.
+/// Number of calls for each event.
 type Handled = Arc<Mutex<HashMap<EventId, u32>>>;
 
-async fn start<DB: Base>(bed: &Bed<DB>, mode: u8, handled: &Handled) -> Relay {
+async fn start<DB: Backend>(db: &TestDb<DB>, mode: u8, handled: &Handled) -> Relay {
     let builder = match mode {
-        0 => bed.outbox.single_node(),
-        1 => bed.outbox.multi_node(),
-        _ => bed.outbox.ordered(),
+        0 => db.outbox.single_node(),
+        1 => db.outbox.multi_node(),
+        _ => db.outbox.ordered(),
     };
     let handled = handled.clone();
     let handler = move |cx: Cx| {
@@ -211,7 +212,7 @@ async fn start<DB: Base>(bed: &Bed<DB>, mode: u8, handled: &Handled) -> Relay {
     builder.no_hot_path().poll_interval(Duration::from_millis(20)).on_any(handler).start().await.unwrap()
 }
 
-/// Waits until all of these were handled.
+/// Waits until all of these events were handled.
 async fn arrived(handled: &Handled, ids: &[EventId]) {
     loop {
         let missing = {
@@ -225,18 +226,18 @@ async fn arrived(handled: &Handled, ids: &[EventId]) {
     }
 }
 
-/// Everything that people can ask has an answer.
-async fn everything_is_shown<DB: Base>(bed: &Bed<DB>) {
-    let admin = bed.outbox.admin();
+/// Every query of the administration succeeds.
+async fn every_query_succeeds<DB: Backend>(db: &TestDb<DB>) {
+    let admin = db.outbox.admin();
     for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-        let mut ask = PageAsk { shelf, limit: 50, ..PageAsk::default() };
+        let mut request = PageAsk { shelf, limit: 50, ..PageAsk::default() };
         for _ in 0..100 {
-            let page = admin.page(&ask).await.unwrap();
+            let page = admin.page(&request).await.unwrap();
             for row in &page.rows {
                 admin.explain(&row.id).await.unwrap();
             }
-            ask.after = page.next;
-            if ask.after.is_none() {
+            request.after = page.next;
+            if request.after.is_none() {
                 break;
             }
         }
@@ -249,69 +250,69 @@ async fn everything_is_shown<DB: Base>(bed: &Bed<DB>) {
     }
 }
 
-/// No event is handled more often than that, whatever its row says.
-const MOST_OFTEN: u32 = 3;
+/// Maximum number of calls for one event, whatever its row contains.
+const MAX_CALLS: u32 = 3;
 
-async fn hostile_rows_stop_nothing<DB: Base>(bed: &Bed<DB>, mode: u8, checks: bool) {
+async fn hostile_rows_stop_nothing<DB: Backend>(db: &TestDb<DB>, mode: u8, checks: bool) {
     if !checks {
-        without_checks(bed).await;
+        without_checks(db).await;
     }
     let mut random = SmallRng::seed_from_u64(seed());
     let handled = Handled::default();
     let (mut good, mut stored) = (Vec::new(), 0);
     for n in 0..setting("OUTBOX_HOSTILE_ROWS", 150) as usize {
-        stored += usize::from(insert_hostile(bed, &mut random, n).await.is_some());
+        stored += usize::from(insert_hostile(db, &mut random, n).await.is_some());
         if n % 3 == 0 {
             let event = Event::new("good").json(&n);
             let event = if n % 2 == 0 { event.ordering_key(format!("good-{}", n % 7)) } else { event };
-            good.push(send(bed, event).await);
+            good.push(send(db, event).await);
         }
     }
-    assert!(stored > 10, "the database took hostile rows");
-    let relay = start(bed, mode, &handled).await;
+    assert!(stored > 10, "the database accepted hostile rows");
+    let relay = start(db, mode, &handled).await;
     arrived(&handled, &good).await;
-    // It goes on: also with what is written after all of that.
+    // The relay continues, also with rows that are written after that.
     for n in 0..5 {
-        insert_hostile(bed, &mut random, 100_000 + n).await;
-        let id = send(bed, Event::new("good").json(&n)).await;
+        insert_hostile(db, &mut random, 100_000 + n).await;
+        let id = send(db, Event::new("good").json(&n)).await;
         arrived(&handled, &[id]).await;
     }
     relay.idle().await.unwrap();
-    everything_is_shown(bed).await;
+    every_query_succeeds(db).await;
     relay.stop().await.unwrap();
-    bed.outbox.admin().purge(Duration::ZERO).await.unwrap();
-    bed.outbox.admin().purge_dead(Duration::ZERO).await.unwrap();
+    db.outbox.admin().purge(Duration::ZERO).await.unwrap();
+    db.outbox.admin().purge_dead(Duration::ZERO).await.unwrap();
     let handled = handled.lock().unwrap().clone();
     for (id, times) in handled {
-        assert!(times <= MOST_OFTEN, "handled {times} times: {:?}", bed.find(&id).await);
+        assert!(times <= MAX_CALLS, "handled {times} times: {:?}", db.find(&id).await);
     }
 }
 
 on_every_database! {
-    async fn hostile_rows_stop_no_single_node_relay(|bed|) {
-        hostile_rows_stop_nothing(&bed, 0, false).await;
+    async fn hostile_rows_stop_no_single_node_relay(|db|) {
+        hostile_rows_stop_nothing(&db, 0, false).await;
     }
 
-    async fn hostile_rows_stop_no_multi_node_relay(|bed|) {
-        hostile_rows_stop_nothing(&bed, 1, false).await;
+    async fn hostile_rows_stop_no_multi_node_relay(|db|) {
+        hostile_rows_stop_nothing(&db, 1, false).await;
     }
 
-    async fn hostile_rows_stop_no_ordered_relay(|bed|) {
-        hostile_rows_stop_nothing(&bed, 2, false).await;
+    async fn hostile_rows_stop_no_ordered_relay(|db|) {
+        hostile_rows_stop_nothing(&db, 2, false).await;
     }
 
-    async fn what_the_tables_accept_stops_nothing_either(|bed|) {
-        hostile_rows_stop_nothing(&bed, 1, true).await;
+    async fn hostile_rows_that_the_tables_accept_stop_no_relay(|db|) {
+        hostile_rows_stop_nothing(&db, 1, true).await;
     }
 
-    /// The tables accept these counters, and refuse what a relay would make of them by adding one.
-    async fn counters_at_their_limit_are_dead_lettered_in_every_mode(|bed|) {
+    /// The tables accept these counters, and refuse them incremented by one.
+    async fn counters_at_their_limit_are_dead_lettered_in_every_mode(|db|) {
         for mode in 0..3 {
             let mut hostile = Vec::new();
             for column in ["claims", "attempts", "crashes"] {
                 for value in ["999000000", "999999999", "1000000000"] {
                     let id = format!("{mode}-{column}-{value}");
-                    bed.run(&format!(
+                    db.run(&format!(
                         "INSERT INTO {{t}} (event_id, event_type, payload, ordering_key, {column}) \
                          VALUES ('{id}', 'hostile', '1', '{id}', {value})"
                     )).await.unwrap();
@@ -319,71 +320,71 @@ on_every_database! {
                 }
             }
             let handled = Handled::default();
-            let relay = start(&bed, mode, &handled).await;
-            let good = send(&bed, Event::new("good").json(&mode)).await;
+            let relay = start(&db, mode, &handled).await;
+            let good = send(&db, Event::new("good").json(&mode)).await;
             arrived(&handled, &[good]).await;
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
             for id in &hostile {
-                let event = bed.find(id).await;
+                let event = db.find(id).await;
                 assert_eq!(event.status, Status::Dead, "mode {mode}: {event:?}");
             }
             assert_eq!(handled.lock().unwrap().len(), 1, "none of them was handled");
         }
     }
 
-    /// What a reviewer would try first.
-    async fn times_and_counters_that_no_relay_can_use_are_refused(|bed|) {
+    /// The values that a reviewer would try first.
+    async fn times_and_counters_that_no_relay_can_use_are_refused(|db|) {
         let mut refused = vec![("claims", "-1"), ("claims", "2147483647"), ("attempts", "-1"), ("crashes", "2147483647")];
         refused.extend(["occurred_at", "available_at"].map(|column| (column, impossible_time::<DB>())));
         for (column, value) in refused {
             let sql = format!("INSERT INTO {{t}} (event_type, payload, {column}) VALUES ('x', '1', {value})");
-            assert!(bed.run(&sql).await.is_err(), "{column} = {value} was taken");
+            assert!(db.run(&sql).await.is_err(), "{column} = {value} was accepted");
         }
         if is_postgres::<DB>() {
-            bed.run("INSERT INTO {t} (event_id, event_type, payload, expires_at) VALUES ('never', 'x', '1', 'infinity')").await.unwrap();
-            assert_eq!(bed.find(&"never".into()).await.event.unwrap().expires_at(), None);
+            db.run("INSERT INTO {t} (event_id, event_type, payload, expires_at) VALUES ('never', 'x', '1', 'infinity')").await.unwrap();
+            assert_eq!(db.find(&"never".into()).await.event.unwrap().expires_at(), None);
         }
     }
 
-    /// A table from before the checks is repaired, and then checked.
-    async fn a_migration_repairs_rows_that_the_checks_would_refuse(|bed|) {
-        without_checks(&bed).await;
+    /// A table from before the checks is repaired first, and then checked.
+    async fn a_migration_repairs_rows_that_the_checks_would_refuse(|db|) {
+        without_checks(&db).await;
         let time = impossible_time::<DB>();
         let insert = format!("INSERT INTO {{t}} (event_id, event_type, payload, occurred_at, claims) VALUES ('old', 'x', '1', {time}, 2147483647)");
         if is_postgres::<DB>() || is_sqlite::<DB>() {
-            bed.run(&insert).await.unwrap();
+            db.run(&insert).await.unwrap();
         } else {
             // MySQL refuses such a time in its default mode.
-            bed.run(&format!("SET sql_mode = ''; {insert}; SET sql_mode = DEFAULT")).await.unwrap();
+            db.run(&format!("SET sql_mode = ''; {insert}; SET sql_mode = DEFAULT")).await.unwrap();
         }
-        bed.run(&format!("UPDATE {{t}}_schema SET version = {}", if is_postgres::<DB>() { 8 } else { 7 })).await.unwrap();
-        bed.outbox.migrate().await.unwrap();
-        bed.outbox.migrate().await.unwrap();
+        db.run(&format!("UPDATE {{t}}_schema SET version = {}", if is_postgres::<DB>() { 8 } else { 7 })).await.unwrap();
+        db.outbox.migrate().await.unwrap();
+        db.outbox.migrate().await.unwrap();
         let handled = Handled::default();
-        let relay = start(&bed, 1, &handled).await;
-        let id = send(&bed, Event::new("good").json(&1)).await;
+        let relay = start(&db, 1, &handled).await;
+        let id = send(&db, Event::new("good").json(&1)).await;
         arrived(&handled, &[id]).await;
         relay.idle().await.unwrap();
-        let old = bed.find(&"old".into()).await;
+        let old = db.find(&"old".into()).await;
         assert!(!old.status.is_pending(), "{old:?}");
         relay.stop().await.unwrap();
     }
 
-    async fn events_larger_than_the_limit_are_dead_lettered_unread(|bed|) {
-        let small = bed.another_with(|builder| builder.max_payload(1_000)).await;
+    async fn events_larger_than_the_limit_are_dead_lettered_unread(|db|) {
+        let small = db.another_with(|builder| builder.max_payload(1_000)).await;
         let long = "x".repeat(2_000);
-        bed.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload) VALUES ('payload', 'x', '\"{long}\"')")).await.unwrap();
-        bed.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload, headers) VALUES ('headers', 'x', '1', '{{\"a\":\"{long}\"}}')")).await.unwrap();
+        db.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload) VALUES ('payload', 'x', '\"{long}\"')")).await.unwrap();
+        db.run(&format!("INSERT INTO {{t}} (event_id, event_type, payload, headers) VALUES ('headers', 'x', '1', '{{\"a\":\"{long}\"}}')")).await.unwrap();
         let bytes = Event::new("x").id("bytes").bytes("x/y", vec![7; 2_000]);
-        bed.outbox.send(bytes).await.unwrap();
+        db.outbox.send(bytes).await.unwrap();
         let handled = Handled::default();
         let relay = start(&small, 1, &handled).await;
-        let good = send(&bed, Event::new("x").json(&"x".repeat(900))).await;
+        let good = send(&db, Event::new("x").json(&"x".repeat(900))).await;
         arrived(&handled, &[good]).await;
         relay.idle().await.unwrap();
         for id in ["payload", "headers", "bytes"] {
-            let event = bed.find(&id.into()).await;
+            let event = db.find(&id.into()).await;
             let reason = event.last_error.unwrap_or_default();
             assert_eq!(event.status, Status::Dead, "{id}: {reason}");
             assert!(reason.contains("bytes, more than the limit") || reason.contains("more bytes than the limit"), "{reason}");
@@ -392,9 +393,9 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn a_relay_reads_no_further_than_its_bytes_allow(|bed|) {
+    async fn a_relay_reads_no_more_than_its_byte_limit_allows(|db|) {
         let events: Vec<EventBuilder> = (0..50).map(|_| Event::new("e").json(&"x".repeat(3_000))).collect();
-        bed.outbox.send_all(events).await.unwrap();
+        db.outbox.send_all(events).await.unwrap();
         let (gate, handled) = (Gate::closed(), Handled::default());
         let handler = {
             let (gate, handled) = (gate.clone(), handled.clone());
@@ -407,13 +408,13 @@ on_every_database! {
                 }
             }
         };
-        let relay = bed.outbox.multi_node().no_hot_path().workers(1).queue_bytes(20_000).on_any(handler);
+        let relay = db.outbox.multi_node().no_hot_path().workers(1).queue_bytes(20_000).on_any(handler);
         let relay = relay.start().await.unwrap();
         for _ in 0..5 {
             relay.poll_once().await.unwrap();
         }
-        let ask = PageAsk { shelf: Shelf::Pending, limit: 50, ..PageAsk::default() };
-        let held = bed.outbox.admin().page(&ask).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
+        let request = PageAsk { shelf: Shelf::Pending, limit: 50, ..PageAsk::default() };
+        let held = db.outbox.admin().page(&request).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
         assert!((1..=7).contains(&held), "{held} events of 3,500 bytes are in memory");
         gate.open();
         relay.idle().await.unwrap();
@@ -421,11 +422,11 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    /// The log has no dead letters: what cannot be read is noted, and passed over.
-    async fn hostile_rows_of_the_log_stop_no_publisher(|bed|) {
-        without_checks(&bed).await;
+    /// The log has no dead letters: unreadable rows are recorded, and skipped.
+    async fn hostile_rows_of_the_log_stop_no_publisher(|db|) {
+        without_checks(&db).await;
         let mut random = SmallRng::seed_from_u64(seed());
-        let log = bed.outbox.log();
+        let log = db.outbox.log();
         let (mut good, mut hostile) = (Vec::new(), 0);
         for n in 0..60 {
             let (column, value) = loop {
@@ -434,7 +435,7 @@ on_every_database! {
                     break (column, value);
                 }
             };
-            // MySQL and MariaDB: a position is drawn first.
+            // On MySQL and MariaDB a position is drawn first.
             let sql = if is_postgres::<DB>() || is_sqlite::<DB>() {
                 format!("INSERT INTO {{t}}_log (event_type, payload, {column}) VALUES ('hostile', '{n}', {value})")
             } else {
@@ -443,30 +444,30 @@ on_every_database! {
                      INSERT INTO {{t}}_log (position, event_type, payload, {column}) VALUES (LAST_INSERT_ID(), 'hostile', '{n}', {value})"
                 )
             };
-            hostile += usize::from(bed.run(&sql).await.is_ok());
+            hostile += usize::from(db.run(&sql).await.is_ok());
             if n % 4 == 0 {
                 log.append([Event::new("good").json(&n)]).await.unwrap();
                 good.push(n);
             }
         }
-        assert!(hostile > 10, "the database took hostile rows");
+        assert!(hostile > 10, "the database accepted hostile rows");
         let kept = Kept::default();
         let topic = Topic::new("all").types(["good"]);
-        let relay = bed.outbox.multi_node().publish(topic.to(kept.clone())).start().await.unwrap();
+        let relay = db.outbox.multi_node().publish(topic.to(kept.clone())).start().await.unwrap();
         log.append([Event::new("good").json(&1_000)]).await.unwrap();
         good.push(1_000);
         kept.reach(good.len()).await;
         assert_eq!(*kept.0.lock().unwrap(), good, "each once, in order");
         relay.stop().await.unwrap();
-        let unreadable = bed.outbox.store().log().unwrap().unreadable(1_000).await.unwrap();
-        let rows = bed.outbox.store().log().unwrap().read(&Query::all(), outbox::Position::START, None, 1_000).await.unwrap();
+        let unreadable = db.outbox.store().log().unwrap().unreadable(1_000).await.unwrap();
+        let rows = db.outbox.store().log().unwrap().read(&Query::all(), outbox::Position::START, None, 1_000).await.unwrap();
         let bad: BTreeSet<i64> = rows.iter().filter_map(|row| row.as_ref().err()).map(|(at, _)| at.get()).collect();
         assert!(!bad.is_empty());
         assert_eq!(unreadable.iter().map(|row| row.position.get()).collect::<BTreeSet<_>>(), bad);
     }
 }
 
-/// Keeps the numbers of what it publishes.
+/// Keeps the numbers of the published events.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<i32>>>);
 
@@ -490,26 +491,27 @@ impl Publisher for Kept {
     }
 }
 
-/// Positions are drawn: one that is chosen would make another writer's append fail.
+/// Positions are drawn: a chosen position would make another writer's append fail.
 #[tokio::test]
 async fn a_position_of_the_log_that_was_not_drawn_is_refused() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
-    let squatting = "INSERT INTO {t}_log (position, event_type, payload) VALUES (1, 'x', '1')";
-    let error = bed.run(squatting).await.unwrap_err().to_string();
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
+    let chosen = "INSERT INTO {t}_log (position, event_type, payload) VALUES (1, 'x', '1')";
+    let error = db.run(chosen).await.unwrap_err().to_string();
     assert!(error.contains("has not been drawn"), "{error}");
-    bed.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
-    bed.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
+    db.outbox.log().append([Event::new("x").json(&1)]).await.unwrap();
+    db.run("INSERT INTO {t}_log (event_type, payload) VALUES ('x', '2')").await.unwrap();
 }
 
-/// MySQL and MariaDB: writers name the position, so one may name a position that it has not drawn.
+/// On MySQL and MariaDB writers name the position, so one may name a position that it has not
+/// drawn.
 #[tokio::test]
-async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
-    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
-    let log = bed.outbox.log();
-    let squat = async |position: i64| {
+async fn appends_skip_positions_of_the_log_that_were_not_drawn() {
+    let Some(db) = TestDb::<sqlx::MySql>::new().await else { return };
+    let log = db.outbox.log();
+    let take_position = async |position: i64| {
         let insert =
             format!("INSERT INTO {{t}}_log (position, event_type, payload) VALUES ({position}, 'x', '1')");
-        bed.run(&insert).await.unwrap();
+        db.run(&insert).await.unwrap();
     };
     let append = async |count: usize| -> Vec<i64> {
         let events = (0..count).map(|n| Event::new("good").json(&n).tag("a", "b"));
@@ -518,15 +520,15 @@ async fn appends_pass_over_positions_of_the_log_that_were_not_drawn() {
     };
     assert_eq!(append(1).await, [1]);
     for position in [2, 3, 5, i64::MAX] {
-        squat(position).await;
+        take_position(position).await;
     }
-    assert_eq!(append(1).await, [4], "the first that is free");
-    assert_eq!(append(2).await, [6, 7], "the first with room for all");
+    assert_eq!(append(1).await, [4], "the first free position");
+    assert_eq!(append(2).await, [6, 7], "the first gap that fits all");
     assert_eq!(append(1).await, [8], "the counter has moved");
-    bed.run("INSERT INTO {t}_log_tag (tag, position) VALUES ('a=b', 9)").await.unwrap();
+    db.run("INSERT INTO {t}_log_tag (tag, position) VALUES ('a=b', 9)").await.unwrap();
     assert_eq!(append(1).await, [9], "the tag is there already");
-    // In the second of two statements.
-    squat(1_100).await;
+    // The chosen position is in the range of the second of two statements.
+    take_position(1_100).await;
     let many = append(1_200).await;
     assert_eq!(many[..1_000], (10..1_010).collect::<Vec<_>>());
     assert_eq!(many[1_000..], (1_101..1_301).collect::<Vec<_>>());

@@ -1,38 +1,40 @@
-//! Leases on rows, walked through state by state: what `multi_node` and `ordered` rest on.
+//! Model of row leases, checked state by state: the protocol of `multi_node` and `ordered`.
 //!
-//! Two nodes take, handle, renew and settle events of one key and one that is handed over by its writer, while nodes crash,
-//! are stopped for longer than their leases (each step of a node may come at any time later), and do not hear that
-//! their verdicts were written. Every rule can be left out, and each that is left out breaks a promise.
+//! Two nodes take, handle, renew and settle events of one key and one event of the hot path, while
+//! nodes crash, are suspended for longer than their leases (each step of a node may happen at any
+//! later time), and lose the answers to settlements. Every rule can be left out, and each that is
+//! left out violates an invariant.
 
 use std::collections::BTreeSet;
 
 use stateright::{Checker, Model, Property};
 
-const KEPT: &str = "every promise is kept";
-const LOST: &str = "nothing is lost";
+const INVARIANTS_HOLD: &str = "every invariant holds";
+const NO_EVENT_LOST: &str = "no event is lost";
 
-/// What the protocol asks for.
+/// Rules of the protocol.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
-    /// A node's own deadline counts from before it asked for the lease, so it is over before the database's.
-    deadline_from_before_asking: bool,
+    /// A node's own deadline counts from before it requested the lease, so it ends before the
+    /// database's.
+    deadline_from_before_request: bool,
     /// An event is started only while its node believes in the lease.
-    start_asks_for_lease: bool,
-    /// Of a key only what has nothing before it that is out, or waits.
+    start_checks_lease: bool,
+    /// Of a key only an event with no earlier one that is leased or pending can be taken.
     heads_only: bool,
-    /// Behind an event that was not done, for whatever reason, the rest of its key is given back.
+    /// When an event was not done, for whichever reason, the later events of its key are released.
     key_halts: bool,
-    /// A row that is handed over by its writer is leased from its birth.
+    /// The row of a hot event is inserted with a lease.
     born_leased: bool,
-    /// A verdict names the claim, which rises each time the row is taken.
+    /// A verdict names the claim counter, which increases each time the row is taken.
     verdict_names_claim: bool,
-    /// So does a renewal.
+    /// A renewal names the claim counter, too.
     renewal_names_claim: bool,
 }
 
 const ALL: Rules = Rules {
-    deadline_from_before_asking: true,
-    start_asks_for_lease: true,
+    deadline_from_before_request: true,
+    start_checks_lease: true,
     heads_only: true,
     key_halts: true,
     born_leased: true,
@@ -40,19 +42,19 @@ const ALL: Rules = Rules {
     renewal_names_claim: true,
 };
 
-/// The table, its nodes, and how much may go wrong.
+/// The table, its nodes, and the number of faults.
 #[derive(Clone, Debug)]
 struct Leases {
     rules: Rules,
     /// Events of one key, in the table from the start.
     keyed: usize,
-    /// Events without a key that a node writes and hands over.
+    /// Events without a key that a node writes and delivers by the hot path.
     hot: usize,
-    /// How often a node may crash, lose its belief in a lease, or not hear that its verdict was written.
+    /// How often a node may crash, lose its belief in a lease, or lose the answer to a settlement.
     faults: u8,
     /// How often a handler may fail.
     failures: u8,
-    /// Whether to look as well from every state whether nothing is lost.
+    /// Whether to check in every state that no event is lost.
     lost: bool,
 }
 
@@ -68,24 +70,24 @@ struct State {
     faults: u8,
     failures: u8,
     faultless: bool,
-    broken: Option<Promise>,
+    violated: Option<Invariant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Row {
-    place: Place,
+    status: RowStatus,
     owner: Option<Node>,
     lapsed: bool,
     claims: u8,
     attempts: u8,
-    // What really happened, which no part of the protocol can see.
+    // Ground truth, which no part of the protocol can see.
     failed: u8,
     handled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
-    NotWritten,
+enum RowStatus {
+    Unwritten,
     Open(Node),
     Pending,
     Settled,
@@ -102,7 +104,7 @@ struct Job {
     event: Event,
     claim: u8,
     stage: Stage,
-    /// By the node's own clock the lease is not over.
+    /// By the node's own clock the lease has not expired.
     believed: bool,
 }
 
@@ -111,7 +113,7 @@ enum Stage {
     Reserved,
     Queued,
     Running,
-    Said(Verdict),
+    Decided(Verdict),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,16 +123,16 @@ enum Verdict {
     Released,
 }
 
-/// What must hold whatever happens.
+/// Invariants of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Promise {
-    /// An event is never in the hands of two who both believe in their lease.
-    OneHand,
-    /// Nobody begins to handle what another holds.
+enum Invariant {
+    /// An event is never running on two nodes that both believe in their lease.
+    OneRunner,
+    /// No node starts an event that another node holds.
     HolderOnly,
-    /// No verdict takes effect but that of the last who took the event.
+    /// Only the verdict of the last node that took the event takes effect.
     NoStaleVerdict,
-    /// An event is not handled before those of its key before it.
+    /// An event is not handled before the earlier events of its key.
     Order,
     /// Without a fault every event is handled once.
     OnceWithoutFaults,
@@ -149,16 +151,16 @@ enum Action {
     Write(Node, Event),
     Commit(Node, Event),
     HandOver(Node, Job),
-    // What goes wrong.
+    // Faults.
     LoseBelief(Node, Job),
-    LeaseRunsOut(Event),
-    SettleUnheard(Node, Job),
+    LeaseExpires(Event),
+    SettleAnswerLost(Node, Job),
     Crash(Node),
 }
 
 impl Row {
     fn is_free(&self) -> bool {
-        self.place == Place::Pending && (self.owner.is_none() || self.lapsed)
+        self.status == RowStatus::Pending && (self.owner.is_none() || self.lapsed)
     }
 }
 
@@ -170,8 +172,8 @@ impl Process {
 }
 
 impl State {
-    fn breaks(&mut self, promise: Promise) {
-        self.broken = self.broken.or(Some(promise));
+    fn violate(&mut self, invariant: Invariant) {
+        self.violated = self.violated.or(Some(invariant));
     }
 
     fn fault(&mut self) {
@@ -179,7 +181,7 @@ impl State {
         self.faultless = false;
     }
 
-    /// Whether this node is the last that took the event, as the table has it.
+    /// Whether this node is the last that took the event, according to the table.
     fn truly_holds(&self, node: Node, job: &Job) -> bool {
         let row = &self.rows[job.event];
         row.owner == Some(node) && row.claims == job.claim
@@ -197,13 +199,15 @@ impl Leases {
         event < self.keyed
     }
 
-    /// What a take of so many rows would get.
+    /// Events that a take with this limit would return.
     fn takeable(&self, state: &State, limit: usize) -> Vec<Event> {
         let mut taken: Vec<Event> = Vec::new();
         for (event, row) in state.rows.iter().enumerate().filter(|(_, row)| row.is_free()).take(limit) {
             let before = &state.rows[..if self.is_keyed(event) { event } else { 0 }];
-            let blocked =
-                before.iter().enumerate().any(|(i, row)| row.place != Place::Settled && !taken.contains(&i));
+            let blocked = before
+                .iter()
+                .enumerate()
+                .any(|(i, row)| row.status != RowStatus::Settled && !taken.contains(&i));
             if row.is_free() && !(self.rules.heads_only && blocked) {
                 taken.push(event);
             }
@@ -212,13 +216,13 @@ impl Leases {
     }
 
     fn may_start(&self, process: &Process, job: &Job) -> bool {
-        let in_the_way = |other: &Job| {
+        let blocks = |other: &Job| {
             let same_key = self.is_keyed(job.event) && other.event < job.event;
-            same_key && !matches!(other.stage, Stage::Said(Verdict::Done))
+            same_key && !matches!(other.stage, Stage::Decided(Verdict::Done))
         };
         job.stage == Stage::Queued
-            && (job.believed || !self.rules.start_asks_for_lease)
-            && !process.jobs.iter().any(in_the_way)
+            && (job.believed || !self.rules.start_checks_lease)
+            && !process.jobs.iter().any(blocks)
     }
 
     fn node_actions(&self, state: &State, node: Node, actions: &mut Vec<Action>) {
@@ -238,7 +242,7 @@ impl Leases {
             }
             match job.stage {
                 Stage::Reserved => {
-                    if state.rows[job.event].place != Place::Open(node) {
+                    if state.rows[job.event].status != RowStatus::Open(node) {
                         actions.push(Action::HandOver(node, *job));
                     }
                 }
@@ -251,10 +255,10 @@ impl Leases {
                         actions.push(Action::End(node, *job, Verdict::Again));
                     }
                 }
-                Stage::Said(_) => {
+                Stage::Decided(_) => {
                     actions.push(Action::Settle(node, *job));
                     if state.faults > 0 {
-                        actions.push(Action::SettleUnheard(node, *job));
+                        actions.push(Action::SettleAnswerLost(node, *job));
                     }
                 }
             }
@@ -263,9 +267,9 @@ impl Leases {
             }
         }
         for (event, row) in state.rows.iter().enumerate() {
-            match row.place {
-                Place::NotWritten => actions.push(Action::Write(node, event)),
-                Place::Open(writer) if writer == node => actions.push(Action::Commit(node, event)),
+            match row.status {
+                RowStatus::Unwritten => actions.push(Action::Write(node, event)),
+                RowStatus::Open(writer) if writer == node => actions.push(Action::Commit(node, event)),
                 _ => {}
             }
         }
@@ -280,7 +284,8 @@ impl Leases {
             (row.owner, row.lapsed, row.claims) = (Some(node), false, row.claims + 1);
             let job = Job { event, claim: row.claims, stage: Stage::Queued, believed: true };
             let jobs = &mut state.nodes[node].jobs;
-            // The table gave it to this node, so whatever it had of it before is lost.
+            // The table leased the event to this node again, so the node's earlier lease of it is
+            // lost.
             jobs.retain(|old| old.event != event || old.stage != Stage::Queued);
             let lost: Vec<Job> = jobs.iter().filter(|old| old.event == event).copied().collect();
             for old in lost {
@@ -293,33 +298,33 @@ impl Leases {
 
     fn start(&self, state: &mut State, node: Node, job: Job) {
         if !state.truly_holds(node, &job) {
-            state.breaks(Promise::HolderOnly);
+            state.violate(Invariant::HolderOnly);
         }
         if state.rows[job.event].handled && state.faultless {
-            state.breaks(Promise::OnceWithoutFaults);
+            state.violate(Invariant::OnceWithoutFaults);
         }
         if self.is_keyed(job.event) && state.rows[..job.event].iter().any(|row| !row.handled) {
-            state.breaks(Promise::Order);
+            state.violate(Invariant::Order);
         }
         state.nodes[node].replace(job, Stage::Running);
         let running =
             |other: &&Job| other.event == job.event && other.stage == Stage::Running && other.believed;
         if state.nodes.iter().flat_map(|process| &process.jobs).filter(running).count() > 1 {
-            state.breaks(Promise::OneHand);
+            state.violate(Invariant::OneRunner);
         }
     }
 
-    /// Writes a verdict, if the table lets it.
+    /// Writes a verdict, if the table accepts it.
     fn write(&self, state: &mut State, node: Node, job: Job) {
-        let Stage::Said(verdict) = job.stage else { return };
+        let Stage::Decided(verdict) = job.stage else { return };
         let truly = state.truly_holds(node, &job);
         let row = &mut state.rows[job.event];
         let ours = row.owner == Some(node) && (row.claims == job.claim || !self.rules.verdict_names_claim);
-        if row.place != Place::Pending || !ours {
+        if row.status != RowStatus::Pending || !ours {
             return;
         }
         match verdict {
-            Verdict::Done => row.place = Place::Settled,
+            Verdict::Done => row.status = RowStatus::Settled,
             Verdict::Again => row.attempts += 1,
             Verdict::Released => {}
         }
@@ -328,10 +333,10 @@ impl Leases {
             (row.owner, row.lapsed) = (None, false);
         }
         if row.attempts > row.failed {
-            state.breaks(Promise::CountedOnce);
+            state.violate(Invariant::CountedOnce);
         }
         if !truly {
-            state.breaks(Promise::NoStaleVerdict);
+            state.violate(Invariant::NoStaleVerdict);
         }
     }
 
@@ -342,13 +347,13 @@ impl Leases {
         row.failed += u8::from(!done);
         state.failures -= u8::from(!done);
         let process = &mut state.nodes[node];
-        process.replace(job, Stage::Said(verdict));
+        process.replace(job, Stage::Decided(verdict));
         if !done {
             self.halt(process, job);
         }
     }
 
-    /// Nothing of a key goes on behind this event.
+    /// Releases the queued events of a key behind this event.
     fn halt(&self, process: &mut Process, job: Job) {
         if self.is_keyed(job.event) && self.rules.key_halts {
             let behind = |other: &&Job| other.event > job.event && self.is_keyed(other.event);
@@ -359,7 +364,7 @@ impl Leases {
                 .filter(|other| other.stage == Stage::Queued)
                 .copied()
                 .collect();
-            queued.into_iter().for_each(|other| process.replace(other, Stage::Said(Verdict::Released)));
+            queued.into_iter().for_each(|other| process.replace(other, Stage::Decided(Verdict::Released)));
         }
     }
 
@@ -369,7 +374,7 @@ impl Leases {
         let ours = row.owner == Some(node) && (truly || !self.rules.renewal_names_claim);
         let process = &mut state.nodes[node];
         process.jobs.remove(&job);
-        if row.place == Place::Pending && ours {
+        if row.status == RowStatus::Pending && ours {
             row.lapsed = false;
             process.jobs.insert(Job { believed: true, ..job });
         } else {
@@ -377,19 +382,19 @@ impl Leases {
         }
     }
 
-    /// The same model without anything more going wrong, until nothing is left to do.
-    fn settles_if_left_alone(&self, state: &State) -> bool {
+    /// Runs the model without further faults, until nothing is left to do.
+    fn settles_without_faults(&self, state: &State) -> bool {
         let mut state = state.clone();
         (state.faults, state.failures) = (0, 0);
         for _ in 0..60 {
-            if state.rows.iter().all(|row| row.place == Place::Settled) {
+            if state.rows.iter().all(|row| row.status == RowStatus::Settled) {
                 return true;
             }
             let mut actions = Vec::new();
             self.actions(&state, &mut actions);
-            // Time passes when nothing else can be done; what was lost is not renewed for ever.
+            // Time passes when nothing else can happen; a lost lease is not renewed for ever.
             let rank = |action: &Action| match action {
-                Action::LeaseRunsOut(_) => 2,
+                Action::LeaseExpires(_) => 2,
                 Action::Take(..) => 1,
                 _ => 0,
             };
@@ -409,8 +414,8 @@ impl Model for Leases {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let row = |place| Row {
-            place,
+        let row = |status| Row {
+            status,
             owner: None,
             lapsed: false,
             claims: 0,
@@ -418,29 +423,29 @@ impl Model for Leases {
             failed: 0,
             handled: false,
         };
-        let keyed = std::iter::repeat_n(row(Place::Pending), self.keyed);
+        let keyed = std::iter::repeat_n(row(RowStatus::Pending), self.keyed);
         vec![State {
-            rows: keyed.chain(std::iter::repeat_n(row(Place::NotWritten), self.hot)).collect(),
+            rows: keyed.chain(std::iter::repeat_n(row(RowStatus::Unwritten), self.hot)).collect(),
             nodes: vec![Process::default(); NODES],
             faults: self.faults,
             failures: self.failures,
             faultless: true,
-            broken: None,
+            violated: None,
         }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.broken.is_some() {
+        if state.violated.is_some() {
             return;
         }
         (0..NODES).for_each(|node| self.node_actions(state, node, actions));
-        // Time passes for everybody: a lease that its node believes in has not run out.
+        // Time passes for all nodes: a lease that its node believes in has not expired.
         for (event, row) in
             state.rows.iter().enumerate().filter(|(_, row)| row.owner.is_some() && !row.lapsed)
         {
-            let skewed = !self.rules.deadline_from_before_asking && state.faults > 0;
-            if row.place != Place::Settled && (!state.is_believed(event) || skewed) {
-                actions.push(Action::LeaseRunsOut(event));
+            let skewed = !self.rules.deadline_from_before_request && state.faults > 0;
+            if row.status != RowStatus::Settled && (!state.is_believed(event) || skewed) {
+                actions.push(Action::LeaseExpires(event));
             }
         }
     }
@@ -463,14 +468,14 @@ impl Model for Leases {
             }
             Action::Write(node, event) => {
                 let row = &mut state.rows[event];
-                row.place = Place::Open(node);
+                row.status = RowStatus::Open(node);
                 if self.rules.born_leased {
                     (row.owner, row.claims) = (Some(node), 1);
                 }
                 let job = Job { event, claim: row.claims, stage: Stage::Reserved, believed: true };
                 state.nodes[node].jobs.insert(job);
             }
-            Action::Commit(_, event) => state.rows[event].place = Place::Pending,
+            Action::Commit(_, event) => state.rows[event].status = RowStatus::Pending,
             Action::HandOver(node, job) => state.nodes[node].replace(job, Stage::Queued),
             Action::LoseBelief(node, job) => {
                 state.fault();
@@ -478,21 +483,21 @@ impl Model for Leases {
                 jobs.remove(&job);
                 jobs.insert(Job { believed: false, ..job });
             }
-            Action::LeaseRunsOut(event) => {
+            Action::LeaseExpires(event) => {
                 if state.is_believed(event) {
                     state.fault();
                 }
                 state.rows[event].lapsed = true;
             }
-            Action::SettleUnheard(node, job) => {
+            Action::SettleAnswerLost(node, job) => {
                 state.fault();
                 self.write(&mut state, node, job);
             }
             Action::Crash(node) => {
                 state.fault();
                 state.nodes[node] = Process { crashed: true, ..Process::default() };
-                for row in state.rows.iter_mut().filter(|row| row.place == Place::Open(node)) {
-                    (row.place, row.owner, row.claims) = (Place::NotWritten, None, 0);
+                for row in state.rows.iter_mut().filter(|row| row.status == RowStatus::Open(node)) {
+                    (row.status, row.owner, row.claims) = (RowStatus::Unwritten, None, 0);
                 }
             }
         }
@@ -500,10 +505,10 @@ impl Model for Leases {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let kept = Property::always(KEPT, |_, state: &State| state.broken.is_none());
-        let lost = Property::always(LOST, |model: &Self, state: &State| {
-            let somebody_lives = state.nodes.iter().any(|process| !process.crashed);
-            !somebody_lives || model.settles_if_left_alone(state)
+        let kept = Property::always(INVARIANTS_HOLD, |_, state: &State| state.violated.is_none());
+        let lost = Property::always(NO_EVENT_LOST, |model: &Self, state: &State| {
+            let a_node_lives = state.nodes.iter().any(|process| !process.crashed);
+            !a_node_lives || model.settles_without_faults(state)
         });
         if self.lost { vec![kept, lost] } else { vec![kept] }
     }
@@ -513,26 +518,26 @@ impl Model for Leases {
     }
 }
 
-/// Walks through every state; the first promise that is broken, and how it came to that.
-fn check(model: Leases) -> Option<(Promise, String)> {
+/// Checks every state. Returns the first violated invariant, and the steps that lead to it.
+fn check(model: Leases) -> Option<(Invariant, String)> {
     let started = std::time::Instant::now();
     let checker = model.checker().threads(1).spawn_bfs().join();
     println!("{} states in {:?}", checker.unique_state_count(), started.elapsed());
-    let told = |path: stateright::Path<State, Action>| {
+    let steps_of = |path: stateright::Path<State, Action>| {
         let steps: Vec<String> = path.into_actions().iter().map(|action| format!("{action:?}")).collect();
         steps.join("\n")
     };
-    if let Some(path) = checker.discovery(KEPT) {
-        let broken = path.last_state().broken?;
-        return Some((broken, told(path)));
+    if let Some(path) = checker.discovery(INVARIANTS_HOLD) {
+        let violated = path.last_state().violated?;
+        return Some((violated, steps_of(path)));
     }
-    if let Some(path) = checker.discovery(LOST) {
-        panic!("something is lost:\n{}", told(path));
+    if let Some(path) = checker.discovery(NO_EVENT_LOST) {
+        panic!("an event is lost:\n{}", steps_of(path));
     }
     None
 }
 
-/// How much may go wrong, more of which takes longer to walk through.
+/// Number of faults; more faults take longer to check.
 fn faults() -> u8 {
     std::env::var("OUTBOX_MODEL_FAULTS").ok().map_or(2, |n| n.parse().expect("a number"))
 }
@@ -546,38 +551,39 @@ fn hot(rules: Rules) -> Leases {
 }
 
 #[test]
-fn with_every_rule_no_promise_is_broken() {
+fn with_every_rule_no_invariant_is_violated() {
     for model in [keyed(ALL), hot(ALL), Leases { keyed: 1, hot: 0, lost: true, ..hot(ALL) }] {
-        if let Some((promise, steps)) = check(model) {
-            panic!("{promise:?} is broken:\n{steps}");
+        if let Some((invariant, steps)) = check(model) {
+            panic!("{invariant:?} is violated:\n{steps}");
         }
     }
 }
 
 #[test]
-fn without_any_one_rule_a_promise_is_broken() {
-    use Promise::{CountedOnce, HolderOnly, OneHand, Order};
+fn without_any_one_rule_an_invariant_is_violated() {
+    use Invariant::{CountedOnce, HolderOnly, OneRunner, Order};
     let cases = [
-        (keyed(Rules { deadline_from_before_asking: false, ..ALL }), HolderOnly),
-        (keyed(Rules { start_asks_for_lease: false, ..ALL }), HolderOnly),
+        (keyed(Rules { deadline_from_before_request: false, ..ALL }), HolderOnly),
+        (keyed(Rules { start_checks_lease: false, ..ALL }), HolderOnly),
         (keyed(Rules { heads_only: false, ..ALL }), Order),
         (keyed(Rules { key_halts: false, ..ALL }), Order),
         (Leases { lost: false, ..hot(Rules { born_leased: false, ..ALL }) }, HolderOnly),
         (keyed(Rules { verdict_names_claim: false, ..ALL }), CountedOnce),
-        (keyed(Rules { renewal_names_claim: false, ..ALL }), OneHand),
+        (keyed(Rules { renewal_names_claim: false, ..ALL }), OneRunner),
     ];
     for (model, expected) in cases {
         let rules = model.rules;
         match check(model) {
-            Some((promise, steps)) => assert_eq!(promise, expected, "{rules:?}:\n{steps}"),
-            None => panic!("no promise is broken: {rules:?}"),
+            Some((invariant, steps)) => assert_eq!(invariant, expected, "{rules:?}:\n{steps}"),
+            None => panic!("no invariant is violated: {rules:?}"),
         }
     }
 }
 
-/// With the claim left out and no answer lost: the verdict of one who was stopped for too long.
+/// Without the claim counter and without a lost answer: the verdict of a node that was suspended
+/// for too long.
 #[test]
 fn without_the_claim_a_verdict_that_comes_too_late_takes_effect() {
     let model = Leases { failures: 0, keyed: 1, ..keyed(Rules { verdict_names_claim: false, ..ALL }) };
-    assert_eq!(check(model).map(|(promise, _)| promise), Some(Promise::NoStaleVerdict));
+    assert_eq!(check(model).map(|(invariant, _)| invariant), Some(Invariant::NoStaleVerdict));
 }

@@ -1,16 +1,16 @@
-//! What people do with the pairs of a log.
+//! Administration of the pairs of a log.
 
-mod bed;
+mod common;
 
 use std::time::Duration;
 
-use bed::numbered;
+use common::numbered;
 use outbox::store::{LogStore, Move, SharedStore};
 use outbox::{Appended, Condition, Error, NodeId, PairId, PairState, PairStatus, Position};
 
 const SEC: Duration = Duration::from_secs(1);
 
-/// The pairs of two topics, and a log of this many events.
+/// Registers the pairs of two topics, and appends this many events.
 async fn prepare(store: &SharedStore, events: u64) {
     let log = log(store);
     let pairs = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
@@ -30,7 +30,7 @@ fn log(store: &SharedStore) -> &dyn LogStore {
     store.log().expect("a store with a log")
 }
 
-/// Leads a pair and moves it there, as a relay would. Returns how it was before.
+/// Leads a pair and moves it to a position, as a relay would. Returns its state before that.
 async fn publish_up_to(store: &SharedStore, pair: &PairId, to: Position) -> PairState {
     let node = NodeId::from("n");
     let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
@@ -55,8 +55,8 @@ fn is_unknown<T>(result: &outbox::Result<T>) -> bool {
 }
 
 on_every_database! {
-    async fn publishers_are_paused_and_resumed(|bed|) {
-        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+    async fn publishers_are_paused_and_resumed(|db|) {
+        let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 0).await;
         let statuses = async || {
             let pairs = admin.pairs().await.unwrap();
@@ -74,8 +74,8 @@ on_every_database! {
     }
 
     /// A mistyped name must not look like success.
-    async fn what_nobody_knows_is_an_error(|bed|) {
-        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+    async fn an_unknown_pair_is_an_error(|db|) {
+        let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 1).await;
         assert!(is_unknown(&admin.pause("kafak").await));
         assert!(is_unknown(&admin.resume("kafak").await));
@@ -87,9 +87,10 @@ on_every_database! {
         assert_eq!(error.to_string(), r#"there is no publisher "log" of topic "u""#);
     }
 
-    /// Back or forwards, but not to where the log has not been. Whoever is publishing can no longer move it.
-    async fn a_pair_is_reset_to_a_position(|bed|) {
-        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+    /// Back or forward, but not beyond the head of the log. A node that led the pair before can no
+    /// longer move it.
+    async fn a_pair_is_reset_to_a_position(|db|) {
+        let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 3).await;
         let positions = append(&store, 2).await;
         let (near, head) = (positions[0], positions[1]);
@@ -105,30 +106,30 @@ on_every_database! {
         let error = admin.reset("t", "kafka", beyond).await.unwrap_err();
         assert!(matches!(error, Error::BeyondHead { position, head: end } if position == beyond && end == head));
         assert_eq!(admin.pair("t", "kafka").await.unwrap().position, near);
-        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the others stay");
+        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the other pairs are unchanged");
     }
 
-    async fn a_pair_is_reset_to_a_time(frozen |bed|) {
-        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+    async fn a_pair_is_reset_to_a_time(frozen |db|) {
+        let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 0).await;
-        let clock = bed.clock.clone().unwrap();
+        let clock = db.clock.clone().unwrap();
         let start = clock.now();
-        bed.advance(SEC);
+        db.advance(SEC);
         let first = *append(&store, 2).await.last().unwrap();
-        bed.advance(SEC);
+        db.advance(SEC);
         let between = clock.now();
-        bed.advance(SEC);
+        db.advance(SEC);
         let last = *append(&store, 2).await.last().unwrap();
-        bed.advance(SEC);
+        db.advance(SEC);
         for (time, position) in [(between, first), (clock.now(), last), (start, Position::START)] {
             assert_eq!(admin.reset_to_time("t", "log", time).await.unwrap(), position);
             assert_eq!(admin.pair("t", "log").await.unwrap().position, position);
         }
     }
 
-    /// In positions, and never below zero.
-    async fn lag_is_told_for_every_pair(|bed|) {
-        let (admin, store) = (bed.outbox.log_admin(), bed.outbox.store());
+    /// The lag is counted in positions, and never negative.
+    async fn lag_is_reported_for_every_pair(|db|) {
+        let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         assert!(admin.lag().await.unwrap().is_empty());
         prepare(&store, 0).await;
         assert!(admin.lag().await.unwrap().iter().all(|lag| lag.behind == 0));

@@ -1,9 +1,10 @@
-//! Three processes that publish many pairs, while one after another is killed: positions never go back, nothing is lost, and no pair
-//! is left alone for long.
+//! Three processes that publish many pairs, while one after another is killed: positions never
+//! decrease, no event is lost, and no pair is without a leader for long.
 //!
-//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_PAIRS` set how many kills and pairs there are.
+//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_PAIRS` set the number of kills and pairs.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -13,14 +14,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use harness::ChildProcess;
 use outbox::{
     Database, Event, Outbox, OutboxBuilder, Outgoing, PairId, Position, PublishError, Publisher,
     RelayBuilder, StoreOptions, Topic, open_store,
 };
-use support::Player;
 
 const NODES: usize = 3;
-/// A pair that has something to publish and does not is idle. No longer than this.
+/// Maximum time for which a pair that is behind may not publish.
 const IDLE: Duration = Duration::from_secs(30);
 
 fn setting(name: &str, default: usize) -> usize {
@@ -32,37 +33,41 @@ async fn sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("outbox.db").display());
     let outbox = OutboxBuilder::new().sqlite(&url).await.unwrap();
-    nodes_are_killed_and_every_pair_goes_on(&outbox, &url, "outbox_event").await;
+    every_pair_is_published_although_nodes_are_killed(&outbox, &url, "outbox_event").await;
 }
 
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres() {
-    let Some(url) = support::postgres_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::postgres_url() else { return };
+    let table = harness::unique_table();
     let outbox = OutboxBuilder::new().table(&table).max_connections(4).postgres(&url).await.unwrap();
-    nodes_are_killed_and_every_pair_goes_on(&outbox, &url, &table).await;
+    every_pair_is_published_although_nodes_are_killed(&outbox, &url, &table).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb() {
-    let Some(url) = support::mariadb_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::mariadb_url() else { return };
+    let table = harness::unique_table();
     let outbox = OutboxBuilder::new().table(&table).max_connections(4).mysql(&url).await.unwrap();
-    nodes_are_killed_and_every_pair_goes_on(&outbox, &url, &table).await;
+    every_pair_is_published_although_nodes_are_killed(&outbox, &url, &table).await;
 }
 
-async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<DB>, url: &str, table: &str) {
+async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
+    outbox: &Outbox<DB>,
+    url: &str,
+    table: &str,
+) {
     let (kills, pairs) = (setting("OUTBOX_TEST_KILLS", 2), setting("OUTBOX_TEST_PAIRS", 20));
     outbox.migrate().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let mut born = 0;
+    let mut started = 0;
     let mut start = || {
-        born += 1;
-        node(url, table, &folder.path().join(format!("{born:04}")), pairs)
+        started += 1;
+        node(url, table, &folder.path().join(format!("{started:04}")), pairs)
     };
-    let mut nodes: Vec<Player> = (0..NODES).map(|_| start()).collect();
+    let mut nodes: Vec<ChildProcess> = (0..NODES).map(|_| start()).collect();
 
     let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let writer = tokio::spawn(write(outbox.clone(), stop.clone()));
@@ -85,11 +90,11 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     };
     tokio::time::timeout(Duration::from_secs(60), done).await.expect("everything is published");
     over.store(true, Ordering::SeqCst);
-    let longest = watcher.await.unwrap();
-    nodes.into_iter().for_each(Player::stop);
+    let longest_idle = watcher.await.unwrap();
+    nodes.into_iter().for_each(ChildProcess::stop);
     assert!(
         outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()),
-        "all is handed over"
+        "all leases are released"
     );
 
     let mut seen: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
@@ -99,7 +104,8 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
         for line in std::fs::read_to_string(file.unwrap().path()).unwrap().lines() {
             let (pair, batch) = line.split_once('\t').unwrap();
             for position in batch.split(',').map(|position| position.parse::<i64>().unwrap()) {
-                // A process that lost a pair and got it back starts again from what was saved: another epoch.
+                // A process that lost a pair and leads it again starts from the saved position, in
+                // another epoch.
                 lapses += usize::from(position <= last.insert(pair.to_owned(), position).unwrap_or(0));
                 published += 1;
                 again += usize::from(!seen.entry(pair.to_owned()).or_default().insert(position));
@@ -114,11 +120,11 @@ async fn nodes_are_killed_and_every_pair_goes_on<DB: Database>(outbox: &Outbox<D
     }
     let _ = writeln!(
         std::io::stderr(),
-        "{}: {kills} kills, {pairs} pairs, {} events, {published} published, {again} of them again ({lapses} lapses); no pair idle longer than {longest:?}",
+        "{}: {kills} kills, {pairs} pairs, {} events, {published} published, {again} of them again ({lapses} lapses); no pair idle longer than {longest_idle:?}",
         url.split(':').next().unwrap_or_default(),
         all.len(),
     );
-    assert!(longest <= IDLE, "a pair was idle for {longest:?}");
+    assert!(longest_idle <= IDLE, "a pair was idle for {longest_idle:?}");
 }
 
 /// Appends until it is told to stop. Returns all positions.
@@ -132,7 +138,7 @@ async fn write<DB: Database>(outbox: Outbox<DB>, stop: Arc<AtomicBool>) -> Vec<P
                 Event::new("e").tag("n", number % 7).json(&number)
             })
             .collect();
-        // SQLite may be busy: then it did not happen.
+        // SQLite may be busy: then nothing was appended.
         if let Ok(appended) = outbox.log().append(events).await {
             positions.extend(appended);
         }
@@ -141,10 +147,11 @@ async fn write<DB: Database>(outbox: Outbox<DB>, stop: Arc<AtomicBool>) -> Vec<P
     positions
 }
 
-/// Looks at the table: no position may go back. Returns the longest time that one stood still although there was more.
+/// Watches the table: no position may decrease. Returns the longest time for which a pair that was
+/// behind did not advance.
 async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicBool>) -> Duration {
     let mut moved: BTreeMap<PairId, (Position, Instant)> = BTreeMap::new();
-    let mut longest = Duration::ZERO;
+    let mut longest_idle = Duration::ZERO;
     while !stop.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let (Ok(head), Ok(states)) = (outbox.log().head().await, outbox.log_admin().pairs().await) else {
@@ -165,41 +172,41 @@ async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicB
             if state.position > *position || state.position >= head {
                 (*position, *since) = (state.position, now);
             }
-            longest = longest.max(since.elapsed());
+            longest_idle = longest_idle.max(since.elapsed());
         }
     }
-    longest
+    longest_idle
 }
 
-/// A node in a process of its own.
-fn node(url: &str, table: &str, record: &Path, pairs: usize) -> Player {
+/// Starts a node in a child process.
+fn node(url: &str, table: &str, record: &Path, pairs: usize) -> ChildProcess {
     let variables = [
         ("OUTBOX_NODE_URL", url.as_ref()),
         ("OUTBOX_NODE_TABLE", table.as_ref()),
         ("OUTBOX_NODE_RECORD", record.as_os_str()),
         ("OUTBOX_NODE_PAIRS", std::ffi::OsString::from(pairs.to_string()).leak()),
     ];
-    Player::start("a_node_when_told_to_be_one", &variables)
+    ChildProcess::start("child_node_when_its_variables_are_set", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_when_told_to_be_one() {
+async fn child_node_when_its_variables_are_set() {
     let Ok(url) = std::env::var("OUTBOX_NODE_URL") else { return };
     let table = std::env::var("OUTBOX_NODE_TABLE").unwrap();
     let record = std::fs::File::create(std::env::var("OUTBOX_NODE_RECORD").unwrap()).unwrap();
     let record = Arc::new(Mutex::new(record));
     let store = open_store(&url, &StoreOptions::default().table(table).max_connections(2)).await.unwrap();
-    let told = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
+    let stop_requested = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
     let mut relay = RelayBuilder::log_only(store);
     for n in 0..setting("OUTBOX_NODE_PAIRS", 1) {
         relay = relay.publish(Topic::new("all").to(Record { name: format!("p{n}"), file: record.clone() }));
     }
     let relay = relay.start().await.unwrap();
-    told.await.unwrap().unwrap();
+    stop_requested.await.unwrap().unwrap();
     relay.stop().await.unwrap();
 }
 
-/// Writes down the positions of each batch, in one piece.
+/// Writes the positions of each batch to a file, in one write.
 struct Record {
     name: String,
     file: Arc<Mutex<std::fs::File>>,

@@ -1,9 +1,11 @@
-//! Sixteen writers with holds, rollbacks, savepoints and two-phase commits, beside a transaction that stays open: every
-//! publisher sees every committed event once, in the order of positions.
+//! Sixteen writers with held transactions, rollbacks, savepoints and two-phase commits, beside a
+//! transaction that stays open: every publisher sees every committed event once, in the order of
+//! positions.
 //!
-//! `OUTBOX_TEST_SECONDS` sets for how long they write. The last test is about money: `OUTBOX_TEST_CLIENTS` sets how many move it.
+//! `OUTBOX_TEST_SECONDS` sets how long they write. The last test transfers money between wallets:
+//! `OUTBOX_TEST_CLIENTS` sets the number of clients.
 
-mod bed;
+mod common;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
@@ -12,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bed::{Base, Bed};
+use common::{Backend, TestDb};
 use outbox::{
     Appended, Error, Event, EventId, Log, Outbox, Outgoing, Position, PublishError, Publisher, Query, Topic,
 };
@@ -28,22 +30,23 @@ fn seconds() -> Duration {
     Duration::from_secs(setting("OUTBOX_TEST_SECONDS", 3))
 }
 
-fn say(line: std::fmt::Arguments<'_>) {
-    // Not println!: the test runner keeps that to itself when a test passes.
+fn report(line: std::fmt::Arguments<'_>) {
+    // Not `println!`: the test runner captures that when a test passes.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What differs between databases.
-trait Play: Base {
-    const CALLED: &'static str;
-    /// How long a transaction is held open, at most. Where appends take turns, shorter.
+/// Differences between databases.
+trait LogBackend: Backend {
+    const PRODUCT: &'static str;
+    /// Maximum time for which a transaction is held open. Shorter where appends are serialized.
     const HOLD: Duration;
-    /// What leaves a transaction open that writes, and has nothing to do with the log.
-    const ELSEWHERE: &'static [&'static str] =
+    /// Statements that leave a transaction open that writes, and does not concern the log.
+    const OPEN_UNRELATED: &'static [&'static str] =
         &["CREATE TABLE {t}_other (n int)", "BEGIN", "INSERT INTO {t}_other VALUES (1)"];
-    /// Appends by two-phase commit, or not, where that is not possible. Returns whether it was committed.
+    /// Appends by two-phase commit. Returns whether it was committed; `None` where that is not
+    /// possible.
     fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
@@ -51,32 +54,32 @@ trait Play: Base {
     ) -> impl Future<Output = Option<bool>> + Send;
 }
 
-async fn open_elsewhere<DB: Play>(bed: &Bed<DB>) -> DB::Connection {
+async fn open_unrelated<DB: LogBackend>(db: &TestDb<DB>) -> DB::Connection {
     use sqlx::Connection as _;
-    let mut conn = DB::Connection::connect(bed.url()).await.unwrap();
-    for statement in DB::ELSEWHERE {
-        DB::execute_sql(&mut conn, &statement.replace("{t}", &bed.table)).await.unwrap();
+    let mut conn = DB::Connection::connect(db.url()).await.unwrap();
+    for statement in DB::OPEN_UNRELATED {
+        DB::execute_sql(&mut conn, &statement.replace("{t}", &db.table)).await.unwrap();
     }
     conn
 }
 
-impl Play for Postgres {
-    const CALLED: &'static str = "PostgreSQL";
+impl LogBackend for Postgres {
+    const PRODUCT: &'static str = "PostgreSQL";
     const HOLD: Duration = Duration::from_millis(30);
 
     async fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
         hold: Duration,
     ) -> Option<bool> {
         use sqlx::Connection as _;
-        let mut conn = sqlx::PgConnection::connect(bed.url()).await.unwrap();
-        let (id, name) = (event.id(), format!("{}-{name}", bed.table));
+        let mut conn = sqlx::PgConnection::connect(db.url()).await.unwrap();
+        let (id, name) = (event.id(), format!("{}-{name}", db.table));
         let insert = format!(
             "BEGIN; INSERT INTO {}_log (event_id, event_type, tags, payload) VALUES ('{id}', 'two', ARRAY['w=2pc'], '0');
-             PREPARE TRANSACTION '{name}'", bed.table
+             PREPARE TRANSACTION '{name}'", db.table
         );
         Self::execute_sql(&mut conn, &insert).await.unwrap();
         tokio::time::sleep(hold).await;
@@ -86,20 +89,20 @@ impl Play for Postgres {
     }
 }
 
-impl Play for MySql {
-    const CALLED: &'static str = "MariaDB";
+impl LogBackend for MySql {
+    const PRODUCT: &'static str = "MariaDB";
     const HOLD: Duration = Duration::from_millis(3);
 
     async fn in_two_phases(
-        bed: &Bed<Self>,
+        db: &TestDb<Self>,
         event: &Event,
         name: &str,
         commit: bool,
         hold: Duration,
     ) -> Option<bool> {
         use sqlx::Connection as _;
-        let mut conn = sqlx::MySqlConnection::connect(bed.url()).await.unwrap();
-        let (id, name, base) = (event.id(), format!("{}-{name}", bed.table), &bed.table);
+        let mut conn = sqlx::MySqlConnection::connect(db.url()).await.unwrap();
+        let (id, name, base) = (event.id(), format!("{}-{name}", db.table), &db.table);
         let statements = [
             format!("XA START '{name}'"),
             format!("UPDATE {base}_log_head SET position = LAST_INSERT_ID(position + 1)"),
@@ -122,22 +125,22 @@ impl Play for MySql {
     }
 }
 
-impl Play for Sqlite {
-    const CALLED: &'static str = "SQLite";
+impl LogBackend for Sqlite {
+    const PRODUCT: &'static str = "SQLite";
     const HOLD: Duration = Duration::from_millis(2);
 
-    // One writer: an open write transaction keeps everybody from writing.
-    const ELSEWHERE: &'static [&'static str] = &["BEGIN", "SELECT count(*) FROM {t}"];
+    // One writer: an open write transaction would block all others.
+    const OPEN_UNRELATED: &'static [&'static str] = &["BEGIN", "SELECT count(*) FROM {t}"];
 
-    async fn in_two_phases(_: &Bed<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
+    async fn in_two_phases(_: &TestDb<Self>, _: &Event, _: &str, _: bool, _: Duration) -> Option<bool> {
         None
     }
 }
 
-/// When each event was committed, as far as its writer knows.
+/// Time of each event's commit, as far as its writer knows.
 type Committed = Arc<Mutex<HashMap<EventId, Instant>>>;
 
-/// An event that was published, in which epoch and when.
+/// A published event, with its epoch and time.
 struct Published {
     position: Position,
     epoch: i64,
@@ -145,7 +148,7 @@ struct Published {
     at: Instant,
 }
 
-/// What a publisher saw.
+/// A publisher that records events.
 #[derive(Clone)]
 struct Seen {
     name: &'static str,
@@ -178,21 +181,21 @@ impl Publisher for Seen {
 }
 
 macro_rules! on_every_database {
-    ($($sentence:ident)+) => {$(
-        mod $sentence {
+    ($($case:ident)+) => {$(
+        mod $case {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() { play::<Sqlite>().await }
+            async fn sqlite() { run::<Sqlite>().await }
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() { play::<Postgres>().await }
+            async fn postgres() { run::<Postgres>().await }
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn mariadb() { play::<MySql>().await }
+            async fn mariadb() { run::<MySql>().await }
 
-            async fn play<DB: Play>() {
+            async fn run<DB: LogBackend>() {
                 let set_up = |builder: outbox::OutboxBuilder| builder.max_connections(40);
-                if let Some(bed) = Bed::<DB>::with(set_up).await {
-                    super::$sentence(bed).await;
+                if let Some(db) = TestDb::<DB>::with(set_up).await {
+                    super::$case(db).await;
                 }
             }
         }
@@ -201,13 +204,13 @@ macro_rules! on_every_database {
 
 on_every_database! {
     every_publisher_sees_every_committed_event_once_and_in_order
-    money_is_neither_made_nor_lost_and_no_balance_is_negative
+    transfers_keep_the_total_and_no_balance_is_negative
 }
 
-async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(bed: Bed<DB>) {
-    let open = open_elsewhere(&bed).await;
+async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: LogBackend>(db: TestDb<DB>) {
+    let open = open_unrelated(&db).await;
     let (all, some) = (Seen::named("all"), Seen::named("some"));
-    let publishing = bed.another().await;
+    let publishing = db.another().await;
     let relay = publishing
         .outbox
         .log_only()
@@ -217,20 +220,20 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
         .await
         .unwrap();
 
-    let bed = Arc::new(bed);
+    let db = Arc::new(db);
     let committed = Committed::default();
     let odd = Arc::new(Mutex::new(HashSet::new()));
     let end = Instant::now() + seconds();
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
-        let (bed, committed, odd) = (bed.clone(), committed.clone(), odd.clone());
+        let (db, committed, odd) = (db.clone(), committed.clone(), odd.clone());
         writers.spawn(async move {
             let mut turn = 0;
             while Instant::now() < end {
                 turn += 1;
-                let (events, happened) = one_transaction(&bed, writer, turn).await;
+                let (events, is_committed) = one_transaction(&db, writer, turn).await;
                 let now = Instant::now();
-                if happened {
+                if is_committed {
                     for event in &events {
                         committed.lock().unwrap().insert(event.id().clone(), now);
                         if *event.event_type() == "odd" {
@@ -254,11 +257,12 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
     {
         let events = seen.events.lock().unwrap();
         let ids: HashSet<EventId> = events.iter().map(|event| event.id.clone()).collect();
-        assert_eq!(expected.difference(&ids).count(), 0, "{}: some were lost", seen.name);
-        assert_eq!(ids.difference(&expected).count(), 0, "{}: some were rolled back", seen.name);
+        assert_eq!(expected.difference(&ids).count(), 0, "{}: some events were lost", seen.name);
+        assert_eq!(ids.difference(&expected).count(), 0, "{}: some events were rolled back", seen.name);
         let in_order = |a: &Published, b: &Published| (a.epoch, a.position) < (b.epoch, b.position);
         assert!(events.is_sorted_by(in_order), "{}: out of order, or twice in an epoch", seen.name);
-        // Where writers keep SQLite busy, a node may lose its pairs for a moment, and publish some once more.
+        // While writers keep SQLite busy, a node may lose its pairs for a moment, and publish some
+        // events again.
         let epochs = events.iter().map(|event| event.epoch).collect::<BTreeSet<_>>().len();
         let again = events.len() - ids.len();
         assert!(again == 0 || epochs > 1, "{}: {again} came twice in {epochs} epochs", seen.name);
@@ -268,9 +272,9 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
         events.iter().map(|event| event.at.saturating_duration_since(committed[&event.id])).collect();
     delays.sort_unstable();
     let at = |part: usize| delays[(delays.len() - 1) * part / 100];
-    say(format_args!(
+    report(format_args!(
         "{}: {} events by {WRITERS} writers, none lost, in order; commit to publisher p50 {:?}, p99 {:?}, max {:?}",
-        DB::CALLED,
+        DB::PRODUCT,
         delays.len(),
         at(50),
         at(99),
@@ -279,20 +283,20 @@ async fn every_publisher_sees_every_committed_event_once_and_in_order<DB: Play>(
     assert!(at(50) < Duration::from_secs(10), "half of them took {:?} or longer", at(50));
 }
 
-/// One transaction of a writer. Returns its events, and whether they were committed.
-async fn one_transaction<DB: Play>(bed: &Bed<DB>, writer: usize, turn: usize) -> (Vec<Event>, bool) {
+/// Runs one transaction of a writer. Returns its events, and whether they were committed.
+async fn one_transaction<DB: LogBackend>(db: &TestDb<DB>, writer: usize, turn: usize) -> (Vec<Event>, bool) {
     let make = |kind: &str| Event::new(kind).tag("w", writer).json(&turn).build().unwrap();
     let hold = DB::HOLD.mul_f64(rand::random());
     let commit = rand::random_bool(0.95);
     if rand::random_bool(0.05) {
         let event = make("two");
-        if let Some(happened) =
-            DB::in_two_phases(bed, &event, &format!("{writer}-{turn}"), commit, hold).await
+        if let Some(is_committed) =
+            DB::in_two_phases(db, &event, &format!("{writer}-{turn}"), commit, hold).await
         {
-            return (vec![event], happened);
+            return (vec![event], is_committed);
         }
     }
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
     let mut events = Vec::new();
     for n in 0..rand::random_range(1..4) {
         let event = make(if (turn + n).is_multiple_of(2) { "even" } else { "odd" });
@@ -328,7 +332,7 @@ fn moved(moved: &Moved) -> outbox::EventBuilder {
     moved.from.iter().fold(event, |event, from| event.tag("wallet", from))
 }
 
-async fn balances<DB: Base>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projection<HashMap<u64, i64>> {
+async fn balances<DB: Backend>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projection<HashMap<u64, i64>> {
     let all = wallets.iter().map(|wallet| Query::tag("wallet", wallet)).reduce(Query::or).unwrap();
     log.project(all, HashMap::new(), |mut balances, event| {
         let moved: Moved = event.payload().unwrap();
@@ -342,9 +346,9 @@ async fn balances<DB: Base>(log: &Log<DB>, wallets: &[u64]) -> outbox::Projectio
     .unwrap()
 }
 
-async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed: Bed<DB>) {
+async fn transfers_keep_the_total_and_no_balance_is_negative<DB: LogBackend>(db: TestDb<DB>) {
     let clients = setting("OUTBOX_TEST_CLIENTS", 8);
-    let outbox: &Outbox<DB> = &bed.outbox;
+    let outbox: &Outbox<DB> = &db.outbox;
     for wallet in 0..WALLETS {
         outbox.log().append([moved(&Moved { from: None, to: wallet, amount: EACH })]).await.unwrap();
     }
@@ -358,7 +362,8 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
                 let from = rand::random_range(0..WALLETS);
                 let to = (from + rand::random_range(1..WALLETS)) % WALLETS;
                 let amount = rand::random_range(1..80);
-                // Whether the target is part of the decision makes conditions that overlap without being equal.
+                // Decisions with and without the target have conditions that overlap without being
+                // equal.
                 let basis: &[u64] = if rand::random() { &[from, to] } else { &[from] };
                 let known = balances(&log, basis).await;
                 if known.state.get(&from).copied().unwrap_or(0) < amount {
@@ -377,7 +382,7 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
         ended.unwrap();
     }
 
-    // Everything again from the start: at no point may a balance have been negative.
+    // Replays all events from the start: at no point may a balance have been negative.
     let mut balances: HashMap<u64, i64> = HashMap::new();
     let (mut after, mut seen) = (Position::START, BTreeSet::new());
     loop {
@@ -397,7 +402,7 @@ async fn money_is_neither_made_nor_lost_and_no_balance_is_negative<DB: Play>(bed
     }
     let total: i64 = balances.values().sum();
     let (made, conflicts) = (made.load(Ordering::Relaxed), conflicts.load(Ordering::Relaxed));
-    say(format_args!("{}: {clients} clients, {made} transfers made, {conflicts} decided again", DB::CALLED));
+    report(format_args!("{}: {clients} clients, {made} transfers made, {conflicts} conflicts", DB::PRODUCT));
     assert_eq!(total, EACH * i64::try_from(WALLETS).unwrap());
-    assert!(made > 0 && conflicts > 0, "{made} transfers, {conflicts} conflicts: nothing was shown");
+    assert!(made > 0 && conflicts > 0, "{made} transfers, {conflicts} conflicts: the test proves nothing");
 }

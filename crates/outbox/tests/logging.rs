@@ -1,10 +1,11 @@
-//! What is logged: the seed's levels, and never a payload.
+//! Log lines: the specified levels, and never a payload.
 //!
-//! A test binary of its own: the subscriber is one for the whole process.
+//! A separate test binary: a process has one subscriber.
 
-mod lines;
+#[path = "common/log_lines.rs"]
+mod log_lines;
 
-use lines::Lines;
+use log_lines::LogLines;
 use outbox::{Backoff, Cx, Event, Failure, LogPublisher, OutboxBuilder, Result, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -13,8 +14,8 @@ const LEASE: std::time::Duration = std::time::Duration::from_secs(30);
 const CANARY: &str = "canary-4111111111111111";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
-    let lines = Lines::keep(LevelFilter::TRACE);
+async fn payloads_are_never_logged_and_dead_events_are_logged_as_errors() -> Result<()> {
+    let lines = LogLines::capture(LevelFilter::TRACE);
 
     let outbox = OutboxBuilder::new().sqlite(":memory:").await?;
     outbox.migrate().await?;
@@ -29,19 +30,19 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
         .forward(["forwarded"], LogPublisher::new())
         .start()
         .await?;
-    for event_type in ["good", "bad", "typed", "forwarded", "nobody's"] {
+    for event_type in ["good", "bad", "typed", "forwarded", "unrouted"] {
         outbox.send(Event::new(event_type).json(CANARY)).await?;
         outbox.send(Event::new(event_type).bytes("text/plain", CANARY)).await?;
     }
-    // More at once than the hot queue takes.
+    // More events at once than the hot queue holds.
     outbox.send_all((0..50).map(|_| Event::new("good").json(CANARY))).await?;
-    // An error that the database itself would like to quote the row in.
+    // An error in which the database itself would quote the row.
     outbox.send(Event::new("good").id("twice").json(CANARY)).await?;
     let refused = outbox.send(Event::new("good").id("twice").json(CANARY)).await.unwrap_err();
     relay.idle().await?;
     let bad = outbox.send(Event::new("bad").json(CANARY)).await?.unwrap();
     relay.idle().await?;
-    // A row that cannot be decoded, and a database that does not answer as it should.
+    // A row that cannot be decoded, and a database that returns errors.
     sqlx::query(
         "INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES ('unread', 'good', '1', '[1]')",
     )
@@ -64,7 +65,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     let dead = outbox.admin().dead(&Default::default(), 100).await?;
     relay.stop().await?;
     let relay = outbox.single_node().unrouted(Unrouted::Retry).start().await?;
-    outbox.send(Event::new("stranger").json(CANARY)).await?;
+    outbox.send(Event::new("unknown").json(CANARY)).await?;
     relay.idle().await?;
     relay.stop().await?;
     outbox.send_all((0..3).map(|_| Event::new("work").json(CANARY))).await?;
@@ -79,17 +80,17 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
 
     #[cfg(feature = "postgres")]
     if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
-        // To the rule it is a server elsewhere.
+        // The rule for local addresses treats 127.1 as a remote server.
         let url = url.replacen("@127.0.0.1:", &format!(":{CANARY}@127.1:"), 1);
         OutboxBuilder::new().postgres(&format!("{url}?sslmode=disable")).await?;
         let text = lines.text();
-        let told = |line: &&str| line.contains("WARN") && line.contains("is not verified: sslmode=disable");
-        assert_eq!(text.lines().filter(told).count(), usize::from(url.contains(CANARY)), "{text}");
-        // The direct URL as well, with a pool of the application's own.
+        let warned = |line: &&str| line.contains("WARN") && line.contains("is not verified: sslmode=disable");
+        assert_eq!(text.lines().filter(warned).count(), usize::from(url.contains(CANARY)), "{text}");
+        // The direct URL as well, with a pool of the application.
         let outbox = OutboxBuilder::new().direct_url(format!("{url}?sslmode=disable"));
         outbox.on_pool(&sqlx::PgPool::connect_lazy("postgres://localhost/none")?)?;
         let text = lines.text();
-        assert_eq!(text.lines().filter(told).count(), 2 * usize::from(url.contains(CANARY)), "{text}");
+        assert_eq!(text.lines().filter(warned).count(), 2 * usize::from(url.contains(CANARY)), "{text}");
     }
 
     let text = lines.text();
@@ -112,10 +113,10 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     let of_bad = format!("event={bad}");
     line(&["ERROR", "handler failed", "no luck", "event_type=bad", &of_bad, "attempt=1", "store="]);
     line(&["ERROR", "event is dead", "no luck", "event_type=bad", &of_bad, "attempt=2", "store="]);
-    // what the loops of the relay complain about.
+    // errors of the relay's tasks.
     line(&["ERROR", "an event cannot be decoded", "event=unread", "headers", "store="]);
     line(&["ERROR", "could not take events", "retry_in=", "store="]);
-    line(&["WARN", "no handler yet", "no handler for event type", "event_type=stranger", "store="]);
+    line(&["WARN", "no handler yet", "no handler for event type", "event_type=unknown", "store="]);
     line(&["INFO", "outbox::events", "handled", "event_type=good", "event=", "store="]);
     line(&[
         "INFO",
@@ -132,7 +133,7 @@ async fn payloads_are_never_logged_and_events_die_loudly() -> Result<()> {
     let published =
         ["INFO", "event published", "publisher=\"log\"", "event_type=forwarded", "event=", "tags=0"];
     assert_eq!(line(&published), 2);
-    assert_eq!(line(&["WARN", "nothing can be claimed", "store="]), 1, "said once");
+    assert_eq!(line(&["WARN", "nothing can be claimed", "store="]), 1, "logged once");
     let leak = text.lines().find(|line| line.contains(CANARY));
     assert_eq!(leak, None, "a payload was logged");
     assert!(!refused.to_string().contains(CANARY) && !format!("{refused:?}").contains(CANARY));

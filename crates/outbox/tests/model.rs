@@ -1,30 +1,35 @@
-//! The store against a model of it: random histories, compared after every step.
+//! Compares the store with a model of it: random histories, compared after every step.
 //!
-//! The model is a plain list of rows and a few `if`s, so that it is easy to believe. Whatever a history of writes,
-//! crashes, late settlements, replays and purges does to the real table, it must do to that list.
+//! The model is a plain list of rows and a few `if`s, so that it is easy to verify by reading. A
+//! history of writes, crashes, late settlements, replays and purges must have the same effect on
+//! the table and on that list.
 //!
-//! Two nodes share a store, the third has one of its own, as relays of two processes do. They lease by rows and together, and go on
-//! with keys of which they have something in hand.
+//! Two nodes share a store, the third has its own, as relays of two processes do. They lease by
+//! rows and by group leases, and continue keys of which they hold events.
 //!
-//! `OUTBOX_MODEL_CASES` says how many histories each database gets, `PROPTEST_RNG_SEED` makes them the same again.
+//! `OUTBOX_MODEL_CASES` sets the number of histories for each database, `PROPTEST_RNG_SEED` repeats
+//! them.
 
+#[path = "common/harness.rs"]
+mod harness;
 #[path = "model/steps.rs"]
 mod steps;
-mod support;
 #[path = "model/table.rs"]
 mod table;
 #[path = "model/world.rs"]
 mod world;
 
+use harness::DatabaseHarness;
 use proptest::test_runner::{Config, TestRunner};
 use steps::history;
-use support::Place;
 use world::World;
 
-fn any_history_does_to_the_table_what_it_does_to_the_model(place: impl Future<Output = Option<Place>>) {
+fn any_history_has_the_same_effect_on_the_table_and_the_model(
+    harness: impl Future<Output = Option<DatabaseHarness>>,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let Some(place) = runtime.block_on(place) else { return };
-    let world = std::cell::RefCell::new(runtime.block_on(World::open(place)));
+    let Some(harness) = runtime.block_on(harness) else { return };
+    let world = std::cell::RefCell::new(runtime.block_on(World::open(harness)));
     let cases = std::env::var("OUTBOX_MODEL_CASES").ok().map_or(64, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
@@ -37,23 +42,23 @@ fn any_history_does_to_the_table_what_it_does_to_the_model(place: impl Future<Ou
 
 #[test]
 fn on_sqlite() {
-    any_history_does_to_the_table_what_it_does_to_the_model(Place::sqlite_memory());
+    any_history_has_the_same_effect_on_the_table_and_the_model(DatabaseHarness::sqlite_memory());
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn on_postgres() {
-    any_history_does_to_the_table_what_it_does_to_the_model(Place::postgres());
+    any_history_has_the_same_effect_on_the_table_and_the_model(DatabaseHarness::postgres());
 }
 
 #[cfg(feature = "mysql")]
 #[test]
 fn on_mariadb() {
-    any_history_does_to_the_table_what_it_does_to_the_model(Place::mariadb());
+    any_history_has_the_same_effect_on_the_table_and_the_model(DatabaseHarness::mariadb());
 }
 
 #[cfg(feature = "mysql")]
 #[test]
 fn on_mysql() {
-    any_history_does_to_the_table_what_it_does_to_the_model(Place::mysql());
+    any_history_has_the_same_effect_on_the_table_and_the_model(DatabaseHarness::mysql());
 }

@@ -1,12 +1,12 @@
-//! Order for programs that write rows with plain SQL, and know neither this library nor its locks.
+//! Order for programs that write rows with plain SQL, and use neither this library nor its locks.
 
-mod bed;
+mod common;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, numbered};
+use common::{Backend, Seen, TestDb, numbered};
 use outbox::{Backoff, Failure, Outcome, RelayBuilder};
 use sqlx::Connection as _;
 
@@ -24,33 +24,33 @@ fn of_key(key: &str, number: u64) -> String {
     format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES ('e', '{key}', '{number}')")
 }
 
-/// The numbers that were seen of each key, without repetitions of the same one.
+/// Handled numbers of each key, without immediate repetitions.
 fn by_key(seen: &Seen) -> BTreeMap<String, Vec<u64>> {
     let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for call in seen.calls() {
-        keys.entry(call.key.expect("it has a key")).or_default().push(call.number);
+        keys.entry(call.key.expect("the event has a key")).or_default().push(call.number);
     }
     keys.values_mut().for_each(Vec::dedup);
     keys
 }
 
-/// A connection of its own, as another program has.
-async fn connect<DB: Base>(bed: &Bed<DB>) -> DB::Connection {
-    DB::Connection::connect(bed.url()).await.unwrap()
+/// A separate connection, as another program has.
+async fn connect<DB: Backend>(db: &TestDb<DB>) -> DB::Connection {
+    DB::Connection::connect(db.url()).await.unwrap()
 }
 
-async fn run<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>, sql: &str) {
-    DB::execute_sql(conn, &sql.replace("{t}", &bed.table)).await.unwrap();
+async fn run<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>, sql: &str) {
+    DB::execute_sql(conn, &sql.replace("{t}", &db.table)).await.unwrap();
 }
 
-/// SQLite has one writer at a time: no two transactions write side by side.
-fn has_one_writer<DB: Base>(bed: &Bed<DB>) -> bool {
-    !bed.url().contains("://")
+/// SQLite has one writer at a time: no two transactions write concurrently.
+fn has_one_writer<DB: Backend>(db: &TestDb<DB>) -> bool {
+    !db.url().contains("://")
 }
 
-/// The session of a connection, and the query that counts whether the session waits for a lock.
-async fn session<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> String {
-    if bed.url().starts_with("postgres") {
+/// Query that counts whether the session of this connection waits for a lock.
+async fn session<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> String {
+    if db.url().starts_with("postgres") {
         let pid = DB::number(conn, "SELECT pg_backend_pid()::bigint").await;
         format!("SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted")
     } else {
@@ -61,9 +61,9 @@ async fn session<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> String {
     }
 }
 
-/// How many advisory locks a transaction holds; 0 where the database has none.
-async fn locks<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> i64 {
-    if !bed.url().starts_with("postgres") {
+/// Number of advisory locks of a transaction; 0 where the database has none.
+async fn locks<DB: Backend>(conn: &mut DB::Connection, db: &TestDb<DB>) -> i64 {
+    if !db.url().starts_with("postgres") {
         return 0;
     }
     DB::number(conn, "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'")
@@ -71,12 +71,12 @@ async fn locks<DB: Base>(conn: &mut DB::Connection, bed: &Bed<DB>) -> i64 {
 }
 
 on_every_database! {
-    /// Half of the rows are there before the relay starts, half are written while it runs. Every fifth
+    /// Half of the rows exist before the relay starts, half are written while it runs. Every fifth
     /// call fails.
-    async fn rows_of_an_aggregate_come_in_order(|bed|) {
+    async fn rows_of_an_aggregate_are_delivered_in_order(|db|) {
         for n in 0..20 {
             for id in ["x", "y"] {
-                bed.run(&of_aggregate(id, n)).await.unwrap();
+                db.run(&of_aggregate(id, n)).await.unwrap();
             }
         }
         let (seen, calls) = (Seen::default(), AtomicU64::new(0));
@@ -85,15 +85,15 @@ on_every_database! {
             _ => Ok(Outcome::Done),
         };
         let retry = Backoff::default().base(5 * MS).max(20 * MS).max_attempts(50);
-        let store = bed.outbox.store();
+        let store = db.outbox.store();
         let relay = RelayBuilder::ordered(store).workers(4).poll_interval(5 * MS).retry(retry)
-            .on_type("e", seen.says(fails)).start().await.unwrap();
+            .on_type("e", seen.returning(fails)).start().await.unwrap();
         for n in 20..40 {
             for id in ["x", "y"] {
-                bed.run(&of_aggregate(id, n)).await.unwrap();
+                db.run(&of_aggregate(id, n)).await.unwrap();
             }
         }
-        bed.drained().await;
+        db.drained().await;
         let numbers: Vec<u64> = (0..40).collect();
         let expected = ["order/x", "order/y"].map(|key| (key.to_owned(), numbers.clone()));
         assert_eq!(by_key(&seen), BTreeMap::from(expected));
@@ -101,100 +101,103 @@ on_every_database! {
     }
 
     /// A transaction was open when the mode was switched on, and commits rows without keys later.
-    async fn rows_from_before_the_mode_come_in_order(|bed|) {
-        if has_one_writer(&bed) {
+    async fn rows_from_before_the_mode_are_delivered_in_order(|db|) {
+        if has_one_writer(&db) {
             // One writer at a time: the relay starts before or after the transaction.
             return;
         }
-        let mut conn = connect(&bed).await;
-        if bed.url().starts_with("mysql") {
-            // The relay would wait for the end of the transaction otherwise: then there are no such rows.
-            run(&mut conn, &bed, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
+        let mut conn = connect(&db).await;
+        if db.url().starts_with("mysql") {
+            // The relay would wait for the end of the transaction otherwise: then no such rows
+            // would exist.
+            run(&mut conn, &db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
         }
-        run(&mut conn, &bed, "BEGIN").await;
-        run(&mut conn, &bed, &of_aggregate("x", 0)).await;
+        run(&mut conn, &db, "BEGIN").await;
+        run(&mut conn, &db, &of_aggregate("x", 0)).await;
         let seen = Seen::default();
-        let store = bed.outbox.store();
+        let store = db.outbox.store();
         let relay = RelayBuilder::ordered(store).workers(4).poll_interval(5 * MS)
             .on_type("e", seen.handler()).start().await.unwrap();
-        run(&mut conn, &bed, &of_aggregate("x", 1)).await;
-        run(&mut conn, &bed, &of_aggregate("x", 2)).await;
-        run(&mut conn, &bed, "COMMIT").await;
-        bed.drained().await;
+        run(&mut conn, &db, &of_aggregate("x", 1)).await;
+        run(&mut conn, &db, &of_aggregate("x", 2)).await;
+        run(&mut conn, &db, "COMMIT").await;
+        db.drained().await;
         assert_eq!(by_key(&seen), BTreeMap::from([("order/x".to_owned(), vec![0, 1, 2])]));
         relay.stop().await.unwrap();
     }
 
     /// The first INSERT of a key is delivered first, although it commits last.
-    async fn the_first_insert_of_a_key_is_delivered_first(|bed|) {
-        if has_one_writer(&bed) {
+    async fn the_first_insert_of_a_key_is_delivered_first(|db|) {
+        if has_one_writer(&db) {
             return;
         }
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().no_hot_path().workers(4).poll_interval(5 * MS)
+        let relay = db.outbox.multi_node().no_hot_path().workers(4).poll_interval(5 * MS)
             .on_type("e", seen.handler()).start().await.unwrap();
-        let (mut first, mut second) = (connect(&bed).await, connect(&bed).await);
-        run(&mut first, &bed, "BEGIN").await;
-        run(&mut first, &bed, &of_key("k", 0)).await;
-        let waits = session(&mut second, &bed).await;
-        let insert = of_key("k", 1).replace("{t}", &bed.table);
+        let (mut first, mut second) = (connect(&db).await, connect(&db).await);
+        run(&mut first, &db, "BEGIN").await;
+        run(&mut first, &db, &of_key("k", 0)).await;
+        let waits = session(&mut second, &db).await;
+        let insert = of_key("k", 1).replace("{t}", &db.table);
         let later = tokio::spawn(async move { DB::execute_sql(&mut second, &insert).await.unwrap() });
         // Until the second writer waits, or its row is delivered.
-        while seen.count() == 0 && bed.number(&waits).await == 0 {
-            // InnoDB shows the same waits again to one that asks more often than ten times a second.
+        while seen.count() == 0 && db.number(&waits).await == 0 {
+            // InnoDB returns a cached answer to queries that come more often than ten times a
+            // second.
             tokio::time::sleep(150 * MS).await;
         }
-        run(&mut first, &bed, "COMMIT").await;
+        run(&mut first, &db, "COMMIT").await;
         later.await.unwrap();
         seen.reach(2).await;
         assert_eq!(seen.numbers(), [0, 1]);
         relay.stop().await.unwrap();
     }
 
-    /// A server has room for some thousand locks.
-    async fn a_transaction_with_many_keys_takes_few_locks(|bed|) {
+    /// A server's lock table holds some thousand locks.
+    async fn a_transaction_with_many_keys_takes_few_locks(|db|) {
         const KEYS: u64 = 5_000;
-        let mut conn = connect(&bed).await;
+        let mut conn = connect(&db).await;
         let rows = (0..KEYS).map(|n| format!("('e', 'k{n}', '{n}')")).collect::<Vec<_>>().join(", ");
-        run(&mut conn, &bed, "BEGIN").await;
-        run(&mut conn, &bed, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
-        let of_sql = locks(&mut conn, &bed).await;
-        run(&mut conn, &bed, "COMMIT").await;
-        let mut tx = bed.outbox.begin().await.unwrap();
+        run(&mut conn, &db, "BEGIN").await;
+        run(&mut conn, &db, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
+        let of_sql = locks(&mut conn, &db).await;
+        run(&mut conn, &db, "COMMIT").await;
+        let mut tx = db.outbox.begin().await.unwrap();
         let events = (0..KEYS).map(|n| numbered("e", n).ordering_key(format!("l{n}")));
-        bed.outbox.write_all(&mut tx, events).await.unwrap();
-        let of_library = locks(&mut *tx, &bed).await;
+        db.outbox.write_all(&mut tx, events).await.unwrap();
+        let of_library = locks(&mut *tx, &db).await;
         tx.commit().await.unwrap();
-        assert_eq!(bed.tally().await, (2 * KEYS, 0, 0, 0));
+        assert_eq!(db.tally().await, (2 * KEYS, 0, 0, 0));
         assert!(of_sql < 2_100 && of_library < 2_100, "{of_sql} and {of_library} locks");
     }
 
-    /// One key that is written very often does not make a transaction exclude writers of other keys.
-    async fn a_transaction_with_many_events_of_a_key_excludes_no_other_keys(|bed|) {
-        if has_one_writer(&bed) {
+    /// One key that is written very often does not make a transaction exclude writers of other
+    /// keys.
+    async fn a_transaction_with_many_events_of_a_key_excludes_no_other_keys(|db|) {
+        if has_one_writer(&db) {
             return;
         }
-        let mut conn = connect(&bed).await;
+        let mut conn = connect(&db).await;
         let rows = vec!["('e', 'k', '1')"; 5_000].join(", ");
-        run(&mut conn, &bed, "BEGIN").await;
-        run(&mut conn, &bed, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
-        bed.run(&of_key("other", 1)).await.unwrap();
-        run(&mut conn, &bed, "ROLLBACK").await;
-        assert_eq!(bed.tally().await.0, 1);
+        run(&mut conn, &db, "BEGIN").await;
+        run(&mut conn, &db, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
+        db.run(&of_key("other", 1)).await.unwrap();
+        run(&mut conn, &db, "ROLLBACK").await;
+        assert_eq!(db.tally().await.0, 1);
     }
 
-    /// Other keys are not waited for.
-    async fn writers_of_other_keys_do_not_wait(|bed|) {
-        if has_one_writer(&bed) {
+    /// A writer waits for transactions on its own key only.
+    async fn writers_of_other_keys_do_not_wait(|db|) {
+        if has_one_writer(&db) {
             return;
         }
-        let mut conn = connect(&bed).await;
-        run(&mut conn, &bed, "BEGIN").await;
-        run(&mut conn, &bed, &of_key("k", 0)).await;
-        bed.run(&of_key("other", 1)).await.unwrap();
-        bed.outbox.send(numbered("e", 2).ordering_key("another")).await.unwrap();
-        bed.run("INSERT INTO {t} (event_type, payload) VALUES ('e', '3')").await.unwrap();
-        run(&mut conn, &bed, "ROLLBACK").await;
-        assert_eq!(bed.tally().await.0, 3);
+        let mut conn = connect(&db).await;
+        run(&mut conn, &db, "BEGIN").await;
+        run(&mut conn, &db, &of_key("k", 0)).await;
+        db.run(&of_key("other", 1)).await.unwrap();
+        db.outbox.send(numbered("e", 2).ordering_key("another")).await.unwrap();
+        db.run("INSERT INTO {t} (event_type, payload) VALUES ('e', '3')").await.unwrap();
+        run(&mut conn, &db, "ROLLBACK").await;
+        assert_eq!(db.tally().await.0, 3);
     }
 }

@@ -1,42 +1,44 @@
-//! Behind PgBouncer in transaction mode: everything works, and nothing stays in the server's sessions.
+//! The outbox behind PgBouncer in transaction mode: everything works, and no state stays in the
+//! server's sessions.
 #![cfg(feature = "postgres")]
 #![allow(missing_docs)]
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use harness::{DatabaseHarness, postgres_url, unique_table};
 use outbox::fleet::FleetDatabase;
 use outbox::{Cx, Error, Event, Fleet, Handled, LatchPublisher, Outbox, OutboxBuilder, Pooler, Query, Topic};
 use outbox_testbed::{Plan, Server};
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
-use support::{Place, postgres_url, unique_table};
 
-/// How many sessions a pooler has here.
+/// Number of sessions of a pooler in these tests.
 const SESSIONS: usize = 3;
 const FOREVER: Duration = Duration::from_secs(60);
 
-/// PgBouncer as it comes, for tests that do not look at its sessions.
+/// PgBouncer with default settings, for tests that do not inspect its sessions.
 static SHARED: LazyLock<Option<Server>> = LazyLock::new(|| Some(plan(&postgres_url()?)?.start()));
 
 fn plan(upstream: &str) -> Option<Plan> {
     Some(Plan::pgbouncer(upstream)).filter(Plan::is_here)
 }
 
-/// The store of the suite is opened by URL alone: the pooler is found out.
+/// The suite's store is opened by URL alone: the library detects the pooler.
 mod conformance {
-    outbox::conformance_tests!(super::place().await);
+    outbox::conformance_tests!(super::behind_pooler().await);
 }
 
-async fn place() -> Option<Place> {
+async fn behind_pooler() -> Option<DatabaseHarness> {
     let url = SHARED.as_ref()?.url();
-    Some(Place { database: support::Database::Postgres(url), table: unique_table() })
+    Some(DatabaseHarness { database: harness::Database::Postgres(url), table: unique_table() })
 }
 
-/// A pooler of the test's own, once for each way in which it treats prepared statements: it knows
-/// nothing of them, or passes them on. Versions before 1.21 have only the first.
+/// Starts a pooler for each way in which it treats prepared statements: it does not know them, or
+/// passes them on. Versions before 1.21 have only the first.
 fn poolers() -> Vec<Server> {
     let Some(url) = postgres_url() else { return Vec::new() };
     let Some(plan) = plan(&url) else { return Vec::new() };
@@ -51,7 +53,7 @@ fn poolers() -> Vec<Server> {
     ["0", "50"].map(|n| plan.clone().config(&format!("max_prepared_statements = {n}")).start()).into()
 }
 
-/// Every session of a pooler, each in a transaction so that none is given out twice.
+/// Every session of a pooler, each in a transaction so that none is returned twice.
 async fn sessions(pooler: &Server) -> Vec<PgConnection> {
     let mut connections = Vec::new();
     for _ in 0..SESSIONS {
@@ -80,17 +82,18 @@ async fn pid(conn: &mut PgConnection) -> i32 {
     pid.parse().unwrap()
 }
 
-async fn greet(_: Cx) -> Handled {
+async fn done(_: Cx) -> Handled {
     Ok(())
 }
 
-/// Writers, relays in every mode, handlers in transactions, joins, the queue, the log and its publishers.
+/// Writers, relays in every mode, handlers in transactions, joins, the queue, the log and its
+/// publishers.
 async fn everything(url: &str, table: &str) {
     let open = || OutboxBuilder::new().table(table).max_connections(4);
     let outbox = open().postgres(url).await.unwrap();
     outbox.migrate().await.unwrap();
     for relay in [outbox.single_node(), outbox.multi_node(), outbox.ordered()] {
-        let relay = relay.poll_interval(Duration::from_millis(50)).on_any(greet).start().await.unwrap();
+        let relay = relay.poll_interval(Duration::from_millis(50)).on_any(done).start().await.unwrap();
         let keyed = (0..20).map(|n| Event::new("e").json(&n).ordering_key(format!("k{}", n % 3)));
         outbox.send_all(keyed).await.unwrap();
         outbox.send(Event::new("e").json(&1).dedup_key("d")).await.unwrap();
@@ -124,13 +127,13 @@ async fn everything_works_and_nothing_stays_in_the_sessions() {
             pids.push(pid(session).await);
         }
         pids.dedup();
-        assert_eq!(pids.len(), SESSIONS, "all of them were looked at");
+        assert_eq!(pids.len(), SESSIONS, "all sessions were inspected");
     }
 }
 
-/// The look at the sessions sees what it looks for.
+/// The inspection of sessions detects the state that it looks for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_stays_in_a_session_is_seen() {
+async fn state_that_stays_in_a_session_is_detected() {
     let Some(url) = postgres_url() else { return };
     let mut conn = PgConnection::connect(&url).await.unwrap();
     for (leave, seen) in [
@@ -145,15 +148,16 @@ async fn what_stays_in_a_session_is_seen() {
     }
 }
 
-/// A pool of the application's own is not looked at: it says that it leads to a pooler.
+/// The library does not inspect a pool of the application: the application says that it connects to
+/// a pooler.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pool_behind_a_pooler_works_if_that_is_said() {
+async fn a_pool_behind_a_pooler_works_if_it_is_declared() {
     for pooler in poolers() {
         let pool = PgPool::connect_lazy_with(outbox::connect::postgres(&pooler.url()).unwrap());
         let builder = OutboxBuilder::new().table(unique_table()).pooler(Pooler::Transaction);
         let outbox = builder.on_pool(&pool).unwrap();
         outbox.migrate().await.unwrap();
-        let relay = outbox.multi_node().on_any(greet).start().await.unwrap();
+        let relay = outbox.multi_node().on_any(done).start().await.unwrap();
         outbox.send_all((0..20).map(|n| Event::new("e").json(&n))).await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -186,7 +190,7 @@ async fn a_fleet_works_behind_a_pooler() {
     }
 }
 
-/// An hour between two polls: only a notification brings the event in time.
+/// An hour between two polls: only a notification delivers the event in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_direct_url_wakes_a_relay_behind_a_pooler() {
     let (Some(direct), Some(pooler)) = (postgres_url(), SHARED.as_ref()) else { return };
@@ -201,23 +205,23 @@ async fn a_direct_url_wakes_a_relay_behind_a_pooler() {
     let latch = LatchPublisher::expecting(1);
     let hour = Duration::from_secs(3_600);
     let relay = outbox.multi_node().poll_interval(hour).forward(["e"], latch.clone()).start().await.unwrap();
-    // Asleep: its session holds the lock that makes writers notify.
-    let asleep = format!(
+    // Waiting: the relay's session holds the lock that makes writers notify.
+    let waiting = format!(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted \
          AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.{table}', 11)"
     );
     let mut conn = PgConnection::connect(&direct).await.unwrap();
     let end = std::time::Instant::now() + FOREVER;
     loop {
-        let asleep = sqlx::raw_sql(sqlx::AssertSqlSafe(asleep.clone())).fetch_one(&mut conn).await.unwrap();
-        if asleep.get::<i64, _>(0) > 0 {
+        let waiting = sqlx::raw_sql(sqlx::AssertSqlSafe(waiting.clone())).fetch_one(&mut conn).await.unwrap();
+        if waiting.get::<i64, _>(0) > 0 {
             break;
         }
         assert!(std::time::Instant::now() < end, "the relay does not wait for notifications");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     writer.send(Event::new("e").json(&1)).await.unwrap();
-    latch.wait(FOREVER).await.expect("the writer wakes it");
+    latch.wait(FOREVER).await.expect("the writer wakes the relay");
     relay.stop().await.unwrap();
 
     let twice = open().direct_url(pooler.url()).postgres(&pooler.url()).await;

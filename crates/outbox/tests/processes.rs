@@ -1,7 +1,9 @@
-//! Sixteen writers with rollbacks and late commits, three relays in processes of their own, handlers that fail: every
-//! committed event is delivered, no other one ever, none by two at once, and in order per key.
+//! Sixteen writers with rollbacks and late commits, three relays in separate processes, handlers
+//! that fail: every committed event is delivered, no rolled back one, none on two nodes at once,
+//! and in order per key.
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Write};
@@ -9,17 +11,17 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+use harness::ChildProcess;
 use outbox::store::SharedStore;
 use outbox::{
     Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
 };
-use support::Player;
 
 const WRITERS: usize = 16;
 const RELAYS: usize = 3;
 const KEYS: usize = 25;
 
-/// How many transactions each writer makes.
+/// Number of transactions of each writer.
 fn transactions() -> usize {
     std::env::var("OUTBOX_TEST_TRANSACTIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
 }
@@ -27,8 +29,8 @@ fn transactions() -> usize {
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_order() {
-    let Some(url) = support::postgres_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::postgres_url() else { return };
+    let table = harness::unique_table();
     let outbox =
         OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).postgres(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
@@ -37,8 +39,8 @@ async fn three_relay_processes_on_postgres_deliver_everything_once_at_a_time_in_
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_relay_processes_on_mariadb_deliver_everything_once_at_a_time_in_order() {
-    let Some(url) = support::mariadb_url() else { return };
-    let table = support::unique_table();
+    let Some(url) = harness::mariadb_url() else { return };
+    let table = harness::unique_table();
     let outbox =
         OutboxBuilder::new().table(&table).max_connections(WRITERS as u32).mysql(&url).await.unwrap();
     everything_arrives(&outbox, &url, &table).await;
@@ -55,7 +57,7 @@ async fn three_relay_processes_on_one_sqlite_file_deliver_everything_once_at_a_t
 async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table: &str) {
     outbox.migrate().await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
-    let relays: Vec<Player> = (0..RELAYS).map(|_| relay_process(url, table, log.path())).collect();
+    let relays: Vec<ChildProcess> = (0..RELAYS).map(|_| relay_process(url, table, log.path())).collect();
 
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -69,7 +71,7 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
         }
     };
     tokio::time::timeout(Duration::from_secs(120), settled).await.expect("everything is settled in time");
-    relays.into_iter().for_each(Player::stop);
+    relays.into_iter().for_each(ChildProcess::stop);
 
     let runs = read(log.path());
     let done: HashSet<String> = runs.iter().filter(|run| run.done).map(|run| run.id.clone()).collect();
@@ -87,18 +89,18 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
     let nodes: HashSet<&str> = runs.iter().map(|run| run.node.as_str()).collect();
     assert_eq!(nodes.len(), RELAYS, "every relay took part");
     let duplicates = runs.iter().filter(|run| run.done).count() - done.len();
-    assert_eq!(duplicates, 0, "nothing crashed, so nothing comes twice");
+    assert_eq!(duplicates, 0, "nothing crashed, so nothing is delivered twice");
     assert_eq!(outbox.admin().stats().await.unwrap().dead, 0);
 }
 
-/// Makes transactions of one to three events; every tenth is rolled back, every tenth commits late. Returns the ids of
-/// what was committed.
+/// Makes transactions of one to three events; every tenth is rolled back, every tenth commits late.
+/// Returns the ids of the committed events.
 async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> {
     let mut committed = Vec::new();
     for n in 0..transactions() {
         let dice = (writer * 7 + n * 13) % 10;
         let mut tx = outbox.begin().await.unwrap();
-        // One key a transaction: two would be a chance for a deadlock, as with any two rows.
+        // One key per transaction: two could cause a deadlock, as with any two rows.
         let key = dice.is_multiple_of(2).then(|| format!("key-{}", (writer * 5 + n * 3) % KEYS));
         let events = (0..=dice % 3).map(|_| {
             let event = Event::new("thing.happened").json(&n);
@@ -122,7 +124,7 @@ async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> 
     committed
 }
 
-/// One run of a handler, as the log has it.
+/// One run of a handler, as recorded in the log.
 #[derive(Debug)]
 struct Run {
     id: String,
@@ -177,18 +179,18 @@ fn assert_order(runs: &[Run]) {
     }
 }
 
-/// A relay in a process of its own.
-fn relay_process(url: &str, table: &str, log: &Path) -> Player {
+/// Starts a relay in a child process.
+fn relay_process(url: &str, table: &str, log: &Path) -> ChildProcess {
     let variables = [
         ("OUTBOX_RELAY_URL", url.as_ref()),
         ("OUTBOX_RELAY_TABLE", table.as_ref()),
         ("OUTBOX_RELAY_LOG", log.as_os_str()),
     ];
-    Player::start("a_relay_when_told_to_be_one", &variables)
+    ChildProcess::start("child_relay_when_its_variables_are_set", &variables)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_when_told_to_be_one() {
+async fn child_relay_when_its_variables_are_set() {
     let Ok(url) = std::env::var("OUTBOX_RELAY_URL") else { return };
     let table = std::env::var("OUTBOX_RELAY_TABLE").unwrap();
     let log = std::env::var("OUTBOX_RELAY_LOG").unwrap();
@@ -207,7 +209,7 @@ async fn a_relay_when_told_to_be_one() {
     relay.stop().await.unwrap();
 }
 
-/// Takes a moment, fails in one of twenty attempts, and writes down what it did.
+/// Takes a moment, fails in one of twenty attempts, and records the call.
 async fn handle(cx: &Cx, log: &Mutex<std::fs::File>) -> Result<(), Failure> {
     let start = now();
     let dice = cx.id().as_str().bytes().map(u32::from).sum::<u32>() + cx.attempt();

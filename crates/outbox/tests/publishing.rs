@@ -1,8 +1,8 @@
-//! How the log reaches its publishers: in order, each at its own position, whatever some of them do.
+//! How the log reaches its publishers: in order, each at its own position, whatever the others do.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bed::{Base, Bed, FOREVER};
+use common::{Backend, FOREVER, TestDb};
 use outbox::{
     Error, Event, EventBuilder, Failure, Outbox, Outgoing, Pair, PairStatus, Position, PublishError,
     Publisher, Topic, Unavailable,
@@ -18,44 +18,44 @@ use outbox::{
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-/// What waits for that never comes in a test.
+/// A delay that never ends in a test.
 const NEVER: Duration = Duration::from_secs(3_600);
-/// How long a pair is leased where the test moves the clock.
+/// Lease of a pair where the test moves the clock.
 const LEASE: Duration = Duration::from_secs(3);
 
-type Say = dyn Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync;
+type PublishFn = dyn Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync;
 
-/// Keeps what it was given, and does as it is told.
+/// A publisher that keeps its events, with configurable results.
 #[derive(Clone)]
 struct Sink {
     name: Arc<str>,
     kept: Arc<Mutex<Vec<Outgoing>>>,
     calls: Arc<AtomicUsize>,
     healthy: Arc<AtomicBool>,
-    say: Arc<Mutex<Arc<Say>>>,
+    result: Arc<Mutex<Arc<PublishFn>>>,
     hangs: Arc<AtomicBool>,
 }
 
 impl Sink {
     fn named(name: &str) -> Self {
-        let say: Arc<Say> = Arc::new(|_| Ok(()));
+        let result: Arc<PublishFn> = Arc::new(|_| Ok(()));
         Self {
             name: name.into(),
             kept: Arc::default(),
             calls: Arc::default(),
             healthy: Arc::new(AtomicBool::new(true)),
-            say: Arc::new(Mutex::new(say)),
+            result: Arc::new(Mutex::new(result)),
             hangs: Arc::default(),
         }
     }
 
-    /// From now on it says this, and keeps what it says it published.
-    fn says(&self, say: impl Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static) {
-        *self.say.lock().unwrap() = Arc::new(say);
+    /// Sets the result of later batches. Events of successful batches are kept.
+    fn returning(&self, result: impl Fn(&[Outgoing]) -> Result<(), PublishError> + Send + Sync + 'static) {
+        *self.result.lock().unwrap() = Arc::new(result);
     }
 
     fn works(&self) {
-        self.says(|_| Ok(()));
+        self.returning(|_| Ok(()));
         self.hangs.store(false, Ordering::Relaxed);
         self.healthy.store(true, Ordering::Relaxed);
     }
@@ -68,7 +68,7 @@ impl Sink {
         self.kept.lock().unwrap().iter().map(|event| event.payload().unwrap()).collect()
     }
 
-    /// Waits until it has this many.
+    /// Waits until it has kept this many events.
     async fn reach(&self, count: usize) {
         let end = Instant::now() + FOREVER;
         while self.kept.lock().unwrap().len() < count {
@@ -77,7 +77,7 @@ impl Sink {
         }
     }
 
-    /// In the order of positions, each once.
+    /// Asserts that events were kept in the order of positions, each once.
     #[track_caller]
     fn assert_in_order(&self) {
         let kept = self.kept.lock().unwrap();
@@ -97,8 +97,8 @@ impl Publisher for Sink {
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
-        let say = self.say.lock().unwrap().clone();
-        say(events)?;
+        let result = self.result.lock().unwrap().clone();
+        result(events)?;
         self.kept.lock().unwrap().extend_from_slice(events);
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Publisher for Sink {
     }
 }
 
-/// A pair that waits for nothing longer than a test should.
+/// A pair with retry delays that are short enough for a test.
 fn quick(pair: Pair) -> Pair {
     pair.retry(5 * MS, 20 * MS)
 }
@@ -117,30 +117,30 @@ fn event(event_type: &str, number: u64) -> EventBuilder {
     Event::new(event_type).tag("n", number % 10).json(&number)
 }
 
-async fn append<DB: Base>(outbox: &Outbox<DB>, event_type: &str, numbers: std::ops::Range<u64>) {
+async fn append<DB: Backend>(outbox: &Outbox<DB>, event_type: &str, numbers: std::ops::Range<u64>) {
     outbox.log().append(numbers.map(|n| event(event_type, n))).await.unwrap();
 }
 
-/// Where a pair stands.
-async fn stands<DB: Base>(bed: &Bed<DB>, topic: &str, publisher: &str) -> outbox::PairState {
-    let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+/// State of a pair.
+async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) -> outbox::PairState {
+    let pairs = db.outbox.log_admin().pairs().await.unwrap();
     pairs
         .into_iter()
         .find(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher)
         .expect("a row")
 }
 
-/// Waits until a pair stands so.
-async fn until<DB: Base>(
-    bed: &Bed<DB>,
+/// Waits until the state of a pair matches.
+async fn until<DB: Backend>(
+    db: &TestDb<DB>,
     topic: &str,
     publisher: &str,
-    so: impl Fn(&outbox::PairState) -> bool,
+    matches_state: impl Fn(&outbox::PairState) -> bool,
 ) {
     let end = Instant::now() + FOREVER;
     loop {
-        let state = stands(bed, topic, publisher).await;
-        if so(&state) {
+        let state = pair_state(db, topic, publisher).await;
+        if matches_state(&state) {
             return;
         }
         assert!(Instant::now() < end, "{state:?}");
@@ -148,21 +148,21 @@ async fn until<DB: Base>(
     }
 }
 
-/// The table of progress, by its name.
-fn progress<DB: Base>(bed: &Bed<DB>) -> String {
-    format!("{}_topic_progress", bed.table)
+/// Name of the progress table.
+fn progress<DB: Backend>(db: &TestDb<DB>) -> String {
+    format!("{}_topic_progress", db.table)
 }
 
 on_every_database! {
-    async fn every_publisher_gets_what_its_topic_selects_in_order_and_moves_on_over_the_rest(|bed|) {
+    async fn every_publisher_gets_the_events_of_its_topic_in_order_and_skips_the_others(|db|) {
         let (all, sparse) = (Sink::named("all"), Sink::named("sparse"));
-        append(&bed.outbox, "A", 0..150).await;
-        let relay = bed.outbox.log_only()
+        append(&db.outbox, "A", 0..150).await;
+        let relay = db.outbox.log_only()
             .publish(Topic::new("everything").to(all.clone()).batch(7))
             .publish(Topic::new("some").types(["A"]).tag("n", 3).to(sparse.clone()))
             .start().await.unwrap();
-        append(&bed.outbox, "A", 150..200).await;
-        append(&bed.outbox, "B", 200..300).await;
+        append(&db.outbox, "A", 150..200).await;
+        append(&db.outbox, "B", 200..300).await;
         relay.idle().await.unwrap();
         all.assert_in_order();
         assert_eq!(all.numbers(), (0..300).collect::<Vec<_>>());
@@ -170,74 +170,75 @@ on_every_database! {
         assert_eq!(sparse.numbers(), (0..200).filter(|n| n % 10 == 3).collect::<Vec<_>>());
         relay.stop().await.unwrap();
 
-        // The last hundred events were not for it, and it does not read them again.
-        let head = bed.outbox.log().head().await.unwrap();
-        assert_eq!(stands(&bed, "some", "sparse").await.position, head);
-        assert_eq!(stands(&bed, "everything", "all").await.position, head);
-        let lag = bed.outbox.log_admin().lag().await.unwrap();
+        // The last hundred events do not match its topic, and it does not read them again.
+        let head = db.outbox.log().head().await.unwrap();
+        assert_eq!(pair_state(&db, "some", "sparse").await.position, head);
+        assert_eq!(pair_state(&db, "everything", "all").await.position, head);
+        let lag = db.outbox.log_admin().lag().await.unwrap();
         assert!(lag.iter().all(|pair| pair.behind == 0), "{lag:?}");
     }
 
-    async fn a_restart_goes_on_where_it_was(|bed|) {
+    async fn a_restart_continues_at_the_saved_position(|db|) {
         for round in 0..3 {
             let sink = Sink::named("sink");
-            let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-            append(&bed.outbox, "A", round * 10..round * 10 + 10).await;
+            let relay = db.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+            append(&db.outbox, "A", round * 10..round * 10 + 10).await;
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
             assert_eq!(sink.numbers(), (round * 10..round * 10 + 10).collect::<Vec<_>>());
         }
-        let state = stands(&bed, "t", "sink").await;
+        let state = pair_state(&db, "t", "sink").await;
         assert_eq!((state.leader, state.epoch), (None, 3));
     }
 
-    async fn from_now_leaves_out_what_was_there_before(|bed|) {
-        append(&bed.outbox, "A", 0..10).await;
+    async fn from_now_skips_earlier_events(|db|) {
+        append(&db.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
         let relay =
-            bed.outbox.log_only().publish(Topic::new("t").to(sink.clone()).from_now()).start().await.unwrap();
-        append(&bed.outbox, "A", 10..12).await;
+            db.outbox.log_only().publish(Topic::new("t").to(sink.clone()).from_now()).start().await.unwrap();
+        append(&db.outbox, "A", 10..12).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(sink.numbers(), [10, 11]);
     }
 
-    /// And it is not for good: it is tried until it works.
-    async fn a_publisher_that_fails_does_not_touch_the_others_and_recovers(|bed|) {
+    /// The failing publisher is retried until it succeeds.
+    async fn a_publisher_that_fails_does_not_affect_the_others_and_recovers(|db|) {
         let (good, bad) = (Sink::named("good"), Sink::named("bad"));
-        bad.says(|_| Err(Failure::retry("no route to host").into()));
+        bad.returning(|_| Err(Failure::retry("no route to host").into()));
         let topic = Topic::new("t");
-        let relay = bed.outbox.log_only()
+        let relay = db.outbox.log_only()
             .publish(topic.to(good.clone()))
             .publish(quick(topic.to(bad.clone())))
             .start().await.unwrap();
-        append(&bed.outbox, "A", 0..20).await;
+        append(&db.outbox, "A", 0..20).await;
         good.reach(20).await;
-        until(&bed, "t", "bad", |state| state.status == PairStatus::Failed && state.error_count >= 6).await;
-        let state = stands(&bed, "t", "bad").await;
+        until(&db, "t", "bad", |state| state.status == PairStatus::Failed && state.error_count >= 6).await;
+        let state = pair_state(&db, "t", "bad").await;
         assert_eq!((state.position, state.last_error.as_deref()), (Position::START, Some("no route to host")));
         bad.works();
         bad.reach(20).await;
         relay.idle().await.unwrap();
         bad.assert_in_order();
-        let state = stands(&bed, "t", "bad").await;
+        let state = pair_state(&db, "t", "bad").await;
         assert_eq!((state.status, state.error_count, state.last_error), (PairStatus::Active, 0, None));
         relay.stop().await.unwrap();
         assert_eq!((good.numbers(), bad.numbers()), ((0..20).collect(), (0..20).collect()));
     }
 
-    /// The batch is halved until only the one to blame is left: what is before it goes through.
-    async fn an_event_that_cannot_be_published_holds_what_is_behind_it_and_nothing_else(|bed|) {
+    /// The batch is halved until only the failing event is left: the events before it are
+    /// published.
+    async fn an_event_that_cannot_be_published_blocks_only_later_events(|db|) {
         let sink = Sink::named("sink");
-        sink.says(|events| {
+        sink.returning(|events| {
             let poison = events.iter().any(|event| event.payload::<u64>().unwrap() == 13);
             if poison { Err(Failure::retry("unlucky").into()) } else { Ok(()) }
         });
-        append(&bed.outbox, "A", 0..20).await;
+        append(&db.outbox, "A", 0..20).await;
         let relay =
-            bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+            db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(13).await;
-        until(&bed, "t", "sink", |state| state.status == PairStatus::Failed).await;
+        until(&db, "t", "sink", |state| state.status == PairStatus::Failed).await;
         assert_eq!(sink.numbers(), (0..13).collect::<Vec<_>>());
         sink.works();
         sink.reach(20).await;
@@ -246,19 +247,19 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn what_a_publisher_says_it_has_published_does_not_come_again(|bed|) {
+    async fn events_that_a_publisher_reports_as_published_are_not_sent_again(|db|) {
         let sink = Sink::named("sink");
         let (kept, first) = (sink.kept.clone(), AtomicBool::new(true));
-        sink.says(move |events| {
+        sink.returning(move |events| {
             if events.len() > 4 && first.swap(false, Ordering::Relaxed) {
                 kept.lock().unwrap().extend_from_slice(&events[..4]);
                 return Err(PublishError::after(4, Failure::retry("cut off")));
             }
             Ok(())
         });
-        append(&bed.outbox, "A", 0..20).await;
+        append(&db.outbox, "A", 0..20).await;
         let relay =
-            bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+            db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(20).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -266,22 +267,22 @@ on_every_database! {
         assert_eq!(sink.numbers(), (0..20).collect::<Vec<_>>());
     }
 
-    /// One panics, one hangs, one claims to have published more than it was given.
-    async fn a_publisher_that_misbehaves_harms_only_itself(|bed|) {
+    /// One publisher panics, one hangs, one reports more events than it was given.
+    async fn a_publisher_that_misbehaves_affects_only_itself(|db|) {
         let names = ["good", "panics", "hangs", "lies"];
         let [good, panics, hangs, lies] = names.map(Sink::named);
-        panics.says(|_| panic!("boom"));
+        panics.returning(|_| panic!("boom"));
         hangs.hangs.store(true, Ordering::Relaxed);
-        lies.says(|_| Err(PublishError::after(9_999, Failure::retry("more than there is"))));
-        let mut relay = bed.outbox.log_only();
+        lies.returning(|_| Err(PublishError::after(9_999, Failure::retry("more than there is"))));
+        let mut relay = db.outbox.log_only();
         for sink in [&good, &panics, &hangs, &lies] {
             relay = relay.publish(quick(Topic::new("t").to(sink.clone())).timeout(50 * MS));
         }
         let relay = relay.start().await.unwrap();
-        append(&bed.outbox, "A", 0..10).await;
+        append(&db.outbox, "A", 0..10).await;
         good.reach(10).await;
-        for (name, says) in [("panics", "the publisher panicked: boom"), ("hangs", "the publisher did not finish within 50ms")] {
-            until(&bed, "t", name, |state| state.last_error.as_deref() == Some(says)).await;
+        for (name, error) in [("panics", "the publisher panicked: boom"), ("hangs", "the publisher did not finish within 50ms")] {
+            until(&db, "t", name, |state| state.last_error.as_deref() == Some(error)).await;
         }
         panics.works();
         hangs.works();
@@ -290,41 +291,42 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((panics.numbers(), hangs.numbers()), ((0..10).collect(), (0..10).collect()));
-        assert!(stands(&bed, "t", "lies").await.last_error.is_some());
+        assert!(pair_state(&db, "t", "lies").await.last_error.is_some());
     }
 
-    /// Case 7: it is asked, and while it says no nothing is sent and no error is counted.
-    async fn a_publisher_that_is_not_healthy_is_left_alone(|bed|) {
+    /// Case 7: its health is checked, and while it is unhealthy nothing is sent and no error is
+    /// counted.
+    async fn nothing_is_sent_to_an_unhealthy_publisher(|db|) {
         let sink = Sink::named("sink");
         sink.healthy.store(false, Ordering::Relaxed);
-        let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
-        until(&bed, "t", "sink", |state| state.last_error.is_some()).await;
-        let state = stands(&bed, "t", "sink").await;
+        let relay = db.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&db.outbox, "A", 0..5).await;
+        until(&db, "t", "sink", |state| state.last_error.is_some()).await;
+        let state = pair_state(&db, "t", "sink").await;
         assert_eq!((state.status, state.error_count, sink.calls()), (PairStatus::Active, 0, 0));
         sink.works();
         sink.reach(5).await;
         relay.idle().await.unwrap();
-        assert_eq!(stands(&bed, "t", "sink").await.last_error, None);
+        assert_eq!(pair_state(&db, "t", "sink").await.last_error, None);
         relay.stop().await.unwrap();
     }
 
-    async fn pause_and_resume_and_reset_by_the_library(frozen |bed|) {
+    async fn pause_and_resume_and_reset_by_the_library(frozen |db|) {
         let (sink, other) = (Sink::named("sink"), Sink::named("other"));
-        let relay = bed.outbox.log_only().pair_lease(LEASE)
+        let relay = db.outbox.log_only().pair_lease(LEASE)
             .publish(Topic::new("t").to(sink.clone()))
             .publish(Topic::new("t").to(other.clone()))
             .start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
+        append(&db.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
-        let admin = bed.outbox.log_admin();
+        let admin = db.outbox.log_admin();
         admin.pause("sink").await.unwrap();
-        bed.noticed_by_leader("sink", LEASE).await;
-        append(&bed.outbox, "A", 5..10).await;
+        db.noticed_by_leader("sink", LEASE).await;
+        append(&db.outbox, "A", 5..10).await;
         other.reach(10).await;
         tokio::time::sleep(100 * MS).await;
         assert_eq!(sink.numbers().len(), 5);
-        assert_eq!(stands(&bed, "t", "sink").await.status, PairStatus::Paused);
+        assert_eq!(pair_state(&db, "t", "sink").await.status, PairStatus::Paused);
         admin.resume("sink").await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
@@ -336,38 +338,38 @@ on_every_database! {
         assert_eq!(sink.numbers()[10..], [3, 4, 5, 6, 7, 8, 9]);
         relay.stop().await.unwrap();
 
-        let head = bed.outbox.log().head().await.unwrap();
+        let head = db.outbox.log().head().await.unwrap();
         let beyond = admin.reset("t", "sink", Position::new(head.get() + 1)).await;
         assert!(matches!(beyond, Err(Error::BeyondHead { .. })), "{beyond:?}");
-        for unknown in [admin.pause("nobody").await.map(drop), admin.reset("t", "nobody", head).await] {
+        for unknown in [admin.pause("unknown").await.map(drop), admin.reset("t", "unknown", head).await] {
             assert!(matches!(unknown, Err(Error::UnknownPair { .. })), "{unknown:?}");
         }
     }
 
-    /// The statements are the seed's.
-    async fn pause_and_resume_and_reset_by_sql(frozen |bed|) {
+    /// The statements are those of the specification.
+    async fn pause_and_resume_and_reset_by_sql(frozen |db|) {
         let sink = Sink::named("sink");
-        sink.says(|_| Err(Failure::retry_after(NEVER, "down").into()));
-        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
-        until(&bed, "t", "sink", |state| state.error_count == 1).await;
-        let progress = progress(&bed);
+        sink.returning(|_| Err(Failure::retry_after(NEVER, "down").into()));
+        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&db.outbox, "A", 0..5).await;
+        until(&db, "t", "sink", |state| state.error_count == 1).await;
+        let progress = progress(&db);
         sink.works();
-        // It would wait for an hour, but somebody says that all is well.
-        bed.run(&format!("UPDATE {progress} SET status = 'ACTIVE', error_count = 0, last_error = NULL WHERE publisher = 'sink'"))
+        // It would wait for an hour, but an operator resets its state.
+        db.run(&format!("UPDATE {progress} SET status = 'ACTIVE', error_count = 0, last_error = NULL WHERE publisher = 'sink'"))
             .await.unwrap();
         sink.reach(5).await;
         relay.idle().await.unwrap();
-        bed.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
-        bed.noticed_by_leader("sink", LEASE).await;
-        append(&bed.outbox, "A", 5..6).await;
+        db.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
+        db.noticed_by_leader("sink", LEASE).await;
+        append(&db.outbox, "A", 5..6).await;
         tokio::time::sleep(200 * MS).await;
         assert_eq!(sink.numbers().len(), 5);
-        bed.run(&format!("UPDATE {progress} SET status = 'ACTIVE' WHERE publisher = 'sink'")).await.unwrap();
+        db.run(&format!("UPDATE {progress} SET status = 'ACTIVE' WHERE publisher = 'sink'")).await.unwrap();
         sink.reach(6).await;
         relay.idle().await.unwrap();
-        // Somebody sets the position under the leader's feet.
-        bed.run(&format!("UPDATE {progress} SET last_position = 0 WHERE publisher = 'sink'")).await.unwrap();
+        // An operator sets the position while the relay leads.
+        db.run(&format!("UPDATE {progress} SET last_position = 0 WHERE publisher = 'sink'")).await.unwrap();
         sink.reach(12).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -375,45 +377,46 @@ on_every_database! {
     }
 
     /// The interval is an hour: only a wake-up can be the reason.
-    async fn an_append_in_the_same_process_is_seen_at_once_and_one_elsewhere_by_the_watch(|bed|) {
+    async fn an_append_is_seen_at_once_in_its_own_process_and_by_polling_in_others(|db|) {
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().log_watch(NEVER)
+        let relay = db.outbox.log_only().log_watch(NEVER)
             .publish(Topic::new("t").to(sink.clone()).every(NEVER)).start().await.unwrap();
         relay.idle().await.unwrap();
-        append(&bed.outbox, "A", 0..1).await;
+        append(&db.outbox, "A", 0..1).await;
         sink.reach(1).await;
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
         tx.append([event("A", 1)]).await.unwrap();
         tx.commit().await.unwrap();
         sink.reach(2).await;
         relay.stop().await.unwrap();
 
-        let relay = bed.outbox.log_only().log_watch(20 * MS)
+        let relay = db.outbox.log_only().log_watch(20 * MS)
             .publish(Topic::new("t").to(sink.clone()).every(NEVER)).start().await.unwrap();
         relay.idle().await.unwrap();
-        append(&bed.another().await.outbox, "A", 2..3).await;
+        append(&db.another().await.outbox, "A", 2..3).await;
         sink.reach(3).await;
         relay.stop().await.unwrap();
     }
 
-    /// C-04. An hour: the second batch does not come in this test, and the other publisher does not wait for it.
-    async fn a_publisher_with_an_interval_gets_one_batch_in_that_time(|bed|) {
+    /// C-04. An hour: the second batch is not sent in this test, and the other publisher does not
+    /// wait for it.
+    async fn a_publisher_with_an_interval_gets_one_batch_in_that_time(|db|) {
         let (slow, fast) = (Sink::named("slow"), Sink::named("fast"));
-        let relay = bed.outbox.log_only()
+        let relay = db.outbox.log_only()
             .publish(Topic::new("t").to(slow.clone()).batch(2).interval(NEVER))
             .publish(Topic::new("t").to(fast.clone()).batch(2)).start().await.unwrap();
-        append(&bed.outbox, "A", 0..6).await;
+        append(&db.outbox, "A", 0..6).await;
         fast.reach(6).await;
         relay.idle().await.unwrap();
-        append(&bed.outbox, "A", 6..8).await;
+        append(&db.outbox, "A", 6..8).await;
         fast.reach(8).await;
         relay.idle().await.unwrap();
         assert_eq!((slow.numbers(), slow.calls()), (vec![0, 1], 1));
         relay.stop().await.unwrap();
 
-        // Started anew, it publishes at once, and then in its time.
+        // After a restart it publishes at once, and then at its interval.
         let began = Instant::now();
-        let relay = bed.outbox.log_only()
+        let relay = db.outbox.log_only()
             .publish(Topic::new("t").to(slow.clone()).batch(2).interval(200 * MS)).start().await.unwrap();
         slow.reach(8).await;
         assert!(began.elapsed() >= 400 * MS, "three batches have two pauses between them");
@@ -422,9 +425,9 @@ on_every_database! {
         assert_eq!(slow.calls(), 4);
     }
 
-    /// Nothing is lost, nothing comes twice, and each leads its part.
-    /// A relay that has stopped leads nothing, although its leases would last for some seconds more.
-    async fn nodes_share_the_pairs_and_a_clean_stop_hands_over_at_once(|bed|) {
+    /// No event is lost or published twice, and each node leads its share. A relay that has stopped
+    /// leads nothing, although its leases would last for some seconds more.
+    async fn nodes_share_the_pairs_and_a_clean_stop_releases_them_at_once(|db|) {
         let sinks: Vec<Sink> = (0..12).map(|n| Sink::named(&format!("p{n:02}"))).collect();
         let start = async |outbox: &Outbox<_>, name: &str, lease: Duration| {
             let mut relay = outbox.log_only().node(name).pair_lease(lease);
@@ -434,7 +437,7 @@ on_every_database! {
             relay.start().await.unwrap()
         };
         let leaders = async || {
-            let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+            let pairs = db.outbox.log_admin().pairs().await.unwrap();
             let mut counts = std::collections::HashMap::<String, usize>::new();
             for leader in pairs.iter().filter_map(|pair| pair.leader.as_ref()) {
                 *counts.entry(leader.to_string()).or_default() += 1;
@@ -450,24 +453,24 @@ on_every_database! {
                 tokio::time::sleep(20 * MS).await;
             }
         };
-        let first = start(&bed.outbox, "first", 2 * SEC).await;
+        let first = start(&db.outbox, "first", 2 * SEC).await;
         assert_eq!(leaders().await, [12]);
-        append(&bed.outbox, "A", 0..10).await;
-        let (b, c) = (bed.another().await, bed.another().await);
-        // It looks for a fair share at its start, and again after a quarter of its lease.
+        append(&db.outbox, "A", 0..10).await;
+        let (b, c) = (db.another().await, db.another().await);
+        // A relay claims a fair share at its start, and again after a quarter of its lease.
         let second = start(&b.outbox, "second", 16 * SEC).await;
         let third = start(&c.outbox, "third", 2 * SEC).await;
         settle(&[4, 4, 4]).await;
-        append(&bed.outbox, "A", 10..20).await;
+        append(&db.outbox, "A", 10..20).await;
         for sink in &sinks {
             sink.reach(20).await;
         }
         second.stop().await.unwrap();
-        let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+        let pairs = db.outbox.log_admin().pairs().await.unwrap();
         let still: Vec<_> = pairs.iter().filter(|p| p.leader.as_ref().is_some_and(|l| l.as_str() == "second")).collect();
-        assert!(still.is_empty(), "not handed over: {still:?}");
+        assert!(still.is_empty(), "not released: {still:?}");
         settle(&[6, 6]).await;
-        append(&bed.outbox, "A", 20..30).await;
+        append(&db.outbox, "A", 20..30).await;
         for sink in &sinks {
             sink.reach(30).await;
         }
@@ -481,74 +484,77 @@ on_every_database! {
         assert_eq!(leaders().await, [0usize; 0]);
     }
 
-    /// What was published but not saved comes again: that is all.
-    async fn another_node_takes_over_from_one_that_vanished(frozen |bed|) {
+    /// Events that were published but not saved are published again, and no others.
+    async fn another_node_takes_over_from_one_that_vanished(frozen |db|) {
         let sink = Sink::named("sink");
-        // A leader that will never be heard of again.
-        let store = bed.outbox.store();
+        // A leader that has vanished.
+        let store = db.outbox.store();
         let log = store.log().unwrap();
         let id = outbox::PairId::new("t", "sink");
         log.register(&[(id.clone(), false)]).await.unwrap();
         assert_eq!(log.claim(&"ghost".into(), 300 * MS, &[id]).await.unwrap().len(), 1);
-        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
-        bed.advance(300 * MS);
+        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&db.outbox, "A", 0..5).await;
+        db.advance(300 * MS);
         sink.reach(5).await;
-        let state = stands(&bed, "t", "sink").await;
+        let state = pair_state(&db, "t", "sink").await;
         assert_eq!(state.epoch, 2);
         assert_ne!(state.leader, Some("ghost".into()));
         relay.stop().await.unwrap();
     }
 
-    /// Cases 5 and 6: the follower starts to publish, and the leader that was cut off moves nothing any more.
-    async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |bed|) {
+    /// Cases 5 and 6: another node starts to publish, and the former leader can no longer move the
+    /// position.
+    async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |db|) {
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
+        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        append(&db.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
-        let before = stands(&bed, "t", "sink").await;
-        // Somebody else takes it, as after a long pause of this process, and moves on.
-        let progress = progress(&bed);
-        bed.run(&format!("UPDATE {progress} SET leader = 'usurper', epoch = epoch + 1")).await.unwrap();
-        append(&bed.outbox, "A", 5..6).await;
+        let before = pair_state(&db, "t", "sink").await;
+        // Another node takes the pair, as after a long pause of this process, and moves on.
+        let progress = progress(&db);
+        db.run(&format!("UPDATE {progress} SET leader = 'other', epoch = epoch + 1")).await.unwrap();
+        append(&db.outbox, "A", 5..6).await;
         tokio::time::sleep(50 * MS).await;
-        let taken = stands(&bed, "t", "sink").await;
-        assert_eq!((taken.position, taken.leader), (before.position, Some("usurper".into())));
-        // It is never heard of again.
-        bed.advance(LEASE);
-        until(&bed, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
+        let taken = pair_state(&db, "t", "sink").await;
+        assert_eq!((taken.position, taken.leader), (before.position, Some("other".into())));
+        // The other node vanishes.
+        db.advance(LEASE);
+        until(&db, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
         assert_eq!(numbers, (0..6).collect());
     }
 
-    /// Case 6: a position that cannot be read is not the start of the log, and one that cannot be saved is not lost.
-    async fn errors_of_the_database_delay_and_move_nothing_back(|bed|) {
-        use failing::{Failing, Where};
-        append(&bed.outbox, "A", 0..10).await;
+    /// Case 6: a position that cannot be read is not taken for the start of the log, and one that
+    /// cannot be saved is not lost.
+    async fn errors_of_the_database_delay_and_move_nothing_back(|db|) {
+        use failing_store::{Failing, Operation};
+        append(&db.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
-        // Those of type B only keep the relay busy.
+        // Events of type B only keep the relay busy.
         let numbers = || {
             let kept = sink.kept.lock().unwrap();
             kept.iter().filter(|event| *event.event_type() == "A").map(|e| e.payload().unwrap()).collect::<Vec<u64>>()
         };
         let errors: [fn() -> Error; 2] =
             [|| Error::Store("the network is down".to_owned()), || panic!("a bug in the store")];
-        let places = [Where::Lead, Where::Advance, Where::Read, Where::Save];
+        let operations = [Operation::Lead, Operation::Advance, Operation::Read, Operation::Save];
         let mut written = 10;
-        for (at, error) in places.into_iter().flat_map(|at| errors.map(|error| (at, error))) {
-            let store = Failing::new(bed.outbox.store(), at, 3, error);
-            // The first contact is made when the relay starts, and is its error.
+        for (at, error) in operations.into_iter().flat_map(|at| errors.map(|error| (at, error))) {
+            let store = Failing::new(db.outbox.store(), at, 3, error);
+            // The first call is made when the relay starts, and an error there would fail the
+            // start.
             store.after(1);
             let relay = outbox::RelayBuilder::log_only(store.clone()).pair_lease(300 * MS)
                 .publish(Topic::new("t").to(sink.clone()).batch(3)).start().await.unwrap();
-            append(&bed.outbox, "A", written..written + 10).await;
+            append(&db.outbox, "A", written..written + 10).await;
             written += 10;
             let end = Instant::now() + FOREVER;
             while (numbers().len() as u64) < written || store.failed() < 3 {
                 assert!(Instant::now() < end, "{at:?}: {} failed, {:?}", store.failed(), numbers());
-                append(&bed.outbox, "B", 0..1).await;
+                append(&db.outbox, "B", 0..1).await;
                 tokio::time::sleep(20 * MS).await;
             }
             relay.stop().await.unwrap();
@@ -557,33 +563,34 @@ on_every_database! {
         once.sort_unstable();
         once.dedup();
         assert_eq!(once, (0..written).collect::<Vec<_>>());
-        // What came twice came in another epoch, after leadership had lapsed.
+        // Events that were published twice were published in another epoch, after leadership had
+        // lapsed.
         let in_order = |a: &Outgoing, b: &Outgoing| (a.epoch(), a.position()) < (b.epoch(), b.position());
         assert!(sink.kept.lock().unwrap().is_sorted_by(in_order));
     }
 
-    /// What was read before is not what is there now.
-    async fn a_deleted_event_is_not_published_again_after_a_reset(frozen |bed|) {
-        append(&bed.outbox, "A", 0..3).await;
+    /// The relay does not publish from what it read before the reset.
+    async fn a_deleted_event_is_not_published_again_after_a_reset(frozen |db|) {
+        append(&db.outbox, "A", 0..3).await;
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(3).await;
         relay.idle().await.unwrap();
-        bed.run(&format!("DELETE FROM {}_log WHERE position = 2", bed.table)).await.unwrap();
-        bed.outbox.log_admin().reset("t", "sink", Position::START).await.unwrap();
+        db.run(&format!("DELETE FROM {}_log WHERE position = 2", db.table)).await.unwrap();
+        db.outbox.log_admin().reset("t", "sink", Position::START).await.unwrap();
         sink.reach(5).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(sink.numbers(), [0, 1, 2, 0, 2]);
     }
 
-    async fn a_row_of_a_pair_that_was_deleted_is_made_again(|bed|) {
+    async fn a_deleted_row_of_a_pair_is_created_again(|db|) {
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
-        bed.run(&format!("DELETE FROM {}", progress(&bed))).await.unwrap();
-        append(&bed.outbox, "A", 0..3).await;
+        let relay = db.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        db.run(&format!("DELETE FROM {}", progress(&db))).await.unwrap();
+        append(&db.outbox, "A", 0..3).await;
         let end = Instant::now() + FOREVER;
-        while bed.outbox.log_admin().lag().await.unwrap().first().is_none_or(|pair| pair.behind > 0) {
+        while db.outbox.log_admin().lag().await.unwrap().first().is_none_or(|pair| pair.behind > 0) {
             assert!(Instant::now() < end, "the pair is gone");
             tokio::time::sleep(20 * MS).await;
         }
@@ -592,17 +599,18 @@ on_every_database! {
         assert_eq!(numbers, (0..3).collect());
     }
 
-    /// The other pair saves its position all the time: that must not hide what people say of this one.
-    async fn a_resume_is_noticed_beside_a_busy_publisher(|bed|) {
+    /// The other pair saves its position all the time: that must not hide a change by an operator
+    /// to this one.
+    async fn a_resume_is_noticed_beside_a_busy_publisher(|db|) {
         let (busy, fails) = (Sink::named("busy"), Sink::named("fails"));
-        fails.says(|_| Err(Failure::retry("no").into()));
-        let relay = bed.outbox.log_only().pair_lease(400 * MS)
+        fails.returning(|_| Err(Failure::retry("no").into()));
+        let relay = db.outbox.log_only().pair_lease(400 * MS)
             .publish(Topic::new("t").to(fails.clone()).retry(NEVER, NEVER))
             .publish(Topic::new("t").to(busy.clone()).batch(1))
             .start().await.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let writing = tokio::spawn({
-            let (outbox, stop) = (bed.outbox.clone(), stop.clone());
+            let (outbox, stop) = (db.outbox.clone(), stop.clone());
             async move {
                 while !stop.load(Ordering::Relaxed) {
                     append(&outbox, "A", 0..1).await;
@@ -613,11 +621,11 @@ on_every_database! {
         for round in 1..=3 {
             let end = Instant::now() + FOREVER;
             while fails.calls() < round {
-                assert!(Instant::now() < end, "nobody noticed the resume");
+                assert!(Instant::now() < end, "the resume was not noticed");
                 tokio::time::sleep(5 * MS).await;
             }
-            until(&bed, "t", "fails", |state| state.error_count > 0).await;
-            bed.outbox.log_admin().resume("fails").await.unwrap();
+            until(&db, "t", "fails", |state| state.error_count > 0).await;
+            db.outbox.log_admin().resume("fails").await.unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         writing.await.unwrap();
@@ -625,30 +633,30 @@ on_every_database! {
     }
 
     /// Twenty errors, but not in a row.
-    async fn a_publisher_that_moves_a_little_each_time_does_not_fail(|bed|) {
+    async fn a_publisher_that_advances_with_each_error_is_not_failed(|db|) {
         let sink = Sink::named("sink");
         let kept = sink.kept.clone();
-        sink.says(move |events| {
+        sink.returning(move |events| {
             kept.lock().unwrap().push(events[0].clone());
             Err(PublishError::after(1, Failure::retry_after(5 * MS, "one at a time")))
         });
-        append(&bed.outbox, "A", 0..20).await;
-        let relay = bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        append(&db.outbox, "A", 0..20).await;
+        let relay = db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(20).await;
-        assert_ne!(stands(&bed, "t", "sink").await.status, PairStatus::Failed);
+        assert_ne!(pair_state(&db, "t", "sink").await.status, PairStatus::Failed);
         relay.stop().await.unwrap();
         sink.assert_in_order();
     }
 
-    /// Nor is there a connection for each: the relay has three at most, whatever there is to do.
-    async fn three_hundred_pairs_at_rest_need_no_task_each(|bed|) {
+    /// Nor a connection each: the relay has three at most, whatever there is to do.
+    async fn three_hundred_idle_pairs_need_no_task_each(|db|) {
         let sinks: Vec<Sink> = (0..300).map(|n| Sink::named(&format!("p{n:03}"))).collect();
-        let mut relay = bed.outbox.log_only();
+        let mut relay = db.outbox.log_only();
         for sink in &sinks {
             relay = relay.publish(Topic::new("t").to(sink.clone()));
         }
         let relay = relay.start().await.unwrap();
-        append(&bed.outbox, "A", 0..3).await;
+        append(&db.outbox, "A", 0..3).await;
         for sink in &sinks {
             sink.reach(3).await;
         }
@@ -659,15 +667,16 @@ on_every_database! {
         assert!(sinks.iter().all(|sink| sink.numbers() == [0, 1, 2]));
     }
 
-    /// As after a failover to a replica that was behind, or a restore: positions are drawn again that were published before.
-    async fn a_log_that_went_back_is_published_as_it_now_is(frozen |bed|) {
-        append(&bed.outbox, "A", 0..10).await;
+    /// As after a failover to a replica that was behind, or a restore: positions are drawn again
+    /// that were published before.
+    async fn a_log_that_was_restored_to_an_earlier_state_is_published_as_it_is_now(frozen |db|) {
+        append(&db.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
-        let (table, progress) = (&bed.table, progress(&bed));
-        let counter = match bed.url().split(':').next() {
+        let (table, progress) = (&db.table, progress(&db));
+        let counter = match db.url().split(':').next() {
             Some("postgres") => format!("SELECT setval('{table}_log_seq', 3)"),
             Some("mysql") => format!("UPDATE {table}_log_head SET position = 3"),
             _ => format!("UPDATE sqlite_sequence SET seq = 3 WHERE name = '{table}_log'"),
@@ -678,22 +687,22 @@ on_every_database! {
             counter,
             format!("UPDATE {progress} SET last_position = 3"),
         ] {
-            bed.run(&statement).await.unwrap();
+            db.run(&statement).await.unwrap();
         }
-        // Before there is anything new: what is not there any more must not be passed over as a gap.
-        until(&bed, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
-        append(&bed.outbox, "A", 100..103).await;
+        // Before anything new is appended: the missing positions must not be skipped as a gap.
+        until(&db, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
+        append(&db.outbox, "A", 100..103).await;
         sink.reach(13).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(sink.numbers()[10..], [100, 101, 102]);
     }
 
-    async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|bed|) {
+    async fn two_publishers_of_one_name_and_topics_that_differ_are_mistakes(|db|) {
         let topic = Topic::new("t");
-        let twice = bed.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;
+        let twice = db.outbox.log_only().publish(topic.to(Sink::named("s"))).publish(topic.to(Sink::named("s"))).start().await;
         assert!(matches!(twice, Err(Error::DuplicatePublisher { .. })), "{twice:?}");
-        let differ = bed.outbox.log_only()
+        let differ = db.outbox.log_only()
             .publish(topic.to(Sink::named("a")))
             .publish(Topic::new("t").types(["X"]).to(Sink::named("b")))
             .start().await;
@@ -706,24 +715,24 @@ on_every_database! {
             topic.to(Sink::named("a")).every(Duration::ZERO),
             topic.to(Sink::named("a")).timeout(Duration::ZERO),
         ] {
-            let wrong = bed.outbox.log_only().publish(pair).start().await;
+            let wrong = db.outbox.log_only().publish(pair).start().await;
             assert!(matches!(wrong, Err(Error::Setting(_))), "{wrong:?}");
         }
-        assert_eq!(bed.outbox.log_admin().pairs().await.unwrap(), []);
+        assert_eq!(db.outbox.log_admin().pairs().await.unwrap(), []);
     }
 
     /// Two tables, one transaction, one type of publisher.
-    async fn queue_and_log_are_written_together_and_go_to_the_same_publisher(|bed|) {
+    async fn queue_and_log_are_written_together_and_go_to_the_same_publisher(|db|) {
         let (log, queue) = (Sink::named("log"), Sink::named("queue"));
-        let relay = bed.outbox.multi_node()
+        let relay = db.outbox.multi_node()
             .forward(["mail"], queue.clone())
             .publish(Topic::new("t").to(log.clone()))
             .start().await.unwrap();
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
         tx.append([event("A", 1)]).await.unwrap();
         tx.write(Event::new("mail").json(&2)).await.unwrap();
         tx.commit().await.unwrap();
-        let mut undone = bed.outbox.begin().await.unwrap();
+        let mut undone = db.outbox.begin().await.unwrap();
         undone.append([event("A", 3)]).await.unwrap();
         undone.write(Event::new("mail").json(&4)).await.unwrap();
         undone.rollback().await.unwrap();
@@ -737,110 +746,111 @@ on_every_database! {
     }
 
     /// A purge leaves gaps, and a position is not a count.
-    async fn gaps_of_any_width_are_passed(|bed|) {
-        append(&bed.outbox, "A", 0..50).await;
-        let log = format!("{}_log", bed.table);
-        bed.run(&format!("DELETE FROM {log} WHERE position > 3 AND position < 45")).await.unwrap();
+    async fn gaps_of_any_width_are_skipped(|db|) {
+        append(&db.outbox, "A", 0..50).await;
+        let log = format!("{}_log", db.table);
+        db.run(&format!("DELETE FROM {log} WHERE position > 3 AND position < 45")).await.unwrap();
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         sink.assert_in_order();
         assert_eq!(sink.numbers(), [0, 1, 2, 44, 45, 46, 47, 48, 49]);
     }
 
-    /// Another program wrote it. It is noted, and everything behind it goes on.
-    async fn an_event_that_cannot_be_read_is_passed_over_and_published_after_a_repair(|bed|) {
-        append(&bed.outbox, "A", 0..5).await;
-        let log = format!("{}_log", bed.table);
-        bed.run(&format!("UPDATE {log} SET headers = '[1]' WHERE position = 3")).await.unwrap();
+    /// Another program wrote the event. It is recorded, and later events are published.
+    async fn an_unreadable_event_is_skipped_and_published_after_a_repair(|db|) {
+        append(&db.outbox, "A", 0..5).await;
+        let log = format!("{}_log", db.table);
+        db.run(&format!("UPDATE {log} SET headers = '[1]' WHERE position = 3")).await.unwrap();
         let sink = Sink::named("sink");
-        let relay = bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        let relay = db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(4).await;
         relay.idle().await.unwrap();
         assert_eq!(sink.numbers(), [0, 1, 3, 4]);
-        let store = bed.outbox.store();
+        let store = db.outbox.store();
         let unreadable = store.log().unwrap().unreadable(10).await.unwrap();
         assert_eq!(unreadable.len(), 1);
         assert_eq!(unreadable[0].position, Position::new(3));
         assert!(unreadable[0].reason.contains("headers"), "{}", unreadable[0].reason);
-        bed.run(&format!("UPDATE {log} SET headers = NULL WHERE position = 3")).await.unwrap();
+        db.run(&format!("UPDATE {log} SET headers = NULL WHERE position = 3")).await.unwrap();
         relay.stop().await.unwrap();
-        bed.outbox.log_admin().reset("t", "sink", Position::new(2)).await.unwrap();
-        let relay = bed.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
+        db.outbox.log_admin().reset("t", "sink", Position::new(2)).await.unwrap();
+        let relay = db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(7).await;
         relay.stop().await.unwrap();
         assert_eq!(sink.numbers(), [0, 1, 3, 4, 2, 3, 4]);
     }
 
-    /// The hanging one is given up after the drain time; the others have finished.
-    async fn a_stop_does_not_wait_for_ever(|bed|) {
+    /// The hanging publisher is dropped after the drain time; the other has finished.
+    async fn a_stop_does_not_wait_for_ever(|db|) {
         let (sink, hangs) = (Sink::named("sink"), Sink::named("hangs"));
         hangs.hangs.store(true, Ordering::Relaxed);
-        let relay = bed.outbox.log_only().drain(100 * MS)
+        let relay = db.outbox.log_only().drain(100 * MS)
             .publish(Topic::new("t").to(sink.clone()))
             .publish(Topic::new("t").to(hangs.clone()))
             .start().await.unwrap();
-        append(&bed.outbox, "A", 0..5).await;
+        append(&db.outbox, "A", 0..5).await;
         sink.reach(5).await;
         while hangs.calls() == 0 {
             tokio::time::sleep(MS).await;
         }
         tokio::time::timeout(FOREVER, relay.stop()).await.unwrap().unwrap();
         for name in ["sink", "hangs"] {
-            assert_eq!(stands(&bed, "t", name).await.leader, None);
+            assert_eq!(pair_state(&db, "t", name).await.leader, None);
         }
-        assert_eq!(stands(&bed, "t", "hangs").await.position, Position::START);
-        assert!(stands(&bed, "t", "sink").await.position > Position::START);
+        assert_eq!(pair_state(&db, "t", "hangs").await.position, Position::START);
+        assert!(pair_state(&db, "t", "sink").await.position > Position::START);
     }
 }
 
-/// Nobody looks for an hour: only what the other process says can be the reason.
+/// No poll for an hour: only a notification of the other process can be the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_postgres_an_append_in_another_process_is_heard_of() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+async fn on_postgres_an_append_in_another_process_wakes_the_relay() {
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let sink = Sink::named("sink");
     let pair = Topic::new("t").to(sink.clone()).every(NEVER);
-    let relay = bed.outbox.log_only().log_watch(NEVER).publish(pair).start().await.unwrap();
+    let relay = db.outbox.log_only().log_watch(NEVER).publish(pair).start().await.unwrap();
     relay.idle().await.unwrap();
-    notified_of_appends(&bed).await;
-    let other = bed.another().await;
+    notified_of_appends(&db).await;
+    let other = db.another().await;
     append(&other.outbox, "A", 0..1).await;
     sink.reach(1).await;
     let mut tx = other.outbox.begin().await.unwrap();
     tx.append([event("A", 1)]).await.unwrap();
     tx.commit().await.unwrap();
     sink.reach(2).await;
-    // Nor do other programs say more than their INSERT.
+    // Other programs need no more than an INSERT.
     for n in 2..20 {
-        insert(&bed, n).await;
+        insert(&db, n).await;
         sink.reach(n as usize + 1).await;
     }
     relay.stop().await.unwrap();
 }
 
-/// An event of the log as a program without this library writes it.
-async fn insert(bed: &Bed<sqlx::Postgres>, n: u64) {
+/// Inserts an event of the log as a program without this library does.
+async fn insert(db: &TestDb<sqlx::Postgres>, n: u64) {
     let insert = "INSERT INTO {t}_log (event_type, tags, payload)";
-    bed.run(&format!("{insert} VALUES ('A', ARRAY['n=1'], '{n}')")).await.unwrap();
+    db.run(&format!("{insert} VALUES ('A', ARRAY['n=1'], '{n}')")).await.unwrap();
 }
 
-/// Waits until a relay has asked writers to notify of what they append: its lock tells.
-async fn notified_of_appends(bed: &Bed<sqlx::Postgres>) {
-    let asked = "SELECT count(*) FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ExclusiveLock' AND k.granted \
+/// Waits until a relay has asked writers to notify of appends, which it does by a lock.
+async fn notified_of_appends(db: &TestDb<sqlx::Postgres>) {
+    let listening = "SELECT count(*) FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ExclusiveLock' AND k.granted \
          AND (k.classid::bigint << 32 | k.objid::bigint) = hashtextextended(current_schema() || '.{t}_log', 13)";
     let end = Instant::now() + FOREVER;
-    while bed.number(asked).await == 0 {
+    while db.number(listening).await == 0 {
         assert!(Instant::now() < end, "no relay listens");
         tokio::time::sleep(10 * MS).await;
     }
 }
 
-/// One of them asks writers to notify. The other one hears of what is written while they do, and by the first one of the rest.
+/// One relay asks writers to notify. The other one receives these notifications as well, and is
+/// told of other appends by the first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_postgres_every_relay_hears_of_what_other_programs_append() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
-    let (other, sinks) = (bed.another().await, [Sink::named("a"), Sink::named("b")]);
+async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
+    let (other, sinks) = (db.another().await, [Sink::named("a"), Sink::named("b")]);
     let start = async |outbox: &Outbox<_>, name: &str| {
         let mut relay = outbox.log_only().node(name).log_watch(NEVER);
         for sink in &sinks {
@@ -848,21 +858,21 @@ async fn on_postgres_every_relay_hears_of_what_other_programs_append() {
         }
         relay.start().await.unwrap()
     };
-    let relays = [start(&bed.outbox, "first").await, start(&other.outbox, "second").await];
+    let relays = [start(&db.outbox, "first").await, start(&other.outbox, "second").await];
     let end = Instant::now() + FOREVER;
     loop {
-        let pairs = bed.outbox.log_admin().pairs().await.unwrap();
+        let pairs = db.outbox.log_admin().pairs().await.unwrap();
         let leaders: HashSet<_> = pairs.iter().filter_map(|pair| pair.leader.clone()).collect();
         if leaders.len() == 2 {
             break;
         }
-        assert!(Instant::now() < end, "they do not share: {pairs:?}");
+        assert!(Instant::now() < end, "the relays do not share the pairs: {pairs:?}");
         tokio::time::sleep(10 * MS).await;
     }
-    notified_of_appends(&bed).await;
+    notified_of_appends(&db).await;
     for round in 0..5 {
         for n in 0..10 {
-            insert(&bed, round * 10 + n).await;
+            insert(&db, round * 10 + n).await;
         }
         for sink in &sinks {
             sink.reach(round as usize * 10 + 10).await;
@@ -876,27 +886,27 @@ async fn on_postgres_every_relay_hears_of_what_other_programs_append() {
     }
 }
 
-/// It asks who leads what less often then, and before it publishes again.
+/// An idle relay renews its leases less often, and before it publishes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_postgres_a_relay_that_rests_knows_of_a_pause_before_it_publishes() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+async fn on_postgres_an_idle_relay_notices_a_pause_before_it_publishes() {
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let (sink, lease) = (Sink::named("sink"), SEC);
     let pair = Topic::new("t").to(sink.clone()).every(NEVER);
-    let relay = bed.outbox.log_only().pair_lease(lease).publish(pair).start().await.unwrap();
+    let relay = db.outbox.log_only().pair_lease(lease).publish(pair).start().await.unwrap();
     let end = Instant::now() + FOREVER;
-    while stands(&bed, "t", "sink").await.remaining <= lease {
-        assert!(Instant::now() < end, "it never rests");
+    while pair_state(&db, "t", "sink").await.remaining <= lease {
+        assert!(Instant::now() < end, "the relay is never idle");
         tokio::time::sleep(10 * MS).await;
     }
-    // At a time when it has just asked.
-    while stands(&bed, "t", "sink").await.remaining <= lease * 19 / 10 {
+    // At a time when it has just renewed its lease.
+    while pair_state(&db, "t", "sink").await.remaining <= lease * 19 / 10 {
         tokio::time::sleep(10 * MS).await;
     }
-    bed.run(&format!("UPDATE {}_topic_progress SET status = 'PAUSED'", bed.table)).await.unwrap();
-    insert(&bed, 0).await;
+    db.run(&format!("UPDATE {}_topic_progress SET status = 'PAUSED'", db.table)).await.unwrap();
+    insert(&db, 0).await;
     relay.idle().await.unwrap();
-    assert_eq!(sink.numbers(), [0u64; 0], "it was paused before the event was written");
-    bed.outbox.log_admin().resume("sink").await.unwrap();
+    assert_eq!(sink.numbers(), [0u64; 0], "the publisher was paused before the event was written");
+    db.outbox.log_admin().resume("sink").await.unwrap();
     sink.reach(1).await;
     relay.stop().await.unwrap();
 }

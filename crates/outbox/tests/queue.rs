@@ -1,15 +1,16 @@
-//! The work queue: claim, ack, abandon, fail, release, extend and reap, by anybody, without a relay.
+//! The work queue: claim, ack, abandon, fail, release, extend and reap, by any client, without a
+//! relay.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use bed::{Base, Bed, FOREVER, numbered};
-use failing::Failing;
+use common::{Backend, FOREVER, TestDb, numbered};
+use failing_store::Failing;
 use outbox::store::Status;
 use outbox::{
     Backoff, Completion, Cx, Error, Event, EventId, NodeId, OnDead, WorkItem, WorkItemId, WorkQueue,
@@ -24,7 +25,7 @@ fn node(name: &str) -> NodeId {
     NodeId::from(name)
 }
 
-/// All that is due, for a node of this name.
+/// Claims all due items for a node of this name.
 async fn claim(queue: &WorkQueue, name: &str) -> Vec<WorkItem> {
     queue.claim(&node(name), LEASE, 1_000).await.unwrap()
 }
@@ -45,7 +46,7 @@ fn numbers(items: &[WorkItem]) -> Vec<u64> {
     items.iter().map(|item| item.payload().unwrap()).collect()
 }
 
-/// Each way to end a claim, by name.
+/// Ends a claim, in the named way.
 async fn settle(
     queue: &WorkQueue,
     how: &str,
@@ -65,32 +66,32 @@ async fn settle(
 
 const WAYS: [&str; 5] = ["ack", "abandon", "abandon_after", "fail", "release"];
 
-/// A store that counts what it is asked.
-fn counting<DB: Base>(bed: &Bed<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
-    let store = Failing::never(bed.outbox.store());
+/// A store that counts its calls.
+fn counting<DB: Backend>(db: &TestDb<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
+    let store = Failing::never(db.outbox.store());
     (store.clone(), WorkQueue::new(store))
 }
 
-/// A call about three items locks the first and waits for the second, which a transaction holds. Another one holds the third and waits
-/// for the first. When the second is free the call waits for the third: a deadlock, which the call closed and of which it is
-/// the victim.
-async fn ack_in_a_deadlock<DB: Base>(prepare: &str, waiting: impl AsyncFn(&Bed<DB>) -> i64) {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let (queue, me) = (bed.outbox.queue(), node("a"));
-    bed.write("e", 0..3).await;
+/// An ack of three items locks the first and waits for the second, which a transaction holds.
+/// Another transaction holds the third and waits for the first. When the second is released the ack
+/// waits for the third: a deadlock, which the ack closes and of which it is the victim.
+async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: impl AsyncFn(&TestDb<DB>) -> i64) {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let (queue, me) = (db.outbox.queue(), node("a"));
+    db.write("e", 0..3).await;
     let items = claim(&queue, "a").await;
     let lock = |n: usize| {
         let id = items[n].id().message().as_str();
-        format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", bed.table)
+        format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", db.table)
     };
     let until_waiting = async |count: i64| {
-        while waiting(&bed).await < count {
+        while waiting(&db).await < count {
             tokio::time::sleep(MS).await;
         }
     };
-    let (mut first, mut other) = (bed.outbox.begin().await.unwrap(), bed.outbox.begin().await.unwrap());
+    let (mut first, mut other) = (db.outbox.begin().await.unwrap(), db.outbox.begin().await.unwrap());
     DB::execute_sql(&mut first, &lock(1)).await.unwrap();
-    DB::execute_sql(&mut other, &prepare.replace("{t}", &bed.table)).await.unwrap();
+    DB::execute_sql(&mut other, &prepare.replace("{t}", &db.table)).await.unwrap();
     DB::execute_sql(&mut other, &lock(2)).await.unwrap();
     let acked = async { queue.ack(&me, ids(&items)).await.unwrap() };
     let others = async {
@@ -109,39 +110,40 @@ async fn ack_in_a_deadlock<DB: Base>(prepare: &str, waiting: impl AsyncFn(&Bed<D
     let (acked, _) = tokio::time::timeout(FOREVER, async { tokio::join!(acked, others) }).await.unwrap();
     assert_eq!(acked, 3);
     for item in &items {
-        assert_eq!(bed.status(item.id().message()).await, Status::Done);
+        assert_eq!(db.status(item.id().message()).await, Status::Done);
     }
 }
 
-/// OBX-099. The server looks for a deadlock when a statement has waited for a second, and ends that one.
+/// OBX-099. The server checks for a deadlock when a statement has waited for a second, and ends
+/// that statement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%UPDATE %{t}%'";
     let patient = "SET LOCAL deadlock_timeout = '1h'";
-    ack_in_a_deadlock::<sqlx::Postgres>(patient, async |bed| bed.number(waiting).await).await;
+    ack_in_a_deadlock::<sqlx::Postgres>(patient, async |db| db.number(waiting).await).await;
 }
 
-/// OBX-099. The server ends the one that has written less.
+/// OBX-099. The server ends the transaction that has written less.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_mariadb() {
     let write_more =
         "INSERT INTO {t} (event_type, payload) VALUES ('x', '1'), ('x', '1'), ('x', '1'), ('x', '1')";
-    let waiting = async |bed: &Bed<sqlx::MySql>| {
-        // InnoDB tells the same for 100 ms.
+    let waiting = async |db: &TestDb<sqlx::MySql>| {
+        // InnoDB returns a cached answer for 100 ms.
         tokio::time::sleep(200 * MS).await;
         let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
                        AND trx_query LIKE '%{t}%'";
-        bed.number(waiting).await
+        db.number(waiting).await
     };
     ack_in_a_deadlock::<sqlx::MySql>(write_more, waiting).await;
 }
 
 on_every_database! {
     /// OBX-017, 020, 021, 022, 026.
-    async fn a_claim_leases_what_is_ready_to_its_owner_and_no_more_than_asked(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let written = bed.write("e", 0..5).await;
+    async fn a_claim_leases_what_is_ready_to_its_owner_and_no_more_than_asked(frozen |db|) {
+        let queue = db.outbox.queue();
+        let written = db.write("e", 0..5).await;
         let items = queue.claim(&node("a"), LEASE, 3).await.unwrap();
         assert_eq!(messages(&items), written[..3]);
         assert_eq!(numbers(&items), [0, 1, 2]);
@@ -149,120 +151,120 @@ on_every_database! {
             assert_eq!(item.attempt(), 1);
             assert_eq!(item.event_type().as_str(), "e");
             assert_eq!(item.event().id(), item.id().message());
-            let (owner, until) = bed.find(item.id().message()).await.lease.unwrap();
+            let (owner, until) = db.find(item.id().message()).await.lease.unwrap();
             assert_eq!(owner, node("a"));
-            let left = until - bed.clock.as_ref().unwrap().now();
+            let left = until - db.clock.as_ref().unwrap().now();
             assert!((left.num_milliseconds() - 30_000).abs() <= 1, "{left}");
         }
         assert_eq!(messages(&claim(&queue, "b").await), written[3..]);
     }
 
     /// OBX-018; deferred and retrying items alike.
-    async fn an_item_is_claimed_when_it_is_due_and_not_before(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.outbox.send(numbered("e", 1).deliver_after(10 * SEC)).await.unwrap();
+    async fn an_item_is_claimed_when_it_is_due_and_not_before(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.outbox.send(numbered("e", 1).deliver_after(10 * SEC)).await.unwrap();
         assert!(claim(&queue, "a").await.is_empty());
-        bed.advance(9 * SEC);
+        db.advance(9 * SEC);
         assert!(claim(&queue, "a").await.is_empty());
-        bed.advance(SEC);
+        db.advance(SEC);
         let item = claim_one(&queue, "a").await;
         queue.abandon_after(&node("a"), [item.id()], 7 * SEC, "not yet").await.unwrap();
-        bed.advance(6 * SEC);
-        assert!(claim(&queue, "a").await.is_empty(), "the retry has a time of its own");
-        bed.advance(SEC);
+        db.advance(6 * SEC);
+        assert!(claim(&queue, "a").await.is_empty(), "the retry has its own delay");
+        db.advance(SEC);
         assert_eq!(claim_one(&queue, "a").await.attempt(), 2);
     }
 
-    /// OBX-019, 053; case 1 of the leased work queue: nobody reaps here.
-    async fn a_lease_that_ran_out_is_claimed_again_without_any_reaper(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..1).await;
+    /// OBX-019, 053; case 1 of the leased work queue: no reaper runs here.
+    async fn an_item_with_an_expired_lease_is_claimed_again_without_a_reaper(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..1).await;
         let first = claim_one(&queue, "a").await;
-        bed.advance(LEASE - MS);
+        db.advance(LEASE - MS);
         assert!(claim(&queue, "b").await.is_empty());
-        bed.advance(MS);
+        db.advance(MS);
         let second = claim_one(&queue, "b").await;
         assert_eq!(first.id().message(), second.id().message());
         assert!(first.id() < second.id());
-        assert_eq!(second.attempt(), 1, "nobody said that it failed");
+        assert_eq!(second.attempt(), 1, "no failure was reported");
         assert_eq!(queue.ack(&node("a"), [first.id()]).await.unwrap(), 0);
         assert_eq!(queue.ack(&node("b"), [second.id()]).await.unwrap(), 1);
     }
 
     /// OBX-023.
-    async fn an_empty_queue_gives_no_items(|bed|) {
-        assert!(claim(&bed.outbox.queue(), "a").await.is_empty());
+    async fn an_empty_queue_returns_no_items(|db|) {
+        assert!(claim(&db.outbox.queue(), "a").await.is_empty());
     }
 
     /// OBX-024, 025, 032, 048.
-    async fn what_is_done_or_dead_is_never_claimed_again(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..4).await;
+    async fn done_and_dead_items_are_never_claimed_again(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..4).await;
         let items = claim(&queue, "a").await;
         queue.ack(&node("a"), [items[0].id(), items[1].id()]).await.unwrap();
         queue.fail(&node("a"), [items[2].id(), items[3].id()], "no").await.unwrap();
-        bed.advance(365 * DAY);
+        db.advance(365 * DAY);
         queue.reap_expired().await.unwrap();
         assert!(claim(&queue, "a").await.is_empty());
-        assert_eq!(bed.tally().await, (0, 0, 2, 2));
+        assert_eq!(db.tally().await, (0, 0, 2, 2));
     }
 
     /// OBX-027, 028, 029.
-    async fn an_ack_says_when_and_by_whom(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..2).await;
+    async fn an_ack_records_its_time_and_owner(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..2).await;
         let items = claim(&queue, "a").await;
-        bed.advance(SEC);
+        db.advance(SEC);
         assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 2);
         for item in &items {
-            let stored = bed.find(item.id().message()).await;
+            let stored = db.find(item.id().message()).await;
             assert_eq!(stored.status, Status::Done);
             assert_eq!(stored.done_by, Some(node("a")));
-            let since = bed.clock.as_ref().unwrap().now() - stored.done_at.unwrap();
+            let since = db.clock.as_ref().unwrap().now() - stored.done_at.unwrap();
             assert!(since.num_milliseconds().abs() <= 1, "{since}");
             assert_eq!(stored.lease, None);
         }
     }
 
-    async fn what_is_done_may_be_deleted_at_once(|bed|) {
-        let queue = bed.outbox.queue().completion(Completion::Delete);
-        let written = bed.write("e", 0..2).await;
+    async fn done_items_may_be_deleted_at_once(|db|) {
+        let queue = db.outbox.queue().completion(Completion::Delete);
+        let written = db.write("e", 0..2).await;
         let items = claim(&queue, "a").await;
         assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 2);
-        assert!(bed.outbox.admin().find(&written[0]).await.unwrap().is_none());
-        assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 0, "said twice");
+        assert!(db.outbox.admin().find(&written[0]).await.unwrap().is_none());
+        assert_eq!(queue.ack(&node("a"), ids(&items)).await.unwrap(), 0, "acked twice");
     }
 
     /// OBX-030, 031, 038, 039, 044, 045.
-    async fn only_the_owner_of_the_newest_claim_ends_it(|bed|) {
-        let queue = bed.outbox.queue();
+    async fn only_the_owner_of_the_newest_claim_ends_it(|db|) {
+        let queue = db.outbox.queue();
         for how in WAYS {
-            bed.write("e", 0..1).await;
+            db.write("e", 0..1).await;
             let item = claim_one(&queue, "a").await;
-            let unknown: WorkItemId = "nobody:1:0".parse().unwrap();
+            let unknown: WorkItemId = "unknown:1:0".parse().unwrap();
             let later: WorkItemId = item.id().to_string().replace(":1:0", ":2:0").parse().unwrap();
-            assert_eq!(settle(&queue, how, &node("b"), [item.id()]).await, 0, "{how} by a stranger");
-            assert_eq!(settle(&queue, how, &node("a"), [&unknown]).await, 0, "{how} of nothing");
-            assert_eq!(settle(&queue, how, &node("a"), [later]).await, 0, "{how} of a claim that never was");
-            let stored = bed.find(item.id().message()).await;
+            assert_eq!(settle(&queue, how, &node("b"), [item.id()]).await, 0, "{how} by another node");
+            assert_eq!(settle(&queue, how, &node("a"), [&unknown]).await, 0, "{how} of an unknown item");
+            assert_eq!(settle(&queue, how, &node("a"), [later]).await, 0, "{how} of a claim that was never made");
+            let stored = db.find(item.id().message()).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0), "{how}");
             let both = [unknown, item.id().clone()];
             assert_eq!(settle(&queue, how, &node("a"), &both).await, 1, "{how} by its owner");
-            assert_eq!(settle(&queue, how, &node("a"), &both).await, 0, "{how}, said twice");
-            bed.run("DELETE FROM {t}").await.unwrap();
+            assert_eq!(settle(&queue, how, &node("a"), &both).await, 0, "{how}, twice");
+            db.run("DELETE FROM {t}").await.unwrap();
         }
     }
 
-    /// Its own older claim: the owner alone does not tell them apart.
-    async fn a_stale_claim_of_the_same_owner_changes_nothing(frozen |bed|) {
-        let queue = bed.outbox.queue();
+    /// A claim is not identified by its owner alone.
+    async fn a_stale_claim_of_the_same_owner_changes_nothing(frozen |db|) {
+        let queue = db.outbox.queue();
         for how in WAYS {
-            bed.write("e", 0..1).await;
+            db.write("e", 0..1).await;
             let stale = claim_one(&queue, "a").await.id().clone();
-            bed.advance(LEASE);
+            db.advance(LEASE);
             let fresh = claim_one(&queue, "a").await.id().clone();
             assert_eq!(settle(&queue, how, &node("a"), [&stale]).await, 0, "{how}");
-            let stored = bed.find(fresh.message()).await;
+            let stored = db.find(fresh.message()).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0), "{how}");
             assert!(stored.lease.is_some(), "{how}");
             assert!(queue.extend(&node("a"), LEASE, [&stale]).await.unwrap().is_empty());
@@ -270,134 +272,134 @@ on_every_database! {
             let kept = queue.extend(&node("a"), LEASE, [&stale, &fresh]).await.unwrap();
             assert_eq!(kept.iter().collect::<Vec<_>>(), [&fresh]);
             assert_eq!(settle(&queue, how, &node("a"), [&fresh, &stale]).await, 1, "{how}");
-            bed.run("DELETE FROM {t}").await.unwrap();
+            db.run("DELETE FROM {t}").await.unwrap();
         }
     }
 
-    async fn an_id_that_is_named_twice_counts_once(frozen |bed|) {
-        let queue = bed.outbox.queue();
+    async fn an_id_that_is_named_twice_counts_once(frozen |db|) {
+        let queue = db.outbox.queue();
         for how in WAYS {
-            bed.write("e", 0..1).await;
+            db.write("e", 0..1).await;
             let id = claim_one(&queue, "a").await.id().clone();
             let twice = [id.clone(), id.clone(), id.clone()];
             assert_eq!(queue.extend(&node("a"), LEASE, &twice).await.unwrap(), twice[..1]);
             assert_eq!(settle(&queue, how, &node("a"), &twice).await, 1, "{how}");
-            assert!(bed.find(id.message()).await.attempts <= 1, "{how}");
-            bed.run("DELETE FROM {t}").await.unwrap();
+            assert!(db.find(id.message()).await.attempts <= 1, "{how}");
+            db.run("DELETE FROM {t}").await.unwrap();
         }
     }
 
     /// OBX-035, 036, 037, 040, 041, 061, 062.
-    async fn an_item_says_when_it_was_stored_and_why_it_was_abandoned(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-        let created_at = bed.find(&id).await.created_at;
+    async fn an_item_has_its_time_of_storing_and_the_reason_of_its_abandonment(frozen |db|) {
+        let queue = db.outbox.queue();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let created_at = db.find(&id).await.created_at;
         let first = claim_one(&queue, "a").await;
         assert_eq!((first.created_at(), first.last_error()), (Some(created_at), None));
         assert_eq!((first.is_delayed(), first.available_at()), (false, None));
         queue.abandon_after(&node("a"), [first.id()], SEC, "no answer").await.unwrap();
-        bed.advance(SEC);
+        db.advance(SEC);
         let second = claim_one(&queue, "a").await;
         assert_eq!((second.created_at(), second.last_error()), (Some(created_at), Some("no answer")));
         assert_eq!((second.is_delayed(), second.available_at()), (false, None));
     }
 
-    async fn an_abandoned_item_comes_back_after_two_four_eight_seconds_up_to_a_minute(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let id = bed.write("e", 0..1).await.remove(0);
+    async fn an_abandoned_item_is_due_again_after_two_four_eight_seconds_up_to_a_minute(frozen |db|) {
+        let queue = db.outbox.queue();
+        let id = db.write("e", 0..1).await.remove(0);
         for (failed, seconds) in (1u32..).zip([2, 4, 8, 16, 32, 60, 60, 60, 60]) {
             let item = claim_one(&queue, "a").await;
             assert_eq!(item.attempt(), failed);
             let error = format!("failure {failed}");
             assert_eq!(queue.abandon(&node("a"), [item.id()], &error).await.unwrap(), 1);
-            let stored = bed.find(&id).await;
+            let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts), (Status::Retry, failed));
             assert_eq!(stored.lease, None);
             assert_eq!(stored.last_error, Some(error));
-            bed.advance(seconds * SEC - MS);
+            db.advance(seconds * SEC - MS);
             assert!(claim(&queue, "a").await.is_empty(), "not before {seconds} s");
-            bed.advance(MS);
+            db.advance(MS);
         }
         // OBX-064, 065.
         let last = claim_one(&queue, "a").await;
         assert_eq!(last.attempt(), 10);
-        assert_eq!(queue.abandon(&node("a"), [last.id()], "the last straw").await.unwrap(), 1);
-        let stored = bed.find(&id).await;
+        assert_eq!(queue.abandon(&node("a"), [last.id()], "the tenth failure").await.unwrap(), 1);
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 10));
-        assert_eq!(stored.last_error.as_deref(), Some("the last straw"));
-        bed.advance(DAY);
+        assert_eq!(stored.last_error.as_deref(), Some("the tenth failure"));
+        db.advance(DAY);
         assert!(claim(&queue, "a").await.is_empty());
     }
 
     /// OBX-063, 065.
-    async fn the_retry_policy_and_its_maximum_are_a_setting(frozen |bed|) {
+    async fn the_retry_policy_and_its_maximum_are_a_setting(frozen |db|) {
         let policy = Backoff::default().base(100 * MS).no_jitter().max_attempts(2);
-        let queue = bed.outbox.queue().retry(policy);
-        let id = bed.write("e", 0..1).await.remove(0);
+        let queue = db.outbox.queue().retry(policy);
+        let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
         queue.abandon(&node("a"), [item.id()], "no").await.unwrap();
-        bed.advance(99 * MS);
+        db.advance(99 * MS);
         assert!(claim(&queue, "a").await.is_empty());
-        bed.advance(MS);
+        db.advance(MS);
         let item = claim_one(&queue, "a").await;
-        // A delay of one's own counts against the attempts too.
+        // An explicit delay counts against the attempts too.
         queue.abandon_after(&node("a"), [item.id()], SEC, "no").await.unwrap();
-        assert_eq!(bed.status(&id).await, Status::Dead);
+        assert_eq!(db.status(&id).await, Status::Dead);
     }
 
     /// OBX-042, 043.
-    async fn a_failed_item_is_dead_for_the_reason_given_and_can_be_replayed(|bed|) {
-        let queue = bed.outbox.queue();
-        let id = bed.write("e", 0..1).await.remove(0);
+    async fn a_failed_item_is_dead_for_the_reason_given_and_can_be_replayed(|db|) {
+        let queue = db.outbox.queue();
+        let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
         assert_eq!(queue.fail(&node("a"), [item.id()], "no such address").await.unwrap(), 1);
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
         assert_eq!(stored.last_error.as_deref(), Some("no such address"));
         assert_eq!(stored.done_by, Some(node("a")));
-        assert!(bed.outbox.admin().replay(&id).await.unwrap());
+        assert!(db.outbox.admin().replay(&id).await.unwrap());
         assert_eq!(queue.ack(&node("a"), [item.id()]).await.unwrap(), 0, "a claim from before the replay");
         assert_eq!(claim_one(&queue, "a").await.attempt(), 1);
     }
 
-    async fn a_released_item_is_free_at_once_and_as_it_was(|bed|) {
-        let queue = bed.outbox.queue();
-        let id = bed.write("e", 0..1).await.remove(0);
+    async fn a_released_item_can_be_claimed_at_once_and_is_unchanged(|db|) {
+        let queue = db.outbox.queue();
+        let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
         assert_eq!(queue.release(&node("a"), [item.id()]).await.unwrap(), 1);
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::New, 0, None));
         assert_eq!(claim_one(&queue, "b").await.attempt(), 1);
     }
 
     /// OBX-049, 050, 051, 052, 106.
-    async fn reaping_frees_what_ran_out_and_touches_nothing_else(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let written = bed.write("e", 0..5).await;
+    async fn reaping_releases_expired_leases_and_no_others(frozen |db|) {
+        let queue = db.outbox.queue();
+        let written = db.write("e", 0..5).await;
         let early = claim(&queue, "a").await;
         queue.ack(&node("a"), [early[0].id()]).await.unwrap();
         queue.fail(&node("a"), [early[1].id()], "no").await.unwrap();
         queue.extend(&node("a"), 2 * LEASE, [early[2].id()]).await.unwrap();
         assert_eq!(queue.reap_expired().await.unwrap(), 0);
-        bed.advance(LEASE + MS);
+        db.advance(LEASE + MS);
         assert_eq!(queue.reap_expired().await.unwrap(), 2);
         assert_eq!(queue.reap_expired().await.unwrap(), 0);
-        assert_eq!(bed.tally().await, (3, 0, 1, 1));
-        assert!(bed.find(&written[2]).await.lease.is_some(), "this one was extended");
+        assert_eq!(db.tally().await, (3, 0, 1, 1));
+        assert!(db.find(&written[2]).await.lease.is_some(), "this lease was extended");
         for id in &written[3..] {
-            assert_eq!(bed.find(id).await.lease, None);
+            assert_eq!(db.find(id).await.lease, None);
         }
-        assert_eq!(queue.ack(&node("a"), [early[3].id()]).await.unwrap(), 0, "taken from its owner");
+        assert_eq!(queue.ack(&node("a"), [early[3].id()]).await.unwrap(), 0, "its owner lost the lease");
         assert_eq!(claim(&queue, "b").await.len(), 2);
     }
 
     /// Case 8: fifty items, handled one after another under one lease.
-    async fn a_lease_that_is_extended_does_not_run_out(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..50).await;
+    async fn a_lease_that_is_extended_does_not_expire(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..50).await;
         let items = claim(&queue, "a").await;
         for done in 0..items.len() {
-            bed.advance(10 * SEC);
+            db.advance(10 * SEC);
             let rest = ids(&items[done..]);
             assert_eq!(queue.extend(&node("a"), LEASE, &rest).await.unwrap(), rest);
             assert!(claim(&queue, "b").await.is_empty());
@@ -405,9 +407,9 @@ on_every_database! {
         }
     }
 
-    async fn extending_tells_which_items_are_lost(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..4).await;
+    async fn extending_reports_which_items_are_lost(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..4).await;
         let items = claim(&queue, "a").await;
         queue.ack(&node("a"), [items[0].id()]).await.unwrap();
         queue.release(&node("a"), [items[1].id()]).await.unwrap();
@@ -415,17 +417,17 @@ on_every_database! {
         let kept = queue.extend(&node("a"), LEASE, ids(&items)).await.unwrap();
         assert_eq!(kept, [items[2].id().clone(), items[3].id().clone()]);
         assert!(queue.extend(&node("b"), LEASE, ids(&items)).await.unwrap().is_empty());
-        // Late, but nobody took it: still its owner's.
-        bed.advance(2 * LEASE);
+        // Late, but not claimed again: the lease is still its owner's.
+        db.advance(2 * LEASE);
         assert_eq!(queue.extend(&node("a"), LEASE, [items[2].id()]).await.unwrap(), [items[2].id().clone()]);
-        bed.advance(LEASE - MS);
-        assert_eq!(messages(&claim(&queue, "c").await).len(), 2, "only what was not extended");
+        db.advance(LEASE - MS);
+        assert_eq!(messages(&claim(&queue, "c").await).len(), 2, "only items that were not extended");
     }
 
-    /// OBX-116, 117, and every other number that makes no sense.
-    async fn settings_that_make_no_sense_are_refused_before_anything_is_asked(|bed|) {
-        let (store, queue) = counting(&bed);
-        bed.write("e", 0..1).await;
+    /// OBX-116, 117, and every other invalid number.
+    async fn invalid_settings_are_refused_before_a_call_of_the_store(|db|) {
+        let (store, queue) = counting(&db);
+        db.write("e", 0..1).await;
         let a = node("a");
         let year = WorkQueue::MAX_LEASE;
         let (zero, long) = (Duration::ZERO, "x".repeat(101));
@@ -456,8 +458,8 @@ on_every_database! {
         assert_eq!(queue.abandon_after(&a, ids(&items), Duration::MAX, "x").await.unwrap(), 1);
     }
 
-    async fn an_empty_list_asks_nothing_of_the_database(|bed|) {
-        let (store, queue) = counting(&bed);
+    async fn an_empty_list_makes_no_call_of_the_store(|db|) {
+        let (store, queue) = counting(&db);
         for how in WAYS {
             assert_eq!(settle(&queue, how, &node("a"), &[] as &[WorkItemId]).await, 0);
         }
@@ -466,9 +468,9 @@ on_every_database! {
     }
 
     /// OBX-097, 120.
-    async fn every_call_is_one_round_trip(|bed|) {
-        let (store, queue) = counting(&bed);
-        bed.write("e", 0..300).await;
+    async fn every_call_is_one_round_trip(|db|) {
+        let (store, queue) = counting(&db);
+        db.write("e", 0..300).await;
         let items = claim(&queue, "a").await;
         assert_eq!((items.len(), store.calls()), (300, 1));
         queue.extend(&node("a"), LEASE, ids(&items)).await.unwrap();
@@ -479,10 +481,10 @@ on_every_database! {
         }
     }
 
-    /// Case 10: as much as a worker can use, not fifty at a tick.
-    async fn a_claim_and_an_ack_may_be_of_thousands(|bed|) {
-        let (store, queue) = counting(&bed);
-        bed.write("e", 0..2_500).await;
+    /// Case 10: as many as a worker can use, not fifty per poll.
+    async fn a_claim_and_an_ack_may_be_of_thousands(|db|) {
+        let (store, queue) = counting(&db);
+        db.write("e", 0..2_500).await;
         let items = queue.claim(&node("a"), LEASE, 2_500).await.unwrap();
         assert_eq!((items.len(), store.calls()), (2_500, 1));
         assert_eq!(queue.extend(&node("a"), LEASE, ids(&items)).await.unwrap(), ids(&items));
@@ -490,178 +492,179 @@ on_every_database! {
         assert_eq!(store.calls(), 6, "a thousand ids at a time");
     }
 
-    /// Case 9: deferred items lie before the due one in the table, not in its way.
-    async fn deferred_items_do_not_clog_the_claim(|bed|) {
-        let (store, queue) = counting(&bed);
-        bed.outbox.send_all((0..5_000).map(|n| numbered("e", n).deliver_after(DAY))).await.unwrap();
-        let due = bed.write("e", 9_000..9_001).await;
+    /// Case 9: deferred items are stored before the due one, and do not block it.
+    async fn deferred_items_do_not_slow_down_a_claim(|db|) {
+        let (store, queue) = counting(&db);
+        db.outbox.send_all((0..5_000).map(|n| numbered("e", n).deliver_after(DAY))).await.unwrap();
+        let due = db.write("e", 9_000..9_001).await;
         let items = queue.claim(&node("a"), LEASE, 10).await.unwrap();
         assert_eq!(messages(&items), due);
         assert_eq!((store.calls(), store.scanned()), (1, 1));
     }
 
-    /// A key whose first item is out, with thousands behind it.
-    async fn a_blocked_key_at_the_head_does_not_hide_what_is_behind_it(|bed|) {
-        let (store, queue) = counting(&bed);
-        bed.outbox.send_all((0..3_000).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
-        let free = bed.write("e", 9_000..9_003).await;
+    /// A key whose first item is leased, with thousands behind it.
+    async fn a_blocked_key_at_the_head_does_not_hide_later_items(|db|) {
+        let (store, queue) = counting(&db);
+        db.outbox.send_all((0..3_000).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
+        let free = db.write("e", 9_000..9_003).await;
         assert_eq!(numbers(&[claim_one(&queue, "a").await]), [0]);
         store.calls();
         assert_eq!(messages(&[claim_one(&queue, "b").await]), free[..1]);
         assert!(store.calls() < 40, "windows grow");
-        assert_eq!(messages(&claim(&queue, "b").await), free[1..], "what was too much went back");
-        assert_eq!(bed.outbox.admin().find(&free[2]).await.unwrap().unwrap().attempts, 0);
+        assert_eq!(messages(&claim(&queue, "b").await), free[1..], "items beyond the limit were released");
+        assert_eq!(db.outbox.admin().find(&free[2]).await.unwrap().unwrap().attempts, 0);
     }
 
-    async fn the_items_of_a_key_come_in_order_and_wait_for_each_other(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.outbox.send_all((0..4).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
+    async fn the_items_of_a_key_are_claimed_in_order_and_wait_for_each_other(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.outbox.send_all((0..4).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
         let first = queue.claim(&node("a"), LEASE, 2).await.unwrap();
         assert_eq!(numbers(&first), [0, 1]);
-        assert!(claim(&queue, "b").await.is_empty(), "the key is out");
-        // The second goes back with the first, or it would overtake.
+        assert!(claim(&queue, "b").await.is_empty(), "the key is leased");
+        // The second item is released with the first, or it would overtake.
         queue.abandon(&node("a"), [first[0].id()], "no").await.unwrap();
         queue.release(&node("a"), [first[1].id()]).await.unwrap();
         assert!(claim(&queue, "b").await.is_empty(), "the first waits for its retry");
-        bed.advance(2 * SEC);
+        db.advance(2 * SEC);
         let again = claim(&queue, "b").await;
         assert_eq!(numbers(&again), [0, 1, 2, 3]);
         queue.fail(&node("b"), [again[0].id()], "no").await.unwrap();
         queue.release(&node("b"), ids(&again[1..])).await.unwrap();
-        assert!(claim(&queue, "b").await.is_empty(), "a dead one holds its key");
+        assert!(claim(&queue, "b").await.is_empty(), "a dead item blocks its key");
         let queue = queue.on_dead(OnDead::Skip);
         assert_eq!(numbers(&claim(&queue, "b").await), [1, 2, 3]);
     }
 
-    async fn an_item_past_its_time_is_dead_and_holds_its_key(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let end = bed.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
+    async fn an_expired_item_is_dead_and_blocks_its_key(frozen |db|) {
+        let queue = db.outbox.queue();
+        let end = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
         let soon = numbered("e", 0).ordering_key("k").expires_at(end);
         let events = [soon, numbered("e", 1).ordering_key("k"), numbered("e", 2)];
-        let written = bed.outbox.send_all(events).await.unwrap();
-        bed.advance(10 * SEC);
+        let written = db.outbox.send_all(events).await.unwrap();
+        db.advance(10 * SEC);
         assert_eq!(numbers(&claim(&queue, "a").await), [2]);
-        let stored = bed.find(&written[0]).await;
+        let stored = db.find(&written[0]).await;
         assert_eq!((stored.status, stored.last_error.as_deref()), (Status::Dead, Some("expired")));
-        let waiting = bed.find(&written[1]).await;
+        let waiting = db.find(&written[1]).await;
         assert_eq!((waiting.status, waiting.attempts, waiting.lease), (Status::New, 0, None));
         assert!(claim(&queue, "a").await.is_empty());
         assert_eq!(numbers(&claim(&queue.on_dead(OnDead::Skip), "a").await), [1]);
     }
 
-    async fn an_item_that_cannot_be_decoded_is_buried_and_the_rest_goes_on(frozen |bed|) {
-        let queue = bed.outbox.queue();
+    async fn an_item_that_cannot_be_decoded_is_dead_lettered_and_the_others_are_claimed(frozen |db|) {
+        let queue = db.outbox.queue();
         let events = (0..3).map(|n| numbered("e", n).ordering_key("k").header("a", "b"));
-        let written = bed.outbox.send_all(events).await.unwrap();
-        bed.write("e", 7..8).await;
-        bed.run(&format!("UPDATE {{t}} SET headers = '[1]' WHERE event_id = '{}'", written[0])).await.unwrap();
+        let written = db.outbox.send_all(events).await.unwrap();
+        db.write("e", 7..8).await;
+        db.run(&format!("UPDATE {{t}} SET headers = '[1]' WHERE event_id = '{}'", written[0])).await.unwrap();
         assert_eq!(numbers(&claim(&queue, "a").await), [7]);
-        let stored = bed.find(&written[0]).await;
+        let stored = db.find(&written[0]).await;
         assert_eq!(stored.status, Status::Dead);
         assert!(stored.last_error.unwrap().starts_with("cannot be decoded: its headers"));
-        assert!(claim(&queue, "a").await.is_empty(), "it holds its key like any dead one");
-        assert_eq!(bed.find(&written[1]).await.lease, None);
+        assert!(claim(&queue, "a").await.is_empty(), "it blocks its key like any dead item");
+        assert_eq!(db.find(&written[1]).await.lease, None);
         assert_eq!(numbers(&claim(&queue.on_dead(OnDead::Skip), "a").await), [1, 2]);
     }
 
-    /// The owner of a whole batch vanishes again and again, because of one item of it.
-    async fn what_ends_its_owner_is_dead_in_the_end_and_takes_no_other_with_it(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let written = bed.write("e", 0..6).await;
+    /// The owner of a whole batch crashes again and again, because of one item of it.
+    async fn an_item_that_crashes_its_owner_is_dead_lettered_and_no_other_is(frozen |db|) {
+        let queue = db.outbox.queue();
+        let written = db.write("e", 0..6).await;
         let poison = &written[2];
         let mut crashes = 0;
         for _ in 0..30 {
-            let items = claim(&queue, &format!("life {crashes}")).await;
-            let owner = node(&format!("life {crashes}"));
+            let items = claim(&queue, &format!("process {crashes}")).await;
+            let owner = node(&format!("process {crashes}"));
             for item in &items {
                 if item.id().message() == poison {
                     crashes += 1;
-                    bed.advance(LEASE);
+                    db.advance(LEASE);
                     break;
                 }
                 assert_eq!(queue.ack(&owner, [item.id()]).await.unwrap(), 1);
             }
         }
-        assert_eq!(crashes, 4, "once unsuspected, three times with care");
-        assert_eq!(bed.tally().await, (0, 0, 5, 1));
-        let reason = bed.find(poison).await.last_error.unwrap();
+        assert_eq!(crashes, 4, "once in a batch, three times as a suspect");
+        assert_eq!(db.tally().await, (0, 0, 5, 1));
+        let reason = db.find(poison).await.last_error.unwrap();
         assert!(reason.contains("never came back"), "{reason}");
     }
 
-    async fn suspects_come_together_once_and_one_at_a_time_after_that(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        let lost = bed.write("e", 0..10).await;
+    async fn suspects_are_claimed_together_once_and_one_at_a_time_after_that(frozen |db|) {
+        let queue = db.outbox.queue();
+        let lost = db.write("e", 0..10).await;
         assert_eq!(claim(&queue, "a").await.len(), 10);
-        bed.advance(LEASE);
-        assert_eq!(numbers(&claim(&queue, "b").await), (0..10).collect::<Vec<_>>(), "any of them, or none");
-        bed.advance(LEASE);
-        bed.write("e", 10..13).await;
+        db.advance(LEASE);
+        assert_eq!(numbers(&claim(&queue, "b").await), (0..10).collect::<Vec<_>>(), "any of them may be the cause, or none");
+        db.advance(LEASE);
+        db.write("e", 10..13).await;
         let items = queue.claim(&node("c"), LEASE, 10).await.unwrap();
-        assert_eq!(numbers(&items), [0, 10, 11, 12], "and what is fresh behind them");
+        assert_eq!(numbers(&items), [0, 10, 11, 12], "with the new items behind it");
         for n in 1..10 {
             let items = claim(&queue, "c").await;
             assert_eq!(numbers(&items), [n]);
             assert_eq!(queue.ack(&node("c"), ids(&items)).await.unwrap(), 1);
         }
         assert!(claim(&queue, "c").await.is_empty());
-        assert_eq!(bed.status(&lost[9]).await, Status::Done);
+        assert_eq!(db.status(&lost[9]).await, Status::Done);
     }
 
-    /// Whoever was in hand together with one that ends its holder is not handed out with another that may.
-    async fn one_that_goes_alone_takes_no_other_suspect_along(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.write("e", 0..1).await;
+    /// Items that were leased together with one that crashes its owner are not claimed together
+    /// with another suspect.
+    async fn a_suspect_that_runs_alone_is_claimed_with_no_other_suspect(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.write("e", 0..1).await;
         for owner in ["a", "b"] {
             claim_one(&queue, owner).await;
-            bed.advance(LEASE);
+            db.advance(LEASE);
         }
-        bed.write("e", 1..3).await;
+        db.write("e", 1..3).await;
         assert_eq!(numbers(&queue.claim(&node("c"), LEASE, 3).await.unwrap()), [0, 1, 2]);
-        bed.advance(LEASE);
+        db.advance(LEASE);
         assert_eq!(numbers(&queue.claim(&node("d"), LEASE, 3).await.unwrap()), [0]);
         assert_eq!(numbers(&queue.claim(&node("e"), LEASE, 3).await.unwrap()), [1, 2]);
     }
 
-    /// Of a key too: a suspect that goes back takes what is behind it along.
-    async fn suspects_of_a_key_keep_their_order(frozen |bed|) {
-        let queue = bed.outbox.queue();
-        bed.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
-        bed.outbox.send_all((2..4).map(|n| numbered("e", n).ordering_key("l"))).await.unwrap();
+    /// Also within a key: a suspect that is released takes the later items with it.
+    async fn suspects_of_a_key_keep_their_order(frozen |db|) {
+        let queue = db.outbox.queue();
+        db.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("k"))).await.unwrap();
+        db.outbox.send_all((2..4).map(|n| numbered("e", n).ordering_key("l"))).await.unwrap();
         for owner in ["a", "b"] {
             assert_eq!(numbers(&claim(&queue, owner).await), [0, 1, 2, 3]);
-            bed.advance(LEASE);
+            db.advance(LEASE);
         }
-        bed.outbox.send(numbered("e", 4).ordering_key("l")).await.unwrap();
+        db.outbox.send(numbered("e", 4).ordering_key("l")).await.unwrap();
         assert_eq!(numbers(&claim(&queue, "c").await), [0]);
         assert_eq!(numbers(&claim(&queue, "c").await), [2], "another key");
         assert!(claim(&queue, "c").await.is_empty());
     }
 
-    /// Case 7: the work was done, only the word of it was lost.
-    async fn an_ack_that_fails_is_not_a_failure_of_the_work(frozen |bed|) {
+    /// Case 7: the work was done, only the ack was lost.
+    async fn an_ack_that_fails_is_not_a_failure_of_the_work(frozen |db|) {
         let lost = || Error::Database(sqlx::Error::Io(std::io::Error::other("connection lost")).into());
-        let store = Failing::settle(bed.outbox.store(), 1, lost);
+        let store = Failing::settle(db.outbox.store(), 1, lost);
         let queue = WorkQueue::new(store.clone());
-        let id = bed.write("e", 0..1).await.remove(0);
+        let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
         let error = queue.ack(&node("a"), [item.id()]).await.unwrap_err();
         assert!(error.is_transient());
-        let stored = bed.find(&id).await;
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::New, 0, None));
-        // Said again, even after the lease: nobody else has it.
-        bed.advance(2 * LEASE);
+        // A repeated ack counts even after the lease: no other node has claimed the item.
+        db.advance(2 * LEASE);
         assert_eq!(queue.ack(&node("a"), [item.id()]).await.unwrap(), 1);
-        assert_eq!(bed.find(&id).await.attempts, 0);
+        assert_eq!(db.find(&id).await.attempts, 0);
     }
 
-    /// What is claimed is not lost because more could not be.
-    async fn a_claim_that_cannot_go_on_gives_what_it_has(|bed|) {
+    /// Claimed items are not lost when a later part of the claim fails.
+    async fn a_claim_that_fails_half_way_returns_what_it_has(|db|) {
         let keyed = |n| numbered("e", n).ordering_key("k");
-        bed.outbox.send(keyed(0)).await.unwrap();
-        claim_one(&bed.outbox.queue(), "a").await;
-        bed.write("e", 7..8).await;
-        bed.outbox.send_all((1..4).map(keyed)).await.unwrap();
-        let store = Failing::take(bed.outbox.store(), 2, || Error::Store("away".to_owned()));
+        db.outbox.send(keyed(0)).await.unwrap();
+        claim_one(&db.outbox.queue(), "a").await;
+        db.write("e", 7..8).await;
+        db.outbox.send_all((1..4).map(keyed)).await.unwrap();
+        let store = Failing::take(db.outbox.store(), 2, || Error::Store("unavailable".to_owned()));
         store.after(1);
         let queue = WorkQueue::new(store.clone());
         let items = queue.claim(&node("b"), LEASE, 2).await.unwrap();
@@ -670,14 +673,14 @@ on_every_database! {
         assert_eq!(queue.ack(&node("b"), ids(&items)).await.unwrap(), 1);
     }
 
-    /// OBX-098, 099, 100, 101: eight workers that do everything to one table at once.
-    async fn many_workers_share_a_table_and_no_item_has_two_owners(|bed|) {
+    /// OBX-098, 099, 100, 101: eight workers that make all calls on one table at once.
+    async fn many_workers_share_a_table_and_no_item_has_two_owners(|db|) {
         const ITEMS: u64 = 300;
-        let other = bed.another().await;
-        bed.write("e", 0..ITEMS).await;
+        let other = db.another().await;
+        db.write("e", 0..ITEMS).await;
         let mut workers = tokio::task::JoinSet::new();
         for n in 0..8 {
-            let outbox = if n % 2 == 0 { bed.outbox.clone() } else { other.outbox.clone() };
+            let outbox = if n % 2 == 0 { db.outbox.clone() } else { other.outbox.clone() };
             let queue = outbox.queue().retry(Backoff::default().base(MS).max_attempts(1_000));
             workers.spawn(async move {
                 let me = node(&format!("worker {n}"));
@@ -699,7 +702,7 @@ on_every_database! {
                                 queue.ack(&me, [item.id()]).await.unwrap()
                             }
                         };
-                        assert_eq!(settled, 1, "no one else touches what is leased");
+                        assert_eq!(settled, 1, "no other node settles a leased item");
                     }
                     queue.reap_expired().await.unwrap();
                 }
@@ -708,21 +711,21 @@ on_every_database! {
         let mut acked: Vec<u64> = workers.join_all().await.into_iter().flatten().collect();
         acked.sort_unstable();
         assert_eq!(acked, (0..ITEMS).collect::<Vec<_>>());
-        assert_eq!(bed.tally().await, (0, 0, ITEMS, 0));
+        assert_eq!(db.tally().await, (0, 0, ITEMS, 0));
     }
 
-    /// `single_node` holds the whole table; `multi_node` shares it.
-    async fn nothing_is_claimed_while_a_relay_holds_the_whole_table(|bed|) {
-        let queue = bed.outbox.queue();
-        let alone = bed.outbox.single_node().on_type("other", async |_: Cx| {}).no_hot_path();
+    /// `single_node` leads the whole table; `multi_node` shares it.
+    async fn nothing_is_claimed_while_a_relay_leads_the_table(|db|) {
+        let queue = db.outbox.queue();
+        let alone = db.outbox.single_node().on_type("other", async |_: Cx| {}).no_hot_path();
         let alone = alone.poll_interval(DAY).start().await.unwrap();
-        bed.outbox.send(numbered("e", 0).deliver_after(MS)).await.unwrap();
-        tokio::time::sleep(10 * MS).await;
+        db.outbox.send(numbered("e", 0).deliver_after(MS)).await.unwrap();
+        db.due(1).await;
         assert!(claim(&queue, "a").await.is_empty());
         alone.stop().await.unwrap();
-        let beside = bed.another().await.outbox.multi_node().poll_interval(DAY);
+        let beside = db.another().await.outbox.multi_node().poll_interval(DAY);
         let beside = beside.skip_recent(DAY).no_hot_path().start().await.unwrap();
-        bed.outbox.send_all((1..5).map(|n| numbered("e", n))).await.unwrap();
+        db.outbox.send_all((1..5).map(|n| numbered("e", n))).await.unwrap();
         let items = claim(&queue, "a").await;
         let found: HashSet<u64> = numbers(&items).into_iter().collect();
         assert!(found.is_superset(&(1..5).collect()), "{found:?}");
@@ -730,10 +733,10 @@ on_every_database! {
         beside.stop().await.unwrap();
     }
 
-    /// A claim that its caller drops half way leaves no transaction open: a statement that runs on the
-    /// same connection later would be part of that, and never be committed.
-    async fn a_claim_may_be_dropped_at_any_time(|bed|) {
-        let (queue, other) = (bed.outbox.queue(), bed.another().await);
+    /// A claim that its caller drops half way leaves no transaction open: a later statement on the
+    /// same connection would be part of that transaction, and never be committed.
+    async fn a_claim_may_be_dropped_at_any_time(|db|) {
+        let (queue, other) = (db.outbox.queue(), db.another().await);
         let (dropping, acking) = (node("a"), node("b"));
         for polls in 0..30 {
             other.write("e", 0..8).await;
@@ -748,7 +751,7 @@ on_every_database! {
                     tokio::task::yield_now().await;
                 }
             }
-            // At once: on every connection that there is.
+            // Concurrently, on every connection of the pool.
             let acks = held.iter().map(|item| queue.ack(&acking, [item.id()]));
             assert!(futures_util::future::join_all(acks).await.iter().all(|acked| matches!(acked, Ok(1))));
             for item in &held {
@@ -761,15 +764,15 @@ on_every_database! {
         }
     }
 
-    /// An id travels as text, and settles from anywhere.
-    async fn an_id_may_settle_in_another_process(|bed|) {
-        let other = bed.another().await;
-        bed.outbox.send(Event::new("e").id("a:b").json(&1)).await.unwrap();
-        let item = claim_one(&bed.outbox.queue(), "a").await;
+    /// An id can be sent as text, and settled in another process.
+    async fn an_id_may_settle_in_another_process(|db|) {
+        let other = db.another().await;
+        db.outbox.send(Event::new("e").id("a:b").json(&1)).await.unwrap();
+        let item = claim_one(&db.outbox.queue(), "a").await;
         let text = serde_json::to_string(item.id()).unwrap();
         assert_eq!(text, "\"a:b:1:0\"");
         let id: WorkItemId = serde_json::from_str(&text).unwrap();
         assert_eq!(other.outbox.queue().ack(&node("a"), [id]).await.unwrap(), 1);
-        assert_eq!(bed.status(item.id().message()).await, Status::Done);
+        assert_eq!(db.status(item.id().message()).await, Status::Done);
     }
 }

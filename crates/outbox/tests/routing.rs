@@ -1,15 +1,16 @@
-//! Relays with different handlers on one table: each takes what it routes, and leaves the rest to others.
+//! Relays with different handlers on one table: each takes the events that it routes, and leaves
+//! the others.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bed::{Seen, numbered};
-use failing::Failing;
+use common::{Seen, numbered};
+use failing_store::Failing;
 use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
     Cx, Destination, Event, EventType, LogPublisher, Message, OnDead, Outcome, RelayBuilder, Router, Unrouted,
@@ -28,10 +29,10 @@ impl Message for Paid {
     const AGGREGATE_TYPE: &'static str = "order";
 }
 
-/// Sends events of one type to one place, for one tenant; others nowhere.
+/// Routes events of one type and one tenant to a destination; others have no route.
 struct ForAcme {
     to: Destination,
-    says_types: bool,
+    declares_types: bool,
 }
 
 impl Router for ForAcme {
@@ -45,38 +46,38 @@ impl Router for ForAcme {
     }
 
     fn routed(&self) -> Option<Arc<Routed>> {
-        self.says_types.then(|| Arc::new(Routed::default().and_type("mine")))
+        self.declares_types.then(|| Arc::new(Routed::default().and_type("mine")))
     }
 }
 
 on_every_database! {
     /// The relays share the table from two processes; keys have events of both kinds.
-    async fn two_relays_with_different_handlers_share_a_table(|bed|) {
-        let there = bed.another().await;
+    async fn two_relays_with_different_handlers_share_a_table(|db|) {
+        let other_process = db.another().await;
         let (left, right, both) = (Seen::default(), Seen::default(), Seen::default());
-        let also_note = || {
+        let also_record = || {
             let both = both.clone();
             move |cx: &Cx| {
-                both.note(cx);
+                both.record(cx);
                 Ok(Outcome::Done)
             }
         };
         let mut written = 0;
-        let mut write = async |bed: &bed::Bed<_>, count: u64| {
+        let mut write = async |db: &common::TestDb<_>, count: u64| {
             let events = (written..written + count).map(|n| {
                 let event = numbered(if n % 3 == 0 { "left" } else { "right" }, n);
                 if n % 5 == 0 { event } else { event.ordering_key(format!("key-{}", n % 4)) }
             });
-            bed.outbox.send_all(events).await.unwrap();
+            db.outbox.send_all(events).await.unwrap();
             written += count;
         };
-        write(&bed, 60).await;
-        let one = bed.outbox.multi_node().poll_interval(SOON).on_type("left", left.says(also_note())).start().await.unwrap();
-        let two = there.outbox.multi_node().poll_interval(SOON).on_type("right", right.says(also_note())).start().await.unwrap();
-        // Also what the process of one relay writes for the other.
-        write(&bed, 30).await;
-        write(&there, 30).await;
-        bed.drained().await;
+        write(&db, 60).await;
+        let one = db.outbox.multi_node().poll_interval(SOON).on_type("left", left.returning(also_record())).start().await.unwrap();
+        let two = other_process.outbox.multi_node().poll_interval(SOON).on_type("right", right.returning(also_record())).start().await.unwrap();
+        // Also events that the process of one relay writes for the other.
+        write(&db, 30).await;
+        write(&other_process, 30).await;
+        db.drained().await;
         one.stop().await.unwrap();
         two.stop().await.unwrap();
         assert!(both.attempts().iter().all(|attempt| *attempt == 1), "no event is attempted by a relay without a handler");
@@ -93,22 +94,22 @@ on_every_database! {
         }
     }
 
-    /// By every kind of route, in every mode.
-    async fn an_event_without_a_route_stays_pending_until_a_relay_knows_it(frozen |bed|) {
+    /// With every kind of route, in every mode.
+    async fn an_event_without_a_route_stays_pending_until_a_relay_knows_it(frozen |db|) {
         for mode in ["single_node", "multi_node", "ordered"] {
             let build = || match mode {
-                "single_node" => bed.outbox.single_node(),
-                "multi_node" => bed.outbox.multi_node(),
-                _ => bed.outbox.ordered(),
+                "single_node" => db.outbox.single_node(),
+                "multi_node" => db.outbox.multi_node(),
+                _ => db.outbox.ordered(),
             };
             let seen = Seen::default();
             let mine = seen.clone();
             let relay = build()
-                .on(move |Paid(_): Paid, cx: Cx| { mine.note(&cx); async {} })
+                .on(move |Paid(_): Paid, cx: Cx| { mine.record(&cx); async {} })
                 .on_aggregate("bill", "sent", seen.handler())
                 .on_type("all", seen.handler())
                 .start().await.unwrap();
-            let before = bed.outbox.send_all([
+            let before = db.outbox.send_all([
                 numbered("paid", 1).aggregate("order", "1"),
                 numbered("paid", 2).aggregate("bill", "1"),
                 numbered("sent", 3),
@@ -117,15 +118,15 @@ on_every_database! {
             let left: Vec<_> = before[1..].to_vec();
             for _ in 0..3 {
                 relay.idle().await.unwrap();
-                bed.advance(SEC * 3);
+                db.advance(SEC * 3);
             }
             assert_eq!(seen.numbers(), [1]);
             for id in &left {
-                let stored = bed.find(id).await;
+                let stored = db.find(id).await;
                 assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None), "{mode}");
                 assert_eq!((stored.last_error, stored.available_at), (None, stored.created_at), "{mode}");
             }
-            let unrouted = bed.outbox.admin().unrouted(100).await.unwrap();
+            let unrouted = db.outbox.admin().unrouted(100).await.unwrap();
             assert_eq!((unrouted.count(), unrouted.types.len()), (3, 3), "{mode} {unrouted:?}");
             relay.stop().await.unwrap();
 
@@ -137,135 +138,136 @@ on_every_database! {
             numbers.sort_unstable();
             assert_eq!(numbers, [2, 3, 4], "{mode}");
             assert_eq!(late.attempts(), [1, 1, 1]);
-            assert!(bed.outbox.admin().unrouted(100).await.unwrap().types.is_empty());
+            assert!(db.outbox.admin().unrouted(100).await.unwrap().types.is_empty());
             relay.stop().await.unwrap();
         }
     }
 
-    /// Born leased, or held in the memory of a leader, it would be out of the reach of others.
-    async fn an_event_that_its_own_process_does_not_route_is_born_free(|bed|) {
-        let there = bed.another().await;
+    /// With a lease at insertion, or held in the memory of a leader, other relays could not take
+    /// it.
+    async fn an_event_that_its_own_process_does_not_route_is_inserted_without_a_lease(|db|) {
+        let other_process = db.another().await;
         let seen = Seen::default();
-        // No poll of its own within this test: what is handled comes by the hot path.
-        let here = bed.outbox.multi_node().poll_interval(SEC * 600).on_type("mine", seen.handler()).start().await.unwrap();
+        // No poll of its own within this test: only the hot path delivers.
+        let here = db.outbox.multi_node().poll_interval(SEC * 600).on_type("mine", seen.handler()).start().await.unwrap();
         here.idle().await.unwrap();
-        let mine = bed.outbox.send(numbered("mine", 1)).await.unwrap().unwrap();
-        let other = bed.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
-        let stored = bed.find(&other).await;
+        let mine = db.outbox.send(numbered("mine", 1)).await.unwrap().unwrap();
+        let other = db.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
+        let stored = db.find(&other).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
-        while bed.status(&mine).await != Status::Done {
+        while db.status(&mine).await != Status::Done {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let relay = there.outbox.multi_node().on_type("other", seen.handler()).start().await.unwrap();
+        let relay = other_process.outbox.multi_node().on_type("other", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        assert_eq!(bed.status(&other).await, Status::Done);
+        assert_eq!(db.status(&other).await, Status::Done);
         assert_eq!(seen.numbers(), [1, 2]);
         relay.stop().await.unwrap();
         here.stop().await.unwrap();
     }
 
-    /// A leader that does not route an event does not hold it in memory: the next leader delivers it at once.
-    async fn a_leader_leaves_events_without_a_route_to_the_next_one(|bed|) {
-        let there = bed.another().await;
+    /// A leader that does not route an event does not hold it in memory: the next leader delivers
+    /// it at once.
+    async fn a_leader_leaves_events_without_a_route_to_the_next_one(|db|) {
+        let other_process = db.another().await;
         let seen = Seen::default();
-        let leader = bed.outbox.single_node().on_type("mine", seen.handler()).start().await.unwrap();
-        let next = there.outbox.single_node().on_type("other", seen.handler()).start().await.unwrap();
+        let leader = db.outbox.single_node().on_type("mine", seen.handler()).start().await.unwrap();
+        let next = other_process.outbox.single_node().on_type("other", seen.handler()).start().await.unwrap();
         assert!(!next.is_active());
-        let other = bed.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
-        bed.outbox.send(numbered("mine", 1)).await.unwrap();
+        let other = db.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
+        db.outbox.send(numbered("mine", 1)).await.unwrap();
         leader.idle().await.unwrap();
         assert_eq!(seen.numbers(), [1]);
-        let stored = bed.find(&other).await;
+        let stored = db.find(&other).await;
         assert_eq!((stored.status, stored.attempts, stored.last_error), (Status::New, 0, None));
-        let explained = bed.outbox.admin().explain(&other).await.unwrap().to_string();
+        let explained = db.outbox.admin().explain(&other).await.unwrap().to_string();
         assert!(explained.contains("leads this table alone (single_node), and does not route"), "{explained}");
         leader.stop().await.unwrap();
-        bed.drained().await;
+        db.drained().await;
         assert_eq!(seen.numbers(), [1, 2]);
         next.stop().await.unwrap();
     }
 
-    /// A router may decide by more than the type: then an event is taken, and put off without an attempt.
-    async fn what_a_router_sends_nowhere_is_put_off_and_costs_no_attempt(frozen |bed|) {
-        for says_types in [true, false] {
+    /// A router may decide by more than the type: then an event is taken, and put off without an
+    /// attempt.
+    async fn an_event_without_a_destination_is_put_off_and_costs_no_attempt(frozen |db|) {
+        for declares_types in [true, false] {
             let to = Destination::new(LogPublisher::new());
-            let relay = bed.outbox.multi_node().forward_by(ForAcme { to, says_types }).start().await.unwrap();
-            let acme = bed.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().unwrap();
-            let globex = bed.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().unwrap();
-            let other = bed.outbox.send(numbered("other", 3).deliver_after(SEC)).await.unwrap().unwrap();
-            bed.advance(SEC);
+            let relay = db.outbox.multi_node().forward_by(ForAcme { to, declares_types }).start().await.unwrap();
+            let acme = db.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().unwrap();
+            let globex = db.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().unwrap();
+            let other = db.outbox.send(numbered("other", 3).deliver_after(SEC)).await.unwrap().unwrap();
+            db.advance(SEC);
             relay.idle().await.unwrap();
-            assert_eq!(bed.status(&acme).await, Status::Done);
-            let put_off = bed.find(&globex).await;
+            assert_eq!(db.status(&acme).await, Status::Done);
+            let put_off = db.find(&globex).await;
             assert_eq!((put_off.status, put_off.attempts), (Status::New, 0));
-            let wait = put_off.available_at - bed.clock.as_ref().unwrap().now();
+            let wait = put_off.available_at - db.clock.as_ref().unwrap().now();
             assert!(wait.num_seconds() >= 4 && wait.num_seconds() <= 600, "{wait}");
             let error = put_off.last_error.unwrap();
             assert!(error.starts_with("no handler for event type \"mine\""), "{error}");
-            let left = bed.find(&other).await;
-            assert_eq!(left.last_error.is_none(), says_types, "by its type it is not even taken");
+            let left = db.find(&other).await;
+            assert_eq!(left.last_error.is_none(), declares_types, "an undeclared type is not even taken");
             assert_eq!((left.status, left.attempts), (Status::New, 0));
             relay.stop().await.unwrap();
-            bed.run(&format!("DELETE FROM {}", bed.table)).await.unwrap();
+            db.run(&format!("DELETE FROM {}", db.table)).await.unwrap();
         }
     }
 
-    /// Writers in other languages may write NULL. SQLite's table does not take it.
-    async fn a_row_without_an_aggregate_type_belongs_to_the_global_aggregate(|bed|) {
+    /// Writers in other languages may write NULL. SQLite's table does not accept it.
+    async fn a_row_without_an_aggregate_type_belongs_to_the_global_aggregate(|db|) {
         let values = "('null', 'paid', NULL, '1')";
-        let insert = format!("INSERT INTO {} (event_id, event_type, aggregate_type, payload) VALUES {values}", bed.table);
-        if bed.run(&insert).await.is_err() {
-            assert!(!bed.url().starts_with("postgres") && !bed.url().starts_with("mysql"), "those take it");
+        let insert = format!("INSERT INTO {} (event_id, event_type, aggregate_type, payload) VALUES {values}", db.table);
+        if db.run(&insert).await.is_err() {
+            assert!(!db.url().starts_with("postgres") && !db.url().starts_with("mysql"), "only SQLite refuses NULL");
             return;
         }
         let (order, global) = (Seen::default(), Seen::default());
-        let relay = bed.outbox.multi_node().on_aggregate("order", "paid", order.handler()).start().await.unwrap();
+        let relay = db.outbox.multi_node().on_aggregate("order", "paid", order.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(bed.status(&"null".into()).await, Status::New);
-        // Beside a pair, which reads the column.
-        let relay = bed.outbox.multi_node().on_aggregate("order", "sent", order.handler())
+        assert_eq!(db.status(&"null".into()).await, Status::New);
+        // With a route by aggregate type, which reads the column.
+        let relay = db.outbox.multi_node().on_aggregate("order", "sent", order.handler())
             .on_type("paid", global.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((order.count(), global.count()), (0, 1));
     }
 
-    /// Otherwise each poll would look at all of them again.
-    async fn the_cursor_passes_by_events_that_are_not_routed(|bed|) {
-        // A read of the whole table is slow, so that others come in between.
-        let watched = Failing::slow(bed.outbox.store(), Duration::from_millis(50));
-        bed.write("other", 0..500).await;
-        // As if they had been there for some time.
-        let past = format!("UPDATE {} SET available_at = '2020-01-01 00:00:00', created_at = '2020-01-01 00:00:00'", bed.table);
-        bed.run(&past).await.unwrap();
+    /// Otherwise each poll would scan all of them again.
+    async fn the_cursor_passes_events_that_are_not_routed(|db|) {
+        // A read of the whole table is slow, so that other events are written in between.
+        let watched = Failing::slow(db.outbox.store(), Duration::from_millis(50));
+        db.write("other", 0..500).await;
+        // As if they had been stored for some time.
+        let past = format!("UPDATE {} SET available_at = '2020-01-01 00:00:00', created_at = '2020-01-01 00:00:00'", db.table);
+        db.run(&past).await.unwrap();
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(watched.clone()).poll_interval(SOON)
             .on_type("mine", seen.handler()).start().await.unwrap();
         // A window that begins behind them was read.
         let mut tries = 0;
-        while watched.read_from().is_none_or(|place| place.at.timestamp() < 1_577_836_800) {
+        while watched.read_from().is_none_or(|cursor| cursor.at.timestamp() < 1_577_836_800) {
             tries += 1;
             assert!(tries < 2_000, "the relay reads from the start each time");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        bed.outbox.send(numbered("mine", 7)).await.unwrap();
-        while seen.count() == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        db.outbox.send(numbered("mine", 7)).await.unwrap();
+        seen.reach(1).await;
         relay.stop().await.unwrap();
-        assert_eq!((seen.numbers(), bed.tally().await), (vec![7], (500, 0, 1, 0)));
+        assert_eq!((seen.numbers(), db.tally().await), (vec![7], (500, 0, 1, 0)));
     }
 
-    /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` tell what many of them cost.
-    async fn a_take_behind_events_that_are_not_routed_does_not_look_at_them(|bed|) {
+    /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` print the cost of many unrouted events.
+    async fn a_take_does_not_scan_events_that_are_not_routed(|db|) {
         let count = std::env::var("OUTBOX_TEST_UNROUTED").map_or(2_000, |count| count.parse().unwrap());
         for from in (0..count).step_by(2_000) {
-            bed.write("other", from..(from + 2_000).min(count)).await;
+            db.write("other", from..(from + 2_000).min(count)).await;
         }
-        let place = bed.outbox.store().last_due(Duration::ZERO).await.unwrap();
-        let mine = bed.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        let cursor = db.outbox.store().last_due(Duration::ZERO).await.unwrap();
+        let mine = db.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
+        db.due(count + 1).await;
         let take = |from: Origin, only: Option<Routed>| Take {
             by: Holder::Lease { owner: "a".into(), lease: SEC },
             from,
@@ -283,7 +285,7 @@ on_every_database! {
         };
         let none = Routed::default().and_type("nothing");
         let with_pairs = none.clone().and_pair("order", "nothing").and_pattern("nothing.*");
-        let behind = Origin::After(place.unwrap());
+        let behind = Origin::After(cursor.unwrap());
         for (what, from, only) in [
             ("from the start", Origin::Start, none.clone()),
             ("from the start, with pairs and patterns", Origin::Start, with_pairs),
@@ -293,35 +295,35 @@ on_every_database! {
             let mut best = Duration::MAX;
             for _ in 0..5 {
                 let began = Instant::now();
-                assert_eq!(bed.outbox.store().take(&take).await.unwrap().scanned, 0);
+                assert_eq!(db.outbox.store().take(&take).await.unwrap().scanned, 0);
                 best = best.min(began.elapsed());
             }
-            println!("{}: {count} events, {what}: {best:?}", bed.url().split(':').next().unwrap());
+            println!("{}: {count} events, {what}: {best:?}", db.url().split(':').next().unwrap());
         }
         let began = Instant::now();
-        bed.outbox.store().last_due(SEC).await.unwrap();
+        db.outbox.store().last_due(SEC).await.unwrap();
         println!("the last due event: {:?}", began.elapsed());
         let began = Instant::now();
-        assert_eq!(bed.outbox.store().unrouted(2_000).await.unwrap().count(), 0, "no relay runs");
+        assert_eq!(db.outbox.store().unrouted(2_000).await.unwrap().count(), 0, "no relay runs");
         println!("events that no relay routes, without a relay: {:?}", began.elapsed());
-        let taken = bed.outbox.store().take(&take(behind, Some(Routed::default().and_type("mine")))).await.unwrap();
+        let taken = db.outbox.store().take(&take(behind, Some(Routed::default().and_type("mine")))).await.unwrap();
         assert_eq!(taken.deliveries.len(), 1);
         assert_eq!(*taken.deliveries[0].event.id(), mine);
     }
 
-    /// Handlers of the relay itself go on, whatever else is registered.
-    async fn a_relay_without_handlers_takes_nothing(|bed|) {
+    /// The relay's own handlers run, whichever others are registered.
+    async fn a_relay_without_handlers_takes_nothing(|db|) {
         let calls = Arc::new(AtomicUsize::new(0));
-        bed.write("e", 0..3).await;
-        let relay = bed.outbox.multi_node().start().await.unwrap();
+        db.write("e", 0..3).await;
+        let relay = db.outbox.multi_node().start().await.unwrap();
         assert_eq!(relay.poll_once().await.unwrap(), 0);
         relay.stop().await.unwrap();
         let counted = calls.clone();
-        let strict = bed.outbox.multi_node().unrouted(Unrouted::Dead)
+        let strict = db.outbox.multi_node().unrouted(Unrouted::Dead)
             .on_type("x", move |_: Cx| { counted.fetch_add(1, Ordering::Relaxed); async {} }).start().await.unwrap();
         strict.idle().await.unwrap();
         strict.stop().await.unwrap();
-        let (.., dead) = bed.tally().await;
+        let (.., dead) = db.tally().await;
         assert_eq!((dead, calls.load(Ordering::Relaxed)), (3, 0));
     }
 }

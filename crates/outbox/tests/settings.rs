@@ -3,28 +3,28 @@
 
 #![cfg(feature = "settings")]
 
-mod bed;
+mod common;
 
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time};
+use common::{Backend, Seen, TestDb, in_time};
 use outbox::settings::{Mode, Settings};
 use outbox::store::{EXCLUSIVE, Status};
 use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder, Outgoing, PublishError, Publisher, Topic};
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::watch;
 
-/// A file that `outbox check` finds good: `a_file_of_the_daemon_is_good_for_the_daemon` of the
-/// command tests it.
+/// A file that `outbox check` accepts: `a_file_of_the_daemon_is_good_for_the_daemon` of the command
+/// tests that.
 const FILE: &str = include_str!("settings/shared.toml");
 
-/// The file, for this database and table.
+/// The file with this database and table.
 fn shared(url: &str, table: &str) -> String {
     FILE.replace("sqlite:shop.db", url).replace("shop_event", table)
 }
 
-/// Databases that settings open.
-trait Opened: Base {
+/// Databases that settings can open.
+trait Opened: Backend {
     async fn opened(settings: &Settings) -> outbox::Result<Outbox<Self>>;
 }
 
@@ -67,24 +67,25 @@ mod a_file_of_the_daemon_configures_an_embedded_outbox {
 }
 
 async fn embedded<DB: Opened>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let url = if bed.url().contains("://") { bed.url().to_owned() } else { format!("sqlite:{}", bed.url()) };
-    // Another table than that of the bed: the settings make it, because they say `migrate`.
-    let table = format!("{}s", bed.table);
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let url = if db.url().contains("://") { db.url().to_owned() } else { format!("sqlite:{}", db.url()) };
+    // Another table than that of the test database: the settings create it, because `migrate` is
+    // on.
+    let table = format!("{}s", db.table);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, shared(&url, &table)).unwrap();
     let settings = Settings::from_file(file.path()).unwrap();
     assert_eq!(settings.mode(), Mode::SingleNode);
     let outbox = DB::opened(&settings).await.unwrap();
-    let on_table = DB::open(OutboxBuilder::new().table(&table), bed.url()).await.unwrap();
+    let on_table = DB::open(OutboxBuilder::new().table(&table), db.url()).await.unwrap();
 
     // Mode: one relay leads the whole table. Name: of this relay.
     let seen = Seen::default();
-    let noted = seen.clone();
+    let recorded = seen.clone();
     let relay = outbox.relay(&settings).on_type("fails", move |cx: Cx| {
-        let seen = noted.clone();
+        let seen = recorded.clone();
         async move {
-            seen.note(&cx);
+            seen.record(&cx);
             Err::<(), _>(Failure::retry("always"))
         }
     });
@@ -94,31 +95,32 @@ async fn embedded<DB: Opened>() {
     let leader = on_table.store().leader(EXCLUSIVE).await.unwrap().unwrap();
     assert!(leader.as_str().starts_with("embedded"), "{leader}");
 
-    // Table: the event is there. Retry: twice in all.
+    // Table: the event is stored there. Retry: two attempts in all.
     let id = outbox.send(Event::new("fails").json(&1)).await.unwrap().unwrap();
     seen.reach(2).await;
     let dead = loop {
-        let stored = on_table.admin().find(&id).await.unwrap().expect("it is in the table of the settings");
+        let stored =
+            on_table.admin().find(&id).await.unwrap().expect("the event is in the table of the settings");
         if stored.status == Status::Dead {
             break stored;
         }
         relay.idle().await.unwrap();
     };
     assert_eq!((dead.attempts, seen.count()), (2, 2));
-    assert_eq!(bed.tally().await, (0, 0, 0, 0), "nothing is in another table");
+    assert_eq!(db.tally().await, (0, 0, 0, 0), "nothing is in another table");
 
     relay.stop().await.unwrap();
 
-    // The largest payload: of what the application writes.
+    // Payload limit: of the application's events.
     let large = outbox.send(Event::new("e").json(&"x".repeat(2_000))).await;
     assert!(matches!(large, Err(Error::Event(_))), "{large:?}");
 }
 
 /// Two relays, one with the poll interval of the file, an hour, and one with that of the
-/// environment, 10 ms. Waits start at 25 ms and double up to the interval: while the one polls
+/// environment, 10 ms. Waits start at 25 ms and double up to the interval: while one relay polls
 /// fifty times the other polls a few times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_poll_interval_is_that_of_the_file_and_the_environment_goes_before_it() {
+async fn the_poll_interval_is_that_of_the_file_and_the_environment_takes_precedence() {
     let folder = tempfile::tempdir().unwrap();
     let start = async |name: &str, variables: &[(&str, &str)]| {
         let url = format!("sqlite:{}", folder.path().join(name).display());
@@ -147,7 +149,7 @@ async fn the_poll_interval_is_that_of_the_file_and_the_environment_goes_before_i
     }
 }
 
-/// With the application's own pool, and a hook of its own, the settings of the outbox count all the
+/// With the application's own pool, and its own hook, the settings of the outbox apply all the
 /// same.
 #[tokio::test]
 async fn an_outbox_beside_a_pool_has_the_settings() {
@@ -166,14 +168,14 @@ async fn an_outbox_beside_a_pool_has_the_settings() {
     assert_eq!(rows, 1);
 }
 
-/// Notes how many events each batch has, and fails if it is to.
+/// Records the size of each batch, and fails if configured to.
 #[derive(Clone)]
-struct Noted {
+struct RecordBatches {
     batches: watch::Sender<Vec<usize>>,
     fails: bool,
 }
 
-impl Noted {
+impl RecordBatches {
     fn new(fails: bool) -> Self {
         Self { batches: watch::Sender::new(Vec::new()), fails }
     }
@@ -184,9 +186,9 @@ impl Noted {
 }
 
 #[async_trait::async_trait]
-impl Publisher for Noted {
+impl Publisher for RecordBatches {
     fn name(&self) -> &'static str {
-        "noted"
+        "recorded"
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
@@ -206,7 +208,7 @@ async fn publishers_of_the_log_have_the_batch_size_of_the_settings() {
     let outbox = settings.sqlite().await.unwrap();
     let events = (0..5).map(|n| Event::new("e").json(&n));
     outbox.log().append(events).await.unwrap();
-    let (two, own) = (Noted::new(false), Noted::new(false));
+    let (two, own) = (RecordBatches::new(false), RecordBatches::new(false));
     let relay = outbox
         .relay(&settings)
         .publish(Topic::new("two").to(two.clone()))
@@ -217,8 +219,8 @@ async fn publishers_of_the_log_have_the_batch_size_of_the_settings() {
     relay.stop().await.unwrap();
 }
 
-/// Handlers are tried ten times by default, publishers for a day: the delays of the settings change
-/// neither number.
+/// Handlers have ten attempts by default, publishers retry for a day: the delays of the settings
+/// change neither limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_keep_their_number_of_attempts_if_the_settings_name_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -228,14 +230,14 @@ async fn publishers_keep_their_number_of_attempts_if_the_settings_name_none() {
     );
     let settings = Settings::from_toml(&text).unwrap();
     let outbox = settings.sqlite().await.unwrap();
-    let noted = Noted::new(true);
-    let relay = outbox.relay(&settings).forward(["e"], noted.clone()).start().await.unwrap();
+    let recorded = RecordBatches::new(true);
+    let relay = outbox.relay(&settings).forward(["e"], recorded.clone()).start().await.unwrap();
     outbox.send(Event::new("e").json(&1)).await.unwrap();
-    noted.until(|batches| batches.len() > 10).await;
+    recorded.until(|batches| batches.len() > 10).await;
     relay.stop().await.unwrap();
 }
 
-/// Writer-only: no delivery, and no deletion of what was not delivered.
+/// Writer-only: no delivery, and no deletion of undelivered events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writer_only_delivers_and_deletes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -248,7 +250,7 @@ async fn writer_only_delivers_and_deletes_nothing() {
     let seen = Seen::default();
     let relay = outbox.relay(&settings).on_type("e", seen.handler()).start().await.unwrap();
     let id = outbox.send(Event::new("e").json(&1)).await.unwrap().unwrap();
-    // DONE, as another process would mark it: purged. The other stays.
+    // DONE, as another process would set it: purged. The other event stays.
     let done = outbox.send(Event::new("e").json(&2)).await.unwrap().unwrap();
     sqlx::query("UPDATE outbox_event SET status = 1 WHERE event_id = $1")
         .bind(done.as_str())

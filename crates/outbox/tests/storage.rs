@@ -1,11 +1,11 @@
-//! Storage that is full, read-only, locked or failing: nothing is lost, nothing overtakes, and all
-//! goes on when it is well again.
+//! Storage that is full, read-only, locked or failing: no event is lost or overtaken, and delivery
+//! resumes when the storage works again.
 
-mod bed;
+mod common;
 
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time};
+use common::{Backend, Seen, TestDb, in_time};
 use outbox::store::{Holder, Origin, Status, Take};
 use outbox::{
     Backoff, DatabaseError, Error, Event, EventBuilder, Failure, OnDead, Outbox, Outcome, StorageFault,
@@ -14,9 +14,9 @@ use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, PgConnection,
 
 const MS: Duration = Duration::from_millis(1);
 
-/// How each database is made to refuse what is written.
-trait Refusing: Base {
-    /// Statements after which a change of this event's status fails, and what takes that back.
+/// Makes a database refuse writes.
+trait Refusing: Backend {
+    /// Statements after which a change of this event's status fails, and statements that undo this.
     fn refuse(table: &str, id: &str) -> (Vec<String>, Vec<String>);
 }
 
@@ -59,50 +59,51 @@ fn keyed(number: u64, key: &str) -> EventBuilder {
     Event::new("e").json(&number).ordering_key(key)
 }
 
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+async fn until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     for _ in 0..3_000 {
-        if is_so().await {
+        if condition().await {
             return;
         }
         tokio::time::sleep(10 * MS).await;
     }
-    panic!("not within 30 s: {what}");
+    panic!("not within 30 s: {description}");
 }
 
-/// A database refuses the verdict of one event for good, for a reason of its own. The later events of its key wait behind it, however far
-/// they have come; everything else is settled.
-async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(bed: Bed<DB>) {
-    for (n, builder) in [bed.outbox.multi_node(), bed.outbox.single_node()].into_iter().enumerate() {
+/// A database permanently refuses the settlement of one event. The later events of its key wait
+/// behind it, however far they have been handled; all other events are settled.
+async fn a_refused_settlement_blocks_its_key_and_nothing_else<DB: Refusing>(db: TestDb<DB>) {
+    for (n, builder) in [db.outbox.multi_node(), db.outbox.single_node()].into_iter().enumerate() {
         let first = format!("bad-{n}");
-        let (refuse, allow) = DB::refuse(&bed.table, &first);
+        let (refuse, allow) = DB::refuse(&db.table, &first);
         for statement in refuse {
-            bed.run(&statement).await.unwrap();
+            db.run(&statement).await.unwrap();
         }
         let seen = Seen::default();
         let relay = builder.workers(2).on_type("e", seen.handler()).poll_interval(20 * MS).start();
         let relay = relay.await.unwrap();
         let mut events = vec![keyed(0, "bad").id(first.as_str())];
         events.extend((1..6).map(|number| keyed(number, "bad")));
-        let bad = bed.outbox.send_all(events).await.unwrap();
-        let mut good = bed.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap();
-        good.extend(bed.write("e", 20..26).await);
+        let bad = db.outbox.send_all(events).await.unwrap();
+        let mut good = db.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap();
+        good.extend(db.write("e", 20..26).await);
         for id in &good {
-            until("all others are settled", async || bed.status(id).await == Status::Done).await;
+            until("all other events are settled", async || db.status(id).await == Status::Done).await;
         }
-        // Also what is written while the verdict is refused.
-        let late = bed.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap();
-        until("another one is settled", async || bed.status(&late[1]).await == Status::Done).await;
+        // Also events that are written while the settlement is refused.
+        let late = db.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap();
+        until("the event of the other key is settled", async || db.status(&late[1]).await == Status::Done)
+            .await;
         for id in bad.iter().chain(&late[..1]) {
-            assert_eq!(bed.status(id).await, Status::New, "nothing of the key is settled before the first");
+            assert_eq!(db.status(id).await, Status::New, "nothing of the key is settled before the first");
         }
         for statement in allow {
-            bed.run(&statement).await.unwrap();
+            db.run(&statement).await.unwrap();
         }
         relay.idle().await.unwrap();
         assert_eq!(seen.of_key("bad"), [0, 1, 2, 3, 4, 5, 6], "once each, and in order");
         assert_eq!(seen.of_key("good"), [10, 11, 12, 13, 14, 15, 16]);
         for id in bad.iter().chain(&late) {
-            assert_eq!(bed.status(id).await, Status::Done);
+            assert_eq!(db.status(id).await, Status::Done);
         }
         relay.stop().await.unwrap();
     }
@@ -110,36 +111,36 @@ async fn a_refused_verdict_holds_back_its_key_and_nothing_else<DB: Refusing>(bed
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_settles_a_key_in_order_or_not_at_all() {
-    let bed = Bed::<Sqlite>::new().await.unwrap();
-    in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    let db = TestDb::<Sqlite>::new().await.unwrap();
+    in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_settles_a_key_in_order_or_not_at_all() {
-    if let Some(bed) = Bed::<Postgres>::new().await {
-        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    if let Some(db) = TestDb::<Postgres>::new().await {
+        in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb_settles_a_key_in_order_or_not_at_all() {
-    if let Some(bed) = Bed::<MySql>::new().await {
-        in_time(a_refused_verdict_holds_back_its_key_and_nothing_else(bed)).await;
+    if let Some(db) = TestDb::<MySql>::new().await {
+        in_time(a_refused_settlement_blocks_its_key_and_nothing_else(db)).await;
     }
 }
 
 /// A row can be neither leased nor dead-lettered: the events that were claimed beside it are
 /// returned all the same.
-async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Bed<DB>) {
-    let (refuse, allow) = DB::refuse(&bed.table, "bad");
+async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(db: TestDb<DB>) {
+    let (refuse, allow) = DB::refuse(&db.table, "bad");
     for statement in refuse {
-        bed.run(&statement).await.unwrap();
+        db.run(&statement).await.unwrap();
     }
     let insert =
         "INSERT INTO {t} (event_id, event_type, payload, claims) VALUES ('bad', 'e', '1', 1000000000)";
-    bed.run(insert).await.unwrap();
-    let good = bed.write("e", 0..3).await;
-    let store = bed.outbox.store();
+    db.run(insert).await.unwrap();
+    let good = db.write("e", 0..3).await;
+    let store = db.outbox.store();
     let take = Take {
         by: Holder::Lease { owner: "one".into(), lease: Duration::from_secs(30) },
         from: Origin::Start,
@@ -159,35 +160,35 @@ async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(bed: Be
     let ids: Vec<_> = taken.deliveries.iter().map(|delivery| delivery.event.id().clone()).collect();
     assert_eq!((ids, taken.dead_lettered), (good, 0));
     for statement in allow {
-        bed.run(&statement).await.unwrap();
+        db.run(&statement).await.unwrap();
     }
     assert_eq!(store.take(&take).await.unwrap().dead_lettered, 1);
-    assert_eq!(bed.status(&"bad".into()).await, Status::Dead);
+    assert_eq!(db.status(&"bad".into()).await, Status::Dead);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_claims_beside_a_row_that_cannot_be_dead_lettered() {
-    let bed = Bed::<Sqlite>::new().await.unwrap();
-    in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    let db = TestDb::<Sqlite>::new().await.unwrap();
+    in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(db)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_claims_beside_a_row_that_cannot_be_dead_lettered() {
-    if let Some(bed) = Bed::<Postgres>::new().await {
-        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    if let Some(db) = TestDb::<Postgres>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(db)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb_claims_beside_a_row_that_cannot_be_dead_lettered() {
-    if let Some(bed) = Bed::<MySql>::new().await {
-        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(bed)).await;
+    if let Some(db) = TestDb::<MySql>::new().await {
+        in_time(a_row_that_cannot_be_dead_lettered_loses_no_claim(db)).await;
     }
 }
 
-/// Statements that have the next migration alter the table, and the query that tells whether it
-/// waits.
-trait Upgrading: Base {
+/// Statements that make the next migration alter the table, and a query that counts waiting
+/// migrations.
+trait Upgrading: Backend {
     const DOWNGRADE: &'static [&'static str];
     const WAITING: &'static str;
 }
@@ -207,116 +208,116 @@ impl Upgrading for MySql {
         WHERE state LIKE 'Waiting for table metadata lock%' AND info LIKE '%ALTER TABLE%{t}%'";
 }
 
-/// Writers wait behind a statement that waits to alter their table, so a migration waits for a
-/// moment at a time.
-async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(bed: Bed<DB>) {
+/// Writers wait behind a statement that waits to alter their table, so a migration waits for short
+/// periods only.
+async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(db: TestDb<DB>) {
     for statement in DB::DOWNGRADE {
-        bed.run(statement).await.unwrap();
+        db.run(statement).await.unwrap();
     }
-    let mut long = bed.outbox.begin().await.unwrap();
-    bed.outbox.write(&mut long, Event::new("e").json(&1)).await.unwrap();
+    let mut long = db.outbox.begin().await.unwrap();
+    db.outbox.write(&mut long, Event::new("e").json(&1)).await.unwrap();
     let migrating = tokio::spawn({
-        let other = bed.another().await;
+        let other = db.another().await;
         async move { other.outbox.migrate().await }
     });
-    until("the migration waits", async || bed.number(DB::WAITING).await > 0).await;
-    let written = tokio::time::timeout(Duration::from_secs(20), bed.outbox.send(Event::new("e").json(&2)));
-    written.await.expect("the writer does not wait for the end of the other one").unwrap();
+    until("the migration waits", async || db.number(DB::WAITING).await > 0).await;
+    let written = tokio::time::timeout(Duration::from_secs(20), db.outbox.send(Event::new("e").json(&2)));
+    written.await.expect("the writer does not wait for the long transaction").unwrap();
     assert!(!migrating.is_finished(), "the table is in use");
     long.commit().await.unwrap();
     migrating.await.unwrap().unwrap();
-    bed.outbox.store().check_schema().await.unwrap();
-    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 2);
+    db.outbox.store().check_schema().await.unwrap();
+    assert_eq!(db.number("SELECT count(*) FROM {t}").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_get_through_while_a_migration_waits_on_postgres() {
-    if let Some(bed) = Bed::<Postgres>::new().await {
-        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    if let Some(db) = TestDb::<Postgres>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(db)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_get_through_while_a_migration_waits_on_mariadb() {
-    if let Some(bed) = Bed::<MySql>::new().await {
-        in_time(a_migration_lets_writers_through_while_it_waits(bed)).await;
+    if let Some(db) = TestDb::<MySql>::new().await {
+        in_time(a_migration_lets_writers_through_while_it_waits(db)).await;
     }
 }
 
-/// Writers wait while a migration alters the table, so its time must not grow with the finished
-/// events.
+/// Writers wait while a migration alters the table, so its duration must not grow with the number
+/// of finished events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_reads_no_finished_events_on_postgres() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
     let fill = "INSERT INTO {t} (event_type, payload, status, done_at) \
         SELECT 'e', '1', 1, now() FROM generate_series(1, 20000)";
-    bed.run(fill).await.unwrap();
-    bed.run("UPDATE {t}_schema SET version = 8").await.unwrap();
-    bed.outbox.migrate().await.unwrap();
-    // Each session tells its counters when it ends.
-    bed.outbox.close().await;
-    let mut beside = PgConnection::connect(bed.url()).await.unwrap();
-    let mut count = async |what: &str| {
-        let ask = format!("SELECT COALESCE(sum({what}), 0)::bigint FROM ");
+    db.run(fill).await.unwrap();
+    db.run("UPDATE {t}_schema SET version = 8").await.unwrap();
+    db.outbox.migrate().await.unwrap();
+    // Each session reports its counters when it ends.
+    db.outbox.close().await;
+    let mut beside = PgConnection::connect(db.url()).await.unwrap();
+    let mut count = async |column: &str| {
+        let query = format!("SELECT COALESCE(sum({column}), 0)::bigint FROM ");
         let (table, index) = ("pg_stat_user_tables WHERE relname", "pg_stat_user_indexes WHERE indexrelname");
-        let (from, name) = match what {
-            "idx_scan" => (index, format!("{}_due", bed.table)),
-            _ => (table, bed.table.clone()),
+        let (from, name) = match column {
+            "idx_scan" => (index, format!("{}_due", db.table)),
+            _ => (table, db.table.clone()),
         };
-        let ask = AssertSqlSafe(format!("{ask}{from} = '{name}'"));
-        sqlx::query_scalar::<_, i64>(ask).fetch_one(&mut beside).await.unwrap()
+        let query = AssertSqlSafe(format!("{query}{from} = '{name}'"));
+        sqlx::query_scalar::<_, i64>(query).fetch_one(&mut beside).await.unwrap()
     };
-    until("the counters are told", async || count("idx_scan").await > 0).await;
+    until("the counters are reported", async || count("idx_scan").await > 0).await;
     assert_eq!(count("seq_tup_read").await, 0);
 }
 
 /// Another process migrates the same tables, for longer than one wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_waits_for_another_one_on_mariadb() {
-    let Some(bed) = Bed::<MySql>::new().await else { return };
+    let Some(db) = TestDb::<MySql>::new().await else { return };
     for statement in <MySql as Upgrading>::DOWNGRADE {
-        bed.run(statement).await.unwrap();
+        db.run(statement).await.unwrap();
     }
-    let mut other = MySqlConnection::connect(bed.url()).await.unwrap();
-    let lock = AssertSqlSafe(format!("SELECT GET_LOCK('outbox {}', 0)", bed.table));
+    let mut other = MySqlConnection::connect(db.url()).await.unwrap();
+    let lock = AssertSqlSafe(format!("SELECT GET_LOCK('outbox {}', 0)", db.table));
     assert_eq!(sqlx::query_scalar::<_, i64>(lock).fetch_one(&mut other).await.unwrap(), 1);
     let migrating = tokio::spawn({
-        let outbox = bed.outbox.clone();
+        let outbox = db.outbox.clone();
         async move { outbox.migrate().await }
     });
-    // By the number of the statement that waits: the second is another one. Each server reads only
-    // its own kind of comment.
+    // By the number of the waiting statement: the second wait is another statement. Each server
+    // reads only its own kind of comment.
     let waiting = "SELECT /*M! COALESCE(max(query_id), 0) FROM information_schema.processlist \
         WHERE state = 'User lock' AND info LIKE '%GET_LOCK%' */ \
         /*!80000 CAST(COALESCE(max(e.event_id), 0) AS SIGNED) FROM performance_schema.events_statements_current e \
         JOIN performance_schema.threads t USING (thread_id) \
         WHERE t.processlist_state = 'User lock' AND e.sql_text LIKE '%GET_LOCK%' */";
     let mut first = 0;
-    until("it waits again", async || {
-        let now = bed.number(waiting).await;
+    until("the migration waits again", async || {
+        let now = db.number(waiting).await;
         first = if first == 0 { now } else { first };
         now != 0 && now != first
     })
     .await;
     assert!(!migrating.is_finished());
-    assert_eq!(bed.number("SELECT version FROM {t}_schema").await, 7);
+    assert_eq!(db.number("SELECT version FROM {t}_schema").await, 7);
     other.close().await.unwrap();
     migrating.await.unwrap().unwrap();
-    bed.outbox.store().check_schema().await.unwrap();
+    db.outbox.store().check_schema().await.unwrap();
 }
 
-/// Leaves no free page in a SQLite database, and takes no more: for writers it is a full disk.
-async fn fill(bed: &Bed<Sqlite>) {
-    bed.run("CREATE TABLE IF NOT EXISTS filler (bytes blob)").await.unwrap();
-    let pages = bed.number("PRAGMA page_count").await;
-    bed.run(&format!("PRAGMA max_page_count = {pages}")).await.unwrap();
+/// Fills a SQLite database to its limit: for writers it is a full disk.
+async fn fill(db: &TestDb<Sqlite>) {
+    db.run("CREATE TABLE IF NOT EXISTS filler (bytes blob)").await.unwrap();
+    let pages = db.number("PRAGMA page_count").await;
+    db.run(&format!("PRAGMA max_page_count = {pages}")).await.unwrap();
     for size in [3_000, 300, 30] {
-        while bed.run(&format!("INSERT INTO filler VALUES (zeroblob({size}))")).await.is_ok() {}
+        while db.run(&format!("INSERT INTO filler VALUES (zeroblob({size}))")).await.is_ok() {}
     }
 }
 
-async fn make_room(bed: &Bed<Sqlite>) {
-    bed.run("PRAGMA max_page_count = 1000000").await.unwrap();
+async fn raise_limit(db: &TestDb<Sqlite>) {
+    db.run("PRAGMA max_page_count = 1000000").await.unwrap();
 }
 
 fn large(number: u64) -> EventBuilder {
@@ -335,29 +336,30 @@ fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> StorageFault {
     }
 }
 
-/// SQLite ends the transaction itself when there is no room. Its connection must not be taken for one inside of a transaction.
+/// SQLite ends the transaction itself when the disk is full. Its connection must not be treated as
+/// one inside a transaction.
 #[tokio::test]
 async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
-    let bed = Bed::<Sqlite>::new().await.unwrap();
-    // An application's pool beside, with one connection as well.
+    let db = TestDb::<Sqlite>::new().await.unwrap();
+    // A pool of the application, also with one connection.
     let beside = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
-    let beside = beside.connect(bed.url()).await.unwrap();
-    let builder = outbox::OutboxBuilder::new().table(&bed.table);
+    let beside = beside.connect(db.url()).await.unwrap();
+    let builder = outbox::OutboxBuilder::new().table(&db.table);
     let beside = builder.on_pool(&beside).unwrap();
-    for (n, outbox) in [&bed.outbox, &beside].into_iter().enumerate() {
+    for (n, outbox) in [&db.outbox, &beside].into_iter().enumerate() {
         let limit = async |outbox: &Outbox<Sqlite>, pages: i64| {
             let mut conn = outbox.pool().acquire().await.unwrap();
             Sqlite::execute_sql(&mut conn, &format!("PRAGMA max_page_count = {pages}")).await.unwrap();
         };
-        limit(outbox, bed.number("PRAGMA page_count").await).await;
+        limit(outbox, db.number("PRAGMA page_count").await).await;
         for number in 0..3 {
-            // Dropped, and rolled back.
+            // A dropped transaction, and one that is rolled back.
             assert_eq!(fault(outbox.send(large(number)).await), StorageFault::Full);
             let mut tx = outbox.begin().await.unwrap();
             assert_eq!(fault(tx.write(large(number)).await), StorageFault::Full);
             tx.rollback().await.unwrap();
         }
-        // What is written after that would not be part of the transaction, and there at once.
+        // Later writes would not be part of the transaction, and committed at once.
         let mut tx = outbox.begin().await.unwrap();
         tx.write(Event::new("e").json(&1)).await.unwrap();
         assert_eq!(fault(tx.write(large(4)).await), StorageFault::Full);
@@ -371,7 +373,8 @@ async fn a_transaction_that_sqlite_ended_leaves_its_connection_usable() {
     }
 }
 
-/// A database in memory is its connection: that is never closed for having been in the middle of something.
+/// A database in memory exists as long as its connection: the connection is not closed because it
+/// was inside a transaction.
 #[tokio::test]
 async fn a_database_in_memory_survives_a_transaction_that_ended_by_itself() {
     let outbox = Outbox::sqlite(":memory:").await.unwrap();
@@ -391,18 +394,18 @@ async fn a_database_in_memory_survives_a_transaction_that_ended_by_itself() {
     assert_eq!(outbox.admin().stats().await.unwrap().new, 3);
 }
 
-/// There is room for what is done, and none for what failed, whose error is long: its key waits, nothing overtakes, and no handler is
-/// repeated.
+/// Settlements as done fit, settlements with a long error do not: the key waits, no event is
+/// overtaken, and no handler runs again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_breaks_no_order() {
-    let bed = Bed::<Sqlite>::new().await.unwrap();
+    let db = TestDb::<Sqlite>::new().await.unwrap();
     let test = async {
-        let (seen, gate) = (Seen::default(), bed::Gate::closed());
-        let (noted, opened) = (seen.clone(), gate.clone());
+        let (seen, gate) = (Seen::default(), common::Gate::closed());
+        let (recorded, opened) = (seen.clone(), gate.clone());
         let handler = move |cx: outbox::Cx| {
-            let (seen, gate) = (noted.clone(), opened.clone());
+            let (seen, gate) = (recorded.clone(), opened.clone());
             async move {
-                seen.note(&cx);
+                seen.record(&cx);
                 gate.pass().await;
                 match (cx.payload::<u64>(), cx.attempt()) {
                     (Ok(0), 1) => Err(Failure::retry("ü".repeat(4_000))),
@@ -410,25 +413,30 @@ async fn a_full_disk_breaks_no_order() {
                 }
             }
         };
-        let relay = bed.outbox.multi_node().workers(1).on_type("e", handler).poll_interval(10 * MS);
+        let relay = db.outbox.multi_node().workers(1).on_type("e", handler).poll_interval(10 * MS);
         let relay = relay.retry(Backoff::default().base(MS)).lease(1_000 * MS).start().await.unwrap();
-        bed.outbox.send_all((0..5).map(|number| keyed(number, "k"))).await.unwrap();
+        db.outbox.send_all((0..5).map(|number| keyed(number, "k"))).await.unwrap();
         seen.reach(1).await;
-        fill(&bed).await;
+        fill(&db).await;
         gate.open();
-        // Longer than the lease, and than a verdict used to be tried that was refused.
+        // Longer than the lease, and than a refused settlement used to be retried.
         tokio::time::sleep(2_500 * MS).await;
-        assert_eq!(seen.of_key("k"), [0], "what is not settled is not repeated, and holds back its key");
-        make_room(&bed).await;
+        assert_eq!(
+            seen.of_key("k"),
+            [0],
+            "an event that is not settled is not handled again, and blocks its key"
+        );
+        raise_limit(&db).await;
         relay.idle().await.unwrap();
         assert_eq!(seen.of_key("k"), [0, 0, 1, 2, 3, 4]);
-        assert_eq!(bed.tally().await, (0, 0, 5, 0));
+        assert_eq!(db.tally().await, (0, 0, 5, 0));
         relay.stop().await.unwrap();
     };
     in_time(test).await;
 }
 
-/// A database of this test's own on the server of the tests, which can be made read-only without any harm to others.
+/// A separate database on the test server, which can be made read-only without effect on other
+/// tests.
 struct OwnDatabase {
     server: sqlx::PgPool,
     name: String,
@@ -451,7 +459,7 @@ impl OwnDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.server).await.unwrap();
     }
 
-    /// For all connections: those that there are end.
+    /// For all connections: the existing ones are terminated.
     async fn read_only(&self, read_only: bool) {
         let value = if read_only { "on" } else { "off" };
         self.run(&format!("ALTER DATABASE {} SET default_transaction_read_only = {value}", self.name)).await;
@@ -460,14 +468,15 @@ impl OwnDatabase {
     }
 }
 
-/// A server that is a standby for a while, or that an operator has made read-only: nothing is handled twice, and all goes on.
+/// A server that is a standby for a while, or that an operator has made read-only: no event is
+/// handled twice, and delivery resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
     let Some(own) = OwnDatabase::new().await else { return };
     let test = async {
         let outbox = Outbox::postgres(&own.url).await.unwrap();
         outbox.migrate().await.unwrap();
-        let (seen, gate) = (Seen::default(), bed::Gate::closed());
+        let (seen, gate) = (Seen::default(), common::Gate::closed());
         let relay = outbox.multi_node().workers(4).on_type("e", seen.behind(&gate)).poll_interval(20 * MS);
         let relay = relay.start().await.unwrap();
         let mut events: Vec<_> = (0..4).map(|number| keyed(number, "k")).collect();
@@ -476,7 +485,7 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         seen.reach(4).await;
         own.read_only(true).await;
         let refused = loop {
-            // The connections that were ended say so first.
+            // Terminated connections report that first.
             match outbox.send(keyed(99, "k")).await {
                 Err(Error::Database(error)) if error.storage_fault().is_none() => {}
                 other => break other,
@@ -487,8 +496,10 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         tokio::time::sleep(1_000 * MS).await;
         assert_eq!(outbox.admin().stats().await.unwrap().done, 0);
         own.read_only(false).await;
-        until("all is settled", async || outbox.admin().stats().await.is_ok_and(|stats| stats.done == 7))
-            .await;
+        until("all events are settled", async || {
+            outbox.admin().stats().await.is_ok_and(|stats| stats.done == 7)
+        })
+        .await;
         assert_eq!(seen.of_key("k"), [0, 1, 2, 3], "once each, and in order");
         assert_eq!(seen.count(), 7);
         relay.stop().await.unwrap();
@@ -498,14 +509,14 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
     own.run(&format!("DROP DATABASE {} WITH (FORCE)", own.name)).await;
 }
 
-/// What the servers say of their storage, by the codes that they say it with.
+/// Faults of storage are recognized by the error codes of the servers.
 #[tokio::test]
-async fn faults_of_storage_are_told_by_their_cause() {
-    let told = |result: Result<u64, sqlx::Error>| match result {
+async fn faults_of_storage_are_recognized_by_their_cause() {
+    let fault_of = |result: Result<u64, sqlx::Error>| match result {
         Err(error) => fault(Err::<(), _>(Error::Database(DatabaseError::from(error)))),
-        Ok(_) => panic!("it is said to be an error"),
+        Ok(_) => panic!("the statement must fail"),
     };
-    if let Some(bed) = Bed::<Postgres>::new().await {
+    if let Some(db) = TestDb::<Postgres>::new().await {
         for (code, expected) in [
             ("53100", StorageFault::Full),
             ("25006", StorageFault::ReadOnly),
@@ -514,10 +525,10 @@ async fn faults_of_storage_are_told_by_their_cause() {
             ("XX002", StorageFault::Corrupt),
         ] {
             let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'so' USING ERRCODE = '{code}'; END $$");
-            assert_eq!(told(bed.run(&raise).await), expected, "{code}");
+            assert_eq!(fault_of(db.run(&raise).await), expected, "{code}");
         }
     }
-    if let Some(bed) = Bed::<MySql>::new().await {
+    if let Some(db) = TestDb::<MySql>::new().await {
         for (number, expected) in [
             (1021, StorageFault::Full),
             (1114, StorageFault::Full),
@@ -530,13 +541,13 @@ async fn faults_of_storage_are_told_by_their_cause() {
             (1712, StorageFault::Corrupt),
         ] {
             let signal = format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'so'");
-            assert_eq!(told(bed.run(&signal).await), expected, "{number}");
+            assert_eq!(fault_of(db.run(&signal).await), expected, "{number}");
         }
         let collision = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'so'";
-        let collision = DatabaseError::from(bed.run(collision).await.unwrap_err());
+        let collision = DatabaseError::from(db.run(collision).await.unwrap_err());
         assert!(collision.is_transient() && collision.storage_fault().is_none(), "{collision}");
     }
-    let bed = Bed::<Sqlite>::new().await.unwrap();
-    bed.run("PRAGMA query_only = on").await.unwrap();
-    assert_eq!(fault(bed.outbox.send(large(1)).await), StorageFault::ReadOnly);
+    let db = TestDb::<Sqlite>::new().await.unwrap();
+    db.run("PRAGMA query_only = on").await.unwrap();
+    assert_eq!(fault(db.outbox.send(large(1)).await), StorageFault::ReadOnly);
 }

@@ -1,16 +1,17 @@
-//! A task of a relay that panics: it runs again and nothing is lost, or the relay ends with an error.
+//! Tasks of a relay that panic: a task restarts without loss of events, or the relay ends with an
+//! error.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Bed, Gate, Seen, in_time, numbered};
-use failing::{Failing, Where};
+use common::{Gate, Seen, TestDb, in_time, numbered};
+use failing_store::{Failing, Operation};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use outbox::store::{RelayTask, Status, Store as _};
 use outbox::{Backoff, Error, Outgoing, PublishError, Publisher, PurgeSettings, RelayBuilder, Topic};
@@ -18,19 +19,19 @@ use sqlx::Sqlite;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a store does in place of an answer.
+/// Panics instead of returning an error.
 fn boom() -> Error {
     panic!("out of order")
 }
 
-/// Waits until it is so.
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    while !is_so().await {
+/// Waits until the condition holds.
+async fn until(mut condition: impl AsyncFnMut() -> bool) {
+    while !condition().await {
         tokio::time::sleep(5 * MS).await;
     }
 }
 
-/// The relay has ended, by the fault of this task.
+/// Asserts that the relay ended because of this task.
 #[track_caller]
 fn assert_failed(ended: outbox::Result<()>, by: RelayTask, words: &str) {
     match ended {
@@ -43,36 +44,38 @@ fn assert_failed(ended: outbox::Result<()>, by: RelayTask, words: &str) {
 }
 
 on_every_database! {
-    async fn taking_goes_on_after_panics(|bed|) {
-        let store = Failing::take(bed.outbox.store(), 3, boom);
-        bed.write("e", 0..20).await;
+    async fn taking_continues_after_panics(|db|) {
+        let store = Failing::take(db.outbox.store(), 3, boom);
+        db.write("e", 0..20).await;
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
         seen.reach(20).await;
-        bed.drained().await;
+        db.drained().await;
         assert_eq!(store.failed(), 3, "all panics happened");
         seen.assert_each_once(0..20);
         assert!(relay.health().last_take.is_some() && relay.health().errors.is_empty(), "{:?}", relay.health());
         relay.stop().await.unwrap();
     }
 
-    /// The verdicts that the settler had in hand are written by the next one: no handler runs twice, no key out of order.
-    async fn no_verdict_is_lost_when_the_settler_panics(|bed|) {
+    /// The verdicts of a settler that panicked are written by its successor: no handler runs twice,
+    /// and keys stay in order.
+    async fn no_verdict_is_lost_when_the_settler_panics(|db|) {
         for exclusive in [false, true] {
-            let store = Failing::settle(bed.outbox.store(), 3, boom);
+            let store = Failing::settle(db.outbox.store(), 3, boom);
             store.after(1);
             let seen = Seen::default();
             let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
-            // The fifth of each key fails once: what is behind it goes back, and comes again.
-            let handler = seen.says(|cx| match (cx.payload::<u64>(), cx.attempt()) {
+            // The fifth event of each key fails once: the later events are released, and delivered
+            // again.
+            let handler = seen.returning(|cx| match (cx.payload::<u64>(), cx.attempt()) {
                 (Ok(n), 1) if n / 4 == 5 => Err(outbox::Failure::retry("once")),
                 _ => Ok(outbox::Outcome::Done),
             });
             let relay = relay.on_type("e", handler).retry(Backoff::default().base(10 * MS).max(10 * MS)).poll_interval(5 * MS)
                 .start().await.unwrap();
             let keyed = (0..40).map(|n| numbered("e", n).ordering_key(format!("k{}", n % 4)));
-            bed.outbox.send_all(keyed).await.unwrap();
-            bed.drained().await;
+            db.outbox.send_all(keyed).await.unwrap();
+            db.drained().await;
             assert_eq!(store.failed(), 3, "all panics happened");
             for key in 0..4 {
                 let mut expected: Vec<u64> = (0..10).map(|n| n * 4 + key).collect();
@@ -84,11 +87,11 @@ on_every_database! {
         }
     }
 
-    /// What it held is given back at once.
-    async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_goes_on(|bed|) {
-        let store = Failing::take(bed.outbox.store(), usize::MAX, boom);
+    /// Its events are released at once.
+    async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_relay_continues(|db|) {
+        let store = Failing::take(db.outbox.store(), usize::MAX, boom);
         store.after(1);
-        bed.write("e", 0..3).await;
+        db.write("e", 0..3).await;
         let (seen, gate) = (Seen::default(), Gate::closed());
         let relay = RelayBuilder::multi_node(store.clone()).batch(1).cold_capacity(1).workers(1)
             .on_type("e", seen.behind(&gate)).drain(50 * MS).poll_interval(5 * MS).start().await.unwrap();
@@ -99,16 +102,17 @@ on_every_database! {
         assert_failed(relay.stop().await, RelayTask::Take, "out of order");
 
         let others = Seen::default();
-        let relay = bed.outbox.multi_node().on_type("e", others.handler()).start().await.unwrap();
-        bed.drained().await;
+        let relay = db.outbox.multi_node().on_type("e", others.handler()).start().await.unwrap();
+        db.drained().await;
         others.assert_each_once(0..3);
         relay.stop().await.unwrap();
     }
 
-    /// What became of its events is not written: they are not given back, and come again when their lease is over.
-    async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_run_out(frozen |bed|) {
-        let store = Failing::settle(bed.outbox.store(), usize::MAX, boom);
-        let ids = bed.write("e", 0..3).await;
+    /// Its verdicts are not written: the events are not released, and are delivered again when
+    /// their leases expire.
+    async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_expire(frozen |db|) {
+        let store = Failing::settle(db.outbox.store(), usize::MAX, boom);
+        let ids = db.write("e", 0..3).await;
         let seen = Seen::default();
         let lease = Duration::from_secs(10);
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).drain(50 * MS)
@@ -116,32 +120,33 @@ on_every_database! {
         seen.reach(3).await;
         assert_failed(relay.stopped().await, RelayTask::Settle, "out of order");
         assert_failed(relay.stop().await, RelayTask::Settle, "out of order");
-        assert_eq!(bed.status(&ids[0]).await, Status::New, "nothing was written");
+        assert_eq!(db.status(&ids[0]).await, Status::New, "nothing was written");
 
         let others = Seen::default();
-        let relay = bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", others.handler()).start().await.unwrap();
+        let relay = db.outbox.multi_node().poll_interval(20 * MS).on_type("e", others.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        assert_eq!(others.count(), 0, "they are leased");
-        bed.advance(lease);
-        bed.drained().await;
+        assert_eq!(others.count(), 0, "the events are leased");
+        db.advance(lease);
+        db.drained().await;
         others.assert_each_once(0..3);
         relay.stop().await.unwrap();
     }
 }
 
-async fn sqlite() -> Bed<Sqlite> {
-    Bed::new().await.expect("SQLite is always there")
+async fn sqlite() -> TestDb<Sqlite> {
+    TestDb::new().await.expect("SQLite is always available")
 }
 
-/// Tasks beside the main way: after panics they run again, and events are delivered meanwhile.
+/// Tasks besides delivery: after panics they restart, and events are delivered meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn delivery_goes_on_while_other_tasks_panic() {
-    for at in [Where::Watch, Where::Announce, Where::Purge, Where::Extend, Where::Listen] {
+async fn delivery_continues_while_other_tasks_panic() {
+    for at in [Operation::Watch, Operation::Announce, Operation::Purge, Operation::Extend, Operation::Listen]
+    {
         in_time(async {
-            let bed = sqlite().await;
-            let store = Failing::new(bed.outbox.store(), at, 2, boom);
+            let db = sqlite().await;
+            let store = Failing::new(db.outbox.store(), at, 2, boom);
             // A relay announces itself once before it starts.
-            store.after(usize::from(at == Where::Announce));
+            store.after(usize::from(at == Operation::Announce));
             let (seen, gate) = (Seen::default(), Gate::closed());
             let purge = PurgeSettings::default().every(20 * MS).retention(Duration::ZERO);
             let log = Kept::default();
@@ -155,15 +160,15 @@ async fn delivery_goes_on_while_other_tasks_panic() {
                 .start()
                 .await
                 .unwrap();
-            // Held for as long as it takes to renew it after two panics.
-            bed.write("slow", 0..1).await;
+            // Running until its lease is renewed after two panics.
+            db.write("slow", 0..1).await;
             until(async || store.failed() == 2).await;
-            bed.write("e", 1..5).await;
-            bed.outbox.log().append([numbered("e", 7)]).await.unwrap();
+            db.write("e", 1..5).await;
+            db.outbox.log().append([numbered("e", 7)]).await.unwrap();
             seen.reach(5).await;
             gate.open();
             until(async || log.0.load(Ordering::SeqCst) == 1).await;
-            until(async || bed.tally().await == (0, 0, 0, 0)).await;
+            until(async || db.tally().await == (0, 0, 0, 0)).await;
             until(async || store.nodes().await.unwrap().len() == 1).await;
             assert_eq!(seen.count(), 5, "{at:?}: no event twice");
             until(async || relay.health().errors.is_empty()).await;
@@ -173,7 +178,7 @@ async fn delivery_goes_on_while_other_tasks_panic() {
     }
 }
 
-/// Counts what was published.
+/// Counts published events.
 #[derive(Clone, Default)]
 struct Kept(Arc<AtomicUsize>);
 
@@ -189,13 +194,13 @@ impl Publisher for Kept {
     }
 }
 
-/// Its name is asked for by a worker, outside of what is guarded.
+/// A worker calls `name` outside of its panic guard.
 struct Nameless;
 
 #[async_trait]
 impl Publisher for Nameless {
     fn name(&self) -> &'static str {
-        panic!("it has no name")
+        panic!("no name")
     }
 
     async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
@@ -203,13 +208,14 @@ impl Publisher for Nameless {
     }
 }
 
-/// No one knows what it did with its events: they come again when their lease is over, and all else at once.
+/// The state of its events is unknown: they are delivered again when their lease expires, and all
+/// others at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
+async fn a_worker_that_panics_ends_the_relay_and_its_events_are_delivered_again() {
     in_time(async {
-        let bed = sqlite().await;
+        let db = sqlite().await;
         let seen = Seen::default();
-        let relay = bed
+        let relay = db
             .outbox
             .multi_node()
             .forward(["bad"], Nameless)
@@ -219,11 +225,11 @@ async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
             .start()
             .await
             .unwrap();
-        bed.write("bad", 0..1).await;
-        assert_failed(relay.stopped().await, RelayTask::Dispatch, "it panicked: it has no name");
+        db.write("bad", 0..1).await;
+        assert_failed(relay.stopped().await, RelayTask::Dispatch, "it panicked: no name");
         assert_failed(relay.stop().await, RelayTask::Dispatch, "no name");
-        bed.write("e", 1..3).await;
-        let relay = bed
+        db.write("e", 1..3).await;
+        let relay = db
             .outbox
             .multi_node()
             .poll_interval(20 * MS)
@@ -232,7 +238,7 @@ async fn a_worker_that_panics_ends_the_relay_and_its_events_come_again() {
             .start()
             .await
             .unwrap();
-        bed.drained().await;
+        db.drained().await;
         seen.assert_each_once(0..3);
         relay.stop().await.unwrap();
     })
@@ -284,62 +290,63 @@ impl Recorder for Panics {
     }
 }
 
-/// Between the claim and the queue: those events would be renewed for ever, and handled never.
+/// Between the claim and the queue: leases of these events would be renewed for ever, and the
+/// events never handled.
 #[tokio::test]
 async fn a_panic_after_events_were_claimed_ends_the_relay_at_once() {
     in_time(async {
-        let bed = sqlite().await;
-        bed.write("e", 0..3).await;
+        let db = sqlite().await;
+        db.write("e", 0..3).await;
         let recorder = Panics::of("outbox.enqueue.cold", 1);
         let mine = metrics::set_default_local_recorder(&recorder);
         let seen = Seen::default();
         let relay =
-            bed.outbox.multi_node().on_type("e", seen.handler()).lease(1_500 * MS).start().await.unwrap();
+            db.outbox.multi_node().on_type("e", seen.handler()).lease(1_500 * MS).start().await.unwrap();
         assert_failed(relay.stopped().await, RelayTask::Take, "it panicked: the recorder is broken");
         assert_failed(relay.stop().await, RelayTask::Take, "broken");
         drop(mine);
         assert_eq!((recorder.left(), seen.count()), (0, 0));
-        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
-        bed.drained().await;
+        let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        db.drained().await;
         seen.assert_each_once(0..3);
         relay.stop().await.unwrap();
     })
     .await;
 }
 
-/// The log goes on from what the table says, in order.
+/// Publishing continues from the position in the table, in order.
 #[tokio::test]
-async fn the_log_is_published_on_after_panics() {
+async fn publishing_the_log_continues_after_panics() {
     in_time(async {
-        let bed = sqlite().await;
+        let db = sqlite().await;
         let recorder = Panics::of("outbox.log.published", 2);
         let _mine = metrics::set_default_local_recorder(&recorder);
         let order = Order::default();
-        let relay = RelayBuilder::log_only(bed.outbox.store())
+        let relay = RelayBuilder::log_only(db.outbox.store())
             .publish(Topic::new("all").to(order.clone()).batch(1))
             .pair_lease(300 * MS)
             .start()
             .await
             .unwrap();
         for n in 0..10 {
-            bed.outbox.log().append([numbered("e", n)]).await.unwrap();
+            db.outbox.log().append([numbered("e", n)]).await.unwrap();
         }
         until(async || order.last() == Some(9)).await;
         relay.idle().await.unwrap();
         assert_eq!(recorder.left(), 0, "all panics happened");
         let seen = order.0.lock().unwrap().clone();
-        // What came again after leadership had lapsed came in another epoch.
+        // Events that were published again after leadership had lapsed have another epoch.
         assert!(seen.is_sorted(), "in order: {seen:?}");
         let mut seen: Vec<u64> = seen.into_iter().map(|(_, number)| number).collect();
         seen.sort_unstable();
         seen.dedup();
-        assert_eq!(seen, (0..10).collect::<Vec<_>>(), "what was not saved comes again, nothing is left out");
+        assert_eq!(seen, (0..10).collect::<Vec<_>>(), "unsaved events are published again, none is missing");
         relay.stop().await.unwrap();
     })
     .await;
 }
 
-/// Keeps the epochs and the numbers that were published, in order.
+/// Keeps the epochs and numbers of published events, in order.
 #[derive(Clone, Default)]
 struct Order(Arc<std::sync::Mutex<Vec<(i64, u64)>>>);
 

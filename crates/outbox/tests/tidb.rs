@@ -1,11 +1,12 @@
-//! The variant for TiDB, on MariaDB or MySQL: it does what the store must do, and sends nothing
-//! that TiDB refuses.
+//! The variant for TiDB, on MariaDB or MySQL: it passes the conformance suite, and sends no
+//! statement that TiDB refuses.
 //!
-//! TiDB itself is not here. Every statement that this process sends is read from sqlx's log.
+//! TiDB itself is not tested. Every statement that this process sends is read from sqlx's log.
 
 #![cfg(feature = "mysql")]
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +14,13 @@ use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use harness::DatabaseHarness;
 use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
 use outbox::{Clock, Cx, Event, Failure, NodeId, OutboxBuilder, Outcome, PairId, Query, StoreOptions};
 use sqlx::Connection as _;
-use support::Place;
 
-/// What TiDB has no implementation for, or one that does nothing: see `docs/guide/tidb.md`.
+/// Syntax that TiDB does not implement, or ignores: see `docs/guide/tidb.md`.
 const REFUSED: [&str; 15] = [
     "JSON_TABLE",
     "SKIP LOCKED",
@@ -38,7 +39,7 @@ const REFUSED: [&str; 15] = [
     "LOCK TABLE",
 ];
 
-/// Statements with such words, and how many there were in all.
+/// Statements with refused syntax, and the number of all statements.
 #[derive(Default)]
 struct Recorder {
     refused: Mutex<Vec<String>>,
@@ -47,13 +48,13 @@ struct Recorder {
 
 static RECORDER: LazyLock<Recorder> = LazyLock::new(|| {
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    subscriber.with_writer(|| Lines).init();
+    subscriber.with_writer(|| LogLines).init();
     Recorder::default()
 });
 
-struct Lines;
+struct LogLines;
 
-impl io::Write for Lines {
+impl io::Write for LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
         if text.contains("sqlx::query") {
@@ -70,14 +71,14 @@ impl io::Write for Lines {
     }
 }
 
-/// A place whose statements are recorded. Dropping it fails the test if one of them has words that
-/// TiDB refuses.
-struct Recorded(Place);
+/// A harness whose statements are recorded. Dropping it fails the test if one of them has syntax
+/// that TiDB refuses.
+struct Recorded(DatabaseHarness);
 
 impl Recorded {
-    fn at(place: Option<Place>) -> Option<Self> {
+    fn of(harness: Option<DatabaseHarness>) -> Option<Self> {
         LazyLock::force(&RECORDER);
-        place.map(Self)
+        harness.map(Self)
     }
 
     fn url(&self) -> &str {
@@ -114,18 +115,18 @@ impl Harness for Recorded {
     }
 }
 
-/// On MySQL only, for which `cargo xtask test --mysql` asks: it takes a minute.
+/// On MySQL only, which `cargo xtask test --mysql` enables: the suite takes a minute.
 mod mysql {
-    outbox::conformance_tests!(crate::Recorded::at(crate::Place::mysql().await));
+    outbox::conformance_tests!(crate::Recorded::of(crate::DatabaseHarness::mysql().await));
 }
 
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relays_queues_and_the_log_send_nothing_that_tidb_refuses_on_mariadb() {
-    let Some(place) = Recorded::at(Place::mariadb().await) else { return };
-    let builder = OutboxBuilder::new().table(&place.0.table).assume_tidb();
-    let outbox = builder.mysql(place.url()).await.unwrap();
+    let Some(harness) = Recorded::of(DatabaseHarness::mariadb().await) else { return };
+    let builder = OutboxBuilder::new().table(&harness.0.table).assume_tidb();
+    let outbox = builder.mysql(harness.url()).await.unwrap();
     outbox.migrate().await.unwrap();
     let handler = |cx: Cx| async move {
         match (cx.payload::<u64>()?, cx.attempt()) {
@@ -175,13 +176,13 @@ async fn relays_queues_and_the_log_send_nothing_that_tidb_refuses_on_mariadb() {
     let pairs = pairs.log().unwrap();
     pairs.register(&[(PairId::new("t", "p"), true)]).await.unwrap();
     assert_eq!(pairs.claim(&me, LEASE, &[PairId::new("t", "p")]).await.unwrap().len(), 1);
-    assert_eq!(rows(&place, "log_tag").await, 2);
+    assert_eq!(rows(&harness, "log_tag").await, 2);
     assert_eq!(pairs.purge_log(Duration::ZERO, 10).await.unwrap(), 1, "the last event stays");
-    assert_eq!(rows(&place, "log_tag").await, 1);
+    assert_eq!(rows(&harness, "log_tag").await, 1);
 }
 
-async fn rows(place: &Recorded, table: &str) -> i64 {
-    let mut conn = sqlx::MySqlConnection::connect(place.url()).await.unwrap();
-    let count = format!("SELECT count(*) FROM {}_{table}", place.0.table);
+async fn rows(harness: &Recorded, table: &str) -> i64 {
+    let mut conn = sqlx::MySqlConnection::connect(harness.url()).await.unwrap();
+    let count = format!("SELECT count(*) FROM {}_{table}", harness.0.table);
     sqlx::query_scalar(sqlx::AssertSqlSafe(count)).fetch_one(&mut conn).await.unwrap()
 }

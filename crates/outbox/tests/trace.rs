@@ -1,5 +1,5 @@
-//! The trace that an event is written in goes on in its handler. A test binary of its own: the subscriber and the propagator are
-//! one for the whole process.
+//! The trace of the writer continues in the handler. A separate test binary: a process has one
+//! subscriber and one propagator.
 
 #![cfg(feature = "opentelemetry")]
 
@@ -38,7 +38,7 @@ async fn a_trace_goes_from_the_writer_to_the_handler_and_the_publisher() -> Resu
     let write = async {
         outbox.send(Event::new("handled").json(&1)).await?;
         outbox.send(Event::new("published").json(&1)).await?;
-        // What the application says itself is kept.
+        // A header that the application sets itself is kept.
         let own = Event::new("own").header("traceparent", "00-1-2-00").json(&1).build().unwrap();
         assert_eq!(own.header("traceparent"), Some("00-1-2-00"));
         Ok::<(), outbox::Error>(())
@@ -54,8 +54,8 @@ async fn a_trace_goes_from_the_writer_to_the_handler_and_the_publisher() -> Resu
     let handle = spans.iter().find(|span| span.name == "outbox.handle").expect("the handler's span");
     let (trace, parent) = (request.span_context.trace_id(), request.span_context.span_id());
     assert_eq!(handle.span_context.trace_id(), trace);
-    let told = format!("00-{trace}-{parent}-01");
-    assert_eq!(seen.lock().unwrap().as_deref(), Some(told.as_str()));
-    assert_eq!(published[0].header("traceparent"), Some(told.as_str()));
+    let traceparent = format!("00-{trace}-{parent}-01");
+    assert_eq!(seen.lock().unwrap().as_deref(), Some(traceparent.as_str()));
+    assert_eq!(published[0].header("traceparent"), Some(traceparent.as_str()));
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Writing: what an event may be, and that it lives and dies with its transaction.
+//! Writing: limits of events, and events that are committed or rolled back with their transaction.
 
-mod bed;
+mod common;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, numbered};
+use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
 use outbox::{
     AggregateType, Cx, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
@@ -16,56 +16,56 @@ use sqlx::Connection as _;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The address of a PostgreSQL bed, with the table as the name of its sessions.
-fn named<DB: Base>(bed: &Bed<DB>) -> String {
-    format!("{}?application_name={}", bed.url().split('?').next().unwrap(), bed.table)
+/// URL of a PostgreSQL database, with the table as the application name of its sessions.
+fn named<DB: Backend>(db: &TestDb<DB>) -> String {
+    format!("{}?application_name={}", db.url().split('?').next().unwrap(), db.table)
 }
 
 on_every_database! {
-    async fn a_rollback_leaves_nothing(|bed|) {
-        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
-        let relays = [bed.outbox.single_node(), bed.outbox.multi_node()];
+    async fn a_rollback_leaves_nothing(|db|) {
+        db.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let relays = [db.outbox.single_node(), db.outbox.multi_node()];
         for relay in relays {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
-            let insert = format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table);
+            let insert = format!("INSERT INTO {}_orders (id) VALUES (1)", db.table);
             for dropped in [true, false] {
-                let mut tx = bed.outbox.begin().await.unwrap();
+                let mut tx = db.outbox.begin().await.unwrap();
                 DB::execute_sql(&mut tx, &insert).await.unwrap();
-                let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+                let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
                 assert!(id.is_some());
                 if dropped { drop(tx) } else { tx.rollback().await.unwrap() }
             }
             relay.idle().await.unwrap();
-            assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 0);
-            assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 0);
+            assert_eq!(db.number("SELECT count(*) FROM {t}").await, 0);
+            assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 0);
             assert_eq!(seen.count(), 0);
             relay.stop().await.unwrap();
         }
     }
 
-    async fn a_commit_keeps_the_change_and_the_event(|bed|) {
-        bed.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
-        let mut tx = bed.outbox.begin().await.unwrap();
-        DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", bed.table)).await.unwrap();
-        let id = bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+    async fn a_commit_keeps_the_change_and_the_event(|db|) {
+        db.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", db.table)).await.unwrap();
+        let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(bed.number("SELECT count(*) FROM {t}_orders").await, 1);
-        let stored = bed.find(&id).await;
+        assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 1);
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts, stored.lease), (Status::New, 0, None));
     }
 
-    /// Case 6: the hot path may trust only what the commit kept.
-    async fn what_a_savepoint_took_back_is_not_delivered(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// Case 6: the hot path may deliver only events that the commit kept.
+    async fn an_event_that_a_savepoint_rolled_back_is_not_delivered(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
-            let mut tx = bed.outbox.begin().await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             DB::execute_sql(&mut tx, "SAVEPOINT here").await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
             DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT here").await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
             tx.commit().await.unwrap();
             seen.reach(2).await;
             relay.idle().await.unwrap();
@@ -76,26 +76,26 @@ on_every_database! {
         }
     }
 
-    /// Case 6, the way sqlx does it: a savepoint is a transaction in a transaction.
-    async fn a_savepoint_that_was_committed_is_not_a_commit(|bed|) {
-        for relay in [bed.outbox.single_node(), bed.outbox.multi_node()] {
+    /// Case 6, as in sqlx: a savepoint is a transaction in a transaction.
+    async fn a_savepoint_that_was_committed_is_not_a_commit(|db|) {
+        for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(20 * MS).start().await.unwrap();
-            let mut outer = bed.outbox.begin().await.unwrap();
-            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
-            let told = Arc::new(Mutex::new(false));
-            let tell = told.clone();
-            inner.after_commit(move || *tell.lock().unwrap() = true);
-            bed.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
+            let mut outer = db.outbox.begin().await.unwrap();
+            let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
+            let calls = Arc::new(Mutex::new(false));
+            let record = calls.clone();
+            inner.after_commit(move || *record.lock().unwrap() = true);
+            db.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
             inner.commit().await.unwrap();
             outer.rollback().await.unwrap();
-            assert!(!*told.lock().unwrap(), "told of a commit that never was");
+            assert!(!*calls.lock().unwrap(), "called for a commit that did not happen");
             relay.idle().await.unwrap();
-            assert_eq!(seen.count(), 0, "delivered, and never committed");
+            assert_eq!(seen.count(), 0, "delivered without a commit");
 
-            let mut outer = bed.outbox.begin().await.unwrap();
-            let mut inner = bed.outbox.adopt(outer.begin().await.unwrap());
-            bed.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
+            let mut outer = db.outbox.begin().await.unwrap();
+            let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
+            db.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
             inner.commit().await.unwrap();
             outer.commit().await.unwrap();
             seen.reach(1).await;
@@ -105,48 +105,48 @@ on_every_database! {
         }
     }
 
-    async fn a_write_that_fails_spoils_nothing_but_itself(|bed|) {
+    async fn a_write_that_fails_affects_no_other_write(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
-        let again = bed.outbox.send(numbered("e", 2).id(&id)).await;
+        let again = db.outbox.send(numbered("e", 2).id(&id)).await;
         assert!(matches!(again, Err(Error::DuplicateId { .. })), "{again:?}");
-        let twice = bed.outbox.send_all([numbered("e", 3).id("same"), numbered("e", 4).id("same")]).await;
+        let twice = db.outbox.send_all([numbered("e", 3).id("same"), numbered("e", 4).id("same")]).await;
         assert!(matches!(twice, Err(Error::DuplicateId { .. })), "{twice:?}");
-        bed.outbox.send(numbered("e", 5)).await.unwrap();
+        db.outbox.send(numbered("e", 5)).await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(seen.numbers(), [1, 5]);
         relay.stop().await.unwrap();
     }
 
-    async fn a_batch_is_written_in_its_order_however_long_it_is(|bed|) {
-        let ids = bed.write("e", 0..2_500).await;
+    async fn a_batch_is_written_in_its_order_however_long_it_is(|db|) {
+        let ids = db.write("e", 0..2_500).await;
         assert_eq!(ids.len(), 2_500);
-        let listed = bed.outbox.admin().list(&Default::default(), 3_000).await.unwrap();
+        let listed = db.outbox.admin().list(&Default::default(), 3_000).await.unwrap();
         let order: Vec<EventId> = listed.into_iter().map(|stored| stored.event.unwrap().id().clone()).collect();
         assert_eq!(order, ids);
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids rise");
         let none: Vec<Event> = Vec::new();
-        assert!(bed.outbox.send_all(none).await.unwrap().is_empty());
+        assert!(db.outbox.send_all(none).await.unwrap().is_empty());
     }
 
-    async fn one_bad_event_of_a_batch_keeps_all_of_it_out(|bed|) {
-        let bad = bed.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
+    async fn one_invalid_event_rejects_its_whole_batch(|db|) {
+        let bad = db.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
         assert!(matches!(bad, Err(Error::Event(EventError::Empty { field: "event type" }))), "{bad:?}");
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
-        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
+        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(bed.tally().await, (1, 0, 0, 0), "the transaction goes on after a mistake that never reached it");
+        assert_eq!(db.tally().await, (1, 0, 0, 0), "the transaction is usable after an error that did not reach the database");
     }
 
-    async fn a_deduplication_key_is_written_once(|bed|) {
+    async fn a_deduplication_key_is_written_once(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-        assert!(bed.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
-        assert_eq!(bed.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
-        let ids = bed.outbox.send_all([
+        let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+        assert!(db.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
+        assert_eq!(db.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
+        let ids = db.outbox.send_all([
             numbered("e", 3).dedup_key("k"),
             numbered("e", 4).dedup_key("other"),
             numbered("e", 5),
@@ -157,82 +157,82 @@ on_every_database! {
         let mut numbers = seen.numbers();
         numbers.sort_unstable();
         assert_eq!(numbers, [1, 4, 5]);
-        assert_eq!(bed.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
+        assert_eq!(db.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
         relay.stop().await.unwrap();
     }
 
-    async fn callbacks_are_told_how_the_transaction_ended(|bed|) {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = |what: &'static str| {
-            let told = told.clone();
-            move || told.lock().unwrap().push(what)
+    async fn callbacks_are_called_by_the_end_of_the_transaction(|db|) {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let record = |what: &'static str| {
+            let calls = calls.clone();
+            move || calls.lock().unwrap().push(what)
         };
         for end in ["commit", "rollback", "drop"] {
-            let mut tx = bed.outbox.begin().await.unwrap();
-            tx.after_commit(tell("committed"));
+            let mut tx = db.outbox.begin().await.unwrap();
+            tx.after_commit(record("committed"));
             tx.after_commit(|| panic!("logged, nothing else"));
-            tx.after_rollback(tell("rolled back"));
-            tx.after_commit(tell("committed, second"));
-            bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            tx.after_rollback(record("rolled back"));
+            tx.after_commit(record("committed, second"));
+            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
             match end {
                 "commit" => tx.commit().await.unwrap(),
                 "rollback" => tx.rollback().await.unwrap(),
                 _ => drop(tx),
             }
         }
-        assert_eq!(*told.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
-        assert_eq!(bed.tally().await.0, 1);
+        assert_eq!(*calls.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
+        assert_eq!(db.tally().await.0, 1);
     }
 
-    /// A compensation is needed most where the database fails.
-    async fn callbacks_and_hooks_are_told_of_a_rollback_that_fails(|bed|) {
-        let (own, kill) = match bed.url().split_once(':') {
+    /// A compensation is needed most when the database fails.
+    async fn callbacks_and_hooks_are_called_for_a_rollback_that_fails(|db|) {
+        let (own, kill) = match db.url().split_once(':') {
             Some(("postgres", _)) => ("SELECT pg_backend_pid()::bigint", "SELECT pg_terminate_backend({}, 30000)"),
             Some(("mysql", _)) => ("SELECT CAST(connection_id() AS signed)", "KILL CONNECTION {}"),
             // SQLite has no server that could end a connection.
             _ => return,
         };
-        let told = Told::default();
-        let spy = Spy { told: told.clone(), change: Ok, panics: false };
-        let outbox = bed.another_with(|builder| builder.hook(spy)).await.outbox;
+        let calls = Calls::default();
+        let hook = RecordingHook { calls: calls.clone(), change: Ok, panics: false };
+        let outbox = db.another_with(|builder| builder.hook(hook)).await.outbox;
         let mut tx = outbox.begin().await.unwrap();
-        let callback = told.clone();
+        let callback = calls.clone();
         tx.after_rollback(move || callback.lock().unwrap().push("callback".to_owned()));
         tx.after_commit(|| panic!("it was not committed"));
         outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
         let connection = DB::number(&mut tx, own).await;
-        bed.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
+        db.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
         tx.rollback().await.unwrap_err();
-        assert_eq!(told.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
-        assert_eq!(bed.tally().await.0, 0);
+        assert_eq!(calls.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
+        assert_eq!(db.tally().await.0, 0);
     }
 
-    async fn a_transaction_begun_elsewhere_is_adopted(|bed|) {
+    async fn a_transaction_begun_elsewhere_is_adopted(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.single_node().skip_recent(Duration::from_secs(3_600))
+        let relay = db.outbox.single_node().skip_recent(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
-        let mut tx = bed.outbox.adopt(bed.outbox.pool().begin().await.unwrap());
-        bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        let mut tx = db.outbox.adopt(db.outbox.pool().begin().await.unwrap());
+        db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
         tx.commit().await.unwrap();
         seen.reach(1).await;
         relay.stop().await.unwrap();
     }
 
-    /// The outbox does not see the commit, so nothing goes the hot way.
-    async fn a_receipt_wakes_the_relay_when_it_is_told(|bed|) {
+    /// The outbox does not see the commit, so the hot path is not used.
+    async fn a_receipt_wakes_the_relay_when_the_commit_is_confirmed(|db|) {
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
+        let relay = db.outbox.multi_node().poll_interval(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
-        let mut tx = bed.outbox.pool().begin().await.unwrap();
-        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        let mut tx = db.outbox.pool().begin().await.unwrap();
+        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
         assert_eq!(receipt.ids().len(), 2);
         tx.commit().await.unwrap();
         receipt.committed();
         seen.reach(2).await;
 
-        let mut tx = bed.outbox.pool().begin().await.unwrap();
-        let receipt = bed.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
+        let mut tx = db.outbox.pool().begin().await.unwrap();
+        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
         tx.rollback().await.unwrap();
         receipt.rolled_back();
         relay.idle().await.unwrap();
@@ -240,36 +240,36 @@ on_every_database! {
         relay.stop().await.unwrap();
     }
 
-    async fn every_field_comes_back(|bed|) {
+    async fn every_field_is_stored_and_read_back(|db|) {
         let now = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis()).unwrap();
         let event = Event::new("order.placed").id("own-id").aggregate("order", "42").tenant("acme")
             .ordering_key("k").correlation("c").dedup_key("d").header("a", "1").headers([("b", "2"), ("a", "3")])
             .json_text("[1,  2]").occurred_at(now).available_at(now + chrono::Duration::seconds(60))
             .expires_at(now + chrono::Duration::seconds(90)).build().unwrap();
-        bed.outbox.send(event.clone()).await.unwrap();
-        let stored = bed.find(event.id()).await.event.unwrap();
+        db.outbox.send(event.clone()).await.unwrap();
+        let stored = db.find(event.id()).await.event.unwrap();
         assert_eq!(stored, event);
         assert_eq!(stored.headers().len(), 2);
         assert_eq!(stored.header("a"), Some("3"));
         assert!(stored.is_delayed());
     }
 
-    /// The longest of everything, in characters of four bytes.
-    async fn what_the_builder_allows_the_database_takes(|bed|) {
+    /// The maximum length of each field, in characters of four bytes.
+    async fn the_database_accepts_what_the_builder_allows(|db|) {
         let long = |n: usize| "\u{1F980}".repeat(n);
         let event = Event::new(long(255)).id(long(36)).aggregate(long(64), long(128)).tenant(long(64))
             .ordering_key(long(255)).correlation(long(255)).dedup_key(long(255)).header(long(255), long(2_000))
             .bytes(long(255), vec![0xff; 1_048_576]).build().unwrap();
-        bed.outbox.send(event.clone()).await.unwrap();
-        let stored = bed.find(event.id()).await.event.unwrap();
+        db.outbox.send(event.clone()).await.unwrap();
+        let stored = db.find(event.id()).await.event.unwrap();
         assert_eq!(stored.payload_bytes(), event.payload_bytes());
         assert_eq!((stored.event_type(), stored.headers()), (event.event_type(), event.headers()));
         assert_eq!((stored.tenant_id(), stored.ordering_key()), (event.tenant_id(), event.ordering_key()));
     }
 
-    /// The limit is a setting: the databases themselves take far more than its default.
-    async fn a_payload_may_be_as_large_as_the_outbox_allows(|bed|) {
-        let large = bed.another_with(|builder| builder.max_payload(8 << 20)).await;
+    /// The limit is a setting: the databases accept far more than its default.
+    async fn a_payload_may_be_as_large_as_the_outbox_allows(|db|) {
+        let large = db.another_with(|builder| builder.max_payload(8 << 20)).await;
         let (bytes, text) = (vec![0xfe; 6 << 20], "ü".repeat(3 << 20));
         large.outbox.send(Event::new("e").bytes("a/b", bytes.clone())).await.unwrap();
         large.outbox.send(Event::new("e").json(&text)).await.unwrap();
@@ -279,37 +279,39 @@ on_every_database! {
         assert!(items[1].payload::<String>().unwrap() == text, "the text changed");
     }
 
-    /// With no relay, nothing happens after the commit: a poller elsewhere or CDC delivers.
-    async fn without_a_relay_an_event_waits(|bed|) {
-        let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-        let stored = bed.find(&id).await;
+    /// Without a relay, nothing happens after the commit: a poller of another process or CDC
+    /// delivers.
+    async fn without_a_relay_an_event_waits(|db|) {
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
     }
 
-    /// A connection waits a moment for the next transaction, and not longer than that for those who ask the pool.
-    async fn connections_of_transactions_are_there_for_the_pool_as_well(|bed|) {
-        let bed = bed.another_with(|builder| builder.max_connections(4)).await;
-        let pool = bed.outbox.pool();
+    /// A connection is kept for the next transaction for a moment, and no longer than that from
+    /// other users of the pool.
+    async fn connections_of_transactions_return_to_the_pool(|db|) {
+        let db = db.another_with(|builder| builder.max_connections(4)).await;
+        let pool = db.outbox.pool();
         for n in 0..20 {
-            let begun = (0..pool.options().get_max_connections()).map(|_| bed.outbox.begin());
+            let begun = (0..pool.options().get_max_connections()).map(|_| db.outbox.begin());
             for tx in futures_util::future::join_all(begun).await {
                 let mut tx = tx.unwrap();
-                bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+                db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
                 if n % 2 == 0 { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
             }
             let acquired = (0..pool.options().get_max_connections()).map(|_| pool.acquire());
             assert!(futures_util::future::join_all(acquired).await.iter().all(Result::is_ok));
         }
-        bed.outbox.close().await;
+        db.outbox.close().await;
         assert_eq!(pool.size(), 0);
     }
 
-    /// What was done in a transaction that is dropped or cancelled does not come back with its connection.
-    async fn the_next_transaction_begins_anew(|bed|) {
-        let bed = bed.another_with(|builder| builder.max_connections(2)).await;
+    /// Changes of a transaction that is dropped or cancelled do not reappear with its connection.
+    async fn the_next_transaction_contains_no_changes_of_a_dropped_one(|db|) {
+        let db = db.another_with(|builder| builder.max_connections(2)).await;
         for n in 0..30 {
-            let mut tx = bed.outbox.begin().await.unwrap();
-            bed.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            let mut tx = db.outbox.begin().await.unwrap();
+            db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
             match n % 3 {
                 0 => drop(tx),
                 1 => drop(tokio::time::timeout(Duration::ZERO, tx.rollback()).await),
@@ -317,27 +319,27 @@ on_every_database! {
             }
         }
         let count = "SELECT count(*) FROM {t}";
-        assert_eq!(bed.number(count).await, 10);
+        assert_eq!(db.number(count).await, 10);
     }
 
-    /// Dropped at every point of its way, it must leave no transaction open.
-    async fn a_cancelled_begin_leaves_no_transaction_open(|bed|) {
-        let is_postgres = bed.url().starts_with("postgres");
-        let url = if is_postgres { named(&bed) } else { bed.url().to_owned() };
-        let outbox = DB::open(OutboxBuilder::new().table(&bed.table).max_connections(4), &url).await.unwrap();
-        for patience in 0..200u32 {
+    /// A `begin` that is dropped at any point must leave no transaction open.
+    async fn a_cancelled_begin_leaves_no_transaction_open(|db|) {
+        let is_postgres = db.url().starts_with("postgres");
+        let url = if is_postgres { named(&db) } else { db.url().to_owned() };
+        let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
+        for delay in 0..200u32 {
             let begin = std::pin::pin!(outbox.begin());
-            let _ = tokio::time::timeout(Duration::from_micros(u64::from(patience) * 5), begin).await;
+            let _ = tokio::time::timeout(Duration::from_micros(u64::from(delay) * 5), begin).await;
         }
-        // Every connection in turn: all are usable, none is inside of a transaction.
+        // All connections are usable, none is inside a transaction.
         outbox.send(numbered("e", 1)).await.unwrap();
-        let other = bed.another().await;
+        let other = db.another().await;
         other.outbox.send(numbered("e", 2)).await.unwrap();
-        assert_eq!(other.tally().await.0, 2, "what was sent is committed and visible to others");
+        assert_eq!(other.tally().await.0, 2, "the events are committed and visible to others");
         let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
                     AND application_name = '{t}'";
-        // A pool takes connections back in a task of its own.
-        while is_postgres && bed.number(open).await > 0 {
+        // A pool takes connections back in a separate task.
+        while is_postgres && db.number(open).await > 0 {
             tokio::time::sleep(MS).await;
         }
     }
@@ -346,128 +348,128 @@ on_every_database! {
 /// PostgreSQL answers COMMIT with ROLLBACK, and no error, when a statement has failed before.
 #[tokio::test]
 async fn a_commit_that_was_a_rollback_is_an_error() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let seen = Seen::default();
     let relay =
-        bed.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
+        db.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
     for failure in ["after the write", "before the write", "in the write"] {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (yes, no) = (told.clone(), told.clone());
-        let mut tx = bed.outbox.begin().await.unwrap();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (yes, no) = (calls.clone(), calls.clone());
+        let mut tx = db.outbox.begin().await.unwrap();
         tx.after_commit(move || yes.lock().unwrap().push("committed"));
         tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
         if failure == "before the write" {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         let id = if failure == "in the write" { "x".repeat(36) } else { EventId::generate().to_string() };
-        let written = bed.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
+        let written = db.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
         assert_eq!(written.is_ok(), failure != "before the write", "{written:?}");
         if failure == "after the write" {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         if failure == "in the write" {
-            bed.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
+            db.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
         }
         let committed = tx.commit().await;
         assert!(committed.is_err(), "a failure {failure} went unnoticed");
-        assert_eq!(*told.lock().unwrap(), ["rolled back"], "{failure}");
+        assert_eq!(*calls.lock().unwrap(), ["rolled back"], "{failure}");
     }
     relay.idle().await.unwrap();
     assert_eq!(seen.count(), 0);
-    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.tally().await, (0, 0, 0, 0));
     relay.stop().await.unwrap();
 }
 
-/// The same without any event: callbacks still must not be told of a commit that was none.
+/// The same without any event: callbacks for a commit must not be called either.
 #[tokio::test]
-async fn callbacks_are_not_told_of_a_commit_that_was_a_rollback() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (yes, no) = (told.clone(), told.clone());
-    let mut tx = bed.outbox.begin().await.unwrap();
+async fn commit_callbacks_are_not_called_for_a_commit_that_was_a_rollback() {
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let (yes, no) = (calls.clone(), calls.clone());
+    let mut tx = db.outbox.begin().await.unwrap();
     tx.after_commit(move || yes.lock().unwrap().push("committed"));
     tx.after_rollback(move || no.lock().unwrap().push("rolled back"));
     sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
     tx.commit().await.unwrap_err();
-    assert_eq!(*told.lock().unwrap(), ["rolled back"]);
+    assert_eq!(*calls.lock().unwrap(), ["rolled back"]);
 }
 
-/// A constraint that is checked at the commit refuses all of it.
+/// A constraint that is checked at the commit refuses the whole transaction.
 #[tokio::test]
 async fn a_commit_that_the_database_refuses_is_a_rollback() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let seen = Seen::default();
-    let relay = bed.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-    bed.run("CREATE TABLE parent (id integer PRIMARY KEY)").await.unwrap();
-    bed.run("CREATE TABLE child (p integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
+    let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
+    db.run("CREATE TABLE parent (id integer PRIMARY KEY)").await.unwrap();
+    db.run("CREATE TABLE child (p integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
         .await
         .unwrap();
     let rolled_back = Arc::new(Mutex::new(false));
-    let tell = rolled_back.clone();
-    let mut tx = bed.outbox.begin().await.unwrap();
-    tx.after_rollback(move || *tell.lock().unwrap() = true);
-    tx.after_commit(|| panic!("it was not"));
+    let record = rolled_back.clone();
+    let mut tx = db.outbox.begin().await.unwrap();
+    tx.after_rollback(move || *record.lock().unwrap() = true);
+    tx.after_commit(|| panic!("it was not committed"));
     sqlx::query("INSERT INTO child (p) VALUES (7)").execute(&mut *tx).await.unwrap();
-    bed.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+    db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
     assert!(matches!(tx.commit().await, Err(Error::Database(_))));
     assert!(*rolled_back.lock().unwrap());
     relay.idle().await.unwrap();
-    assert_eq!((seen.count(), bed.tally().await), (0, (0, 0, 0, 0)));
+    assert_eq!((seen.count(), db.tally().await), (0, (0, 0, 0, 0)));
     relay.stop().await.unwrap();
 }
 
-/// Notes what it is told, and does to events what it is told to.
-struct Spy {
-    told: Arc<Mutex<Vec<String>>>,
+/// A hook that records its calls, and changes events by a function.
+struct RecordingHook {
+    calls: Arc<Mutex<Vec<String>>>,
     change: Change,
     panics: bool,
 }
 
-impl Spy {
-    fn tell(&self, when: &str, events: &[Event]) {
-        self.told.lock().unwrap().push(format!("{when} {}", events.len()));
+impl RecordingHook {
+    fn record(&self, when: &str, events: &[Event]) {
+        self.calls.lock().unwrap().push(format!("{when} {}", events.len()));
         assert!(!self.panics, "a hook that panics");
     }
 }
 
-impl WriterHook for Spy {
+impl WriterHook for RecordingHook {
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
-        self.told.lock().unwrap().push(format!("before_write {}", events.len()));
+        self.calls.lock().unwrap().push(format!("before_write {}", events.len()));
         (self.change)(events)
     }
 
     fn after_write(&self, events: &[Event]) {
-        self.tell("after_write", events);
+        self.record("after_write", events);
     }
 
     fn after_commit(&self, events: &[Event]) {
-        self.tell("after_commit", events);
+        self.record("after_commit", events);
     }
 
     fn after_rollback(&self, events: &[Event]) {
-        self.tell("after_rollback", events);
+        self.record("after_rollback", events);
     }
 }
 
-type Told = Arc<Mutex<Vec<String>>>;
+type Calls = Arc<Mutex<Vec<String>>>;
 type Change = fn(Vec<Event>) -> Result<Vec<Event>, String>;
 
-async fn spied(change: Change, panics: bool) -> (Bed<sqlx::Sqlite>, Told) {
-    let told = Told::default();
-    let spy = Spy { told: told.clone(), change, panics };
-    (Bed::with(|builder| builder.hook(spy)).await.unwrap(), told)
+async fn with_hook(change: Change, panics: bool) -> (TestDb<sqlx::Sqlite>, Calls) {
+    let calls = Calls::default();
+    let hook = RecordingHook { calls: calls.clone(), change, panics };
+    (TestDb::with(|builder| builder.hook(hook)).await.unwrap(), calls)
 }
 
 #[tokio::test]
 async fn a_hook_sees_each_batch_once() {
     for panics in [false, true] {
-        let (bed, told) = spied(Ok, panics).await;
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
-        bed.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        let (db, calls) = with_hook(Ok, panics).await;
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        let mut tx = bed.outbox.begin().await.unwrap();
-        bed.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
+        let mut tx = db.outbox.begin().await.unwrap();
+        db.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
         drop(tx);
         let expected = [
             "before_write 2",
@@ -480,8 +482,8 @@ async fn a_hook_sees_each_batch_once() {
             "after_write 1",
             "after_rollback 1",
         ];
-        assert_eq!(*told.lock().unwrap(), expected);
-        assert_eq!(bed.tally().await.0, 3, "a panic in a hook changes nothing");
+        assert_eq!(*calls.lock().unwrap(), expected);
+        assert_eq!(db.tally().await.0, 3, "a panic in a hook changes nothing");
     }
 }
 
@@ -495,29 +497,29 @@ async fn a_hook_changes_suppresses_and_refuses() {
         });
         changed.map(|event| event.build().map_err(|e| e.to_string())).collect()
     }
-    let (bed, _) = spied(upper, false).await;
-    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "E");
+    let (db, _) = with_hook(upper, false).await;
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(db.find(&id).await.event.unwrap().event_type(), "E");
 
-    let (bed, told) = spied(|_| Ok(Vec::new()), false).await;
-    assert_eq!(bed.outbox.send(numbered("e", 1)).await.unwrap(), None);
-    assert!(bed.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
+    let (db, calls) = with_hook(|_| Ok(Vec::new()), false).await;
+    assert_eq!(db.outbox.send(numbered("e", 1)).await.unwrap(), None);
+    assert!(db.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
     assert_eq!(
-        *told.lock().unwrap(),
+        *calls.lock().unwrap(),
         ["before_write 1", "before_write 2"],
-        "nothing was written, nothing is told"
+        "nothing was written, so no other hook is called"
     );
-    assert_eq!(bed.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.tally().await, (0, 0, 0, 0));
 
     let changes: [(Change, &str); 2] =
-        [(|_| Err("not on my watch".to_owned()), "not on my watch"), (|_| panic!("boom"), "it panicked")];
+        [(|_| Err("not allowed".to_owned()), "not allowed"), (|_| panic!("boom"), "it panicked")];
     for (change, reason) in changes {
-        let (bed, _) = spied(change, false).await;
-        let mut tx = bed.outbox.begin().await.unwrap();
-        let written = bed.outbox.write(&mut tx, numbered("e", 1)).await;
+        let (db, _) = with_hook(change, false).await;
+        let mut tx = db.outbox.begin().await.unwrap();
+        let written = db.outbox.write(&mut tx, numbered("e", 1)).await;
         assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
         tx.commit().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 0, 0));
+        assert_eq!(db.tally().await, (0, 0, 0, 0));
     }
 }
 
@@ -534,47 +536,48 @@ async fn hooks_run_in_the_order_they_were_added() {
         }
         Tag(name)
     }
-    let bed = Bed::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
-    let id = bed.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-    assert_eq!(bed.find(&id).await.event.unwrap().event_type(), "e.a.b");
+    let db = TestDb::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    assert_eq!(db.find(&id).await.event.unwrap().event_type(), "e.a.b");
 }
 
-/// MySQL and MariaDB let a connection have a time of its own, which tells the database's clock from the process's.
+/// On MySQL and MariaDB a connection can set its own time, which distinguishes the database's clock
+/// from the process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_databases_clock() {
-    let Some(bed) = Bed::<sqlx::MySql>::new().await else { return };
-    let mut tx = bed.outbox.begin().await.unwrap();
+    let Some(db) = TestDb::<sqlx::MySql>::new().await else { return };
+    let mut tx = db.outbox.begin().await.unwrap();
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = 1000000000").await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = DEFAULT").await.unwrap();
     tx.commit().await.unwrap();
-    let stored = bed.find(&id).await;
+    let stored = db.find(&id).await;
     assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
 
-/// PostgreSQL finds the function of the time by the search path, so a function of the same name tells the database's clock from the
-/// process's.
+/// PostgreSQL finds the time function by the search path, so a function of the same name
+/// distinguishes the database's clock from the process's.
 #[tokio::test]
 async fn an_event_is_stored_by_the_clock_of_postgres() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let shifted = "CREATE SCHEMA {t}; CREATE FUNCTION {t}.statement_timestamp() RETURNS timestamptz \
                    LANGUAGE sql AS $$ SELECT '2001-09-09T01:46:40Z'::timestamptz $$";
-    bed.run(shifted).await.unwrap();
-    let mut tx = bed.outbox.begin().await.unwrap();
-    let path = format!("SET LOCAL search_path = {}, pg_catalog, public", bed.table);
+    db.run(shifted).await.unwrap();
+    let mut tx = db.outbox.begin().await.unwrap();
+    let path = format!("SET LOCAL search_path = {}, pg_catalog, public", db.table);
     sqlx::Postgres::execute_sql(&mut tx, &path).await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = bed.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
     tx.commit().await.unwrap();
-    let stored = bed.find(&id).await;
+    let stored = db.find(&id).await;
     assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
     assert_eq!(stored.available_at.timestamp(), 1_000_000_060);
 }
 
 #[test]
-fn a_builder_says_what_is_wrong() {
+fn a_builder_reports_what_is_wrong() {
     let good = || Event::new("e").json(&1);
     let long = |n: usize| "x".repeat(n + 1);
     let now = chrono::Utc::now();
@@ -642,7 +645,7 @@ fn a_builder_says_what_is_wrong() {
     assert_eq!(good().ordering_key("x".repeat(255)).build().unwrap().ordering_key().unwrap().len(), 255);
 }
 
-/// Only a caller that says when the event happened can contradict itself.
+/// Only a caller that sets `occurred_at` can contradict itself.
 #[test]
 fn a_due_time_in_the_past_is_at_once_unless_occurred_at_was_set() {
     let now = chrono::Utc::now();
@@ -662,7 +665,7 @@ fn a_due_time_in_the_past_is_at_once_unless_occurred_at_was_set() {
 }
 
 #[test]
-fn json_that_is_none_is_refused() {
+fn invalid_json_is_refused() {
     for text in ["", "{", "{'a': 1}", "[1,]", "\"a\0b\"", "\"\\ud800\"", "\"\\udc00\\ud800\"", "1 2", "nul"] {
         let error = Event::new("e").json_text(text).build().unwrap_err();
         assert!(matches!(error, EventError::NotJson { .. }), "{text:?}: {error}");
@@ -718,9 +721,9 @@ impl From<Kind> for AggregateType {
 
 #[tokio::test]
 async fn messages_and_enums_are_events_and_types() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    let id = bed.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
-    let event = bed.find(&id).await.event.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    let id = db.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
+    let event = db.find(&id).await.event.unwrap();
     assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.placed", "order"));
     assert_eq!((event.aggregate_id(), event.payload::<Placed>().unwrap().order), (Some("7"), 7));
     assert!(event.is_delayed());
@@ -740,11 +743,11 @@ impl From<Step> for EventType {
     }
 }
 
-/// Filters, assertions and statistics take the types that events are written with.
+/// Filters, assertions and statistics accept the types that events are written with.
 #[tokio::test]
-async fn enums_are_types_wherever_a_type_is_asked_for() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    let relay = bed
+async fn enums_are_accepted_wherever_a_type_is() {
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    let relay = db
         .outbox
         .single_node()
         .unrouted(Unrouted::Dead)
@@ -753,17 +756,17 @@ async fn enums_are_types_wherever_a_type_is_asked_for() {
         .await
         .unwrap();
     for _ in 0..2 {
-        bed.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
+        db.outbox.send(Event::new(Step::Paid).aggregate(Kind::Order, "7").json(&())).await.unwrap();
     }
-    bed.outbox.send(Event::new("order.sent").aggregate(Kind::Order, "7").json(&())).await.unwrap();
+    db.outbox.send(Event::new("order.sent").aggregate(Kind::Order, "7").json(&())).await.unwrap();
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();
-    let admin = bed.outbox.admin();
+    let admin = db.outbox.admin();
     let count = async |filter: DeadFilter| admin.dead(&filter, 10).await.unwrap().len();
     assert_eq!(count(DeadFilter::default().event_type(Step::Paid)).await, 2);
     assert_eq!(count(DeadFilter::default().aggregate_type(Kind::Order)).await, 3);
     assert_eq!(count(DeadFilter::default().event_type("order.sent").aggregate_type("order")).await, 1);
-    let written = outbox::testing::written(&bed.outbox).await;
+    let written = outbox::testing::written(&db.outbox).await;
     written.count(Step::Paid, 2);
     assert_eq!(written.of_type(Step::Paid).len(), 2);
     let statistics = StatisticsPublisher::new();
@@ -772,12 +775,12 @@ async fn enums_are_types_wherever_a_type_is_asked_for() {
     assert_eq!(statistics.statistics().of(Step::Paid), 1);
 }
 
-/// Assertions on what was written say what was found instead.
+/// Failed assertions on written events name the events that were found.
 #[tokio::test]
 async fn an_assertion_that_fails_names_what_was_written() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
-    bed.outbox.send_all([numbered("paid", 1), numbered("paid", 2), numbered("sent", 3)]).await.unwrap();
-    let written = outbox::testing::written(&bed.outbox).await;
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
+    db.outbox.send_all([numbered("paid", 1), numbered("paid", 2), numbered("sent", 3)]).await.unwrap();
+    let written = outbox::testing::written(&db.outbox).await;
     assert_eq!(written.one("sent").payload::<u64>().unwrap(), 3);
     written.none("lost");
     type Assertion = fn(&outbox::testing::Written);
@@ -787,32 +790,29 @@ async fn an_assertion_that_fails_names_what_was_written() {
         (|written| written.none("sent"), "expected 0 of \"sent\""),
         (|written| written.count("paid", 3), "expected 3 of \"paid\""),
     ];
-    for (assertion, said) in failing {
+    for (assertion, message) in failing {
         let panic =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| assertion(&written))).unwrap_err();
         let text = panic.downcast_ref::<String>().unwrap();
-        assert!(text.contains(said) && text.contains(r#"["paid", "paid", "sent"]"#), "{text}");
+        assert!(text.contains(message) && text.contains(r#"["paid", "paid", "sent"]"#), "{text}");
     }
 }
 
 #[tokio::test]
 async fn an_outbox_has_its_own_limit_for_payloads() {
-    let bed = Bed::<sqlx::Sqlite>::with(|b| b.max_payload(10)).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|b| b.max_payload(10)).await.unwrap();
     let too_large = |size| Error::Event(EventError::PayloadTooLarge { size, limit: 10 }).to_string();
     let text = "x".repeat(9);
-    assert_eq!(bed.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
+    assert_eq!(db.outbox.send(Event::new("e").json(&text)).await.unwrap_err().to_string(), too_large(11));
     let built = Event::new("e").json(&text).build().unwrap();
-    assert_eq!(bed.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
-    assert!(
-        bed.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(),
-        "said for this event"
-    );
-    assert!(bed.outbox.send(bed.outbox.event("e").json("12345678")).await.is_ok());
-    assert_eq!(bed.tally().await.0, 2);
+    assert_eq!(db.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
+    assert!(db.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(), "set for this event");
+    assert!(db.outbox.send(db.outbox.event("e").json("12345678")).await.is_ok());
+    assert_eq!(db.tally().await.0, 2);
 }
 
 #[tokio::test]
-async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
+async fn an_invalid_name_or_url_is_an_error_that_names_it() {
     for name in ["", "1st", "drop table", "a-b", "a;b", "a\"b", &"x".repeat(60)] {
         let opened = OutboxBuilder::new().table(name).sqlite(":memory:").await;
         let Err(Error::Identifier { name: named }) = opened else { panic!("{name:?}: {opened:?}") };
@@ -830,13 +830,13 @@ async fn a_name_or_a_url_that_cannot_be_is_an_error_that_says_so() {
     assert!(opened.is_err());
 }
 
-/// A handler writes as well: in the relay of the outbox that it writes to.
+/// A handler writes to the outbox of its own relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_may_write_events() {
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let seen = Seen::default();
-    let outbox = bed.outbox.clone();
-    let relay = bed.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
+    let outbox = db.outbox.clone();
+    let relay = db.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
         let outbox = outbox.clone();
         async move {
             outbox
@@ -847,45 +847,45 @@ async fn a_handler_may_write_events() {
         }
     });
     let relay = relay.start().await.unwrap();
-    bed.write("first", 0..50).await;
+    db.write("first", 0..50).await;
     seen.reach(50).await;
     relay.idle().await.unwrap();
     seen.assert_each_once(0..50);
     relay.stop().await.unwrap();
 }
 
-/// Its server ended it, a moment after it was used.
+/// The server ended the connections, a moment after they were used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_begins_although_connections_just_broke() {
-    let Some(bed) = Bed::<sqlx::Postgres>::new().await else { return };
+    let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let outbox =
-        OutboxBuilder::new().table(&bed.table).max_connections(8).postgres(&named(&bed)).await.unwrap();
+        OutboxBuilder::new().table(&db.table).max_connections(8).postgres(&named(&db)).await.unwrap();
     for n in 0..10 {
         let begun = futures_util::future::join_all((0..8).map(|_| outbox.begin())).await;
         for tx in begun {
             tx.unwrap().commit().await.unwrap();
         }
-        let cut = format!(
+        let terminate = format!(
             "SELECT count(pg_terminate_backend(pid, 30000)) FROM pg_stat_activity WHERE application_name = '{}'",
-            bed.table
+            db.table
         );
-        assert!(bed.number(&cut).await >= 1);
+        assert!(db.number(&terminate).await >= 1);
         let mut tx = outbox.begin().await.unwrap();
         outbox.write(&mut tx, numbered("e", n)).await.unwrap();
         tx.commit().await.unwrap();
     }
-    assert_eq!(bed.number("SELECT count(*) FROM {t}").await, 10);
+    assert_eq!(db.number("SELECT count(*) FROM {t}").await, 10);
 }
 
-/// A pool takes connections back in a task of its own.
+/// A pool takes connections back in a separate task.
 #[test]
-fn an_outbox_may_be_dropped_where_no_runtime_is() {
+fn an_outbox_may_be_dropped_outside_of_a_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let bed = runtime.block_on(async {
-        let bed = Bed::<sqlx::Postgres>::new().await?;
-        bed.outbox.begin().await.unwrap().commit().await.unwrap();
-        Some(bed)
+    let db = runtime.block_on(async {
+        let db = TestDb::<sqlx::Postgres>::new().await?;
+        db.outbox.begin().await.unwrap().commit().await.unwrap();
+        Some(db)
     });
     drop(runtime);
-    drop(bed);
+    drop(db);
 }

@@ -192,7 +192,7 @@ impl Watch {
 }
 
 #[cfg(test)]
-#[path = "../../../outbox/tests/bed/failing.rs"]
+#[path = "../../../outbox/tests/common/failing_store.rs"]
 mod failing;
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use outbox::store::JoinFilter;
 use outbox::{Event, EventId, JoinId, JoinWait, NewJoin, NodeId, Outbox};
 
-use crate::bed::{Base, Bed};
+use crate::common::{Backend, TestDb};
 use crate::crashing::Role;
 
-/// How many steps a join has, about.
+/// Approximate number of steps of a join.
 const STEPS: usize = 100;
 
 fn joins(members: usize) -> usize {
@@ -20,23 +20,24 @@ fn step(n: usize) -> EventId {
     EventId::from(format!("step-{n}"))
 }
 
-/// The joins that an event is a step of: some are in two.
+/// Joins that an event is a step of: some events are in two.
 fn joins_of(n: usize, joins: usize) -> Vec<usize> {
     if n.is_multiple_of(5) { vec![n % joins, (n + 1) % joins] } else { vec![n % joins] }
 }
 
-/// Whether it is attached by whoever works on it, and not before.
+/// Whether the step is attached by the worker that handles it, and not before.
 fn is_late(n: usize) -> bool {
     n % 3 == 1
 }
 
-/// Whether it dies.
+/// Whether the step is dead-lettered.
 fn is_doomed(n: usize) -> bool {
     n % 20 == 7
 }
 
-/// Writes the steps, starts the joins, says what follows, and attaches what is not late.
-pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
+/// Writes the steps, starts the joins with their follow-ups, and attaches the steps that are not
+/// late.
+pub async fn fan_out<DB: Backend>(db: &TestDb<DB>, members: usize) {
     let joins = joins(members);
     let mut steps: Vec<Vec<usize>> = vec![Vec::new(); joins];
     for n in 0..members {
@@ -44,11 +45,11 @@ pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
     }
     for some in (0..members).collect::<Vec<_>>().chunks(1_000) {
         let events = some.iter().map(|n| Event::new("step").id(step(*n)).json(n));
-        bed.outbox.send_all(events).await.unwrap();
+        db.outbox.send_all(events).await.unwrap();
     }
     for (number, steps) in steps.iter().enumerate() {
-        let mut tx = bed.outbox.begin().await.unwrap();
-        let mut joins = bed.outbox.joins_in(&mut tx);
+        let mut tx = db.outbox.begin().await.unwrap();
+        let mut joins = db.outbox.joins_in(&mut tx);
         let expected = u32::try_from(steps.len()).unwrap();
         let join = joins.start(NewJoin::of(expected).group(format!("join-{number}"))).await.unwrap();
         let early: Vec<EventId> = steps.iter().filter(|n| !is_late(**n)).map(|n| step(*n)).collect();
@@ -60,8 +61,8 @@ pub async fn fan_out<DB: Base>(bed: &Bed<DB>, members: usize) {
     }
 }
 
-/// The joins by their numbers.
-async fn ids<DB: Base>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
+/// Ids of the joins, by their numbers.
+async fn ids<DB: Backend>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
     let mut ids = HashMap::new();
     let mut filter = JoinFilter::default();
     loop {
@@ -75,17 +76,18 @@ async fn ids<DB: Base>(outbox: &Outbox<DB>) -> HashMap<usize, JoinId> {
     }
 }
 
-async fn attach<DB: Base>(outbox: &Outbox<DB>, ids: &HashMap<usize, JoinId>, n: usize) {
+async fn attach<DB: Backend>(outbox: &Outbox<DB>, ids: &HashMap<usize, JoinId>, n: usize) {
     for join in joins_of(n, ids.len()) {
         outbox.joins().attach(&ids[&join], &step(n)).await.unwrap();
     }
 }
 
-/// Works until there is nothing left, and does not do it well: everything is said twice, and some of it by a stranger.
-pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
+/// Works until no event is pending, and settles carelessly: everything twice, and some of it by a
+/// node that is not the holder.
+pub async fn work<DB: Backend>(outbox: &Outbox<DB>, mut role: Role) {
     let ids = ids(outbox).await;
     let queue = outbox.queue();
-    let (me, stranger) = (NodeId::generate(), NodeId::generate());
+    let (me, other) = (NodeId::generate(), NodeId::generate());
     loop {
         let items = queue.claim(&me, Duration::from_secs(10), 25).await.unwrap();
         if items.is_empty() {
@@ -105,7 +107,7 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
             }
             if is_step && is_doomed(n) { dead.push(item.id()) } else { done.push(item.id()) }
         }
-        assert_eq!(queue.ack(&stranger, done.iter().copied()).await.unwrap(), 0);
+        assert_eq!(queue.ack(&other, done.iter().copied()).await.unwrap(), 0);
         for _ in 0..2 {
             queue.ack(&me, done.iter().copied()).await.unwrap();
             queue.fail(&me, dead.iter().copied(), "doomed").await.unwrap();
@@ -117,12 +119,13 @@ pub async fn work<DB: Base>(outbox: &Outbox<DB>, mut role: Role) {
     }
 }
 
-/// Attaches what a killed worker had not come to, as whoever starts it again would, and compares.
-pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
-    for (number, id) in ids(&bed.outbox).await {
+/// Attaches the steps that killed workers did not attach, as a restarted worker would, and
+/// compares.
+pub async fn check<DB: Backend>(db: &TestDb<DB>, members: usize) {
+    for (number, id) in ids(&db.outbox).await {
         let is_of = |n: &usize| is_late(*n) && joins_of(*n, joins(members)).contains(&number);
         let late: Vec<EventId> = (0..members).filter(is_of).map(step).collect();
-        bed.outbox.joins().attach_all(&id, &late).await.unwrap();
+        db.outbox.joins().attach_all(&id, &late).await.unwrap();
     }
     let members_of = |status: &str| {
         format!(
@@ -130,7 +133,7 @@ pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
         )
     };
     let (completed, failed) = (members_of("1"), members_of("2"));
-    for (what, sql) in [
+    for (problem, sql) in [
         (
             "counters differ from steps",
             format!(
@@ -154,21 +157,25 @@ pub async fn check<DB: Base>(bed: &Bed<DB>, members: usize) {
             "SELECT count(*) FROM {t} WHERE event_type = 'step' AND status NOT IN (1, 3)".to_owned(),
         ),
     ] {
-        assert_eq!(bed.number(&sql).await, 0, "{what}");
+        assert_eq!(db.number(&sql).await, 0, "{problem}");
     }
     let doomed = i64::try_from((0..members).filter(|n| is_doomed(*n)).count()).unwrap();
-    // Beside those, one that was in the hands of three who were killed is taken for what killed them.
-    let buried = bed.number("SELECT count(*) FROM {t} WHERE last_error LIKE '%never came back'").await;
-    let dead = bed.number("SELECT count(*) FROM {t} WHERE status = 3").await;
+    // Besides those, an event that was claimed by three killed workers is dead-lettered as the
+    // cause of the crashes.
+    let dead_lettered = db.number("SELECT count(*) FROM {t} WHERE last_error LIKE '%never came back'").await;
+    let dead = db.number("SELECT count(*) FROM {t} WHERE status = 3").await;
     assert!(
-        (doomed..=doomed + buried).contains(&dead),
-        "{dead} are dead, of {doomed} doomed and {buried} buried"
+        (doomed..=doomed + dead_lettered).contains(&dead),
+        "{dead} are dead, of {doomed} doomed and {dead_lettered} dead-lettered as poison"
     );
-    assert!(buried <= i64::try_from(members / 1_000 + 1).unwrap(), "{buried} were taken for killers");
+    assert!(
+        dead_lettered <= i64::try_from(members / 1_000 + 1).unwrap(),
+        "{dead_lettered} were dead-lettered as poison"
+    );
     let joins = i64::try_from(joins(members)).unwrap();
     let follows = "FROM {t} WHERE event_type IN ('then', 'sorry')";
-    assert_eq!(bed.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
+    assert_eq!(db.number(&format!("SELECT count(*) {follows}")).await, joins, "one follows each");
     let sorry = "SELECT count(*) FROM {t} WHERE event_type = 'sorry'";
     let failed = "SELECT count(*) FROM {t}_join WHERE status = 2";
-    assert_eq!(bed.number(sorry).await, bed.number(failed).await);
+    assert_eq!(db.number(sorry).await, db.number(failed).await);
 }

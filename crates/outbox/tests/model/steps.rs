@@ -1,4 +1,4 @@
-//! What a history is made of, and how one is drawn.
+//! The steps of a history, and their generators.
 
 use outbox::OnDead;
 use outbox::store::{Filter, Purgeable, Status};
@@ -6,17 +6,18 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long leases last, in seconds.
+/// Duration of leases, in seconds.
 pub const LEASE: u64 = 10;
 
-/// The types of events there are.
+/// Types of the events.
 pub const TYPES: [&str; 2] = ["thing", "other"];
 
-/// One step of a history. Deliveries are named by when they were taken, stale ones included.
+/// One step of a history. Deliveries are numbered back from the latest, stale ones included.
 #[derive(Clone, Debug)]
 pub enum Step {
     Write(Vec<Draft>),
-    /// As a relay's own process writes: what is not put off is leased to its node from birth.
+    /// Writes in a relay's own process: events that are not delayed are inserted with a lease of
+    /// the node.
     WriteLeased {
         owner: u8,
         drafts: Vec<Draft>,
@@ -30,7 +31,7 @@ pub enum Step {
         skip_recent: u64,
         skip_type: bool,
         only_type: bool,
-        apart: Apart,
+        destinations: Destinations,
     },
     Settle {
         by: By,
@@ -49,7 +50,7 @@ pub enum Step {
     Cancel(usize),
     Skip(usize),
     Replay {
-        filter: Which,
+        filter: Selection,
         limit: usize,
     },
     Purge {
@@ -62,29 +63,29 @@ pub enum Step {
     },
     Resign {
         owner: u8,
-        /// By how many epochs too late.
+        /// Number of epochs by which it is too late.
         late: i64,
     },
-    Look(Which),
+    Look(Selection),
 }
 
-/// Which events go to different destinations.
+/// Which event types have different destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Apart {
-    /// None: a key is one run.
+pub enum Destinations {
+    /// None: a key is one queue.
     Not,
-    /// Those of either type.
+    /// Each type has its own.
     Both,
-    /// Those of the other type; the rest may go anywhere.
+    /// The other type has its own; the first may go to any.
     One,
 }
 
-impl Apart {
+impl Destinations {
     pub fn destinations(self) -> BTreeMap<String, u64> {
         let types = match self {
-            Apart::Not => &[][..],
-            Apart::Both => &[0, 1],
-            Apart::One => &[1],
+            Destinations::Not => &[][..],
+            Destinations::Both => &[0, 1],
+            Destinations::One => &[1],
         };
         types.iter().map(|n| (TYPES[*n].to_owned(), *n as u64 + 5)).collect()
     }
@@ -99,17 +100,17 @@ pub struct Draft {
     pub expires: bool,
 }
 
-/// In whose name is taken.
+/// Node that takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Taker {
     Lease {
         owner: u8,
-        /// By one row for all, where the database can do so.
+        /// By a group lease, where the database has group leases.
         together: bool,
-        /// Goes on with keys behind what it has in hand of them.
+        /// Continues keys behind the events that it holds of them.
         onward: bool,
     },
-    /// As the one who holds the whole table; how many events of each key it has in hand already.
+    /// As the leader of the table; how many events of each key it holds already.
     Leader(u8, [usize; 3]),
 }
 
@@ -120,7 +121,7 @@ pub enum From {
     Key(u8),
 }
 
-/// In whose name a delivery is settled.
+/// Node that settles a delivery.
 #[derive(Clone, Copy, Debug)]
 pub enum By {
     ItsTaker,
@@ -137,9 +138,9 @@ pub enum Kind {
     ReleasedSuspect,
 }
 
-/// Which events are looked at. Places are those of the rows that there are.
+/// Selection of events. Positions are indexes of existing rows.
 #[derive(Clone, Debug, Default)]
-pub struct Which {
+pub struct Selection {
     pub status: Option<Status>,
     pub pending: bool,
     pub other_type: Option<bool>,
@@ -152,17 +153,17 @@ pub struct Which {
     pub settled_within: Option<u64>,
 }
 
-impl Which {
-    /// As the store is asked, where `place` says which number the row has that is the nth.
-    pub fn filter(&self, place: impl Fn(usize) -> Option<i64>) -> Filter {
+impl Selection {
+    /// The store's filter, where `seq_of` returns the sequence number of the nth row.
+    pub fn filter(&self, seq_of: impl Fn(usize) -> Option<i64>) -> Filter {
         let seconds = |n: Option<u64>| n.map(Duration::from_secs);
         Filter {
             status: self.status,
             pending: self.pending,
             event_type: self.other_type.map(|other| TYPES[usize::from(other)].to_owned()),
             ordering_key: self.key.map(|n| format!("key-{n}")),
-            after_seq: self.after.and_then(&place),
-            upto_seq: self.upto.and_then(&place),
+            after_seq: self.after.and_then(&seq_of),
+            upto_seq: self.upto.and_then(&seq_of),
             older_than: seconds(self.older_than),
             newer_than: seconds(self.newer_than),
             settled_before: seconds(self.settled_before),
@@ -172,8 +173,8 @@ impl Which {
     }
 }
 
-fn apart() -> impl Strategy<Value = Apart> {
-    prop_oneof![3 => Just(Apart::Not), 2 => Just(Apart::Both), 1 => Just(Apart::One)]
+fn destinations() -> impl Strategy<Value = Destinations> {
+    prop_oneof![3 => Just(Destinations::Not), 2 => Just(Destinations::Both), 1 => Just(Destinations::One)]
 }
 
 fn draft() -> impl Strategy<Value = Draft> {
@@ -212,11 +213,11 @@ fn by() -> impl Strategy<Value = By> {
 }
 
 fn taker() -> impl Strategy<Value = Taker> {
-    let in_hand = || prop_oneof![3 => Just(0), 1 => 1..4_usize];
+    let held = || prop_oneof![3 => Just(0), 1 => 1..4_usize];
     prop_oneof![
         3 => (0..3_u8, any::<bool>(), any::<bool>())
             .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward }),
-        1 => (0..3_u8, [in_hand(), in_hand(), in_hand()]).prop_map(|(owner, hands)| Taker::Leader(owner, hands)),
+        1 => (0..3_u8, [held(), held(), held()]).prop_map(|(owner, held)| Taker::Leader(owner, held)),
     ]
 }
 
@@ -224,7 +225,7 @@ fn on_dead() -> impl Strategy<Value = OnDead> {
     prop_oneof![Just(OnDead::Hold), Just(OnDead::Skip)]
 }
 
-fn which() -> impl Strategy<Value = Which> {
+fn selection() -> impl Strategy<Value = Selection> {
     let status = prop_oneof![Just(Status::New), Just(Status::Done), Just(Status::Retry), Just(Status::Dead)];
     let time = || proptest::option::weighted(0.15, 0..12_u64);
     (
@@ -233,7 +234,7 @@ fn which() -> impl Strategy<Value = Which> {
         (proptest::option::weighted(0.2, 0..8_usize), proptest::option::weighted(0.2, 0..8_usize)),
         (time(), time(), time(), time()),
     )
-        .prop_map(|((status, pending), (other_type, key), (after, upto), times)| Which {
+        .prop_map(|((status, pending), (other_type, key), (after, upto), times)| Selection {
             status,
             pending,
             other_type,
@@ -247,12 +248,12 @@ fn which() -> impl Strategy<Value = Which> {
         })
 }
 
-/// Steps of every kind, or only those that decide who has what: then much more happens to the same few events.
+/// Steps of every kind, or only steps about leases: then much more happens to the same few events.
 pub fn history() -> impl Strategy<Value = Vec<Step>> {
     prop_oneof![prop::collection::vec(step(), 1..30), prop::collection::vec(step_of_leases(), 1..30)]
 }
 
-/// A step that decides who has what, of one key or of none.
+/// A step about leases, of one key or of none.
 fn step_of_leases() -> impl Strategy<Value = Step> {
     let key = prop_oneof![3 => Just(Some(0)), 1 => Just(None)];
     let draft = (key, proptest::bool::weighted(0.3)).prop_map(|(key, other_type)| Draft {
@@ -271,8 +272,8 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
     let by = prop_oneof![2 => by(), 1 => (0..3_u8).prop_map(By::Owner)];
     prop_oneof![
         4 => prop::collection::vec(draft, 1..3).prop_map(Step::Write),
-        8 => (taker, limit, from, apart()).prop_map(|(by, limit, from, apart)| Step::Take {
-            apart,
+        8 => (taker, limit, from, destinations()).prop_map(|(by, limit, from, destinations)| Step::Take {
+            destinations,
             by,
             limit,
             from,
@@ -311,9 +312,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (owner.clone(), drafts()).prop_map(|(owner, drafts)| Step::WriteLeased { owner, drafts }),
         1 => draft().prop_map(Step::WriteAndRollBack),
         8 => (taker(), limit(), from, on_dead(), skip_recent, proptest::bool::weighted(0.1), proptest::bool::weighted(0.2),
-            apart()).prop_map(
-            |(by, limit, from, on_dead, skip_recent, skip_type, only_type, apart)|
-                Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, apart }),
+            destinations()).prop_map(
+            |(by, limit, from, on_dead, skip_recent, skip_type, only_type, destinations)|
+                Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, destinations }),
         8 => (by(), prop::collection::vec((0..8_usize, kind()), 1..5), any::<bool>())
             .prop_map(|(by, of, delete)| Step::Settle { by, of, delete }),
         1 => owner.clone().prop_map(|owner| Step::Extend { owner }),
@@ -322,11 +323,11 @@ fn step() -> impl Strategy<Value = Step> {
         4 => prop_oneof![1..4_u64, Just(LEASE)].prop_map(Step::Pass),
         1 => (0..8_usize).prop_map(Step::Cancel),
         1 => (0..8_usize).prop_map(Step::Skip),
-        2 => (which(), 1..4_usize).prop_map(|(which, limit)| Step::Replay { filter: which, limit }),
+        2 => (selection(), 1..4_usize).prop_map(|(selection, limit)| Step::Replay { filter: selection, limit }),
         1 => (what, 0..12_u64, prop_oneof![Just(1_000), 1..3_usize])
             .prop_map(|(what, older_than, limit)| Step::Purge { what, older_than, limit }),
         3 => owner.clone().prop_map(|owner| Step::Lead { owner }),
         2 => (owner, prop_oneof![3 => Just(0), 1 => Just(1)]).prop_map(|(owner, late)| Step::Resign { owner, late }),
-        2 => which().prop_map(Step::Look),
+        2 => selection().prop_map(Step::Look),
     ]
 }

@@ -1,4 +1,4 @@
-//! The table as it should be: a list of rows and a few `if`s.
+//! The expected table: a list of rows and a few `if`s.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use outbox::store::{Claim, Filter, Holder, Origin, Reach, RunId, Settlement, Take, Verdict};
 use outbox::{Completion, EventId, NodeId, OnDead, Status};
 
-use crate::steps::Apart;
+use crate::steps::Destinations;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -27,11 +27,12 @@ pub struct Row {
     pub last_error: Option<String>,
     pub locked_by: Option<NodeId>,
     pub locked_until: Option<DateTime<Utc>>,
-    /// The list that it is leased by, until that is taken away.
-    pub list: Option<usize>,
+    /// The group lease of the row, until that is deleted.
+    pub group: Option<usize>,
     pub claims: Claim,
     pub crashes: u32,
-    /// The attempts that failed: how many there had been, whose it was, whether the event died of it, and why.
+    /// Failed attempts: number of attempts so far, node, whether the event was dead-lettered, and
+    /// error.
     pub history: Vec<(u32, NodeId, bool, String)>,
 }
 
@@ -39,17 +40,17 @@ impl Row {
     pub fn unlock(&mut self) {
         self.locked_by = None;
         self.locked_until = None;
-        self.list = None;
+        self.group = None;
     }
 }
 
 /// A lease of many events at once.
 #[derive(Clone, Debug)]
-pub struct List {
+pub struct GroupLease {
     pub owner: NodeId,
     pub until: DateTime<Utc>,
-    /// It ran out, and was taken away.
-    pub over: bool,
+    /// It expired, and was deleted.
+    pub deleted: bool,
 }
 
 /// The lease on the whole table.
@@ -60,70 +61,73 @@ pub struct Lead {
     pub until: Option<DateTime<Utc>>,
 }
 
-/// What some taker believes to hold.
+/// A delivery that its taker believes to hold.
 #[derive(Clone, Debug)]
 pub struct Taken {
     pub id: EventId,
     pub claim: Claim,
     pub by: Holder,
-    /// The list that it came with.
-    pub list: Option<usize>,
-    /// Whether its taker has told what became of it.
-    pub told: bool,
+    /// The group lease of the delivery.
+    pub group: Option<usize>,
+    /// Whether its taker has settled it.
+    pub settled: bool,
 }
 
-/// The events of a key that a relay believes to have in hand, as it remembers them: it does not know what it has lost.
+/// Events of a key that a relay believes to hold, as the relay remembers them: it does not know
+/// which leases it has lost.
 ///
-/// What dead events do to a key, and which events go to different destinations, are settings of a relay: one that is asked with
-/// several is like several.
+/// The policy for dead events and the destinations are settings of a relay: a relay that takes with
+/// several settings counts as several relays.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct KeyQueue {
     pub owner: NodeId,
-    pub settings: (OnDead, Apart),
+    pub settings: (OnDead, Destinations),
     pub id: RunId,
-    /// Everything of the run up to here is in it, or was.
+    /// All events of the queue up to here are in it, or were.
     pub frontier: Reach,
-    /// What it has not told the verdict of.
+    /// Events that it has not settled.
     pub left: Vec<(EventId, Claim)>,
 }
 
-impl Run {
-    pub fn is(&self, owner: &NodeId, settings: (OnDead, Apart)) -> bool {
+impl KeyQueue {
+    pub fn is(&self, owner: &NodeId, settings: (OnDead, Destinations)) -> bool {
         self.owner == *owner && self.settings == settings
     }
 
-    /// This owner has just taken this row.
-    pub fn join(runs: &mut Vec<Run>, owner: &NodeId, settings: (OnDead, Apart), row: &Row) {
-        let key = row.key.clone().expect("only keys have runs");
+    /// Adds a row that this owner has just taken.
+    pub fn join(queues: &mut Vec<KeyQueue>, owner: &NodeId, settings: (OnDead, Destinations), row: &Row) {
+        let key = row.key.clone().expect("only keys have queues");
         let destination = settings.1.destinations().get(&row.event_type).copied();
-        let mut of_key = runs.iter().filter(|run| run.is(owner, settings) && run.id.key == key);
-        // As long as one of a key may go anywhere, all of the key is one run.
+        let mut of_key = queues.iter().filter(|run| run.is(owner, settings) && run.id.key == key);
+        // As long as one event of a key may go to any destination, the whole key is one queue.
         let whole = of_key.clone().any(|run| run.id.destination.is_none());
         if !whole && destination.is_none() && of_key.next().is_some() {
-            // What may go anywhere does not join those that go to one destination: a relay gives it back.
+            // An event that may go to any destination does not join a queue of one destination: a
+            // relay releases it.
             return;
         }
         let id = RunId { key, destination: destination.filter(|_| !whole) };
-        let i = runs.iter().position(|run| run.is(owner, settings) && run.id == id).unwrap_or_else(|| {
+        let i = queues.iter().position(|run| run.is(owner, settings) && run.id == id).unwrap_or_else(|| {
             let frontier = Reach { seq: 0, together: true };
-            runs.push(Run { owner: owner.clone(), settings, id, frontier, left: Vec::new() });
-            runs.len() - 1
+            queues.push(KeyQueue { owner: owner.clone(), settings, id, frontier, left: Vec::new() });
+            queues.len() - 1
         });
-        let run = &mut runs[i];
+        let run = &mut queues[i];
         run.frontier.seq = run.frontier.seq.max(row.seq);
         run.frontier.together &= row.claims == 0;
         run.left.push((row.id.clone(), row.claims));
     }
 
-    /// Its owner has told verdicts, in time or not. A run is over when all of it is done, or one of it is not.
-    pub fn settle(runs: &mut Vec<Run>, owner: &NodeId, settlements: &[Settlement]) {
+    /// Removes the events that the owner has settled, in time or not. A queue ends when all of its
+    /// events are done, or one of them is not.
+    pub fn settle(queues: &mut Vec<KeyQueue>, owner: &NodeId, settlements: &[Settlement]) {
         for s in settlements {
-            let told = |left: &(EventId, Claim)| left.0 == s.id && left.1 == s.claim;
-            let is_it = |run: &Run| run.owner == *owner && run.left.iter().any(told);
-            let Some(i) = runs.iter().position(is_it) else { continue };
-            runs[i].left.retain(|left| !told(left));
-            if runs[i].left.is_empty() || s.verdict != Verdict::Done {
-                runs.remove(i);
+            let settled = |left: &(EventId, Claim)| left.0 == s.id && left.1 == s.claim;
+            let matches = |run: &KeyQueue| run.owner == *owner && run.left.iter().any(settled);
+            let Some(i) = queues.iter().position(matches) else { continue };
+            queues[i].left.retain(|left| !settled(left));
+            if queues[i].left.is_empty() || s.verdict != Verdict::Done {
+                queues.remove(i);
             }
         }
     }
@@ -132,52 +136,54 @@ impl Run {
 #[derive(Debug, Default)]
 pub struct Model {
     pub rows: Vec<Row>,
-    /// All that there ever were.
-    pub lists: Vec<List>,
+    /// All group leases that ever existed.
+    pub groups: Vec<GroupLease>,
     pub lead: Lead,
 }
 
 impl Model {
-    /// Who holds a row and until when, or did so last.
+    /// Holder of a row and end of its lease, or those of the last lease.
     pub fn lease<'a>(&'a self, row: &'a Row) -> Option<(&'a NodeId, DateTime<Utc>)> {
-        match row.list {
-            Some(list) => Some((&self.lists[list].owner, self.lists[list].until)),
+        match row.group {
+            Some(group) => Some((&self.groups[group].owner, self.groups[group].until)),
             None => row.locked_by.as_ref().zip(row.locked_until),
         }
     }
 
-    /// Pending, and nobody holds it.
+    /// Whether a row is pending and not leased.
     pub fn is_free(&self, row: &Row, now: DateTime<Utc>) -> bool {
         row.status.is_pending() && self.lease(row).is_none_or(|(_, until)| until <= now)
     }
 
-    /// Takes away lists that ran out. What is left of them is leased by its rows from then on, and suspect.
+    /// Deletes expired group leases. Their remaining events are leased by their rows from then on,
+    /// and suspect.
     pub fn reap_lists(&mut self, now: DateTime<Utc>) {
-        for list in self.lists.iter_mut().filter(|list| list.until <= now) {
-            list.over = true;
+        for group in self.groups.iter_mut().filter(|group| group.until <= now) {
+            group.deleted = true;
         }
         for row in &mut self.rows {
-            if row.list.is_some_and(|list| self.lists[list].over) {
-                row.list = None;
+            if row.group.is_some_and(|group| self.groups[group].deleted) {
+                row.group = None;
                 row.claims += 1;
                 row.locked_until = Some(now);
             }
         }
     }
 
-    /// Takes keys away from every other holder, since one of their events was taken over. A holder that stalled past its lease
-    /// may still have later events of the key, and must not settle them before the event that was taken over.
+    /// Revokes keys from every other holder, since one of their events was taken over. A holder
+    /// that stalled past its lease may still have later events of the key, and must not settle them
+    /// before the event that was taken over.
     ///
-    /// An event whose lease ran out is fenced once.
+    /// An event whose lease expired is fenced once.
     pub fn fence(&mut self, keys: &HashSet<Arc<str>>, taker: &NodeId, now: DateTime<Utc>) {
         let is_fenced = |row: &&mut Row| {
             row.status.is_pending() && row.key.as_ref().is_some_and(|key| keys.contains(key))
         };
-        let mut unlisted = HashSet::new();
+        let mut revoked = HashSet::new();
         for row in self.rows.iter_mut().filter(is_fenced) {
-            match row.list {
-                Some(list) if self.lists[list].owner != *taker => {
-                    unlisted.insert(list);
+            match row.group {
+                Some(group) if self.groups[group].owner != *taker => {
+                    revoked.insert(group);
                 }
                 None if row.locked_until.is_some_and(|until| until > DateTime::UNIX_EPOCH)
                     && row.locked_by.as_ref() != Some(taker) =>
@@ -190,11 +196,11 @@ impl Model {
                 _ => {}
             }
         }
-        for list in unlisted {
-            let List { owner, until, over } = &mut self.lists[list];
-            *over = true;
-            for row in self.rows.iter_mut().filter(|row| row.list == Some(list)) {
-                row.list = None;
+        for group in revoked {
+            let GroupLease { owner, until, deleted } = &mut self.groups[group];
+            *deleted = true;
+            for row in self.rows.iter_mut().filter(|row| row.group == Some(group)) {
+                row.group = None;
                 row.claims += 2;
                 row.locked_by = Some(owner.clone());
                 row.locked_until = Some(*until);
@@ -202,7 +208,8 @@ impl Model {
         }
     }
 
-    /// Whether two events of a key are delivered in order: they go to the same destination, or one of them may go anywhere.
+    /// Whether two events of a key are delivered in order: they have the same destination, or one
+    /// of them may go to any.
     pub fn is_ordered(take: &Take, one: &Row, other: &Row) -> bool {
         match (take.destinations.get(&one.event_type), take.destinations.get(&other.event_type)) {
             (Some(one), Some(other)) => one == other,
@@ -210,9 +217,9 @@ impl Model {
         }
     }
 
-    /// Whether a row is not in the way of a later one, because the taker has it in hand already. A lease that ran out is no such
-    /// hold.
-    pub fn is_in_hand(&self, row: &Row, later: &Row, take: &Take, now: DateTime<Utc>) -> bool {
+    /// Whether a row does not block a later one, because the taker holds it already. An expired
+    /// lease does not count.
+    pub fn is_held_by_taker(&self, row: &Row, later: &Row, take: &Take, now: DateTime<Utc>) -> bool {
         let destination = take.destinations.get(&later.event_type).copied();
         let ids =
             [destination, None].map(|destination| RunId { key: later.key.clone().unwrap(), destination });
@@ -226,7 +233,7 @@ impl Model {
             }
     }
 
-    /// The rows that a take looks at, and those of them that it may have.
+    /// Rows in the window of a take, and those of them that it returns.
     pub fn take(&self, take: &Take, now: DateTime<Utc>) -> (Vec<usize>, Vec<usize>) {
         let open = match &take.by {
             Holder::Lease { .. } => self.lead.until.is_none_or(|until| until <= now),
@@ -235,9 +242,10 @@ impl Model {
         let mut window: Vec<usize> = (0..self.rows.len())
             .filter(|i| {
                 let row = &self.rows[*i];
-                // Whoever has a list may settle what is in it until it is taken away, which a reader does not do.
+                // The holder of a group lease may settle its events until it is deleted, which a
+                // reader does not do.
                 open && self.is_free(row, now)
-                    && row.list.is_none()
+                    && row.group.is_none()
                     && row.available_at <= now
                     && row.created_at <= now - take.skip_recent
                     && !take.skip_types.contains(&row.event_type)
@@ -250,7 +258,7 @@ impl Model {
             })
             .collect();
         if let Origin::Keys(keys) = &take.from {
-            // Each key has its share of the limit.
+            // Each key has an equal share of the limit.
             let share = take.limit / keys.iter().collect::<HashSet<_>>().len();
             let mut left: HashMap<_, _> = keys.iter().map(|key| (key, share.max(1))).collect();
             window.retain(|i| {
@@ -263,13 +271,13 @@ impl Model {
             window.sort_by_key(|i| (self.rows[*i].available_at, self.rows[*i].seq));
             window.truncate(take.limit);
         }
-        // In the order of the table: what is left out is in the way of what comes behind it.
+        // In the order of the table: a row that is left out blocks the rows behind it.
         let mut order = window.clone();
         order.sort_by_key(|i| self.rows[*i].seq);
         let mut taken: Vec<usize> = Vec::new();
         for i in order {
             let row = &self.rows[i];
-            let in_the_way = |(j, other): (usize, &Row)| {
+            let blocks_row = |(j, other): (usize, &Row)| {
                 let blocks = match take.on_dead {
                     OnDead::Hold => other.status != Status::Done,
                     OnDead::Skip => other.status.is_pending(),
@@ -278,10 +286,10 @@ impl Model {
                     && other.seq < row.seq
                     && blocks
                     && Self::is_ordered(take, row, other)
-                    && !self.is_in_hand(other, row, take, now)
+                    && !self.is_held_by_taker(other, row, take, now)
                     && !taken.contains(&j)
             };
-            if row.key.is_none() || !self.rows.iter().enumerate().any(in_the_way) {
+            if row.key.is_none() || !self.rows.iter().enumerate().any(blocks_row) {
                 taken.push(i);
             }
         }
@@ -297,8 +305,8 @@ impl Model {
             && row.claims == claim
             && match by {
                 Holder::Lease { owner, .. } => self.lease(row).is_some_and(|(by, _)| by == owner),
-                // Others may have listed it when the leader's lease had run out.
-                Holder::Exclusive { owner, epoch } => self.leads(owner, *epoch) && row.list.is_none(),
+                // Other nodes may have a group lease on it since the leader's lease expired.
+                Holder::Exclusive { owner, epoch } => self.leads(owner, *epoch) && row.group.is_none(),
             }
     }
 
@@ -313,8 +321,8 @@ impl Model {
         }
         let row = &mut self.rows[i];
         row.unlock();
-        // Not visible, and nothing to a lease: each claim raises it anyway. But whoever holds the whole table claims
-        // nothing, and must not settle twice either.
+        // Not visible, and without effect on a lease: each claim increments it anyway. But a leader
+        // claims nothing, and must not settle twice either.
         row.claims += i32::from(s.verdict != Verdict::Done);
         match &s.verdict {
             Verdict::Done => {
@@ -348,7 +356,7 @@ impl Model {
         1
     }
 
-    /// The rows that a filter selects, oldest first.
+    /// Indexes of the rows that a filter selects, oldest first.
     pub fn matching(&self, filter: &Filter, now: DateTime<Utc>) -> Vec<usize> {
         let is =
             |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
@@ -370,12 +378,12 @@ impl Model {
         (0..self.rows.len()).filter(|i| matches(&self.rows[*i])).collect()
     }
 
-    /// How many rows have this status.
+    /// Number of rows with this status.
     pub fn count(&self, status: Status) -> u64 {
         self.rows.iter().filter(|row| row.status == status).count() as u64
     }
 
-    /// How long the oldest due row has waited.
+    /// Waiting time of the oldest due row.
     pub fn oldest_due(&self, now: DateTime<Utc>) -> Option<Duration> {
         let due = self.rows.iter().filter(|row| row.status.is_pending() && row.available_at <= now);
         due.map(|row| (now - row.available_at).to_std().unwrap_or_default()).max()

@@ -1,4 +1,4 @@
-//! The store and its model side by side, and what everybody believes to hold.
+//! The store, its model, and the leases that nodes believe to hold.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use outbox::store::{
 };
 use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
 
-use crate::steps::{Apart, By, Draft, From, Kind, LEASE, Step, TYPES, Taker, Which};
-use crate::support::{Database, Place};
-use crate::table::{Lead, List, Model, Row, Run, Taken};
+use crate::harness::{Database, DatabaseHarness};
+use crate::steps::{By, Destinations, Draft, From, Kind, LEASE, Selection, Step, TYPES, Taker};
+use crate::table::{GroupLease, KeyQueue, Lead, Model, Row, Taken};
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -28,21 +28,21 @@ fn lease(n: u8) -> Holder {
     Holder::Lease { owner: node(n), lease: seconds(LEASE) }
 }
 
-/// Writes as a relay's own process does, which the port has no word for.
+/// Writes with leases, as a relay's own process does; the store port has no such operation.
 #[async_trait]
-trait Birth: Send + Sync {
+trait WriteLeased: Send + Sync {
     async fn write_leased(&self, events: &[(Event, bool)], owner: &NodeId) -> Vec<EventId>;
 }
 
 #[async_trait]
-impl<DB: outbox::Database> Birth for SqlStore<DB> {
+impl<DB: outbox::Database> WriteLeased for SqlStore<DB> {
     async fn write_leased(&self, events: &[(Event, bool)], owner: &NodeId) -> Vec<EventId> {
         testing::write_leased(self, events, owner, seconds(LEASE)).await.unwrap()
     }
 }
 
-/// Both sides of one store.
-fn both<DB: outbox::Database>(store: SqlStore<DB>) -> (SharedStore, Arc<dyn Birth>) {
+/// Both traits of one store.
+fn both<DB: outbox::Database>(store: SqlStore<DB>) -> (SharedStore, Arc<dyn WriteLeased>) {
     let store = store.shared();
     (store.clone(), store)
 }
@@ -50,34 +50,35 @@ fn both<DB: outbox::Database>(store: SqlStore<DB>) -> (SharedStore, Arc<dyn Birt
 async fn open<DB: outbox::Database>(
     url: &str,
     options: &outbox::StoreOptions,
-) -> (SharedStore, Arc<dyn Birth>) {
-    // A frozen time is part of a statement's text, so there are many texts; on MySQL each one that leaves the
-    // cache costs 40 ms, because sqlx closes it in a packet of its own and does not set TCP_NODELAY.
+) -> (SharedStore, Arc<dyn WriteLeased>) {
+    // A frozen time is part of a statement's text, so there are many texts; on MySQL each eviction
+    // from the cache costs 40 ms, because sqlx closes the statement in a packet of its own and does
+    // not set TCP_NODELAY.
     let join = if url.contains('?') { '&' } else { '?' };
     both(SqlStore::<DB>::open(&format!("{url}{join}statement-cache-capacity=3000"), options).await.unwrap())
 }
 
-/// The store, its model, and what everybody believes to hold.
+/// The store, its model, and the leases that nodes believe to hold.
 pub struct World {
-    place: Place,
+    harness: DatabaseHarness,
     store: SharedStore,
     /// The store of another process.
-    elsewhere: SharedStore,
-    birth: Arc<dyn Birth>,
+    other_store: SharedStore,
+    leased_writer: Arc<dyn WriteLeased>,
     clock: FrozenClock,
     start: DateTime<Utc>,
     model: Model,
     taken: Vec<Taken>,
-    runs: Vec<Run>,
+    queues: Vec<KeyQueue>,
     cursor: Option<Cursor>,
 }
 
 impl World {
-    pub async fn open(place: Place) -> Self {
+    pub async fn open(harness: DatabaseHarness) -> Self {
         let start = Utc::now().with_nanosecond(0).unwrap();
         let clock = FrozenClock::at(start);
-        let options = place.options().clock(Clock::Frozen(clock.clone()));
-        let open = async || match &place.database {
+        let options = harness.options().clock(Clock::Frozen(clock.clone()));
+        let open = async || match &harness.database {
             Database::SqliteFile { url, .. } => open::<sqlx::Sqlite>(url, &options).await,
             Database::SqliteMemory(pool) => both(SqlStore::beside(pool, &options).unwrap()),
             #[cfg(feature = "postgres")]
@@ -85,40 +86,40 @@ impl World {
             #[cfg(feature = "mysql")]
             Database::MySql(url) => open::<sqlx::MySql>(url, &options).await,
         };
-        let ((store, birth), (elsewhere, _)) = (open().await, open().await);
+        let ((store, leased_writer), (other_store, _)) = (open().await, open().await);
         store.migrate().await.unwrap();
         Self {
-            place,
+            harness,
             store,
-            elsewhere,
-            birth,
+            other_store,
+            leased_writer,
             clock,
             start,
             model: Model::default(),
             taken: Vec::new(),
-            runs: Vec::new(),
+            queues: Vec::new(),
             cursor: None,
         }
     }
 
     /// The store of a node: two nodes share one, the third has its own.
     fn store_of(&self, owner: &NodeId) -> &SharedStore {
-        if *owner == node(2) { &self.elsewhere } else { &self.store }
+        if *owner == node(2) { &self.other_store } else { &self.store }
     }
 
-    /// Whether the database can lease events together.
-    fn has_lists(&self) -> bool {
+    /// Whether the database has group leases.
+    fn has_group_leases(&self) -> bool {
         #[cfg(feature = "postgres")]
-        if let Database::Postgres(_) = &self.place.database {
+        if let Database::Postgres(_) = &self.harness.database {
             return true;
         }
         false
     }
 
-    /// Empties the table, whatever the history before left in it, and starts time anew.
+    /// Empties the table, and restarts time.
     async fn reset(&mut self) {
         self.clock.set(self.start + seconds(1_000));
-        // A store remembers what it leased by lists until it is told what became of it.
+        // A store remembers its group leases until their events are settled.
         for Taken { id, claim, by, .. } in std::mem::take(&mut self.taken) {
             let done = Settlement { id, claim, verdict: Verdict::Done };
             self.store_of(by.owner()).settle(&by, Completion::Delete, &[done]).await.unwrap();
@@ -128,11 +129,11 @@ impl World {
         let reset = NodeId::from("reset");
         let Leadership::Held { epoch, .. } = self.store.lead(EXCLUSIVE, &reset, seconds(1)).await.unwrap()
         else {
-            panic!("somebody leads for too long");
+            panic!("a leader's lease is too long");
         };
         self.store.resign(EXCLUSIVE, &reset, epoch, true).await.unwrap();
         self.model = Model { lead: Lead { epoch, ..Lead::default() }, ..Model::default() };
-        self.runs.clear();
+        self.queues.clear();
         self.cursor = None;
         self.clock.set(self.start);
         self.compare().await;
@@ -147,7 +148,7 @@ impl World {
         self.compare_histories().await;
     }
 
-    /// The failed attempts of every event are those that the model has seen.
+    /// Asserts that the failed attempts of every event are those of the model.
     async fn compare_histories(&self) {
         for row in &self.model.rows {
             let attempts = self.store.attempts(&row.id, 1_000).await.unwrap();
@@ -156,7 +157,7 @@ impl World {
         }
     }
 
-    /// What the table shows is what the model holds.
+    /// Asserts that the table equals the model.
     async fn compare(&mut self) {
         let listed = self.store.list(&Filter::default(), 100_000).await.unwrap();
         assert!(listed.windows(2).all(|pair| pair[0].seq < pair[1].seq));
@@ -179,12 +180,13 @@ impl World {
                 last_error: stored.last_error.clone(),
                 locked_by: stored.lease.as_ref().map(|(owner, _)| owner.clone()),
                 locked_until: stored.lease.as_ref().map(|(_, until)| *until),
-                list: row.list,
+                group: row.group,
                 claims: row.claims,
                 crashes: row.crashes,
                 history: row.history.clone(),
             };
-            // Whether by its row or by a list. A lease that was reaped is not shown, though the row remembers it.
+            // A lease of the row or of a group. An expired lease that was released is not shown,
+            // though the row remembers it.
             let (locked_by, locked_until) = self.model.lease(row).unzip();
             assert_eq!(found, Row { locked_by: locked_by.cloned(), locked_until, ..row.clone() });
         }
@@ -211,7 +213,7 @@ impl World {
         event.build().unwrap()
     }
 
-    /// A delivery of some time, and in whose name it is spoken of.
+    /// A former delivery, and the node that settles it.
     fn believed(&self, by: By, back: usize) -> Option<(Taken, Holder)> {
         let taken = self.taken.iter().rev().nth(back)?.clone();
         let by = match by {
@@ -228,14 +230,14 @@ impl World {
             Step::WriteLeased { owner, drafts } => self.write(drafts, Some(&node(*owner))).await,
             Step::WriteAndRollBack(draft) => {
                 let key = draft.key.map_or("NULL".to_owned(), |key| format!("'key-{key}'"));
-                self.place
+                self.harness
                     .run(&format!(
                         "BEGIN; INSERT INTO {} (event_type, payload, ordering_key) VALUES ('x', '1', {key}); ROLLBACK",
-                        self.place.table
+                        self.harness.table
                     ))
                     .await;
             }
-            Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, apart } => {
+            Step::Take { by, limit, from, on_dead, skip_recent, skip_type, only_type, destinations } => {
                 let from = match (from, self.cursor) {
                     (From::Cursor, Some(cursor)) => Origin::After(cursor),
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
@@ -243,14 +245,15 @@ impl World {
                 };
                 let (by, frontiers, together) = match by {
                     Taker::Lease { owner, together, onward } => {
-                        let settings = (*on_dead, *apart);
-                        let runs = self.runs.iter().filter(|run| *onward && run.is(&node(*owner), settings));
-                        let frontiers = runs.map(|run| (run.id.clone(), run.frontier)).collect();
+                        let settings = (*on_dead, *destinations);
+                        let queues =
+                            self.queues.iter().filter(|run| *onward && run.is(&node(*owner), settings));
+                        let frontiers = queues.map(|run| (run.id.clone(), run.frontier)).collect();
                         (lease(*owner), frontiers, *together)
                     }
-                    Taker::Leader(owner, in_hand) => {
+                    Taker::Leader(owner, held) => {
                         let by = Holder::Exclusive { owner: node(*owner), epoch: self.model.lead.epoch };
-                        (by, self.frontiers(in_hand), false)
+                        (by, self.frontiers(held), false)
                     }
                 };
                 let take = Take {
@@ -266,9 +269,9 @@ impl World {
                     probe: None,
                     max_bytes: usize::MAX,
                     by_aggregate: false,
-                    destinations: apart.destinations(),
+                    destinations: destinations.destinations(),
                 };
-                self.take(&take, *apart).await;
+                self.take(&take, *destinations).await;
             }
             Step::Settle { by, of, delete } => self.settle(*by, of, *delete).await,
             Step::Extend { owner } => self.extend(&node(*owner)).await,
@@ -278,10 +281,11 @@ impl World {
                     self.store_of(by.owner()).count_start(&by, &taken.id, taken.claim).await.unwrap();
                 let i = self.model.rows.iter().position(|row| row.id == taken.id);
                 let i = i.filter(|i| self.model.holds(&self.model.rows[*i], taken.claim, &by));
-                // A lease on a row that ran out is not worth a start. The lease of a list ends when it is taken away.
+                // A start is not counted under an expired lease of a row. A group lease ends when
+                // it is deleted.
                 let now = self.now();
                 let lasts = |row: &Row| match by {
-                    Holder::Lease { .. } if row.list.is_none() => {
+                    Holder::Lease { .. } if row.group.is_none() => {
                         row.locked_until.is_some_and(|until| until > now)
                     }
                     _ => true,
@@ -315,17 +319,18 @@ impl World {
             }
             Step::Skip(back) => {
                 let Some(row) = self.model.rows.iter_mut().rev().nth(*back) else { return };
-                let (is_dead, hand, now) =
-                    (row.status == Status::Dead, NodeId::from("hand"), self.clock.now());
+                let (is_dead, operator, now) =
+                    (row.status == Status::Dead, NodeId::from("operator"), self.clock.now());
                 if is_dead {
-                    (row.status, row.done_at, row.done_by) = (Status::Done, Some(now), Some(hand.clone()));
+                    (row.status, row.done_at, row.done_by) =
+                        (Status::Done, Some(now), Some(operator.clone()));
                 }
                 let id = row.id.clone();
-                assert_eq!(self.store.skip(&id, &hand).await.unwrap(), is_dead);
+                assert_eq!(self.store.skip(&id, &operator).await.unwrap(), is_dead);
             }
             Step::Replay { filter, limit } => self.replay(filter, *limit).await,
             Step::Purge { what, older_than, limit } => self.purge(*what, *older_than, *limit).await,
-            Step::Look(which) => self.look(which).await,
+            Step::Look(selection) => self.look(selection).await,
             Step::Lead { owner } => self.lead(&node(*owner)).await,
             Step::Resign { owner, late } => {
                 let (owner, epoch) = (node(*owner), self.model.lead.epoch);
@@ -337,27 +342,28 @@ impl World {
         }
     }
 
-    /// For a taker that has the first so many events of each key in hand.
-    fn frontiers(&self, in_hand: &[usize; 3]) -> HashMap<RunId, Reach> {
+    /// Frontiers of a taker that holds the first so many events of each key.
+    fn frontiers(&self, held: &[usize; 3]) -> HashMap<RunId, Reach> {
         let mut frontiers = HashMap::new();
-        for (n, in_hand) in in_hand.iter().enumerate().filter(|(_, in_hand)| **in_hand > 0) {
+        for (n, held) in held.iter().enumerate().filter(|(_, held)| **held > 0) {
             let key: Arc<str> = format!("key-{n}").into();
             let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
-            if let Some(row) = of_key.take(*in_hand).last() {
+            if let Some(row) = of_key.take(*held).last() {
                 frontiers.insert(RunId::of_key(key), Reach { seq: row.seq, together: false });
             }
         }
         frontiers
     }
 
-    /// Writes events; with an owner, those that may go straight to its handlers are its own from birth.
+    /// Writes events; with an owner, events for the hot path are inserted with a lease of the
+    /// owner.
     async fn write(&mut self, drafts: &[Draft], owner: Option<&NodeId>) {
         let is_leased =
             |draft: &Draft| owner.is_some() && draft.delay.is_none() && draft.key.is_none() && !draft.expires;
         let events: Vec<(Event, bool)> =
             drafts.iter().map(|draft| (self.draft(draft), is_leased(draft))).collect();
         let stored = match owner {
-            Some(owner) => self.birth.write_leased(&events, owner).await,
+            Some(owner) => self.leased_writer.write_leased(&events, owner).await,
             None => {
                 let events: Vec<Event> = events.iter().map(|(event, _)| event.clone()).collect();
                 self.store.insert(&events).await.unwrap()
@@ -370,12 +376,13 @@ impl World {
                 continue;
             }
             expected.push(event.id().clone());
-            // The table draws the number; that it is higher than all before is checked with the order of the list.
-            let seq = self.store.find(event.id()).await.unwrap().expect("it was stored").seq;
+            // The table assigns the number; that it is higher than all before is checked with the
+            // order of the rows.
+            let seq = self.store.find(event.id()).await.unwrap().expect("the event was stored").seq;
             let owner = owner.filter(|_| *leased);
             if let Some(owner) = owner {
                 let by = Holder::Lease { owner: owner.clone(), lease: seconds(LEASE) };
-                self.taken.push(Taken { id: event.id().clone(), claim: 1, by, list: None, told: false });
+                self.taken.push(Taken { id: event.id().clone(), claim: 1, by, group: None, settled: false });
             }
             self.model.rows.push(Row {
                 id: event.id().clone(),
@@ -393,7 +400,7 @@ impl World {
                 last_error: None,
                 locked_by: owner.cloned(),
                 locked_until: owner.map(|_| self.now() + seconds(LEASE)),
-                list: None,
+                group: None,
                 claims: Claim::from(owner.is_some()),
                 crashes: 0,
                 history: Vec::new(),
@@ -402,7 +409,7 @@ impl World {
         assert_eq!(stored, expected);
     }
 
-    async fn take(&mut self, take: &Take, apart: Apart) {
+    async fn take(&mut self, take: &Take, destinations: Destinations) {
         let now = self.now();
         if matches!(take.by, Holder::Lease { .. }) {
             self.model.reap_lists(now);
@@ -412,7 +419,7 @@ impl World {
         assert!(taken.undecodable.is_empty());
         assert_eq!(taken.scanned, window.len());
         let found: HashSet<EventId> = taken.deliveries.iter().map(|d| d.event.id().clone()).collect();
-        assert_eq!(found.len(), taken.deliveries.len(), "an event came twice");
+        assert_eq!(found.len(), taken.deliveries.len(), "an event was returned twice");
         assert_eq!(found, expected.iter().map(|i| self.model.rows[*i].id.clone()).collect());
         let behind: BTreeSet<_> = window
             .iter()
@@ -426,14 +433,14 @@ impl World {
             self.cursor = taken.cursor.or(self.cursor);
         }
         let mut newest: HashMap<&str, i64> = HashMap::new();
-        let list = self.model.lists.len();
+        let group = self.model.groups.len();
         if let Holder::Lease { owner, lease } = &take.by {
-            self.model.lists.push(List { owner: owner.clone(), until: now + *lease, over: false });
+            self.model.groups.push(GroupLease { owner: owner.clone(), until: now + *lease, deleted: false });
         }
         for delivery in &taken.deliveries {
             let i = self.model.rows.iter().position(|row| row.id == *delivery.event.id()).unwrap();
-            assert!(self.model.is_free(&self.model.rows[i], now), "two hold it");
-            let together = take.together && self.has_lists() && self.model.rows[i].claims == 0;
+            assert!(self.model.is_free(&self.model.rows[i], now), "two nodes hold the event");
+            let together = take.together && self.has_group_leases() && self.model.rows[i].claims == 0;
             let row = &mut self.model.rows[i];
             if let Some(key) = delivery.event.ordering_key() {
                 assert!(newest.insert(key, row.seq).is_none_or(|before| before < row.seq), "out of order");
@@ -446,31 +453,33 @@ impl World {
             assert_eq!(delivery.expires_in, row.expires_at.map(|end| end - now));
             if let Holder::Lease { owner, lease } = &take.by {
                 if together {
-                    row.list = Some(list);
+                    row.group = Some(group);
                 } else {
                     row.claims += 1;
                     row.locked_by = Some(owner.clone());
                     row.locked_until = Some(now + *lease);
                 }
                 if row.key.is_some() {
-                    Run::join(&mut self.runs, owner, (take.on_dead, apart), row);
+                    KeyQueue::join(&mut self.queues, owner, (take.on_dead, destinations), row);
                 }
             }
             assert_eq!(delivery.claim, row.claims);
             let (id, claim, by) = (row.id.clone(), row.claims, take.by.clone());
-            self.taken.push(Taken { id, claim, by, list: row.list, told: false });
+            self.taken.push(Taken { id, claim, by, group: row.group, settled: false });
         }
         if let Holder::Lease { owner, .. } = &take.by {
             let taken_over = taken.deliveries.iter().filter(|delivery| delivery.suspect.is_some());
             let keys = taken_over.filter_map(|delivery| delivery.event.ordering_key().map(Arc::from));
             self.model.fence(&keys.collect(), owner, now);
         }
-        // Only the head of a key is ever out: whatever is pending before it came in the same answer, or was in hand.
+        // Events of a key are taken in order: any earlier pending event was returned by the same
+        // take, or is held by the taker.
         for row in self.model.rows.iter().filter(|row| row.key.is_some() && found.contains(&row.id)) {
             let earlier = self.model.rows.iter().filter(|other| other.key == row.key && other.seq < row.seq);
             let earlier = earlier.filter(|other| Model::is_ordered(take, row, other));
             for other in earlier.filter(|other| other.status.is_pending()) {
-                let is_taken = found.contains(&other.id) || self.model.is_in_hand(other, row, take, now);
+                let is_taken =
+                    found.contains(&other.id) || self.model.is_held_by_taker(other, row, take, now);
                 assert!(is_taken, "{} overtook {}", row.id, other.id);
             }
         }
@@ -505,17 +514,21 @@ impl World {
         assert_eq!(moved, expected);
         match &holder {
             Holder::Lease { owner, .. } => {
-                let is_told = |taken: &Taken| {
+                let is_settled = |taken: &Taken| {
                     taken.by == holder
                         && settlements.iter().any(|s| s.id == taken.id && s.claim == taken.claim)
                 };
-                self.taken.iter_mut().filter(|taken| is_told(taken)).for_each(|taken| taken.told = true);
-                Run::settle(&mut self.runs, owner, &settlements);
+                self.taken
+                    .iter_mut()
+                    .filter(|taken| is_settled(taken))
+                    .for_each(|taken| taken.settled = true);
+                KeyQueue::settle(&mut self.queues, owner, &settlements);
             }
-            // It may name the claims of others, and move what they have in hand. A relay would not.
+            // A leader may name the claims of other nodes, and settle their events. A relay would
+            // not.
             Holder::Exclusive { .. } => {
                 let is_moved = |(id, _): &(EventId, Claim)| settlements.iter().any(|s| s.id == *id);
-                for run in self.runs.iter_mut().filter(|run| run.left.iter().any(is_moved)) {
+                for run in self.queues.iter_mut().filter(|run| run.left.iter().any(is_moved)) {
                     run.frontier.together = false;
                 }
             }
@@ -538,14 +551,14 @@ impl World {
         let until = self.now() + seconds(LEASE);
         let mut expected = Vec::new();
         for (id, claim) in &held {
-            let is_it = |taken: &&Taken| taken.id == *id && taken.claim == *claim && taken.by == by;
-            let taken = self.taken.iter().find(is_it);
+            let matches = |taken: &&Taken| taken.id == *id && taken.claim == *claim && taken.by == by;
+            let taken = self.taken.iter().find(matches);
             let i = self.model.rows.iter().position(|row| row.id == *id);
-            if let Some((taken, list)) = taken.and_then(|taken| Some((taken, taken.list?))) {
-                // A list is renewed as a whole, and nobody looks at what is in it.
-                let list = &mut self.model.lists[list];
-                if !taken.told && !list.over {
-                    list.until = until;
+            if let Some((taken, group)) = taken.and_then(|taken| Some((taken, taken.group?))) {
+                // A group lease is renewed as a whole, without a look at its events.
+                let group = &mut self.model.groups[group];
+                if !taken.settled && !group.deleted {
+                    group.until = until;
                     expected.push(id.clone());
                 }
             } else if let Some(i) = i.filter(|i| self.model.holds(&self.model.rows[*i], *claim, &by)) {
@@ -557,24 +570,24 @@ impl World {
         expected.sort_unstable();
         assert_eq!(kept, expected);
         if kept.len() < held.len() {
-            // Some of it may be somebody else's by now.
-            self.runs.retain(|run| run.owner != *owner);
+            // Another node may hold some of the events by now.
+            self.queues.retain(|run| run.owner != *owner);
         }
     }
 
-    /// What the store is asked for.
-    fn filter(&self, which: &Which) -> Filter {
-        which.filter(|n| self.model.rows.get(n).map(|row| row.seq))
+    /// The store's filter.
+    fn filter(&self, selection: &Selection) -> Filter {
+        selection.filter(|n| self.model.rows.get(n).map(|row| row.seq))
     }
 
-    async fn look(&self, which: &Which) {
+    async fn look(&self, selection: &Selection) {
         let now = self.now();
-        let filter = self.filter(which);
+        let filter = self.filter(selection);
         let rows: Vec<&Row> =
             self.model.matching(&filter, now).into_iter().map(|i| &self.model.rows[i]).collect();
         let listed = self.store.list(&filter, 100_000).await.unwrap();
-        let places = |rows: &[&Row]| rows.iter().map(|row| row.seq).collect::<Vec<_>>();
-        assert_eq!(listed.iter().map(|stored| stored.seq).collect::<Vec<_>>(), places(&rows));
+        let seqs = |rows: &[&Row]| rows.iter().map(|row| row.seq).collect::<Vec<_>>();
+        assert_eq!(listed.iter().map(|stored| stored.seq).collect::<Vec<_>>(), seqs(&rows));
         assert_eq!(self.store.count(&filter).await.unwrap(), rows.len() as u64);
         let mut types: BTreeMap<&str, u64> = BTreeMap::new();
         rows.iter().for_each(|row| *types.entry(&row.event_type).or_default() += 1);
@@ -596,9 +609,9 @@ impl World {
         assert_eq!(self.store.backlog().await.unwrap(), backlog);
     }
 
-    async fn replay(&mut self, which: &Which, limit: usize) {
+    async fn replay(&mut self, selection: &Selection, limit: usize) {
         let now = self.now();
-        let filter = self.filter(which);
+        let filter = self.filter(selection);
         let dead = Filter { status: Some(Status::Dead), ..filter.clone() };
         let matching: Vec<usize> = self.model.matching(&dead, now).into_iter().take(limit).collect();
         let last = matching.last().map(|i| self.model.rows[*i].seq);
@@ -612,8 +625,8 @@ impl World {
             row.done_at = None;
             row.done_by = None;
             row.unlock();
-            // It is in no run, though it may lie before the end of one.
-            for run in self.runs.iter_mut().filter(|run| row.key.as_ref() == Some(&run.id.key)) {
+            // The replayed event is in no queue, though it may lie before the end of one.
+            for run in self.queues.iter_mut().filter(|run| row.key.as_ref() == Some(&run.id.key)) {
                 run.frontier.together = false;
             }
         }
@@ -623,7 +636,7 @@ impl World {
 
     async fn purge(&mut self, what: Purgeable, older_than: u64, limit: usize) {
         let end = self.now() - seconds(older_than);
-        // A dead event stays while a later one of its key is pending, unless everything goes.
+        // A dead event stays while a later one of its key is pending, unless everything is purged.
         let pending: Vec<(Arc<str>, i64)> = self
             .model
             .rows
@@ -635,8 +648,8 @@ impl World {
             let key = row.key.as_deref();
             key.is_some_and(|key| pending.iter().any(|(other, seq)| **other == *key && *seq > row.seq))
         };
-        // When a row began to be old enough; `None` if it may not go. DONE rows go first, then DEAD ones in no order that
-        // all databases share, then pending ones.
+        // Since when a row is old enough; `None` if it must stay. DONE rows are purged first, then
+        // DEAD ones in no order that all databases share, then pending ones.
         let since = |row: &Row| {
             let old = |time: DateTime<Utc>| Some(time).filter(|time| *time < end);
             let settled = row.done_at.unwrap_or(row.created_at);
@@ -659,12 +672,13 @@ impl World {
         order.truncate(limit);
         let purge = Purge { what, older_than: seconds(older_than), limit };
         assert_eq!(self.store.purge(purge).await.unwrap(), order.len() as u64);
-        // Of several that are equally old any may have gone.
+        // Of several equally old rows any may have been purged.
         let left = self.store.list(&Filter::default(), 100_000).await.unwrap();
         let left: HashSet<i64> = left.iter().map(|stored| stored.seq).collect();
         let (kept, gone): (Vec<Row>, Vec<Row>) =
             std::mem::take(&mut self.model.rows).into_iter().partition(|row| left.contains(&row.seq));
-        let mut went: Vec<_> = gone.iter().map(|row| since(row).expect("only what may go is gone")).collect();
+        let mut went: Vec<_> =
+            gone.iter().map(|row| since(row).expect("only rows that may be purged are gone")).collect();
         went.sort_unstable();
         assert_eq!(went, order, "the oldest go first");
         self.model.rows = kept;

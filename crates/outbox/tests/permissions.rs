@@ -1,13 +1,14 @@
-//! What the outbox needs of a server: rights on its tables and no others, and the encryption that the URL demands.
+//! Permissions and encryption: the outbox needs rights on its own tables only, and uses the
+//! encryption that the URL demands.
 //!
-//! SQLite has neither users nor a wire.
+//! SQLite has neither users nor network connections.
 
-mod bed;
+mod common;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bed::{Base, Bed, Seen, in_time, numbered};
+use common::{Backend, Seen, TestDb, in_time, numbered};
 use outbox::fleet::FleetDatabase;
 use outbox::store::{Deed, PageAsk, Shelf};
 use outbox::{
@@ -18,30 +19,31 @@ use sqlx::{MySql, Postgres};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-fn is_postgres<DB: Base>() -> bool {
+fn is_postgres<DB: Backend>() -> bool {
     DB::NAME == <Postgres as sqlx::Database>::NAME
 }
 
-/// A user with the printed rights of a relay, in the outbox's own tables and nowhere else. Returns its URL.
-async fn modest_user<DB: Base>(bed: &Bed<DB>) -> String {
-    let (user, at) = (&bed.table, bed.url().rfind('@').unwrap());
+/// Creates a user with the printed rights of a relay, on the outbox's own tables only. Returns the
+/// URL of that user.
+async fn restricted_user<DB: Backend>(db: &TestDb<DB>) -> String {
+    let (user, at) = (&db.table, db.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
-    bed.run(create).await.unwrap();
+    db.run(create).await.unwrap();
     let kind = if is_postgres::<DB>() { DatabaseKind::Postgres } else { DatabaseKind::MySql };
-    let options = StoreOptions::default().table(&bed.table);
+    let options = StoreOptions::default().table(&db.table);
     let grants = grants_sql(kind, &options, DatabaseRole::Relay, user).unwrap();
     for grant in grants.lines().filter(|line| !line.starts_with("--")) {
-        bed.run(grant).await.unwrap();
+        db.run(grant).await.unwrap();
     }
-    let scheme = bed.url().find("://").unwrap() + 3;
-    format!("{}{user}{}", &bed.url()[..scheme], &bed.url()[at..])
+    let scheme = db.url().find("://").unwrap() + 3;
+    format!("{}{user}{}", &db.url()[..scheme], &db.url()[at..])
 }
 
-/// Everything that a program does at run time.
-async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let url = modest_user(&bed).await;
-    let outbox = DB::open(OutboxBuilder::new().table(&bed.table).max_connections(4), &url).await.unwrap();
+/// Does everything that a program does at run time.
+async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let url = restricted_user(&db).await;
+    let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
 
     let seen = Seen::default();
     for relay in [outbox.single_node(), outbox.multi_node(), outbox.ordered()] {
@@ -53,7 +55,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
             .await
             .unwrap();
         let keyed = numbered("e", 1).ordering_key("k");
-        outbox.send_all([keyed, numbered("e", 2), numbered("nobody's", 3)]).await.unwrap();
+        outbox.send_all([keyed, numbered("e", 2), numbered("unrouted", 3)]).await.unwrap();
         outbox.fan_out([numbered("e", 4), numbered("e", 5)]).then(numbered("e", 6)).send().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
@@ -84,7 +86,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     assert_eq!(tx.project(query, 0, |n, _| n + 1).await.unwrap().state, 1);
     tx.append([tagged()]).await.unwrap();
     if is_postgres::<DB>() {
-        let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", bed.table);
+        let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", db.table);
         DB::execute_sql(&mut tx, &format!("{insert} VALUES ('e', ARRAY['n=1'], '1')")).await.unwrap();
     }
     tx.commit().await.unwrap();
@@ -96,7 +98,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     assert_eq!(admin.replay_all(&Default::default(), 10).await.unwrap(), 4);
     admin.stats().await.unwrap();
     let overview = admin.overview(100).await.unwrap();
-    // The right to the sequence of a PostgreSQL table is not part of the four.
+    // The right to read the sequence of a PostgreSQL table is not granted.
     assert_eq!(overview.last_seq == 0, is_postgres::<DB>(), "{overview:?}");
     for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
         admin.page(&PageAsk { shelf, ..PageAsk::default() }).await.unwrap();
@@ -106,8 +108,8 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     admin.unrouted(10).await.unwrap();
     assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
     assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
-    let deed = admin.audit(&Deed::default()).await.unwrap();
-    admin.audited(deed, "done", None).await.unwrap();
+    let entry = admin.audit(&Deed::default()).await.unwrap();
+    admin.audited(entry, "done", None).await.unwrap();
     assert_eq!(admin.audits(None, 10).await.unwrap().len(), 1);
     let relay = outbox.single_node().start().await.unwrap();
     in_time(async {
@@ -132,13 +134,13 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Base>() {
     outbox.log_admin().reset("t", "p", Position::START).await.unwrap();
 
     let mut tx = outbox.begin().await.unwrap();
-    let made = DB::execute_sql(&mut tx, &format!("CREATE TABLE {}_more (n integer)", bed.table)).await;
-    assert!(made.is_err(), "the user could do more than it was given");
+    let made = DB::execute_sql(&mut tx, &format!("CREATE TABLE {}_more (n integer)", db.table)).await;
+    assert!(made.is_err(), "the user has more rights than were granted");
     tx.rollback().await.unwrap();
 }
 
-/// Sends an event over a connection that is encrypted.
-async fn works_encrypted<DB: Base>(outbox: &Outbox<DB>) {
+/// Sends an event over an encrypted connection.
+async fn works_encrypted<DB: Backend>(outbox: &Outbox<DB>) {
     outbox.send(Event::new("e").json(&1)).await.unwrap();
     let encrypted = if is_postgres::<DB>() {
         "SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl"
@@ -151,31 +153,32 @@ async fn works_encrypted<DB: Base>(outbox: &Outbox<DB>) {
     assert_eq!(DB::number(&mut conn, encrypted).await, 1, "a plain connection");
 }
 
-/// With a server that cannot encrypt, that is an error and not a plain connection.
-async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
+/// A server that cannot encrypt is an error, not a plain connection.
+async fn a_url_that_demands_encryption_gets_it_or_an_error<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
     let demand = if is_postgres::<DB>() { "sslmode=require" } else { "ssl-mode=REQUIRED" };
-    let url = format!("{}?{demand}", bed.url());
-    match DB::open(OutboxBuilder::new().table(&bed.table), &url).await {
+    let url = format!("{}?{demand}", db.url());
+    match DB::open(OutboxBuilder::new().table(&db.table), &url).await {
         Ok(outbox) => works_encrypted(&outbox).await,
         Err(error) => {
-            let said = format!("{error} {error:?}");
-            assert!(said.contains("server does not support TLS"), "{said}");
+            let message = format!("{error} {error:?}");
+            assert!(message.contains("server does not support TLS"), "{message}");
         }
     }
 }
 
-/// 127.1 is this machine to a resolver, and a name like any other to the rule.
-async fn a_server_elsewhere_is_verified_unless_the_url_says_otherwise<DB: Base>() {
-    let Some(bed) = Bed::<DB>::new().await else { return };
-    let url = bed.url().replacen("@127.0.0.1:", "@127.1:", 1);
-    if url == bed.url() {
+/// A resolver resolves 127.1 to this machine; the rule for local addresses treats it as any other
+/// name.
+async fn a_remote_server_is_verified_unless_the_url_says_otherwise<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let url = db.url().replacen("@127.0.0.1:", "@127.1:", 1);
+    if url == db.url() {
         return;
     }
-    let builder = || OutboxBuilder::new().table(&bed.table);
+    let builder = || OutboxBuilder::new().table(&db.table);
     let refused = DB::open(builder(), &url).await.unwrap_err().to_string();
     assert!(refused.contains("TLS") && refused.contains("sslmode=disable"), "{refused}");
-    let database = FleetDatabase::new("elsewhere", &url).table(&bed.table);
+    let database = FleetDatabase::new("elsewhere", &url).table(&db.table);
     let fleet = Fleet::builder().databases([database]).open().await.unwrap();
     let refused = fleet.store("elsewhere").unwrap().stats().await.unwrap_err().to_string();
     assert!(refused.contains("TLS"), "{refused}");
@@ -185,34 +188,34 @@ async fn a_server_elsewhere_is_verified_unless_the_url_says_otherwise<DB: Base>(
     outbox.send(Event::new("e").json(&1)).await.unwrap();
 }
 
-/// The certificate of this server is by an authority that nothing here trusts.
+/// The certificate of this server is issued by an authority that is not trusted here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_be_verified_is_refused_until_its_authority_is_named() {
-    let Some(bed) = Bed::<Postgres>::new().await else { return };
-    let plan = outbox_testbed::Plan::pgbouncer(bed.url()).tls();
+    let Some(db) = TestDb::<Postgres>::new().await else { return };
+    let plan = outbox_testbed::Plan::pgbouncer(db.url()).tls();
     if !plan.is_here() {
         return;
     }
     let server = plan.start();
     let open = |parameters: String| {
         let url = format!("{}?{parameters}", server.url());
-        let table = bed.table.clone();
+        let table = db.table.clone();
         async move { OutboxBuilder::new().table(table).postgres(&url).await }
     };
     let refused = open("sslmode=verify-full".to_owned()).await.unwrap_err().to_string();
     assert!(refused.contains("certificate") && refused.contains("sslrootcert=FILE"), "{refused}");
     let plain = open("sslmode=disable".to_owned()).await;
-    assert!(plain.is_err(), "it takes no connection without TLS");
+    assert!(plain.is_err(), "the server accepts no connection without TLS");
     let ca = server.ca_file();
     let outbox = open(format!("sslmode=verify-full&sslrootcert={}", ca.display())).await.unwrap();
     outbox.send(Event::new("e").json(&1)).await.unwrap();
 }
 
-/// The file of the authority that the server's certificate is by; `None` for a server that does not
-/// name one on this machine. The certificate is for `localhost` and 127.0.0.1.
-async fn authority(bed: &Bed<MySql>) -> Option<PathBuf> {
-    let ask = "SELECT COALESCE(@@ssl_ca, '')";
-    let file: String = sqlx::query_scalar(ask).fetch_one(bed.outbox.pool()).await.unwrap();
+/// File of the authority that issued the server's certificate; `None` if the server names no such
+/// file on this machine. The certificate is for `localhost` and 127.0.0.1.
+async fn authority(db: &TestDb<MySql>) -> Option<PathBuf> {
+    let query = "SELECT COALESCE(@@ssl_ca, '')";
+    let file: String = sqlx::query_scalar(query).fetch_one(db.outbox.pool()).await.unwrap();
     let file = PathBuf::from(file);
     if file.is_absolute() && file.is_file() {
         return Some(file);
@@ -222,7 +225,7 @@ async fn authority(bed: &Bed<MySql>) -> Option<PathBuf> {
 }
 
 /// URLs of a server that are accepted, and URLs that are refused, with a part of the reason.
-/// 0.0.0.0 leads to this machine, and is no name of its certificate.
+/// 0.0.0.0 connects to this machine, and is not a name in its certificate.
 fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(String, &'static str)>) {
     let elsewhere = url.replacen("@127.0.0.1:", "@0.0.0.0:", 1);
     assert_ne!(url, elsewhere, "a server on 127.0.0.1");
@@ -234,7 +237,7 @@ fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(St
         (format!("{url}?ssl-mode=VERIFY_IDENTITY"), "UnknownIssuer"),
         (with(url, "VERIFY_CA", other_ca), "BadSignature"),
         (with(&elsewhere, "VERIFY_IDENTITY", ca), "not valid for name"),
-        // The name of a server elsewhere is verified unless the URL says otherwise.
+        // The name of a remote server is verified unless the URL says otherwise.
         (format!("{elsewhere}?ssl-ca={}", ca.display()), "not valid for name"),
     ];
     (accepted, refused)
@@ -242,32 +245,32 @@ fn verified_urls(url: &str, ca: &Path, other_ca: &Path) -> (Vec<String>, Vec<(St
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn authority_and_name_of_a_server_are_verified_on_mariadb() {
-    let Some(bed) = Bed::<MySql>::new().await else { return };
-    let Some(ca) = authority(&bed).await else { return };
+    let Some(db) = TestDb::<MySql>::new().await else { return };
+    let Some(ca) = authority(&db).await else { return };
     let folder = tempfile::tempdir().unwrap();
     let other_ca = outbox_testbed::Certificates::make(folder.path()).ca;
-    let (accepted, refused) = verified_urls(bed.url(), &ca, &other_ca);
+    let (accepted, refused) = verified_urls(db.url(), &ca, &other_ca);
     for url in &accepted {
-        let outbox = OutboxBuilder::new().table(&bed.table).mysql(url).await;
+        let outbox = OutboxBuilder::new().table(&db.table).mysql(url).await;
         works_encrypted(&outbox.unwrap_or_else(|error| panic!("{url}: {error}"))).await;
     }
     for (url, reason) in &refused {
-        let error = OutboxBuilder::new().table(&bed.table).mysql(url).await.unwrap_err().to_string();
+        let error = OutboxBuilder::new().table(&db.table).mysql(url).await.unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains("ssl-ca=FILE"), "{url}: {error}");
     }
 }
 
-/// A database whose certificate is refused is no reason to leave the others alone.
+/// A database whose certificate is refused does not affect the other databases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() {
-    let Some(bed) = Bed::<MySql>::new().await else { return };
-    let Some(ca) = authority(&bed).await else { return };
+    let Some(db) = TestDb::<MySql>::new().await else { return };
+    let Some(ca) = authority(&db).await else { return };
     let folder = tempfile::tempdir().unwrap();
     let other_ca = outbox_testbed::Certificates::make(folder.path()).ca;
-    let (accepted, refused) = verified_urls(bed.url(), &ca, &other_ca);
+    let (accepted, refused) = verified_urls(db.url(), &ca, &other_ca);
     let urls = accepted.iter().chain(refused.iter().map(|(url, _)| url));
     let name = |n: usize| format!("db-{n}");
-    let databases = urls.enumerate().map(|(n, url)| FleetDatabase::new(name(n), url).table(&bed.table));
+    let databases = urls.enumerate().map(|(n, url)| FleetDatabase::new(name(n), url).table(&db.table));
     let fleet = Fleet::builder().databases(databases).open().await.unwrap();
     for n in 0..accepted.len() {
         fleet.outbox::<MySql>(&name(n)).unwrap().send(Event::new("e").json(&1)).await.unwrap();
@@ -277,7 +280,7 @@ async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() 
         let error = store.stats().await.unwrap_err().to_string();
         assert!(error.contains(reason), "{url}: {error}");
     }
-    assert_eq!(bed.tally().await.0, accepted.len() as u64);
+    assert_eq!(db.tally().await.0, accepted.len() as u64);
 }
 
 macro_rules! on_every_server {
@@ -301,5 +304,5 @@ macro_rules! on_every_server {
 on_every_server! {
     the_printed_rights_of_a_relay_are_enough
     a_url_that_demands_encryption_gets_it_or_an_error
-    a_server_elsewhere_is_verified_unless_the_url_says_otherwise
+    a_remote_server_is_verified_unless_the_url_says_otherwise
 }

@@ -1,4 +1,5 @@
-//! What the tests of fleets stand on: files, servers that misbehave, and a discovery that says what it is told to.
+//! Shared code of the tests of fleets: SQLite files, servers that misbehave, and a scripted
+//! discovery.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
 
@@ -13,7 +14,7 @@ use outbox::fleet::{DatabaseState, Discovery, FleetDatabase};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// SQLite files that go away with it.
+/// SQLite files that are deleted when this is dropped.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -34,13 +35,13 @@ impl Folder {
     }
 }
 
-/// A table that no other test has.
+/// A table name that no other test uses.
 pub fn table() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("f{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// What a discovery says.
+/// Answer of a discovery.
 #[derive(Clone)]
 pub enum Answer {
     Found(Vec<FleetDatabase>),
@@ -48,7 +49,7 @@ pub enum Answer {
     Panic,
 }
 
-/// A discovery that gives these answers one after another, and then the last one again and again.
+/// A discovery that returns these answers one after another, and then repeats the last one.
 pub struct Script(Mutex<VecDeque<Answer>>);
 
 impl Script {
@@ -66,7 +67,7 @@ impl Discovery for Script {
         match answer {
             Some(Answer::Found(databases)) => Ok(databases),
             Some(Answer::Panic) => panic!("this discovery panics"),
-            _ => Err("the directory is not there".into()),
+            _ => Err("the directory is unavailable".into()),
         }
     }
 }
@@ -75,16 +76,16 @@ pub fn state_of(fleet: &Fleet, name: &str) -> Option<DatabaseState> {
     fleet.databases().into_iter().find(|database| database.name == name).map(|database| database.state)
 }
 
-/// Waits for something that has no signal of its own.
+/// Waits for a condition that has no signal of its own.
 pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < super::bed::FOREVER, "not so: {what}");
+        assert!(began.elapsed() < super::common::FOREVER, "condition not reached: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// The port of a server that takes connections and never says a word.
+/// Port of a server that accepts connections and never answers.
 pub async fn silent_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -97,7 +98,8 @@ pub async fn silent_server() -> u16 {
     port
 }
 
-/// Stands between a fleet and a server, and can be shut: then nobody gets through, and who is through is cut off.
+/// A proxy between a fleet and a server. While it is shut, it refuses connections, and shutting it
+/// closes the open ones.
 pub struct Proxy {
     pub url: String,
     open: Arc<watch::Sender<bool>>,

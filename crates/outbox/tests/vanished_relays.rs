@@ -1,30 +1,31 @@
-//! Relays that vanish, come back under their name, or cannot announce themselves.
+//! Relays that vanish, restart under the same name, or cannot announce themselves.
 
-mod bed;
-#[path = "bed/failing.rs"]
-mod failing;
+mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bed::{Bed, Seen};
-use failing::{Failing, Where};
+use common::{Seen, TestDb};
+use failing_store::{Failing, Operation};
 use outbox::store::{Holder, NodeId, NodeState, Origin, Take};
 use outbox::{Error, OnDead, Outgoing, PublishError, Publisher, RelayBuilder};
 
 const MS: Duration = Duration::from_millis(1);
-/// Long enough that what is delivered in a test was released, and has not run out.
+/// Long enough that an event that is delivered in a test was released, and its lease has not
+/// expired.
 const LONG: Duration = Duration::from_secs(3_600);
 
 /// A destination that is unavailable for so many batches.
-struct Away(AtomicU32);
+struct Unavailable(AtomicU32);
 
 #[async_trait]
-impl Publisher for Away {
+impl Publisher for Unavailable {
     fn name(&self) -> &'static str {
-        "away"
+        "unavailable"
     }
 
     async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
@@ -35,9 +36,9 @@ impl Publisher for Away {
     }
 }
 
-/// Takes all that is due for a relay that is never heard of again.
-async fn seize<DB: bed::Base>(bed: &Bed<DB>, node: &str, presence_ms: u64) -> usize {
-    let store = bed.outbox.store();
+/// Claims all due events for a relay that vanishes.
+async fn claim_and_vanish<DB: common::Backend>(db: &TestDb<DB>, node: &str, presence_ms: u64) -> usize {
+    let store = db.outbox.store();
     let state =
         serde_json::json!({"mode": "multi_node", "version": "", "active": true, "presence_ms": presence_ms});
     let state: NodeState = serde_json::from_value(state).unwrap();
@@ -61,56 +62,54 @@ async fn seize<DB: bed::Base>(bed: &Bed<DB>, node: &str, presence_ms: u64) -> us
 }
 
 on_every_database! {
-    /// Its lease would last for an hour.
-    async fn the_events_of_a_vanished_relay_are_delivered_by_another(|bed|) {
-        bed.write("e", 0..20).await;
-        assert_eq!(seize(&bed, "vanished", 300).await, 20);
+    /// The lease would last for an hour.
+    async fn the_events_of_a_vanished_relay_are_delivered_by_another(|db|) {
+        db.write("e", 0..20).await;
+        assert_eq!(claim_and_vanish(&db, "vanished", 300).await, 20);
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().presence(4_000 * MS).on_type("e", seen.handler()).start().await.unwrap();
-        while seen.count() < 20 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        let relay = db.outbox.multi_node().presence(4_000 * MS).on_type("e", seen.handler()).start().await.unwrap();
+        seen.reach(20).await;
         seen.assert_each_once(0..20);
-        let nodes = bed.outbox.admin().nodes().await.unwrap();
+        let nodes = db.outbox.admin().nodes().await.unwrap();
         let vanished = nodes.iter().find(|node| node.node == NodeId::from("vanished")).unwrap();
         assert!(vanished.state.released && !vanished.is_running());
         relay.stop().await.unwrap();
     }
 
-    /// No other relay has to notice that the first one is gone.
-    async fn a_relay_of_the_same_name_takes_back_what_was_left_behind(|bed|) {
-        bed.write("e", 0..20).await;
-        assert_eq!(seize(&bed, "worker-1", 3_600_000).await, 20);
+    /// No other relay has to detect that the first one is gone.
+    async fn a_relay_of_the_same_name_claims_its_former_events(|db|) {
+        db.write("e", 0..20).await;
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 20);
         let seen = Seen::default();
-        let relay = bed.outbox.multi_node().node("worker-1").on_type("e", seen.handler()).start().await.unwrap();
+        let relay = db.outbox.multi_node().node("worker-1").on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         seen.assert_each_once(0..20);
         relay.stop().await.unwrap();
-        // One that was stopped has left nothing.
-        assert!(bed.outbox.admin().nodes().await.unwrap().is_empty());
+        // A relay that was stopped leaves no row behind.
+        assert!(db.outbox.admin().nodes().await.unwrap().is_empty());
     }
 
-    /// An outage is no crash: each probe starts the event, and none of them counts against it.
-    async fn an_outage_dead_letters_no_event_of_a_vanished_relay(|bed|) {
-        bed.write("e", 0..1).await;
-        assert_eq!(seize(&bed, "worker-1", 3_600_000).await, 1);
-        let away = Arc::new(Away(AtomicU32::new(5)));
-        let relay = bed.outbox.multi_node()
+    /// An outage is not a crash: each probe starts the event, and none of them counts as a crash.
+    async fn an_outage_dead_letters_no_event_of_a_vanished_relay(|db|) {
+        db.write("e", 0..1).await;
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 1);
+        let unavailable = Arc::new(Unavailable(AtomicU32::new(5)));
+        let relay = db.outbox.multi_node()
             .node("worker-1")
             .poll_interval(20 * MS)
-            .forward_any(away.clone())
+            .forward_any(unavailable.clone())
             .start().await.unwrap();
-        bed.drained().await;
+        db.drained().await;
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 1, 0));
-        assert_eq!(away.0.load(Ordering::SeqCst), 0);
+        assert_eq!(db.tally().await, (0, 0, 1, 0));
+        assert_eq!(unavailable.0.load(Ordering::SeqCst), 0);
     }
 
-    /// Its lease would last for an hour.
-    async fn an_event_whose_start_cannot_be_counted_is_given_back(|bed|) {
-        bed.write("e", 0..1).await;
-        assert_eq!(seize(&bed, "worker-1", 3_600_000).await, 1);
-        let failing = Failing::new(bed.outbox.store(), Where::Start, 1, || Error::Store("on purpose".to_owned()));
+    /// The lease would last for an hour.
+    async fn an_event_whose_start_cannot_be_counted_is_released(|db|) {
+        db.write("e", 0..1).await;
+        assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 1);
+        let failing = Failing::new(db.outbox.store(), Operation::Start, 1, || Error::Store("on purpose".to_owned()));
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(failing.clone())
             .node("worker-1")
@@ -121,30 +120,31 @@ on_every_database! {
         seen.reach(1).await;
         assert_eq!(failing.failed(), 1);
         relay.stop().await.unwrap();
-        assert_eq!(bed.tally().await, (0, 0, 1, 0));
+        assert_eq!(db.tally().await, (0, 0, 1, 0));
     }
 
-    /// Others may have released what it took, so it takes and handles nothing until it has announced itself again.
-    async fn a_relay_that_cannot_announce_itself_handles_nothing(|bed|) {
-        let store = Failing::new(bed.outbox.store(), Where::Announce, usize::MAX, || Error::Store("on purpose".to_owned()));
-        // The first announcement has to be made before the relay starts.
+    /// Other relays may have released its events, so it takes and handles nothing until it has
+    /// announced itself again.
+    async fn a_relay_that_cannot_announce_itself_handles_nothing(|db|) {
+        let store = Failing::new(db.outbox.store(), Operation::Announce, usize::MAX, || Error::Store("on purpose".to_owned()));
+        // The first announcement has to succeed, or the relay does not start.
         store.after(1);
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).node("mute").presence(400 * MS)
             .poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
         loop {
-            let nodes = bed.outbox.admin().nodes().await.unwrap();
+            let nodes = db.outbox.admin().nodes().await.unwrap();
             if nodes.iter().any(|node| node.node == NodeId::from("mute") && !node.is_running()) {
                 break;
             }
             tokio::time::sleep(5 * MS).await;
         }
-        bed.write("e", 0..3).await;
+        db.write("e", 0..3).await;
         let failed = store.failed();
         while store.failed() < failed + 3 {
             tokio::time::sleep(5 * MS).await;
         }
-        assert_eq!(seen.count(), 0, "it does not know what it may handle");
+        assert_eq!(seen.count(), 0, "it does not know whether it still holds events");
         store.heal();
         seen.reach(3).await;
         relay.stop().await.unwrap();

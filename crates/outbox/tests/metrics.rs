@@ -1,28 +1,28 @@
-//! What is counted, under which names.
+//! Names and values of the metrics.
 
-mod bed;
+mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bed::{Bed, Gate, Seen, numbered};
+use common::{Gate, Seen, TestDb, numbered};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::{
     Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
 };
 
-/// One thread, so that the recorder of this test is nobody else's.
+/// One thread, so that no other test uses this test's recorder.
 #[tokio::test(flavor = "current_thread")]
 async fn everything_that_happens_to_an_event_is_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
     let (seen, gate) = (Seen::default(), Gate::closed());
     let hour = Duration::from_secs(3_600);
-    let relay = bed
+    let relay = db
         .outbox
         .single_node()
         .workers(1)
@@ -31,22 +31,22 @@ async fn everything_that_happens_to_an_event_is_counted() {
         .unrouted(Unrouted::Dead)
         .on_type("gate", seen.behind(&gate))
         .on_type("e", seen.handler())
-        .on_type("later", seen.says(move |_| Ok(Outcome::RetryAfter(hour))))
-        .on_type("fails", seen.says(move |_| Err(Failure::retry_after(hour, "no"))))
+        .on_type("later", seen.returning(move |_| Ok(Outcome::RetryAfter(hour))))
+        .on_type("fails", seen.returning(move |_| Err(Failure::retry_after(hour, "no"))))
         .start()
         .await
         .unwrap();
     relay.idle().await.unwrap();
-    bed.write("gate", 0..1).await;
+    db.write("gate", 0..1).await;
     seen.reach(1).await;
-    // Three find a place in the hot queue, two do not.
-    bed.write("e", 0..5).await;
+    // Three events fit into the hot queue, two do not.
+    db.write("e", 0..5).await;
     gate.open();
     relay.idle().await.unwrap();
-    bed.outbox.send(numbered("e", 9).deliver_after(hour)).await.unwrap();
-    bed.write("later", 0..1).await;
-    bed.write("fails", 0..1).await;
-    bed.write("unknown", 0..1).await;
+    db.outbox.send(numbered("e", 9).deliver_after(hour)).await.unwrap();
+    db.write("later", 0..1).await;
+    db.write("fails", 0..1).await;
+    db.write("unknown", 0..1).await;
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();
 
@@ -94,34 +94,34 @@ async fn everything_that_happens_to_an_event_is_counted() {
     assert!(gauges[3..5].iter().all(|(_, time)| (now - time).abs() < 600.0), "{gauges:?}");
 }
 
-/// It is the age of the oldest event that is due and not delivered, and 0 without one.
+/// The lag is the age of the oldest event that is due and not delivered, and 0 without one.
 #[tokio::test(flavor = "current_thread")]
-async fn the_lag_is_told_in_milliseconds() {
+async fn the_lag_is_reported_in_milliseconds() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
     let (seen, gate) = (Seen::default(), Gate::closed());
-    let relay = bed.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
+    let relay = db.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
     let until = async |expected: f64| {
-        let told = || {
+        let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.lag.oldest.ms" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while told() != Some(expected) {
+        while reported() != Some(expected) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    bed.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
-    bed.write("e", 1..3).await;
+    db.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
+    db.write("e", 1..3).await;
     seen.reach(1).await;
-    bed.advance(Duration::from_millis(7_250));
-    bed.write("e", 3..4).await;
-    tokio::time::timeout(bed::FOREVER, until(7_250.0)).await.unwrap();
+    db.advance(Duration::from_millis(7_250));
+    db.write("e", 3..4).await;
+    tokio::time::timeout(common::FOREVER, until(7_250.0)).await.unwrap();
     gate.open();
-    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
     relay.stop().await.unwrap();
 }
 
@@ -130,42 +130,42 @@ async fn events_that_no_running_relay_routes_are_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::new().await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let until = async |expected: f64| {
-        let told = || {
+        let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while told() != Some(expected) {
+        while reported() != Some(expected) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     let seen = Seen::default();
     let often = Duration::from_millis(400);
-    let relay = bed.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
-    bed.write("unknown", 0..3).await;
-    bed.write("e", 0..2).await;
-    tokio::time::timeout(bed::FOREVER, until(3.0)).await.unwrap();
-    // Another relay knows them.
-    let there = bed.another().await;
+    let relay = db.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
+    db.write("unknown", 0..3).await;
+    db.write("e", 0..2).await;
+    tokio::time::timeout(common::FOREVER, until(3.0)).await.unwrap();
+    // Another relay routes these events.
+    let there = db.another().await;
     let other =
         there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
-    tokio::time::timeout(bed::FOREVER, until(0.0)).await.unwrap();
+    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
     other.stop().await.unwrap();
     relay.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn what_publishers_do_is_counted_by_topic_and_publisher() {
+async fn publishing_is_counted_by_topic_and_publisher() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen_with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::frozen_with(|builder| builder.name("orders")).await.unwrap();
     let latch = LatchPublisher::expecting(5);
     let lease = Duration::from_secs(3);
-    let relay = bed
+    let relay = db
         .outbox
         .log_only()
         .pair_lease(lease)
@@ -174,11 +174,11 @@ async fn what_publishers_do_is_counted_by_topic_and_publisher() {
         .start()
         .await
         .unwrap();
-    bed.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
-    latch.wait(bed::FOREVER).await.unwrap();
+    db.outbox.log().append((0..5).map(|n| numbered("e", n))).await.unwrap();
+    latch.wait(common::FOREVER).await.unwrap();
     relay.idle().await.unwrap();
-    // Lag is told when the node looks around.
-    bed.noticed_by_leader("latch", lease).await;
+    // The lag is reported when the node renews its leases.
+    db.noticed_by_leader("latch", lease).await;
     let mut counted = BTreeMap::new();
     for (key, _, _, value) in snapshots.snapshot().into_vec() {
         let (_, key) = key.into_parts();
@@ -208,8 +208,8 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::frozen().await.unwrap();
-    let (store, lease) = (bed.outbox.store(), Duration::from_secs(3));
+    let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
+    let (store, lease) = (db.outbox.store(), Duration::from_secs(3));
     let log = store.log().unwrap();
     let ids = ["vanished", "given-back"].map(|name| outbox::PairId::new("all", name));
     log.register(&ids.clone().map(|id| (id, false))).await.unwrap();
@@ -218,16 +218,16 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     let given: Vec<_> =
         led.iter().filter(|pair| pair.id == ids[1]).map(|p| (p.id.clone(), p.epoch)).collect();
     log.release(&ghost, &given).await.unwrap();
-    bed.advance(lease);
+    db.advance(lease);
     let latches = ["vanished", "given-back"].map(|name| LatchPublisher::expecting(1).named(name));
-    let mut relay = bed.outbox.log_only().pair_lease(lease);
+    let mut relay = db.outbox.log_only().pair_lease(lease);
     for latch in &latches {
         relay = relay.publish(Topic::new("all").to(latch.clone()));
     }
     let relay = relay.start().await.unwrap();
-    bed.outbox.log().append([numbered("e", 1)]).await.unwrap();
+    db.outbox.log().append([numbered("e", 1)]).await.unwrap();
     for latch in &latches {
-        latch.wait(bed::FOREVER).await.unwrap();
+        latch.wait(common::FOREVER).await.unwrap();
     }
     relay.stop().await.unwrap();
     let mut counted = BTreeMap::new();
@@ -257,39 +257,39 @@ impl Publisher for Fails {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_destination_that_is_away_is_told_until_it_is_back() {
+async fn an_unavailable_destination_is_reported_until_it_is_available() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
-    let bed = Bed::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
+    let db = TestDb::<sqlx::Sqlite>::with(|builder| builder.name("orders")).await.unwrap();
     let away = Arc::new(Away::default());
-    let relay = bed.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
-    // The latest value that was told, by the destination's name.
-    let told = || {
+    let relay = db.outbox.single_node().forward(["e"], away.clone()).start().await.unwrap();
+    // The latest value of the gauge.
+    let reported = || {
         let all = snapshots.snapshot().into_vec().into_iter();
         let mut gauges = all.filter_map(|(key, _, _, value)| {
             let (_, key) = key.into_parts();
             let DebugValue::Gauge(value) = value else { return None };
-            let is_it = key.name() == "outbox.destination.unavailable";
+            let matches = key.name() == "outbox.destination.unavailable";
             let labels: BTreeMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
-            is_it.then(|| {
+            matches.then(|| {
                 assert_eq!(labels, BTreeMap::from([("destination", "away"), ("store", "orders")]));
             })?;
             Some(value.into_inner())
         });
         gauges.next()
     };
-    assert_eq!(told(), None, "there was no outage");
-    bed.write("e", 0..1).await;
+    assert_eq!(reported(), None, "there was no outage");
+    db.write("e", 0..1).await;
     let until = |value| {
-        let told = &told;
+        let reported = &reported;
         async move {
-            let told = async {
-                while told() != Some(value) {
+            let reported = async {
+                while reported() != Some(value) {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(bed::FOREVER, told).await.expect("it is told");
+            tokio::time::timeout(common::FOREVER, reported).await.expect("the gauge is reported");
         }
     };
     until(1.0).await;
@@ -298,7 +298,7 @@ async fn a_destination_that_is_away_is_told_until_it_is_back() {
     relay.stop().await.unwrap();
 }
 
-/// Cannot be reached until it is said that it can.
+/// A publisher that is unavailable until the flag is set.
 #[derive(Default)]
 struct Away(AtomicBool);
 

@@ -1,4 +1,4 @@
-//! A store that fails on purpose, and otherwise is the one behind it.
+//! A store that fails on purpose, and otherwise forwards to another store.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
 
@@ -18,9 +18,9 @@ use outbox::{
     Result, Step,
 };
 
-/// Which call fails.
+/// Operation of the store that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
+pub enum Operation {
     Settle,
     Take,
     Lead,
@@ -38,41 +38,41 @@ pub enum Where {
 /// Fails the first calls of one kind.
 pub struct Failing {
     inner: SharedStore,
-    at: Where,
-    /// How many calls of that kind go well first.
+    at: Operation,
+    /// Number of calls of that operation that succeed first.
     before: AtomicUsize,
     left: AtomicUsize,
     failed: AtomicUsize,
     calls: AtomicUsize,
     scanned: AtomicUsize,
-    /// From where the last window was read that did not begin at the start.
+    /// Cursor of the last window that did not begin at the start of the table.
     read_from: std::sync::Mutex<Option<Cursor>>,
     error: fn() -> Error,
-    /// How long a read from the start of the table takes; giving something back takes six times as long.
+    /// Duration of a read from the start of the table; a release takes six times as long.
     slow: Duration,
-    /// How long each take takes at least.
+    /// Minimum duration of each take.
     pace: Duration,
-    /// Takes and purges wait here.
+    /// Where takes and purges wait.
     stalls: Option<[Stall; 2]>,
-    /// Draws what becomes of each call, if that is left to chance.
-    chance: Option<std::sync::Mutex<rand::rngs::SmallRng>>,
+    /// Draws the fault of each call, if faults are random.
+    rng: Option<std::sync::Mutex<rand::rngs::SmallRng>>,
 }
 
-/// Where calls of a kind wait until they are let through.
+/// Blocks the calls of an operation until they are let through.
 struct Stall {
-    at: Where,
+    at: Operation,
     began: tokio::sync::watch::Sender<usize>,
     gate: tokio::sync::Semaphore,
 }
 
-/// What chance has in store for a call.
+/// Fault of one call, drawn at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Fine,
-    Late,
-    Refused,
-    /// It is done, and the answer is lost.
-    Unheard,
+enum Fault {
+    None,
+    Delayed,
+    Failed,
+    /// The operation is carried out, and its answer is lost.
+    AnswerLost,
 }
 
 impl std::fmt::Debug for Failing {
@@ -84,17 +84,17 @@ impl std::fmt::Debug for Failing {
 impl Failing {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Self::new(inner, Where::Settle, times, error)
+        Self::new(inner, Operation::Settle, times, error)
     }
 
     /// Fails this many takes.
     pub fn take(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Self::new(inner, Where::Take, times, error)
+        Self::new(inner, Operation::Take, times, error)
     }
 
-    /// Fails this many times to lead.
+    /// Fails this many attempts to lead.
     pub fn lead(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
-        Self::new(inner, Where::Lead, times, error)
+        Self::new(inner, Operation::Lead, times, error)
     }
 
     /// The log of the store behind it.
@@ -102,24 +102,25 @@ impl Failing {
         self.inner.log().expect("the store behind has a log")
     }
 
-    /// Fails this many calls of a kind.
-    pub fn new(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Arc<Self> {
+    /// Fails this many calls of an operation.
+    pub fn new(inner: SharedStore, at: Operation, times: usize, error: fn() -> Error) -> Arc<Self> {
         Arc::new(Self::made(inner, at, times, error))
     }
 
-    /// Fails nothing, but has a read from the start of the table take this long, and giving something back six times as long.
+    /// Fails nothing, but delays reads from the start of the table by this long, and releases by
+    /// six times as long.
     pub fn slow(inner: SharedStore, slow: Duration) -> Arc<Self> {
-        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
         Arc::new(Self { slow, ..never })
     }
 
-    /// Fails nothing, but has each take take this long.
+    /// Fails nothing, but delays each take by this long.
     pub fn paced(inner: SharedStore, pace: Duration) -> Arc<Self> {
-        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
         Arc::new(Self { pace, ..never })
     }
 
-    fn made(inner: SharedStore, at: Where, times: usize, error: fn() -> Error) -> Self {
+    fn made(inner: SharedStore, at: Operation, times: usize, error: fn() -> Error) -> Self {
         Self {
             inner,
             at,
@@ -133,67 +134,67 @@ impl Failing {
             slow: Duration::ZERO,
             pace: Duration::ZERO,
             stalls: None,
-            chance: None,
+            rng: None,
         }
     }
 
-    /// Fails nothing, but has takes and purges wait until they are let through.
+    /// Fails nothing, but blocks takes and purges until they are let through.
     pub fn stalling(inner: SharedStore) -> Arc<Self> {
         let stall = |at| Stall {
             at,
             began: tokio::sync::watch::Sender::new(0),
             gate: tokio::sync::Semaphore::new(0),
         };
-        let never = Self::made(inner, Where::Take, 0, || Error::Store("never".to_owned()));
-        Arc::new(Self { stalls: Some([stall(Where::Take), stall(Where::Purge)]), ..never })
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
+        Arc::new(Self { stalls: Some([stall(Operation::Take), stall(Operation::Purge)]), ..never })
     }
 
-    fn stall(&self, at: Where) -> Option<&Stall> {
+    fn stall(&self, at: Operation) -> Option<&Stall> {
         self.stalls.as_ref()?.iter().find(|stall| stall.at == at)
     }
 
-    /// How many calls of a kind that stalls have begun.
-    pub fn began(&self, at: Where) -> tokio::sync::watch::Receiver<usize> {
-        self.stall(at).expect("it stalls").began.subscribe()
+    /// Number of calls that have begun, of an operation that stalls.
+    pub fn began(&self, at: Operation) -> tokio::sync::watch::Receiver<usize> {
+        self.stall(at).expect("this operation stalls").began.subscribe()
     }
 
-    /// Lets calls of a kind through from now on.
-    pub fn let_through(&self, at: Where) {
-        self.stall(at).expect("it stalls").gate.close();
+    /// Lets calls of an operation through from now on.
+    pub fn let_through(&self, at: Operation) {
+        self.stall(at).expect("this operation stalls").gate.close();
     }
 
-    async fn wait(&self, at: Where) {
+    async fn wait(&self, at: Operation) {
         if let Some(stall) = self.stall(at) {
             stall.began.send_modify(|began| *began += 1);
             let _ = stall.gate.acquire().await;
         }
     }
 
-    /// Leaves it to chance: takes and settlements come late, fail, or settle and lose the answer. All of it looks like a
-    /// database that is away for a moment.
-    pub fn unruly(inner: SharedStore, seed: u64) -> Arc<Self> {
-        let never = Self::made(inner, Where::Take, 0, || sqlx::Error::PoolTimedOut.into());
-        let chance = rand::SeedableRng::seed_from_u64(seed);
-        Arc::new(Self { chance: Some(std::sync::Mutex::new(chance)), ..never })
+    /// Draws faults at random: takes and settlements are delayed, fail, or settle and lose the
+    /// answer. Each fault looks like a database that is unavailable for a moment.
+    pub fn random_faults(inner: SharedStore, seed: u64) -> Arc<Self> {
+        let never = Self::made(inner, Operation::Take, 0, || sqlx::Error::PoolTimedOut.into());
+        let rng = rand::SeedableRng::seed_from_u64(seed);
+        Arc::new(Self { rng: Some(std::sync::Mutex::new(rng)), ..never })
     }
 
-    /// What becomes of this call, which has come late then.
-    async fn fate(&self) -> Fate {
-        let Some(chance) = &self.chance else { return Fate::Fine };
-        let drawn = rand::Rng::random_range(&mut *chance.lock().unwrap(), 0..10);
-        let fate = match drawn {
-            0 => Fate::Refused,
-            1 => Fate::Unheard,
-            2 | 3 => Fate::Late,
-            _ => Fate::Fine,
+    /// Draws the fault of a call, and waits if the call is delayed.
+    async fn fault(&self) -> Fault {
+        let Some(rng) = &self.rng else { return Fault::None };
+        let drawn = rand::Rng::random_range(&mut *rng.lock().unwrap(), 0..10);
+        let fault = match drawn {
+            0 => Fault::Failed,
+            1 => Fault::AnswerLost,
+            2 | 3 => Fault::Delayed,
+            _ => Fault::None,
         };
-        if fate == Fate::Late {
+        if fault == Fault::Delayed {
             tokio::time::sleep(Duration::from_millis(3)).await;
         }
-        fate
+        fault
     }
 
-    /// Lets this many calls of its kind through before it fails any.
+    /// Lets this many calls of the operation through before any fails.
     pub fn after(&self, calls: usize) {
         self.before.store(calls, Ordering::SeqCst);
     }
@@ -203,32 +204,32 @@ impl Failing {
         self.left.store(0, Ordering::SeqCst);
     }
 
-    /// Fails nothing, and only counts.
+    /// Fails nothing, and only counts calls.
     pub fn never(inner: SharedStore) -> Arc<Self> {
         Self::settle(inner, 0, || Error::Store("never".to_owned()))
     }
 
-    /// How many times it was asked to take, settle or extend since this was last asked.
+    /// Number of takes, settlements and extensions since the last call of this function.
     pub fn calls(&self) -> usize {
         self.calls.swap(0, Ordering::SeqCst)
     }
 
-    /// How many rows were looked at since this was last asked.
+    /// Number of rows that were scanned since the last call of this function.
     pub fn scanned(&self) -> usize {
         self.scanned.swap(0, Ordering::SeqCst)
     }
 
-    /// From where the last window was read that did not begin at the start of the table.
+    /// Cursor of the last window that did not begin at the start of the table.
     pub fn read_from(&self) -> Option<Cursor> {
         *self.read_from.lock().unwrap()
     }
 
-    /// How many calls have failed.
+    /// Number of calls that have failed.
     pub fn failed(&self) -> usize {
         self.failed.load(Ordering::SeqCst)
     }
 
-    fn fail(&self, at: Where) -> Result<()> {
+    fn fail(&self, at: Operation) -> Result<()> {
         let count_down = |count: &AtomicUsize| {
             count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
         };
@@ -253,14 +254,14 @@ impl Store for Failing {
 
     async fn take(&self, take: &Take) -> Result<Taken> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        self.wait(Where::Take).await;
-        self.fail(Where::Take)?;
-        // A claim whose answer is lost has to run out, which takes longer than a test.
-        if self.fate().await == Fate::Refused {
+        self.wait(Operation::Take).await;
+        self.fail(Operation::Take)?;
+        // A claim whose answer is lost has to expire first, which takes longer than a test.
+        if self.fault().await == Fault::Failed {
             return Err((self.error)());
         }
-        if let Origin::After(place) = take.from {
-            *self.read_from.lock().unwrap() = Some(place);
+        if let Origin::After(cursor) = take.from {
+            *self.read_from.lock().unwrap() = Some(cursor);
         }
         if take.from == Origin::Start {
             tokio::time::sleep(self.slow).await;
@@ -280,17 +281,17 @@ impl Store for Failing {
         settlements: &[Settlement],
     ) -> Result<Settled> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        self.fail(Where::Settle)?;
+        self.fail(Operation::Settle)?;
         if settlements.iter().any(|settlement| settlement.verdict.is_release()) {
             tokio::time::sleep(6 * self.slow).await;
         }
-        match self.fate().await {
-            Fate::Refused => Err((self.error)()),
-            Fate::Unheard => {
+        match self.fault().await {
+            Fault::Failed => Err((self.error)()),
+            Fault::AnswerLost => {
                 self.inner.settle(by, completion, settlements).await?;
                 Err((self.error)())
             }
-            Fate::Fine | Fate::Late => self.inner.settle(by, completion, settlements).await,
+            Fault::None | Fault::Delayed => self.inner.settle(by, completion, settlements).await,
         }
     }
 
@@ -301,7 +302,7 @@ impl Store for Failing {
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        self.fail(Where::Extend)?;
+        self.fail(Operation::Extend)?;
         self.inner.extend(owner, lease, held).await
     }
 
@@ -314,12 +315,12 @@ impl Store for Failing {
     }
 
     async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>> {
-        self.fail(Where::Start)?;
+        self.fail(Operation::Start)?;
         self.inner.count_start(by, id, claim).await
     }
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
-        self.fail(Where::Lead)?;
+        self.fail(Operation::Lead)?;
         self.inner.lead(name, holder, ttl).await
     }
 
@@ -336,8 +337,8 @@ impl Store for Failing {
     }
 
     async fn purge(&self, purge: Purge) -> Result<u64> {
-        self.wait(Where::Purge).await;
-        self.fail(Where::Purge)?;
+        self.wait(Operation::Purge).await;
+        self.fail(Operation::Purge)?;
         self.inner.purge(purge).await
     }
 
@@ -411,7 +412,7 @@ impl Store for Failing {
     }
 
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool> {
-        self.fail(Where::Announce)?;
+        self.fail(Operation::Announce)?;
         self.inner.announce(node, state).await
     }
 
@@ -428,12 +429,12 @@ impl Store for Failing {
     }
 
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
-        self.fail(Where::Watch)?;
+        self.fail(Operation::Watch)?;
         self.inner.watch().await
     }
 
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
-        self.fail(Where::Listen)?;
+        self.fail(Operation::Listen)?;
         self.inner.listen().await
     }
 
@@ -530,7 +531,7 @@ impl LogStore for Failing {
         upto: Option<Position>,
         limit: usize,
     ) -> Result<Vec<Stored>> {
-        self.fail(Where::Read)?;
+        self.fail(Operation::Read)?;
         self.inner_log().read(query, after, upto, limit).await
     }
 
@@ -541,7 +542,7 @@ impl LogStore for Failing {
         limit: usize,
         max_bytes: usize,
     ) -> Result<BoundedRead> {
-        self.fail(Where::Read)?;
+        self.fail(Operation::Read)?;
         self.inner_log().read_bounded(after, upto, limit, max_bytes).await
     }
 
@@ -562,7 +563,7 @@ impl LogStore for Failing {
     }
 
     async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
-        self.fail(Where::Advance)?;
+        self.fail(Operation::Advance)?;
         self.inner_log().advance(frontier).await
     }
 
@@ -590,7 +591,7 @@ impl PairStore for Failing {
     }
 
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
-        self.fail(Where::Lead)?;
+        self.fail(Operation::Lead)?;
         self.inner_log().tend(node, ttl).await
     }
 
@@ -603,7 +604,7 @@ impl PairStore for Failing {
     }
 
     async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
-        self.fail(Where::Save)?;
+        self.fail(Operation::Save)?;
         self.inner_log().save(node, moves).await
     }
 

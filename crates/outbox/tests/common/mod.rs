@@ -1,6 +1,8 @@
-//! What the relay's tests stand on: a database with a table of their own, and a record of what handlers saw.
+//! Shared code of the tests: a database with a table of its own per test, and a record of the calls
+//! of handlers.
 //!
-//! SQLite always; PostgreSQL and MariaDB when `OUTBOX_TEST_POSTGRES` and `OUTBOX_TEST_MARIADB` hold their URLs.
+//! Tests run on SQLite always, and on PostgreSQL and MariaDB when `OUTBOX_TEST_POSTGRES` and
+//! `OUTBOX_TEST_MARIADB` hold their URLs.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
 
@@ -18,33 +20,33 @@ use outbox::{
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
 
-/// Longer than anything here takes: a test that hangs fails instead.
+/// Time limit of one test: a test that hangs fails instead.
 pub const FOREVER: Duration = Duration::from_secs(240);
 
 /// A database that tests run on.
-pub trait Base: Database {
-    /// Where it is; `None` if nobody said.
-    fn place() -> Option<Place>;
+pub trait Backend: Database {
+    /// Location of the database; `None` if no URL is configured.
+    fn location() -> Option<Location>;
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
-    /// Runs a statement of the test's own.
+    /// Runs a statement of the test.
     fn execute_sql(
         conn: &mut Self::Connection,
         sql: &str,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
-    /// Asks for one number.
+    /// Runs a query that returns one number.
     fn number(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = i64> + Send;
 }
 
-/// A URL, and the directory that goes with it.
+/// URL of a database, and the directory of its file.
 #[derive(Debug)]
-pub struct Place {
+pub struct Location {
     url: String,
     _dir: Option<tempfile::TempDir>,
 }
 
-fn server(variable: &str) -> Option<Place> {
+fn server(variable: &str) -> Option<Location> {
     match std::env::var(variable) {
-        Ok(url) => Some(Place { url, _dir: None }),
+        Ok(url) => Some(Location { url, _dir: None }),
         Err(_) => {
             assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{variable} is not set");
             None
@@ -53,10 +55,10 @@ fn server(variable: &str) -> Option<Place> {
 }
 
 macro_rules! base {
-    ($db:ty, $open:ident, $place:expr) => {
-        impl Base for $db {
-            fn place() -> Option<Place> {
-                $place
+    ($db:ty, $open:ident, $location:expr) => {
+        impl Backend for $db {
+            fn location() -> Option<Location> {
+                $location
             }
 
             async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
@@ -69,7 +71,7 @@ macro_rules! base {
             }
 
             async fn number(conn: &mut Self::Connection, sql: &str) -> i64 {
-                // Not prepared: texts that differ every time would push each other out of the cache.
+                // Not prepared: statements that differ every time would evict each other from the cache.
                 let row = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(conn).await.unwrap();
                 sqlx::Row::get(&row, 0)
             }
@@ -80,27 +82,27 @@ macro_rules! base {
 base!(Sqlite, sqlite, {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("outbox.db").to_str().unwrap().to_owned();
-    Some(Place { url, _dir: Some(dir) })
+    Some(Location { url, _dir: Some(dir) })
 });
 base!(Postgres, postgres, server("OUTBOX_TEST_POSTGRES"));
 base!(MySql, mysql, server("OUTBOX_TEST_MARIADB"));
 
-/// An outbox on a table of its own.
+/// An outbox on a table that no other test uses.
 #[derive(Debug)]
-pub struct Bed<DB: Base> {
+pub struct TestDb<DB: Backend> {
     pub outbox: Outbox<DB>,
     pub table: String,
     pub clock: Option<FrozenClock>,
-    place: Arc<Place>,
+    location: Arc<Location>,
 }
 
-impl<DB: Base> Bed<DB> {
-    /// With the tables made; `None` if there is no such database here.
+impl<DB: Backend> TestDb<DB> {
+    /// Creates the tables. Returns `None` if this database is not configured.
     pub async fn new() -> Option<Self> {
         Self::with(|builder| builder).await
     }
 
-    /// With a clock that the test moves.
+    /// Creates the tables, with a clock that the test moves.
     pub async fn frozen() -> Option<Self> {
         Self::frozen_with(|builder| builder).await
     }
@@ -108,21 +110,22 @@ impl<DB: Base> Bed<DB> {
     pub async fn frozen_with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         let clock = FrozenClock::at(chrono::Utc::now());
         let theirs = clock.clone();
-        let mut bed = Self::with(move |builder| set_up(builder.clock(Clock::Frozen(theirs)))).await?;
-        bed.clock = Some(clock);
-        Some(bed)
+        let mut db = Self::with(move |builder| set_up(builder.clock(Clock::Frozen(theirs)))).await?;
+        db.clock = Some(clock);
+        Some(db)
     }
 
     pub async fn with(set_up: impl FnOnce(OutboxBuilder) -> OutboxBuilder) -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let place = DB::place()?;
-        // With the time: a server that is kept may have tables of a process that had this number before.
+        let location = DB::location()?;
+        // The name contains the time: a server that is kept between runs may have tables of an
+        // earlier process with the same process id.
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_millis() & 0xffff_ffff);
         let table = format!("t{now:08x}_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let builder = set_up(OutboxBuilder::new().table(&table).max_connections(4));
-        let outbox = DB::open(builder, &place.url).await.unwrap();
+        let outbox = DB::open(builder, &location.url).await.unwrap();
         outbox.migrate().await.unwrap();
-        Some(Self { outbox, table, clock: None, place: Arc::new(place) })
+        Some(Self { outbox, table, clock: None, location: Arc::new(location) })
     }
 
     /// Another outbox on the same table, as another process would have.
@@ -135,17 +138,17 @@ impl<DB: Base> Bed<DB> {
         if let Some(clock) = &self.clock {
             builder = builder.clock(Clock::Frozen(clock.clone()));
         }
-        let outbox = DB::open(set_up(builder), &self.place.url).await.unwrap();
-        Self { outbox, table: self.table.clone(), clock: self.clock.clone(), place: self.place.clone() }
+        let outbox = DB::open(set_up(builder), &self.location.url).await.unwrap();
+        Self { outbox, table: self.table.clone(), clock: self.clock.clone(), location: self.location.clone() }
     }
 
     pub fn url(&self) -> &str {
-        &self.place.url
+        &self.location.url
     }
 
     /// Moves the frozen clock.
     pub fn advance(&self, by: Duration) {
-        self.clock.as_ref().expect("a frozen bed").advance(by);
+        self.clock.as_ref().expect("TestDb::frozen() was used").advance(by);
     }
 
     pub async fn run(&self, sql: &str) -> Result<u64, sqlx::Error> {
@@ -158,7 +161,7 @@ impl<DB: Base> Bed<DB> {
         DB::number(&mut conn, &sql.replace("{t}", &self.table)).await
     }
 
-    /// How an event stands.
+    /// Returns the stored state of an event.
     pub async fn find(&self, id: &EventId) -> StoredEvent {
         self.outbox.admin().find(id).await.unwrap().expect("the event is there")
     }
@@ -167,7 +170,7 @@ impl<DB: Base> Bed<DB> {
         self.find(id).await.status
     }
 
-    /// How many events are new, retrying, done, dead.
+    /// Counts the events that are new, retrying, done, dead.
     pub async fn tally(&self) -> (u64, u64, u64, u64) {
         let stats = self.outbox.admin().stats().await.unwrap();
         (stats.new, stats.retry, stats.done, stats.dead)
@@ -178,8 +181,9 @@ impl<DB: Base> Bed<DB> {
         self.outbox.send_all(numbers.map(|n| numbered(event_type, n))).await.unwrap()
     }
 
-    /// Waits until the relay that leads a publisher of the log knows what the table says now. The relay
-    /// renews its lease, reads the table after that, and renews again only after it has acted on that.
+    /// Waits until the relay that leads a publisher of the log has acted on the current state of
+    /// the table. The relay renews its lease, reads the table after that, and renews again only
+    /// after it has acted on the rows that it read.
     pub async fn noticed_by_leader(&self, publisher: &str, lease: Duration) {
         for _ in 0..2 {
             self.advance(Duration::from_millis(1));
@@ -193,7 +197,14 @@ impl<DB: Base> Bed<DB> {
         }
     }
 
-    /// Waits until nothing is pending any more, whoever delivers.
+    /// Waits until this many events are due and not leased.
+    pub async fn due(&self, count: u64) {
+        while self.outbox.admin().backlog().await.unwrap().free < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Waits until no event is pending, whichever relay delivers them.
     pub async fn drained(&self) {
         while self.outbox.admin().backlog().await.unwrap().pending > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -206,10 +217,10 @@ pub fn numbered(event_type: &str, number: u64) -> EventBuilder {
     Event::new(event_type).json(&number)
 }
 
-/// What a handler of these tests returns.
-pub type Handling = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send>>;
+/// Future of a test's handler.
+pub type HandlerFuture = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send>>;
 
-/// Holds handlers up until it is opened, for good.
+/// Blocks handlers until it is opened, which is final.
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<Semaphore>);
 
@@ -222,7 +233,7 @@ impl Gate {
         self.0.close();
     }
 
-    /// Lets this many through.
+    /// Lets this many handlers pass.
     pub fn admit(&self, count: usize) {
         self.0.add_permits(count);
     }
@@ -234,7 +245,7 @@ impl Gate {
     }
 }
 
-/// What handlers saw, in order. Clones are the same record.
+/// Record of the calls of handlers, in order. Clones share the record.
 #[derive(Clone, Debug)]
 pub struct Seen(Arc<Inner>);
 
@@ -263,8 +274,8 @@ impl Default for Seen {
 }
 
 impl Seen {
-    /// Notes a call.
-    pub fn note(&self, cx: &Cx) {
+    /// Records a call.
+    pub fn record(&self, cx: &Cx) {
         let call = Call {
             id: cx.id().clone(),
             number: cx.payload().unwrap_or(u64::MAX),
@@ -276,10 +287,11 @@ impl Seen {
         self.0.count.send_modify(|n| *n += 1);
     }
 
-    /// Notes a call that takes this long, and fails the test if the same event is being handled already.
-    pub async fn note_for(&self, cx: &Cx, time: Duration) {
+    /// Records a call that takes this long, and fails the test if the same event is being handled
+    /// already.
+    pub async fn record_for(&self, cx: &Cx, time: Duration) {
         let _running = self.enter(cx);
-        self.note(cx);
+        self.record(cx);
         tokio::time::sleep(time).await;
     }
 
@@ -294,7 +306,7 @@ impl Seen {
         let at_once = running.entry(cx.id().clone()).or_default();
         *at_once += 1;
         if *at_once > 1 {
-            // Seen by the test as one call too many; a panic here would only be retried.
+            // The test sees one call too many; a panic here would only be retried.
             self.0.calls.lock().unwrap().push(Call {
                 id: cx.id().clone(),
                 number: u64::MAX - 1,
@@ -307,44 +319,44 @@ impl Seen {
         Leave(self.clone(), cx.id().clone())
     }
 
-    /// A handler that notes what it sees.
-    pub fn handler(&self) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
-        self.says(|_| Ok(Outcome::Done))
+    /// A handler that records its calls.
+    pub fn handler(&self) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
+        self.returning(|_| Ok(Outcome::Done))
     }
 
-    /// A handler that notes what it sees, and takes this long.
-    pub fn taking(&self, time: Duration) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+    /// A handler that records its calls and takes this long.
+    pub fn taking(&self, time: Duration) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
         let seen = self.clone();
         move |cx| {
             let seen = seen.clone();
             Box::pin(async move {
-                seen.note_for(&cx, time).await;
+                seen.record_for(&cx, time).await;
                 Ok(Outcome::Done)
             })
         }
     }
 
-    /// A handler that notes what it sees, and says this.
-    pub fn says(
+    /// A handler that records its calls and returns the result of this function.
+    pub fn returning(
         &self,
-        say: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static,
-    ) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+        result: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static,
+    ) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
         let seen = self.clone();
         move |cx| {
-            seen.note(&cx);
-            let said = say(&cx);
-            Box::pin(async move { said })
+            seen.record(&cx);
+            let returned = result(&cx);
+            Box::pin(async move { returned })
         }
     }
 
-    /// A handler that notes what it sees, and waits until the gate is opened.
-    pub fn behind(&self, gate: &Gate) -> impl Fn(Cx) -> Handling + Send + Sync + 'static {
+    /// A handler that records its calls and waits until the gate is opened.
+    pub fn behind(&self, gate: &Gate) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
         let (seen, gate) = (self.clone(), gate.clone());
         move |cx| {
             let (seen, gate) = (seen.clone(), gate.clone());
             Box::pin(async move {
                 let _running = seen.enter(&cx);
-                seen.note(&cx);
+                seen.record(&cx);
                 gate.pass().await;
                 Ok(Outcome::Done)
             })
@@ -374,13 +386,13 @@ impl Seen {
         self.calls().iter().map(|call| call.attempt).collect()
     }
 
-    /// What was seen of a key, in order.
+    /// Numbers of the events of a key, in the order of their calls.
     pub fn of_key(&self, key: &str) -> Vec<u64> {
         let calls = self.calls();
         calls.iter().filter(|call| call.key.as_deref() == Some(key)).map(|call| call.number).collect()
     }
 
-    /// Each of these numbers was seen once, and nothing else.
+    /// Asserts that each of these numbers was handled once, and no other number.
     pub fn assert_each_once(&self, numbers: std::ops::Range<u64>) {
         let mut seen = self.numbers();
         seen.sort_unstable();
@@ -397,45 +409,45 @@ impl Seen {
     }
 }
 
-/// A test that hangs fails.
+/// Fails a test that hangs.
 pub async fn in_time<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(FOREVER, test).await.expect("the test hangs")
 }
 
-/// One sentence, told of every database. `frozen` gives it a clock that stands still.
+/// Defines a test for each database. `frozen` gives it a clock that the test moves.
 #[macro_export]
 macro_rules! on_every_database {
-    ($($(#[$doc:meta])* async fn $name:ident($($frozen:ident)? |$bed:ident|) $body:block)*) => {$(
+    ($($(#[$doc:meta])* async fn $name:ident($($frozen:ident)? |$test_db:ident|) $body:block)*) => {$(
         $(#[$doc])*
         mod $name {
-            #[allow(unused_imports, reason = "not every sentence needs everything")]
+            #[allow(unused_imports, reason = "not every test needs everything")]
             use super::*;
-            use $crate::bed::{Base, Bed, in_time};
+            use $crate::common::{Backend, TestDb, in_time};
 
-            async fn sentence<DB: Base>($bed: Bed<DB>) $body
+            async fn sentence<DB: Backend>($test_db: TestDb<DB>) $body
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sqlite() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::Sqlite, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::Sqlite, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn postgres() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::Postgres, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::Postgres, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn mariadb() {
-                if let Some(bed) = $crate::on_every_database!(@new sqlx::MySql, $($frozen)?) {
-                    in_time(sentence(bed)).await;
+                if let Some(db) = $crate::on_every_database!(@new sqlx::MySql, $($frozen)?) {
+                    in_time(sentence(db)).await;
                 }
             }
         }
     )*};
-    (@new $db:ty, frozen) => { Bed::<$db>::frozen().await };
-    (@new $db:ty,) => { Bed::<$db>::new().await };
+    (@new $db:ty, frozen) => { TestDb::<$db>::frozen().await };
+    (@new $db:ty,) => { TestDb::<$db>::new().await };
 }

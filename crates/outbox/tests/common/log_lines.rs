@@ -1,17 +1,17 @@
-//! Log lines, kept to be looked at.
+//! Captures log lines for assertions.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// Keeps every log line.
+/// Captures every log line.
 #[derive(Clone, Default)]
-pub struct Lines(Arc<Mutex<Vec<u8>>>);
+pub struct LogLines(Arc<Mutex<Vec<u8>>>);
 
-impl Lines {
-    /// From now on, in the whole process.
-    pub fn keep(level: LevelFilter) -> Self {
+impl LogLines {
+    /// Captures log lines from now on, in the whole process.
+    pub fn capture(level: LevelFilter) -> Self {
         let lines = Self::default();
         let writer = lines.clone();
         tracing_subscriber::fmt()
@@ -22,13 +22,13 @@ impl Lines {
         lines
     }
 
-    /// All of them.
+    /// All captured lines.
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
 
-impl io::Write for Lines {
+impl io::Write for LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(line)
     }

@@ -1,11 +1,11 @@
-//! What people see of relays at work: attempts that failed, and what was counted.
+//! Data of the administration pages: attempts that failed, and counters of running relays.
 
-mod bed;
+mod common;
 
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bed::{Base, FOREVER, numbered};
+use common::{Backend, FOREVER, numbered};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
     Backoff, Cx, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher, PurgeSettings,
@@ -16,26 +16,26 @@ const MS: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Numbers, which of them were fatal, and why.
-fn told(attempts: &[Attempt]) -> Vec<(u32, bool, &str)> {
+/// Number, fatality and error of each attempt.
+fn summary(attempts: &[Attempt]) -> Vec<(u32, bool, &str)> {
     attempts.iter().map(|attempt| (attempt.number, attempt.fatal, attempt.error.as_str())).collect()
 }
 
-/// Fails in its transaction.
-struct InVain;
+/// A handler that fails in its transaction.
+struct FailsInTx;
 
 #[async_trait]
-impl<DB: Base> TxHandler<DB> for InVain {
+impl<DB: Backend> TxHandler<DB> for FailsInTx {
     async fn handle(&self, _: Cx, _: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         Err(Failure::retry("rolled back"))
     }
 }
 
-/// Takes nothing.
-struct Full;
+/// A publisher that fails every batch.
+struct FullDisk;
 
 #[async_trait]
-impl Publisher for Full {
+impl Publisher for FullDisk {
     fn name(&self) -> &'static str {
         "full"
     }
@@ -46,18 +46,18 @@ impl Publisher for Full {
 }
 
 on_every_database! {
-    /// Handlers with and without a transaction, publishers, and what never reaches one.
-    async fn every_way_to_fail_leaves_an_attempt(|bed|) {
+    /// Handlers with and without a transaction, publishers, and events that never reach either.
+    async fn every_way_to_fail_leaves_an_attempt(|db|) {
         let (now, hour) = (chrono::Utc::now(), chrono::Duration::hours(1));
         let sent = [
-            numbered("fails", 1), numbered("dies", 1), numbered("in vain", 1), numbered("published", 1),
-            numbered("nobody's", 1), numbered("late", 1).occurred_at(now - hour * 2).expires_at(now - hour),
+            numbered("fails", 1), numbered("dies", 1), numbered("fails in tx", 1), numbered("published", 1),
+            numbered("unrouted", 1), numbered("late", 1).occurred_at(now - hour * 2).expires_at(now - hour),
             numbered("fine", 1),
         ];
-        let ids = bed.outbox.send_all(sent).await.unwrap();
+        let ids = db.outbox.send_all(sent).await.unwrap();
         let undecodable = EventId::from("undecodable");
-        bed.run("INSERT INTO {t} (event_id, event_type, payload, headers) VALUES ('undecodable', 'fine', '7', '[1]')").await.unwrap();
-        for (mode, relay) in [("one", bed.outbox.single_node()), ("many", bed.outbox.multi_node())] {
+        db.run("INSERT INTO {t} (event_id, event_type, payload, headers) VALUES ('undecodable', 'fine', '7', '[1]')").await.unwrap();
+        for (mode, relay) in [("one", db.outbox.single_node()), ("many", db.outbox.multi_node())] {
             let relay = relay
                 .node(mode)
                 .unrouted(Unrouted::Dead)
@@ -66,14 +66,14 @@ on_every_database! {
                 .on_type("dies", async |_: Cx| Err::<(), _>(Failure::dead("never")))
                 .on_type("late", async |_: Cx| {})
                 .on_type("fine", async |_: Cx| {})
-                .tx_handler::<DB>(outbox::GLOBAL, "in vain", InVain)
-                .forward(["published"], Full)
+                .tx_handler::<DB>(outbox::GLOBAL, "fails in tx", FailsInTx)
+                .forward(["published"], FullDisk)
                 .start().await.unwrap();
-            while bed.tally().await.3 < 7 {
+            while db.tally().await.3 < 7 {
                 relay.idle().await.unwrap();
             }
             relay.stop().await.unwrap();
-            let admin = bed.outbox.admin();
+            let admin = db.outbox.admin();
             let expected: [&[(u32, bool, &str)]; 7] = [
                 &[(1, false, "<b>not now</b>"), (2, true, "<b>not now</b>")],
                 &[(0, true, "never")],
@@ -86,25 +86,25 @@ on_every_database! {
             for (id, expected) in ids.iter().zip(expected) {
                 let attempts = admin.attempts(id, 100).await.unwrap();
                 if *id == ids[4] {
-                    assert!(attempts[0].fatal && attempts[0].error.contains("nobody's"), "{attempts:?}");
+                    assert!(attempts[0].fatal && attempts[0].error.contains("unrouted"), "{attempts:?}");
                 } else {
-                    assert_eq!(told(&attempts), expected, "{mode}: {id}");
+                    assert_eq!(summary(&attempts), expected, "{mode}: {id}");
                 }
                 assert!(attempts.iter().all(|a| a.node.as_str().starts_with(mode)), "{attempts:?}");
             }
             let attempts = admin.attempts(&undecodable, 100).await.unwrap();
             assert!(attempts.len() == 1 && attempts[0].error.starts_with("cannot be decoded"), "{attempts:?}");
-            // Once more, from the beginning.
+            // Replay everything for the next mode.
             assert_eq!(admin.replay_all(&Default::default(), 100).await.unwrap(), 7);
-            bed.run("UPDATE {t} SET expires_at = created_at WHERE event_type = 'late'").await.unwrap();
-            bed.run("DELETE FROM {t}_attempt").await.unwrap();
+            db.run("UPDATE {t} SET expires_at = created_at WHERE event_type = 'late'").await.unwrap();
+            db.run("DELETE FROM {t}_attempt").await.unwrap();
         }
     }
 
-    /// By people who run no relay.
-    async fn what_fails_in_the_work_queue_leaves_an_attempt(|bed|) {
-        let (queue, me) = (bed.outbox.queue(), NodeId::from("me"));
-        bed.write("e", 0..4).await;
+    /// Clients of the work queue run no relay.
+    async fn a_failure_in_the_work_queue_leaves_an_attempt(|db|) {
+        let (queue, me) = (db.outbox.queue(), NodeId::from("me"));
+        db.write("e", 0..4).await;
         let items = queue.claim(&me, LEASE, 10).await.unwrap();
         queue.ack(&me, [items[0].id()]).await.unwrap();
         queue.abandon(&me, [items[1].id()], "again").await.unwrap();
@@ -112,16 +112,16 @@ on_every_database! {
         queue.release(&me, [items[3].id()]).await.unwrap();
         let expected: [&[(u32, bool, &str)]; 4] = [&[], &[(1, false, "again")], &[(0, true, "never")], &[]];
         for (item, expected) in items.iter().zip(expected) {
-            let attempts = bed.outbox.admin().attempts(item.event().id(), 10).await.unwrap();
-            assert_eq!(told(&attempts), expected);
+            let attempts = db.outbox.admin().attempts(item.event().id(), 10).await.unwrap();
+            assert_eq!(summary(&attempts), expected);
             assert!(attempts.iter().all(|attempt| attempt.node == me));
         }
     }
 
-    /// Long before it would say again that it runs.
-    async fn a_relay_says_what_it_has_settled(|bed|) {
+    /// The counters are stored long before the next heartbeat.
+    async fn a_relay_reports_what_it_has_settled(|db|) {
         let began = Instant::now();
-        let relay = bed.outbox.ordered()
+        let relay = db.outbox.ordered()
             .presence(DAY)
             .retry(Backoff::default().base(MS).max(MS).max_attempts(3))
             .on_dead(OnDead::Skip)
@@ -133,11 +133,11 @@ on_every_database! {
                 Ok::<_, Failure>(Outcome::Done)
             })
             .start().await.unwrap();
-        bed.write("fine", 0..40).await;
-        bed.write("fails", 0..2).await;
-        bed.write("later", 0..3).await;
-        let said = loop {
-            let nodes: Vec<Node> = bed.outbox.admin().nodes().await.unwrap();
+        db.write("fine", 0..40).await;
+        db.write("fails", 0..2).await;
+        db.write("later", 0..3).await;
+        let reported = loop {
+            let nodes: Vec<Node> = db.outbox.admin().nodes().await.unwrap();
             let node = nodes.into_iter().find(|node| node.node == *relay.node());
             let counts = node.as_ref().map(|node| node.state.counts.clone()).unwrap_or_default();
             if let Some(node) = node.filter(|_| counts.delivered == 42 && counts.dead == 2) {
@@ -145,9 +145,9 @@ on_every_database! {
             }
             tokio::time::sleep(20 * MS).await;
         };
-        assert!(began.elapsed() < FOREVER, "it did not wait to be asked");
-        assert_eq!(said.state.on_dead, OnDead::Skip);
-        let counts = said.state.counts;
+        assert!(began.elapsed() < FOREVER, "the counters were stored without a heartbeat");
+        assert_eq!(reported.state.on_dead, OnDead::Skip);
+        let counts = reported.state.counts;
         assert_eq!((counts.failed, counts.deferred), (4, 1));
         assert_eq!(counts.latency.iter().sum::<u64>(), 42);
         let of = |name: &str| {
@@ -156,24 +156,24 @@ on_every_database! {
         };
         assert_eq!((of("fine"), of("fails"), of("later")), ((40, 0, 0), (0, 4, 2), (2, 0, 0)));
         relay.stop().await.unwrap();
-        assert!(bed.outbox.admin().nodes().await.unwrap().is_empty());
+        assert!(db.outbox.admin().nodes().await.unwrap().is_empty());
     }
 
-    /// After thirty days, by itself or when somebody purges.
-    async fn old_attempts_are_purged(frozen |bed|) {
-        let admin = bed.outbox.admin();
+    /// After thirty days, by the relay or by `Admin::purge`.
+    async fn old_attempts_are_purged(frozen |db|) {
+        let admin = db.outbox.admin();
         for by_relay in [true, false] {
-            let id = bed.write("nobody's", 0..1).await.remove(0);
-            let relay = bed.outbox.single_node().unrouted(Unrouted::Dead).no_purge().start().await.unwrap();
+            let id = db.write("unrouted", 0..1).await.remove(0);
+            let relay = db.outbox.single_node().unrouted(Unrouted::Dead).no_purge().start().await.unwrap();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();
-            bed.advance(29 * DAY);
+            db.advance(29 * DAY);
             admin.purge(100 * DAY).await.unwrap();
             assert_eq!(admin.attempts(&id, 10).await.unwrap().len(), 1);
-            bed.advance(2 * DAY);
+            db.advance(2 * DAY);
             if by_relay {
                 let purge = PurgeSettings::default().every(5 * MS).retention(100 * DAY);
-                let relay = bed.outbox.single_node().purge(purge).start().await.unwrap();
+                let relay = db.outbox.single_node().purge(purge).start().await.unwrap();
                 while !admin.attempts(&id, 10).await.unwrap().is_empty() {
                     tokio::time::sleep(5 * MS).await;
                 }

@@ -1,8 +1,9 @@
 //! The databases that integration tests run on.
 //!
-//! SQLite is always there. The servers are named by environment variables, as `cargo xtask test` sets them:
-//! `OUTBOX_TEST_POSTGRES`, `OUTBOX_TEST_MARIADB`, `OUTBOX_TEST_MYSQL`. Without one, its tests say that they were
-//! left out and pass; with `OUTBOX_TEST_REQUIRE=1` a missing PostgreSQL or MariaDB is a failure.
+//! SQLite is always available. Environment variables name the servers, as `cargo xtask test` sets
+//! them: `OUTBOX_TEST_POSTGRES`, `OUTBOX_TEST_MARIADB`, `OUTBOX_TEST_MYSQL`. Tests of a server
+//! without a URL print that they were skipped and pass; with `OUTBOX_TEST_REQUIRE=1` a missing
+//! PostgreSQL or MariaDB is a failure.
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
 use std::collections::HashSet;
@@ -14,50 +15,50 @@ use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
 use outbox::{Clock, SqlStore, StoreOptions, open_store};
 
-/// The URL of the PostgreSQL to test on.
+/// URL of the PostgreSQL to test on.
 pub fn postgres_url() -> Option<String> {
     server("PostgreSQL", "OUTBOX_TEST_POSTGRES", true)
 }
 
-/// The URL of the MariaDB to test on.
+/// URL of the MariaDB to test on.
 pub fn mariadb_url() -> Option<String> {
     server("MariaDB", "OUTBOX_TEST_MARIADB", true)
 }
 
-/// The URL of the MySQL to test on. Never required: it takes long to get.
+/// URL of the MySQL to test on. Never required: MySQL takes long to download.
 pub fn mysql_url() -> Option<String> {
     server("MySQL", "OUTBOX_TEST_MYSQL", false)
 }
 
 fn server(name: &str, variable: &str, required: bool) -> Option<String> {
-    static SAID: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    static REPORTED: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
     if let Some(url) = std::env::var(variable).ok().filter(|url| !url.is_empty()) {
         return Some(url);
     }
     let require = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|v| v == "1");
     assert!(!(required && require), "{name} is required, but {variable} is not set");
-    if SAID.lock().unwrap().insert(variable.to_owned()) {
-        // Not println!: the test runner keeps that to itself when a test passes.
+    if REPORTED.lock().unwrap().insert(variable.to_owned()) {
+        // Not `println!`: the test runner captures that when a test passes.
         let _ = std::io::Write::write_fmt(
             &mut std::io::stderr(),
-            format_args!("left out: tests on {name}, because {variable} is not set\n"),
+            format_args!("skipped: tests on {name}, because {variable} is not set\n"),
         );
     }
     None
 }
 
-/// A table name that no other test has, in this run or another on the same server.
+/// A table name that no other test uses, in this run or another on the same server.
 pub fn unique_table() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_millis() & 0xffff_ffff);
     format!("t{started:08x}_{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// This test binary as another process, which plays a part until it is told to stop.
-pub struct Player(std::process::Child);
+/// This test binary as a child process, which plays a role until it is told to stop.
+pub struct ChildProcess(std::process::Child);
 
-impl Player {
-    /// `test` is the test that plays the part when it finds these variables.
+impl ChildProcess {
+    /// `test` is the test that plays the role when these variables are set.
     pub fn start(test: &str, variables: &[(&str, &std::ffi::OsStr)]) -> Self {
         use std::process::{Command, Stdio};
         let child = Command::new(std::env::current_exe().unwrap())
@@ -69,27 +70,27 @@ impl Player {
         Self(child.unwrap())
     }
 
-    /// Ends it on the spot.
+    /// Kills the process.
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    /// Closes its standard input, which it takes as the word to stop.
+    /// Closes the standard input of the process, which tells the process to stop.
     pub fn stop(mut self) {
         drop(self.0.stdin.take());
-        assert!(self.0.wait().unwrap().success(), "it stops cleanly");
+        assert!(self.0.wait().unwrap().success(), "the process stops cleanly");
     }
 }
 
-/// An outbox of its own in some database. Its tables are not made yet, and stay after the test: the servers are
-/// thrown away.
-pub struct Place {
+/// A database and the name of an outbox's table in it. The tables are not created yet, and are not
+/// dropped after the test: the servers are temporary.
+pub struct DatabaseHarness {
     pub database: Database,
     pub table: String,
 }
 
-/// Which database, and how to get to it.
+/// The database, and how to connect to it.
 pub enum Database {
     SqliteFile {
         url: String,
@@ -102,7 +103,7 @@ pub enum Database {
     MySql(String),
 }
 
-impl Place {
+impl DatabaseHarness {
     fn new(database: Database) -> Self {
         Self { database, table: unique_table() }
     }
@@ -139,7 +140,8 @@ impl Place {
         Some(Self::new(Database::MySql(mysql_url()?)))
     }
 
-    /// Where to connect to. `None`: a database in memory, which only [`store`](Place::store) can reach.
+    /// URL to connect to; `None` for a database in memory, which only
+    /// [`store`](DatabaseHarness::store) can reach.
     pub fn url(&self) -> Option<&str> {
         match &self.database {
             Database::SqliteFile { url, .. } => Some(url),
@@ -155,7 +157,7 @@ impl Place {
         StoreOptions::default().table(&self.table)
     }
 
-    /// The store of this place, not migrated.
+    /// The store on this table, not migrated.
     pub async fn store(&self, options: StoreOptions) -> SharedStore {
         match &self.database {
             Database::SqliteMemory(pool) => SqlStore::beside(pool, &options).unwrap().shared(),
@@ -163,7 +165,7 @@ impl Place {
         }
     }
 
-    /// Runs statements of which nobody wants the answer.
+    /// Runs statements and ignores their results.
     pub async fn run(&self, sql: &str) {
         use sqlx::Connection as _;
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
@@ -191,7 +193,7 @@ impl Place {
 }
 
 #[async_trait]
-impl Harness for Place {
+impl Harness for DatabaseHarness {
     async fn connect(&self, clock: Clock) -> SharedStore {
         self.store(self.options().clock(clock)).await
     }
@@ -209,27 +211,27 @@ impl Harness for Place {
     }
 }
 
-/// Makes a test of each function, on each database: `on_every_database!(a_case, another_case);` where a case is
-/// `async fn a_case(place: Place)`.
+/// Defines a test of each function on each database: `on_every_database!(a_case, another_case);`
+/// where a case is `async fn a_case(harness: DatabaseHarness)`.
 #[macro_export]
 macro_rules! on_every_database {
     ($($case:ident),+ $(,)?) => {
-        $crate::on_every_database!(@place sqlite_file; $($case)+);
-        $crate::on_every_database!(@place sqlite_memory; $($case)+);
+        $crate::on_every_database!(@database sqlite_file; $($case)+);
+        $crate::on_every_database!(@database sqlite_memory; $($case)+);
         #[cfg(feature = "postgres")]
-        $crate::on_every_database!(@place postgres; $($case)+);
+        $crate::on_every_database!(@database postgres; $($case)+);
         #[cfg(feature = "mysql")]
-        $crate::on_every_database!(@place mariadb; $($case)+);
+        $crate::on_every_database!(@database mariadb; $($case)+);
         #[cfg(feature = "mysql")]
-        $crate::on_every_database!(@place mysql; $($case)+);
+        $crate::on_every_database!(@database mysql; $($case)+);
     };
-    (@place $place:ident; $($case:ident)+) => {
-        mod $place {
+    (@database $database:ident; $($case:ident)+) => {
+        mod $database {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    if let Some(place) = $crate::support::Place::$place().await {
-                        super::$case(place).await;
+                    if let Some(harness) = $crate::harness::DatabaseHarness::$database().await {
+                        super::$case(harness).await;
                     }
                 }
             )+
