@@ -1,8 +1,10 @@
-//! Where the events of the queue go: a publisher behind a gate, and routers that choose between several.
+//! Destinations of queue events: a publisher behind a circuit breaker, and routers that choose
+//! between several.
 //!
-//! The gate is a circuit breaker. It is shut while the destination is unavailable: then nothing is taken for it, no attempt
-//! is counted, and events for other destinations go on. Only a delivery opens it again: once the publisher says that it is
-//! [healthy](Publisher::health), the gate is half open, and one event is sent as a probe.
+//! The breaker is open while the destination is unavailable: then no events are taken for it, no
+//! attempt is counted, and events for other destinations are delivered. Only a delivery closes it
+//! again: once the publisher is [healthy](Publisher::health), the breaker is half open, and one
+//! event is sent as a probe.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +22,8 @@ use crate::log::Publisher;
 use crate::retry::RetryPolicy;
 use crate::store::Routed;
 
-/// The pause before a destination is asked again, after the first failure and at most. Doubles with each failed probe.
+/// The pause before the next health check, after the first failure and at most. Doubles with each
+/// failed probe.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// The longest pause between two calls of [`Publisher::health`], which cost the database nothing.
@@ -29,14 +32,15 @@ const HEALTH_PAUSE: Duration = Duration::from_secs(5);
 /// Time limit of one call of [`Publisher::health`].
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a destination may be unavailable to one event, while it takes others, before that counts as an attempt.
+/// How often a destination may be unavailable to one event, while it accepts others, before that
+/// counts as an attempt.
 const UNCOUNTED: u32 = 3;
 
 /// For how many events [`UNCOUNTED`] is tracked.
 const TRACKED: usize = 10_000;
 
-/// A publisher of the queue's events, and how failures are retried. Cheap to clone; clones share the connection and know
-/// together whether it is [available](Destination::outage).
+/// A publisher of queue events, with a retry policy. Cheap to clone; clones share the connection
+/// and its [availability](Destination::outage).
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,30 +58,31 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Events go to this publisher, in batches.
+    /// Sends events to this publisher, in batches.
     pub fn new(publisher: impl Publisher) -> Self {
         Self { gate: Arc::new(Gate::new(Arc::new(publisher))), retry: None }
     }
 
-    /// Retries failures by a policy of its own. If not set, the relay's [own policy](crate::RelayBuilder::retry) applies
-    /// if there is one, and [`Backoff::publishing`](crate::Backoff::publishing) otherwise: about a day. An outage of the
+    /// Sets a retry policy of its own. If not set, the relay's [own
+    /// policy](crate::RelayBuilder::retry) applies if there is one, and
+    /// [`Backoff::publishing`](crate::Backoff::publishing) otherwise: about a day. An outage of the
     /// destination is not a failure of any event.
     pub fn retry(mut self, policy: impl RetryPolicy) -> Self {
         self.retry = Some(Arc::new(policy));
         self
     }
 
-    /// What its publisher is called.
+    /// The name of its publisher.
     pub fn name(&self) -> &str {
         self.gate.publisher.name()
     }
 
-    /// Since when, and why, it is not available.
+    /// The current outage: since when, and why.
     pub fn outage(&self) -> Option<Outage> {
         self.gate.outage()
     }
 
-    /// Whether both share a connection and a gate.
+    /// Whether both share a connection and a circuit breaker.
     pub fn is_same(&self, other: &Destination) -> bool {
         Arc::ptr_eq(&self.gate, &other.gate)
     }
@@ -100,11 +105,11 @@ impl fmt::Debug for Destination {
 pub struct Outage {
     /// Since when.
     pub since: DateTime<Utc>,
-    /// Why, for people.
+    /// The reason, for operators.
     pub reason: String,
 }
 
-/// Chooses where an event goes. Pure, and quick: it is asked for every event.
+/// Chooses the destination of an event. Must be pure and fast: it is called for every event.
 ///
 /// ```
 /// use outbox::{Destination, Event, Router};
@@ -118,18 +123,20 @@ pub struct Outage {
 /// }
 /// ```
 pub trait Router: Send + Sync + 'static {
-    /// Where this event goes; `None`: nowhere, as an event that has no handler.
+    /// The destination of this event; `None`: no destination, as an event that has no handler.
     fn route(&self, event: &Event) -> Option<Destination>;
 
-    /// Where *all* events of a type go, whatever else they have; `None` if that depends. During an outage events of
-    /// such a type stay where they are; others are put off one by one.
+    /// The destination of *all* events of a type, whatever their other fields; `None` if it depends
+    /// on them. During an outage events of such a type stay in the table; others are snoozed one by
+    /// one.
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
         let _ = event_type;
         None
     }
 
-    /// Which events it may send anywhere, by their types; `None` if any. A relay that [leaves](crate::Unrouted::Leave) events
-    /// without a route to others takes only these. Asked at each poll: the answer may change.
+    /// The events that may have a destination, by their types; `None` if any may. A relay that
+    /// [leaves](crate::Unrouted::Leave) events without a route to others takes only these. Called
+    /// at each poll: the answer may change.
     fn routed(&self) -> Option<Arc<Routed>> {
         None
     }
@@ -149,7 +156,7 @@ impl<R: Router + ?Sized> Router for Arc<R> {
     }
 }
 
-/// Everything goes to one destination.
+/// Sends all events to one destination.
 impl Router for Destination {
     fn route(&self, _: &Event) -> Option<Destination> {
         Some(self.clone())
@@ -160,10 +167,10 @@ impl Router for Destination {
     }
 }
 
-/// Decides whether events are sent to a destination.
+/// Circuit breaker: decides whether events are sent to a destination.
 pub(crate) struct Gate {
     pub(crate) publisher: Arc<dyn Publisher>,
-    /// Tells this destination from the others of the process.
+    /// Identifies the destination within the process.
     pub(crate) id: u64,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
@@ -173,26 +180,29 @@ pub(crate) struct Gate {
 pub(crate) enum Phase {
     /// Events are sent.
     Open,
-    /// Nothing is sent until the publisher is healthy.
+    /// No event is sent until the publisher is healthy.
     Shut,
-    /// The publisher is healthy: one event may be sent as a probe. Each time has another number.
+    /// The publisher is healthy: one event may be sent as a probe. Each half-open phase has a
+    /// number of its own.
     HalfOpen(u64),
 }
 
 #[derive(Default)]
 struct State {
     outage: Option<Outage>,
-    /// Outages and failed probes. Each batch that is published while the gate is open takes one off.
+    /// Outages and failed probes. Each batch that is published while the breaker is closed
+    /// subtracts one.
     failures: u32,
     half_opened: u64,
-    /// Whether a probe is under way.
+    /// Whether a probe is running.
     probing: bool,
     /// How many batches were published, in whole or in part.
     published: u64,
     uncounted: HashMap<EventId, Uncounted>,
 }
 
-/// How often the destination was unavailable to an event, and how many batches had been published by then.
+/// How often the destination was unavailable to an event, and how many batches had been published
+/// by then.
 struct Uncounted {
     times: u32,
     published: u64,
@@ -216,7 +226,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no one panics while holding this lock")
+        self.state.lock().expect("no code panics while it holds this lock")
     }
 
     pub(crate) fn outage(&self) -> Option<Outage> {
@@ -232,7 +242,7 @@ impl Gate {
         *self.phase.borrow() != Phase::Open
     }
 
-    /// The number of the half-open phase, if no probe is under way in it.
+    /// The number of the half-open phase, if no probe is running in it.
     pub(crate) fn wants_probe(&self) -> Option<u64> {
         let state = self.state();
         match *self.phase.borrow() {
@@ -241,12 +251,12 @@ impl Gate {
         }
     }
 
-    /// Follows the phases.
+    /// Subscribes to changes of the phase.
     pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
 
-    /// Decides about one batch.
+    /// Decides whether one batch may be sent.
     pub(crate) fn admit(self: &Arc<Self>) -> Admission {
         let mut state = self.state();
         match *self.phase.borrow() {
@@ -259,7 +269,7 @@ impl Gate {
         }
     }
 
-    /// A delivery found the destination unavailable.
+    /// Opens the breaker: a delivery found the destination unavailable.
     pub(crate) fn shut(self: &Arc<Self>, reason: &str) {
         let mut state = self.state();
         if let Some(outage) = &mut state.outage {
@@ -279,7 +289,8 @@ impl Gate {
         tokio::spawn(watch_health(Arc::downgrade(self), pause));
     }
 
-    /// Something was published. That does not open a gate that was shut meanwhile: a probe does.
+    /// Records a published batch. That does not close a breaker that has opened meanwhile: only a
+    /// probe does.
     pub(crate) fn works(&self) {
         let mut state = self.state();
         state.published = state.published.wrapping_add(1);
@@ -288,7 +299,7 @@ impl Gate {
         }
     }
 
-    /// These events are done with.
+    /// Forgets events that were published.
     pub(crate) fn forget<'a>(&self, ids: impl Iterator<Item = &'a EventId>) {
         let mut state = self.state();
         if !state.uncounted.is_empty() {
@@ -298,8 +309,8 @@ impl Gate {
         }
     }
 
-    /// Whether the destination was unavailable more than once when this event was sent, while it took others: then the event
-    /// is sent alone.
+    /// Whether the destination was unavailable more than once when this event was sent, while it
+    /// accepted others: then the event is sent alone.
     pub(crate) fn suspects(&self, id: &EventId) -> bool {
         self.state().uncounted.get(id).is_some_and(|known| known.times > 1)
     }
@@ -309,8 +320,9 @@ impl Gate {
         self.state().uncounted.values().any(|known| known.times > 1)
     }
 
-    /// The destination was unavailable when this event was sent. True if that happened often while other events were
-    /// published, and the event was `alone`: then it is the event's failure.
+    /// Records that the destination was unavailable when this event was sent. True if that happened
+    /// often while other events were published, and the event was sent `alone`: then it is the
+    /// event's failure.
     pub(crate) fn blames(&self, id: &EventId, alone: bool) -> bool {
         let mut state = self.state();
         let published = state.published;
@@ -334,7 +346,7 @@ impl Gate {
         }
     }
 
-    /// A call of [`Publisher::health`] failed.
+    /// Records the reason of a failed call of [`Publisher::health`].
     fn still_unavailable(&self, reason: &str) {
         if let Some(outage) = &mut self.state().outage {
             reason.clone_into(&mut outage.reason);
@@ -348,8 +360,8 @@ impl Gate {
     }
 }
 
-/// The right to send one event to a destination that may be available again. Dropped without a result, another event may be
-/// the probe.
+/// The right to send one event to a destination that may be available again. If dropped without a
+/// result, another event may be the probe.
 pub(crate) struct Probe {
     gate: Arc<Gate>,
 }
@@ -377,7 +389,7 @@ impl Probe {
         self.again(pause_after(state.failures), state);
     }
 
-    /// The destination refused this event. Another one may fare better.
+    /// The destination refused this event. Another one may be accepted.
     pub(crate) fn refused(self) {
         self.again(PAUSE.0, self.gate.state());
     }
@@ -385,7 +397,7 @@ impl Probe {
     fn again(&self, pause: Duration, state: MutexGuard<'_, State>) {
         self.gate.phase.send_replace(Phase::Shut);
         drop(state);
-        tracing::debug!(destination = self.gate.publisher.name(), ?pause, "probe failed: its events wait on");
+        tracing::debug!(destination = self.gate.publisher.name(), ?pause, "probe failed: events of the destination keep waiting");
         tokio::spawn(watch_health(Arc::downgrade(&self.gate), pause));
     }
 }
@@ -396,7 +408,7 @@ impl Drop for Probe {
     }
 }
 
-/// The pause after so many failures in a row, before jitter.
+/// The pause after so many consecutive failures, before jitter.
 fn pause_after(failures: u32) -> Duration {
     PAUSE.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE.1)
 }
@@ -459,7 +471,8 @@ mod tests {
         let _ = gate.phases().wait_for(|phase| matches!(phase, Phase::HalfOpen(_))).await;
     }
 
-    /// A healthy publisher half opens the gate; one probe at a time goes through; its success opens the gate.
+    /// A healthy publisher half opens the breaker; one probe is sent at a time; its success closes
+    /// the breaker.
     #[tokio::test]
     async fn only_the_success_of_one_probe_opens_a_gate() {
         let moody = Arc::new(Moody::default());
@@ -496,7 +509,7 @@ mod tests {
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 30_000, 30_000, 30_000]);
     }
 
-    /// Of an event that others pass by. During a real outage nothing is published, and no event is to blame.
+    /// During a real outage nothing is published, and no event is the cause.
     #[tokio::test]
     async fn an_event_that_others_pass_by_is_blamed_in_the_end() {
         let gate = Destination::new(Moody::default()).gate;

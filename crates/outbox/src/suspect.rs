@@ -1,10 +1,11 @@
-//! Events whose holder vanished: any of them may be what made it vanish.
+//! Suspects: events whose holder vanished. Any of them may have crashed it.
 //!
-//! They are counted before they are handled again. One that is started again and again without ever coming to an end
-//! is buried, so that it cannot take down one process after another for ever.
+//! The database counts each start of a suspect before the suspect is handled. One that is started
+//! several times and never finishes is dead-lettered, so that it cannot crash one process after
+//! another for ever.
 //!
-//! A process that vanishes leaves many behind, of which one at most is to blame. So they run together at first, each counted;
-//! those that are still there when that was the end of a process too run one at a time.
+//! A process that vanishes leaves many events, of which at most one is the cause. So they run
+//! concurrently at first, each counted; those that are left after another crash run one at a time.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -12,28 +13,31 @@ use crate::escape::Escaped;
 use crate::event::EventId;
 use crate::store::{Claim, Delivery, Holder, Store, Verdict};
 
-/// How often an event may be started after its holder vanished, before it is taken for what made them vanish.
+/// How often an event may be started after its holder vanished, before it counts as the cause and
+/// is dead-lettered.
 const MAX_CRASHES: u32 = 3;
 
 /// How many are handled at the same time, at most.
 const TOGETHER: u32 = 1024;
 
 impl Delivery {
-    /// Whether nothing else that is suspect may be in hand beside it: what was so before did not come to its end.
+    /// Whether no other suspect may be handled at the same time: an earlier start of this event did
+    /// not finish.
     pub(crate) fn goes_alone(&self) -> bool {
         self.suspect.is_some_and(|starts| starts > 0)
     }
 
-    /// It is given back without having been handled. A suspect stays one, or a clean stop between two crashes would clear it.
+    /// Verdict that releases the event unhandled. A suspect stays one, or a clean stop between two
+    /// crashes would clear it.
     pub(crate) fn released(&self) -> Verdict {
         if self.suspect.is_some() { Verdict::ReleasedSuspect } else { Verdict::Released }
     }
 }
 
-/// Lets suspects in, together or alone.
+/// Admits suspects, concurrently or alone.
 pub(crate) struct Suspects(Semaphore);
 
-/// Held from before a suspect is counted until what became of it is said.
+/// Held from before a suspect's start is counted until its verdict is sent.
 pub(crate) type Admitted<'a> = SemaphorePermit<'a>;
 
 impl Default for Suspects {
@@ -43,24 +47,25 @@ impl Default for Suspects {
 }
 
 impl Suspects {
-    /// Waits until this one may be handled. Whoever is inside already must not ask again: it could wait for itself.
+    /// Waits until this suspect may be handled. A caller that holds a permit must not call it
+    /// again: it could wait for itself.
     pub(crate) async fn admit(&self, alone: bool) -> Admitted<'_> {
         self.0.acquire_many(if alone { TOGETHER } else { 1 }).await.expect("it is never closed")
     }
 }
 
-/// What to do with an event that may have ended its holder.
+/// Decision about a suspect.
 #[derive(Debug)]
 pub(crate) enum Start {
     /// Handle it; the start is counted.
     Go,
     /// It is dead, for this reason.
     Bury(String),
-    /// Leave it: it is not ours any more, or the start could not be counted.
+    /// Skip it: this node no longer holds it, or the start could not be counted.
     Leave,
 }
 
-/// Notes in the database that such an event is about to be handled.
+/// Records in the database that a suspect is about to be handled.
 pub(crate) async fn start(store: &dyn Store, by: &Holder, event: &EventId, claim: Claim) -> Start {
     match store.count_start(by, event, claim).await {
         Ok(Some(starts)) if starts > MAX_CRASHES => {
@@ -70,8 +75,8 @@ pub(crate) async fn start(store: &dyn Store, by: &Holder, event: &EventId, claim
         Ok(Some(_)) => Start::Go,
         Ok(None) => Start::Leave,
         Err(error) => {
-            // Safer not to run it uncounted; it comes again.
-            tracing::warn!(store = store.name(), event = %Escaped(event), %error, "could not count a start");
+            // Not handled uncounted; the event is redelivered.
+            tracing::warn!(store = store.name(), event = %Escaped(event), %error, "could not count the start of a suspect event: skipping it");
             Start::Leave
         }
     }

@@ -1,17 +1,18 @@
-//! The trace that an event belongs to: from the span that it is written in to the span that it is handled in, and on to
-//! brokers, by its headers `traceparent` and `tracestate` (W3C Trace Context).
+//! Trace context of an event: from the span in which the event is written to the span in which it
+//! is handled, and on to brokers, in its headers `traceparent` and `tracestate` (W3C Trace
+//! Context).
 //!
-//! With the feature `opentelemetry` this goes by itself, through the propagator that the application has set up. Without it,
-//! headers that the application sets are passed on as any others.
+//! With the feature `opentelemetry` this is automatic, through the propagator that the application
+//! has set up. Without it, headers that the application sets are passed on like any others.
 
 use std::collections::BTreeMap;
 
 use tracing::Span;
 
-/// The headers of a trace.
+/// Header names of the trace context.
 pub(crate) const HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 
-/// Puts the current trace into the headers of an event that is made, unless the caller did.
+/// Adds the current trace context to the headers of a new event, unless the caller did.
 #[cfg(feature = "opentelemetry")]
 pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -39,7 +40,7 @@ pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
 #[cfg(not(feature = "opentelemetry"))]
 pub(crate) fn inject(_: &mut BTreeMap<String, String>) {}
 
-/// Has a span go on with the trace of an event.
+/// Makes a span part of the trace of an event.
 #[cfg(feature = "opentelemetry")]
 pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -58,7 +59,7 @@ pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
 
     let context =
         opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(headers)));
-    // Where nobody records spans there is no parent to set.
+    // Without a subscriber that records spans there is no parent to set.
     let _ = span.set_parent(context);
 }
 

@@ -1,4 +1,4 @@
-//! The transaction handle: your transaction, and what happens after its end.
+//! The transaction handle: the application's transaction, and the actions after its end.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -16,11 +16,11 @@ use crate::sql::Database;
 use crate::sql::source::Work;
 use crate::store::{Completion, Holder, Settled, Settlement};
 
-/// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection. Dropping it rolls
-/// back.
+/// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection.
+/// Dropping it rolls back.
 ///
-/// After a commit the events go straight to the relay of this process, if one runs. Only what the commit kept: an
-/// event written after a savepoint that was rolled back is never delivered.
+/// After a commit the relay of this process, if one runs, gets the events directly. Only committed
+/// events: an event written after a savepoint that was rolled back is never delivered.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -41,18 +41,20 @@ pub struct Tx<'c, DB: Database> {
     outbox: Outbox<DB>,
     batches: Vec<Batch>,
     callbacks: Vec<(When, Callback)>,
-    /// Whether this is a transaction in a transaction: then its commit is not the end of anything.
+    /// Whether this is a nested transaction (savepoint): its commit is not the end of the outer
+    /// one.
     savepoint: bool,
-    /// Whether the connection was handed out after the first write. Then the events may be gone again: by a rollback
-    /// to a savepoint, or by an error that made PostgreSQL give up the transaction.
+    /// Whether the connection was handed out after the first write. Then the events may be gone
+    /// again: by a rollback to a savepoint, or by an error after which PostgreSQL aborted the
+    /// transaction.
     unsure: bool,
-    /// Whether the connection was handed out after the last write, so that nobody knows whether the transaction is
-    /// still good.
+    /// Whether the connection was handed out after the last write, so that it is unknown whether
+    /// the transaction is still valid.
     touched: bool,
-    /// Whether the inbox said that something is to be done here: then it must not be lost without an error.
+    /// Whether the inbox was asked in this transaction: then a rollback must not go unnoticed.
     receiving: bool,
-    /// Whether an append to the log was begun and not finished, or the database has ended the transaction by itself: what comes
-    /// after that would not be part of it.
+    /// Whether an append to the log was begun and not finished, or the database has ended the
+    /// transaction by itself: later statements would not be part of it.
     half: bool,
 }
 
@@ -64,7 +66,7 @@ enum When {
     Rollback,
 }
 
-/// What one call to `write` wrote.
+/// The events of one call of `write`.
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
     pub(crate) reserved: Vec<Reservation>,
@@ -72,7 +74,7 @@ pub(crate) struct Batch {
     pub(crate) hinted: Vec<Event>,
     /// How many found the hot queue full.
     pub(crate) dropped: u64,
-    /// How many skipped it because they are delayed.
+    /// How many skipped the hot queue because they are delayed.
     pub(crate) delayed: u64,
     pub(crate) engine: Option<Arc<Engine>>,
 }
@@ -112,34 +114,35 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.outbox.clone().write_all(self, events).await
     }
 
-    /// Runs after the commit, and only then.
+    /// Runs a callback after the commit, and only then.
     pub fn after_commit(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.callbacks.push((When::Commit, Box::new(callback)));
     }
 
-    /// Runs after a rollback: by call, also one that fails, by drop, or because the database refused the commit.
+    /// Runs a callback after a rollback: by call, also one that fails, by drop, or because the
+    /// database refused the commit.
     pub fn after_rollback(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.callbacks.push((When::Rollback, Box::new(callback)));
     }
 
-    /// Commits, then hands the events over.
+    /// Commits, then hands the events over to the relay.
     ///
-    /// When the answer is lost on its way, nobody knows whether the commit happened: that is
-    /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
+    /// When the answer is lost, it is unknown whether the commit happened: that is
+    /// [`Error::CommitUnknown`]. Committed events are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
         self.is_whole()?;
-        // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
+        // PostgreSQL answers the commit of an aborted transaction with a rollback, and no error.
         if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
             self.keep_what_is_there().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
-        // From here on a drop must not claim a rollback: the outcome is open.
+        // From here on a drop must not report a rollback: the outcome is open.
         let ended = Ended {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
         match inner.commit().await {
-            // Released, not committed: what becomes of it is for the outer transaction to say.
+            // Released, not committed: the outer transaction decides.
             Ok(()) if self.savepoint => Ok(()),
             Ok(()) => {
                 ended.committed(self.outbox.hooks());
@@ -155,17 +158,18 @@ impl<'c, DB: Database> Tx<'c, DB> {
 
     /// Rolls back.
     ///
-    /// Callbacks and hooks run also if this fails or is cancelled: the connection is closed or rolled back before its next
-    /// use, and a transaction whose connection is gone cannot be committed any more.
+    /// Callbacks and hooks run also if this fails or is cancelled: the connection is closed or
+    /// rolled back before its next use, and a transaction whose connection is gone can no longer be
+    /// committed.
     pub async fn rollback(mut self) -> Result<()> {
         match self.inner.take() {
-            // The drop of the handle tells callbacks and hooks, however this ends.
+            // Dropping the handle calls callbacks and hooks, whatever the result.
             Some(inner) => Ok(inner.rollback().await?),
             None => Ok(()),
         }
     }
 
-    /// Looks which events are still in the table, and forgets the others.
+    /// Reads which events are still in the table, and forgets the others.
     async fn keep_what_is_there(&mut self) -> Result<()> {
         let ids: Vec<EventId> =
             self.batches.iter().flat_map(|b| b.events.iter().map(|e| e.id().clone())).collect();
@@ -209,14 +213,14 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.touched = false;
     }
 
-    /// The inbox was asked, on this connection.
+    /// Records a query of the inbox on this connection.
     pub(crate) fn received(&mut self, answered: bool) {
         self.receiving = true;
         self.unsure |= !answered;
         self.touched &= !answered;
     }
 
-    /// Whether every append to the log has come to its end.
+    /// Error if an append to the log was not finished.
     pub(crate) fn is_whole(&self) -> Result<()> {
         if self.half {
             return Err(Error::Lifecycle(
@@ -227,17 +231,17 @@ impl<'c, DB: Database> Tx<'c, DB> {
         Ok(())
     }
 
-    /// An append to the log begins: dropped before its end, half of it may be there.
+    /// Records that an append to the log begins: if dropped before its end, it may be incomplete.
     pub(crate) fn appending(&mut self) {
         self.half = true;
     }
 
-    /// It has ended, one way or another.
+    /// Records that the append has ended, with or without an error.
     pub(crate) fn appended(&mut self) {
         self.half = false;
     }
 
-    /// The log has answered on this connection, so the transaction is good.
+    /// Records that the log has answered on this connection, so the transaction is valid.
     pub(crate) fn answered(&mut self) {
         self.touched = false;
     }
@@ -246,15 +250,16 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.savepoint
     }
 
-    /// A write failed: PostgreSQL may have given up the transaction, and other databases may have ended it.
+    /// Records a failed write: PostgreSQL may have aborted the transaction, and other databases may
+    /// have ended it.
     pub(crate) fn write_failed(&mut self, error: &Error) {
         self.unsure = true;
         self.half |= matches!(error, Error::Database(error) if error.ends_transaction());
     }
 }
 
-/// What is left to do when a transaction has ended. Dropped, the outcome is unknown: nobody is told, and what may have
-/// been committed is left to the poller.
+/// Actions after the end of a transaction. If dropped, the outcome is unknown: no hook or callback
+/// is called, and the poller delivers events that may have been committed.
 struct Ended {
     batches: Vec<Batch>,
     callbacks: Vec<(When, Callback)>,
@@ -293,7 +298,7 @@ fn run(callbacks: Vec<(When, Callback)>, now: When) {
 }
 
 impl Batch {
-    /// The events are committed: passes them to the relay, and tells the hooks.
+    /// Passes committed events to the relay, and calls the hooks.
     pub(crate) fn hand_over(self, hooks: &Hooks) {
         for place in self.reserved {
             place.hand_over();
@@ -336,7 +341,7 @@ impl<DB: Database> Drop for Tx<'_, DB> {
         if let Some(inner) = self.inner.take() {
             inner.abandon();
         }
-        // A commit has taken what there was to tell.
+        // A commit has already taken the callbacks and batches.
         self.end_rolled_back();
     }
 }
@@ -348,11 +353,11 @@ impl<DB: Database> fmt::Debug for Tx<'_, DB> {
     }
 }
 
-/// What was written into a transaction that the outbox does not see the end of.
+/// The events written into a transaction whose end the outbox does not see.
 ///
-/// Say [`committed`](Receipt::committed) after your commit, and the relay looks at once. Forgotten, the events come
-/// with the next poll.
-#[must_use = "say `committed()` after your commit, or the events wait for the next poll"]
+/// Call [`committed`](Receipt::committed) after your commit to wake the relay at once. Otherwise
+/// the events are delivered with the next poll.
+#[must_use = "call `committed()` after your commit, or the events wait for the next poll"]
 #[derive(Debug)]
 pub struct Receipt {
     ids: Vec<EventId>,
@@ -378,13 +383,13 @@ impl Receipt {
         &self.ids
     }
 
-    /// The transaction is committed: the relay looks now.
+    /// Call after the commit: wakes the relay.
     pub fn committed(self) {
         let ReceiptBatch(batch, hooks) = self.batch;
         batch.hand_over(&hooks);
     }
 
-    /// The transaction is rolled back: hooks are told.
+    /// Call after a rollback: calls the hooks.
     pub fn rolled_back(self) {
         let ReceiptBatch(batch, hooks) = self.batch;
         hooks.after_rollback(&batch.events);

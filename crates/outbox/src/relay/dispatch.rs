@@ -1,4 +1,5 @@
-//! Dispatching: workers take strands from the lanes, call handlers, and say what became of each event.
+//! Dispatch: workers take work units from the queues, call handlers, and send the verdicts to the
+//! settler.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -39,17 +40,17 @@ pub(crate) struct Routes {
     last: Option<Last>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
-    /// What handlers and destinations were registered for.
+    /// Event types that handlers and destinations were registered for.
     named: OnceLock<Arc<Routed>>,
 }
 
-/// Where the handler stands that was added last.
+/// Where to find the handler that was added last.
 enum Last {
     OfType { event_type: String, aggregate_type: String },
     Fallback,
 }
 
-/// A handler, how its failures are retried if not as all others, and how long it may take.
+/// A handler, with its own retry policy and time limit if it has them.
 #[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) call: Call,
@@ -68,9 +69,9 @@ impl From<Call> for Route {
 pub(crate) enum Call {
     /// With the event.
     Plain(Arc<dyn Handler>),
-    /// With the event, and a transaction that settles it as well.
+    /// With the event, and a transaction that also settles it.
     InTx(Arc<dyn InTx>),
-    /// Not by itself: a publisher gets it, with others.
+    /// Not called by itself: a publisher gets the event, in a batch with others.
     Publish(Destination),
 }
 
@@ -93,7 +94,8 @@ impl Routes {
         true
     }
 
-    /// The handler that was added last; `None` if there is none, or if a publisher came after it.
+    /// The handler that was added last; `None` if there is none, or if a publisher was added after
+    /// it.
     pub(crate) fn last_handler(&mut self) -> Option<&mut Route> {
         let route = match self.last.as_ref()? {
             Last::OfType { event_type, aggregate_type } => {
@@ -105,7 +107,7 @@ impl Routes {
         route.filter(|route| !matches!(route.call, Call::Publish(_)))
     }
 
-    /// Serves what no other handler does; false if there is one already.
+    /// Sets the handler of events that have no other; false if there is one already.
     pub(crate) fn add_fallback(&mut self, route: Route) -> bool {
         let free = self.fallback.is_none();
         self.fallback.get_or_insert(route);
@@ -113,7 +115,7 @@ impl Routes {
         free
     }
 
-    /// Decides about what no handler is for; false if there is such a router already.
+    /// Sets the router of events that have no handler; false if there is one already.
     pub(crate) fn add_router(&mut self, router: Arc<dyn Router>) -> bool {
         let free = self.router.is_none();
         self.router.get_or_insert(router);
@@ -121,7 +123,7 @@ impl Routes {
         free
     }
 
-    /// Where an event goes, if a publisher gets it.
+    /// The destination of an event, if a publisher gets it.
     pub(crate) fn destination(&self, event: &Event) -> Option<Destination> {
         match self.find(event)?.call {
             Call::Publish(destination) => Some(destination),
@@ -129,18 +131,18 @@ impl Routes {
         }
     }
 
-    /// What a worker at the key of this event does about it.
+    /// How a worker of this event's key treats it.
     fn way(&self, event: &Event) -> Way {
         match self.find(event) {
             Some(Route { call: Call::Publish(_), .. }) => Way::Elsewhere,
-            // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
-            // after it.
+            // Its own transaction settles it: the events before it must be settled by then, or a
+            // crash would redeliver those after it.
             Some(Route { call: Call::InTx(_), .. }) => Way::Caught,
             Some(Route { call: Call::Plain(_), .. }) | None => Way::Here,
         }
     }
 
-    /// Whether all events of a type, whatever else they have, go through this gate.
+    /// Whether all events of a type, whatever their other fields, go through this breaker.
     pub(crate) fn sends_all(&self, event_type: &EventType, gate: &Arc<Gate>) -> bool {
         self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
     }
@@ -168,7 +170,7 @@ impl Routes {
         }
         let named = self.named.get_or_init(|| Arc::new(self.named()));
         let Some(router) = &self.router else { return Some(named.clone()) };
-        // A router that panics says nothing.
+        // A router that panics restricts nothing.
         let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.routed())).ok().flatten()?;
         let mut all = Routed::clone(named);
         all.types.extend(writable(&asked.types));
@@ -193,12 +195,13 @@ impl Routes {
         routed
     }
 
-    /// Whether this relay leaves an event to others.
+    /// Whether this relay leaves an event to other relays.
     pub(crate) fn leaves(&self, event: &Event) -> bool {
         self.unrouted == Unrouted::Leave && !is_report(event) && self.find(event).is_none()
     }
 
-    /// Where all events of a type go, whatever else they have, if that is one destination.
+    /// The destination of all events of a type, whatever their other fields, if it is the same for
+    /// all.
     pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
         if *event_type == join::REPORT {
             return None;
@@ -222,7 +225,7 @@ impl Routes {
         destinations.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(first)
     }
 
-    /// Why some handler cannot work with this outbox.
+    /// Error if some handler cannot work with this outbox.
     pub(crate) fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
         routes
@@ -233,8 +236,8 @@ impl Routes {
             .next()
     }
 
-    /// Who serves an event: the handler for the aggregate type, or the one registered without an aggregate type, or whom the
-    /// router names, or the fallback.
+    /// The route of an event: the handler for the aggregate type, or the one registered without an
+    /// aggregate type, or the destination that the router returns, or the fallback.
     fn find(&self, event: &Event) -> Option<Route> {
         if is_report(event) {
             return None;
@@ -245,7 +248,7 @@ impl Routes {
             let router = self.router.as_ref()?;
             match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
                 Ok(destination) => destination.map(Route::from),
-                // Not "nowhere": that would be the end of the event.
+                // Not "no destination": that would dead-letter the event.
                 Err(panic) => Some(Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))).into()),
             }
         };
@@ -254,10 +257,12 @@ impl Routes {
     }
 }
 
-/// A router with more patterns than this is not asked by the database: the relay takes everything.
+/// With more patterns than this the database does not filter by the router's types: the relay takes
+/// everything.
 const MOST_PATTERNS: usize = 100;
 
-/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when it is asked for one.
+/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when a
+/// query contains one.
 fn is_writable(name: &str) -> bool {
     !name.contains('\0')
 }
@@ -266,13 +271,13 @@ fn writable<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<It
     names.into_iter().filter(|name| is_writable(name)).cloned()
 }
 
-/// For how long an event is put off that was taken and has no route after all: as long as it is there, within limits. So
-/// a relay that routes it gets it soon, and many of them cost few writes.
+/// Delay of an event that was taken and has no route after all: the age of the event, within
+/// limits. So a relay that routes it gets it soon, and many such events cost few writes.
 fn left_alone_for(age: Duration) -> Duration {
     age.clamp(Duration::from_secs(5), Duration::from_secs(600))
 }
 
-/// In the place of a handler that could not be found.
+/// Stands in for a handler that could not be determined, because the router panicked.
 struct Broken(Failure);
 
 #[async_trait]
@@ -282,7 +287,7 @@ impl Handler for Broken {
     }
 }
 
-/// Whether the relay itself handles it.
+/// Whether the relay itself handles the event.
 fn is_report(event: &Event) -> bool {
     *event.event_type() == join::REPORT
 }
@@ -342,7 +347,7 @@ async fn follow(engine: &Arc<Engine>, key: RunKey) {
             engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
             continue;
         }
-        // Everything behind it goes back: it has to wait.
+        // All later events of the key are released: they have to wait.
         let rest = engine.runs.halt(&key);
         engine.lanes.uncount_cold(rest.len());
         let behind = rest.iter().map(|job| job.told(job.released()));
@@ -351,7 +356,7 @@ async fn follow(engine: &Arc<Engine>, key: RunKey) {
         engine.settler.say(spoken).await;
         return;
     }
-    // The others get a turn, or a publisher does.
+    // Other work units get a turn, or the next event is for a publisher.
     engine.lanes.push_cold(vec![Strand::Key(key)]);
 }
 
@@ -359,14 +364,14 @@ async fn follow(engine: &Arc<Engine>, key: RunKey) {
 pub(super) enum Ready {
     /// It may.
     Go,
-    /// No: this is to become of it.
+    /// No: it gets this verdict.
     Verdict(Verdict),
-    /// It is not this node's to handle any more.
+    /// This node no longer holds it.
     Gone,
 }
 
-/// Looks whether an event may be handled, right before it is. One that may have killed its process is admitted, unless
-/// another that goes with it was: that has to be kept until the verdict is said.
+/// Checks whether an event may be handled, right before it is. A suspect is admitted first, unless
+/// another suspect of the same batch was: the permit has to be kept until the verdict is sent.
 pub(super) async fn ready<'a>(
     engine: &'a Arc<Engine>,
     job: &Job,
@@ -375,7 +380,7 @@ pub(super) async fn ready<'a>(
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.may_start(job) {
-        tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "not handled: the lease is over");
+        tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "event not handled: its lease has run out");
         engine.let_go(job);
         return Ready::Gone;
     }
@@ -393,7 +398,8 @@ pub(super) async fn ready<'a>(
         *admitted = Some(engine.suspects.admit(delivery.goes_alone()).await);
     }
     if delivery.goes_alone() {
-        // What became of those before is written: if the process dies, only this one is counted.
+        // The verdicts on earlier events are written: if the process dies, only this event is
+        // counted.
         engine.settler.catch_up().await;
     }
     // That may have taken longer than the lease lasts.
@@ -404,7 +410,7 @@ pub(super) async fn ready<'a>(
     match count_start(engine, job).await {
         Start::Go => Ready::Go,
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
-        // Given back, if it is this node's still: it should not wait for its lease to run out.
+        // Released, if this node still holds it: it should not wait for its lease to run out.
         Start::Leave => {
             engine.let_go(job);
             Ready::Gone
@@ -412,8 +418,8 @@ pub(super) async fn ready<'a>(
     }
 }
 
-/// Suspects that are being handled. If that is cut short, because the relay does not wait for them any longer, they are
-/// cleared: whoever had them in hand is still there to say so.
+/// Suspects that are being handled. If that is cut short, because the relay stops waiting for them,
+/// they are cleared: the process that handled them is still alive.
 pub(super) struct Watch<'a> {
     engine: &'a Arc<Engine>,
     suspects: Vec<(Settlement, i64)>,
@@ -424,7 +430,7 @@ impl<'a> Watch<'a> {
         Self { engine, suspects: Vec::new() }
     }
 
-    /// This one is about to be handled.
+    /// Adds an event that is about to be handled, if it is a suspect.
     pub(super) fn add(&mut self, job: &Job) {
         if job.delivery.suspect.is_some() {
             let cleared = Verdict::Again { after: Duration::ZERO, counted: false, error: None };
@@ -432,7 +438,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// All of them came to their end.
+    /// Ends the guard: all of them were handled to the end.
     pub(super) fn over(mut self) {
         self.suspects.clear();
     }
@@ -446,7 +452,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// Handles one event. `None`: it is not this node's to handle any more.
+/// Handles one event. `None`: this node no longer holds it.
 async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job, admitted: &mut Option<Admitted<'a>>) -> Option<Told> {
     match ready(engine, job, admitted).await {
         Ready::Go => {
@@ -482,7 +488,7 @@ async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
         }
         Ended::Stale => {
             engine.metrics.stale.increment(1);
-            tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "came too late: rolled back");
+            tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "handler's transaction rolled back: another node holds the event");
             engine.let_go(job);
             return None;
         }
@@ -494,8 +500,8 @@ async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
     Some(Told { written: settled, ..job.told(verdict) })
 }
 
-/// A retry policy is the user's code as well: one that panics must not end the worker. `default` applies if there is none, or
-/// if it panics.
+/// Applies the retry policy, which is the user's code as well: one that panics must not end the
+/// worker. `default` applies if there is no policy, or if it panics.
 pub(super) fn decide_safely(
     store: &str,
     result: Result<Outcome, Failure>,
@@ -514,7 +520,7 @@ pub(super) fn decide_safely(
     })
 }
 
-/// Notes in the database that an event starts which may have killed its process before.
+/// Records in the database that a suspect is started.
 async fn count_start(engine: &Engine, job: &Job) -> Start {
     let Some(by) = engine.station.holder() else { return Start::Leave };
     let id = job.delivery.event.id();
@@ -535,7 +541,7 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
             Ended::Said(Err(match engine.routes.unrouted {
                 Unrouted::Dead => Failure::dead(reason),
-                // `handle_now` has put those off that are left alone.
+                // `handle_now` has already snoozed the events that are left to others.
                 Unrouted::Retry | Unrouted::Leave => Failure::retry(reason),
             }))
         }
@@ -543,13 +549,14 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
     let said = match &ended {
         Ended::Said(result) => result,
         Ended::Settled { .. } => &Ok(Outcome::Done),
-        Ended::Stale => &Err(Failure::retry("somebody else holds the event by now")),
+        Ended::Stale => &Err(Failure::retry("another node holds the event by now")),
     };
     after(engine, &cx, entered, said);
     ended
 }
 
-/// Shows an event to the interceptors. Returns how many have seen it, and the failure of one that refused it.
+/// Calls the interceptors before an event. Returns how many were called, and the failure of one
+/// that refused the event.
 pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, Option<Failure>) {
     for (entered, interceptor) in interceptors.iter().enumerate() {
         let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(cx)));
@@ -560,7 +567,7 @@ pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, 
     (interceptors.len(), None)
 }
 
-/// Shows those that have seen an event what became of it.
+/// Calls those interceptors that were called before the event, with its result.
 pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outcome, Failure>) {
     for interceptor in engine.routes.interceptors[..entered].iter().rev() {
         let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, said)));
@@ -573,18 +580,18 @@ pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outc
 
 async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
     let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
-    // What a handler logs belongs to its event.
+    // Log lines of a handler belong to its event's span.
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %Escaped(cx.id()), event_type = %Escaped(cx.event_type()), attempt = cx.attempt()
     );
     crate::trace::go_on(&span, cx.headers());
     match &route.call {
         Call::Plain(handler) => {
-            // Made inside of the guarded future: a handler may panic before its first await.
+            // Created inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
             Ended::Said(guarded(HANDLER, limit, handled).await)
         }
-        // Where it goes has changed since this worker took it.
+        // The route has changed since this worker took the event.
         Call::Publish(destination) => {
             let one = [forward::outgoing(job)];
             let is_held = |_: &Outgoing| engine.may_start(job);
@@ -599,10 +606,10 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
                 tag: job.tag(),
                 completion: engine.settings.completion,
                 limit,
-                // Not asked of this node's clock: SQLite's one writer, which this handler is, keeps leadership from
-                // being renewed, and nobody can have taken over meanwhile.
+                // Does not ask this node's clock: SQLite's one writer, which this handler is, keeps
+                // leadership from being renewed, and no other node can have taken over meanwhile.
                 by: engine.station.holder_in(job.epoch),
-                // Twice what any operation may take: there are several.
+                // Twice the limit of one operation: there are several.
                 patience: engine.place.as_ref().map(|place| place.seat.patience * 2),
             };
             handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
@@ -610,10 +617,10 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
     }
 }
 
-/// What a handler is called when it goes wrong.
+/// Name of a handler in error messages.
 pub(super) const HANDLER: &str = "the handler";
 
-/// Runs somebody else's code. A panic and a timeout are failures like any other.
+/// Runs user code. A panic and a timeout are failures like any other.
 pub(super) async fn guarded<T>(
     who: &str,
     limit: Duration,
@@ -635,12 +642,12 @@ fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     Failure::retry(format!("{who} panicked: {message}"))
 }
 
-/// Log lines name the event, never its payload.
+/// Logs a verdict. Log lines name the event, never its payload.
 pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;
-    // A detail may hold data: it is stored, and not logged.
+    // A detail may contain data: it is stored, and not logged.
     let plain = |error: &Option<String>| error.as_deref().map(|error| split_detail(error).0.to_owned());
     match verdict {
         Verdict::Dead { reason, .. } => {

@@ -1,4 +1,4 @@
-//! Between two passes: sleeping until a row is written.
+//! Wakes the taker when another process writes events, where the database supports notifications.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,39 +8,40 @@ use super::Engine;
 use crate::error::Result;
 use crate::store::{RelayTask, Watch};
 
-/// How long a relay stays awake after it was called: under load it polls, and nobody needs to call.
+/// Pause after a notification: under load the relay polls, and writers need not notify.
 const LULL: Duration = Duration::from_millis(10);
 
-/// The longest time between two looks while somebody writes and has not committed yet.
+/// The longest pause between two passes while a transaction that has written events is open.
 const UNDECIDED: Duration = Duration::from_millis(100);
 
-/// How often those who do not have the watch ask for it.
+/// How often a relay tries to get the watch lock while another relay holds it.
 const STANDBY: Duration = Duration::from_secs(1);
 
-/// How long to wait before another try after the connection was lost.
+/// Pause before the next try after the connection was lost.
 const DEAF: Duration = Duration::from_secs(2);
 
-/// Has the taker look when something is written elsewhere. Only hints: the poll interval covers what is missed.
+/// Wakes the taker after a write of another process. Notifications are hints: the poll interval
+/// covers those that are missed.
 pub(super) async fn doze(engine: Arc<Engine>) {
     let dozing = async {
         loop {
             match engine.store.watch().await {
-                // There are no notifications here: what failed before was in vain.
+                // This database has no notifications: earlier errors no longer matter.
                 Ok(None) => return engine.monitor.rests(RelayTask::Watch),
                 Ok(Some(mut watch)) => {
                     let Err(error) = keep_watch(&engine, &mut *watch).await else { return };
-                    tracing::debug!(store = engine.name(), %error, "lost the line on which writers call: polling");
+                    tracing::debug!(store = engine.name(), %error, "lost the connection for insert notifications: polling");
                     engine.monitor.failed(RelayTask::Watch, &error.to_string());
                 }
                 Err(error) => {
-                    tracing::debug!(store = engine.name(), %error, "writers cannot call: polling");
+                    tracing::debug!(store = engine.name(), %error, "cannot listen for insert notifications: polling");
                     engine.monitor.failed(RelayTask::Watch, &error.to_string());
                 }
             }
             tokio::time::sleep(DEAF).await;
         }
     };
-    // What is dropped here holds locks that end with its connection, and nothing else.
+    // The dropped future holds locks that end with its connection, and nothing else.
     tokio::select! {
         () = dozing => {}
         () = engine.stop.cancelled() => {}
@@ -50,7 +51,7 @@ pub(super) async fn doze(engine: Arc<Engine>) {
 async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
     let mut undecided = LULL;
     loop {
-        // One that stands by has nothing to be woken for, and must not keep the watch from the one who has.
+        // A standby relay takes nothing, and must not keep the watch lock from the active relay.
         if engine.station.holder().is_none() {
             tokio::time::sleep(STANDBY).await;
             continue;
@@ -66,7 +67,7 @@ async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
         }
         if watch.lie_down().await? {
             undecided = LULL;
-            // What was committed before is not called for.
+            // Events committed before this moment are not notified of.
             engine.look_everywhere();
             watch.called().await?;
             watch.get_up().await?;
@@ -74,14 +75,14 @@ async fn keep_watch(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
             undecided = (undecided * 3 / 2).min(UNDECIDED);
         }
         engine.look_everywhere();
-        // A pass that has to read much, since much waits for a destination, does not come as often.
+        // While many events wait for a destination, a pass reads much: such passes come less often.
         let costly = Duration::from_micros(engine.full_pass_micros.load(Ordering::Relaxed)) * 4;
         tokio::time::sleep(undecided.max(costly).min(engine.settings.poll_interval)).await;
     }
 }
 
 impl Engine {
-    /// Has the taker look at the whole table.
+    /// Wakes the taker for a pass over the whole table.
     pub(crate) fn look_everywhere(&self) {
         self.everywhere.store(true, Ordering::Release);
         self.wake.notify_one();

@@ -1,8 +1,9 @@
-//! Forwarding: workers hand events to publishers, many at a time.
+//! Forwarding: workers send events to publishers, in batches.
 //!
-//! A worker that comes upon an event for a destination takes along what else is queued for it. The events of a key stay in
-//! their order, and behind one that was not published the rest of its key goes back. While a destination is unavailable its
-//! events are not taken from the table at all, where that can be told by their type; one of them is, to probe.
+//! A worker that takes an event for a destination adds other queued events for the same
+//! destination. The events of a key stay in their order, and behind one that was not published the
+//! rest of its key is released. While a destination is unavailable its events are not taken from
+//! the table at all, if their type determines the destination; one of them is, as a probe.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -24,35 +25,36 @@ use crate::retry::Backoff;
 use crate::store::{NodeOutage, Verdict};
 use crate::suspect::Admitted;
 
-/// At most this many events at a time.
+/// Most events in one batch.
 const MOST: usize = 250;
 
-/// How long an event is put off that cannot be left in the table until its destination is available again: as long as the outage
-/// has lasted, within these limits.
+/// Delay of an event that cannot be left in the table until its destination is available again: the
+/// duration of the outage, within these limits.
 const PUT_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// The time between two such events of one destination: it bounds what an outage writes, however many events wait.
+/// Time between two such events of one destination: bounds the writes of an outage, however many
+/// events wait.
 const PUT_OFF_APART: Duration = Duration::from_millis(10);
 
-/// No event is put off for longer than this.
+/// The longest delay of an event.
 const LONGEST_PUT_OFF: Duration = Duration::from_secs(300);
 
-/// A probe that was taken and not sent is given up for lost after this.
+/// A probe that was taken and not sent counts as lost after this.
 pub(super) const PROBE_LOST: Duration = Duration::from_secs(2);
 
-/// What became of an event that was to be published.
+/// Result of publishing one event.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Sent {
     Done,
     Failed(Failure),
     /// Not sent: it waits behind one that was not published.
     Untried,
-    /// Not sent, or not known to have arrived: there is no destination at the moment.
+    /// Not sent, or not known to have arrived: the destination is unavailable.
     Unavailable,
 }
 
 impl Sent {
-    /// The same as a handler would say it.
+    /// The result as a handler would return it.
     pub(super) fn into_handled(self) -> Result<Outcome, Failure> {
         match self {
             Sent::Done => Ok(Outcome::Done),
@@ -62,7 +64,7 @@ impl Sent {
     }
 }
 
-/// Publishes a strand, and what else is queued for the same destination.
+/// Publishes a work unit, and other queued events for the same destination.
 pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destination) {
     let Some(batch) = Batch::gather(engine, strand, to) else { return };
     let mut admitted = None;
@@ -73,7 +75,7 @@ pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destinati
 /// Events for one destination, those of each key in order.
 struct Batch {
     jobs: Vec<Job>,
-    /// The runs that this worker is at now, and which jobs are of each.
+    /// The key queues that this worker has, and the range of jobs of each.
     runs: Vec<(RunKey, Range<usize>)>,
 }
 
@@ -97,7 +99,7 @@ impl Batch {
                 more.into_iter().for_each(|strand| batch.add(engine, strand, to));
             }
         }
-        // A run whose next event goes elsewhere by now still needs a worker.
+        // A queue whose next event goes to another destination by now still needs a worker.
         (!batch.jobs.is_empty() || !batch.runs.is_empty()).then_some(batch)
     }
 
@@ -124,7 +126,8 @@ impl Batch {
         }
     }
 
-    /// Publishes what may be published. `None` for an event that is not this node's to handle any more.
+    /// Publishes the events that may be published. `None` for an event that this node no longer
+    /// holds.
     async fn publish<'a>(
         &self,
         engine: &'a Arc<Engine>,
@@ -183,7 +186,7 @@ impl Batch {
         verdicts
     }
 
-    /// Asks the interceptors. A verdict if one refuses.
+    /// Calls the interceptors. Returns a verdict if one refuses.
     fn intercept(
         &self,
         engine: &Engine,
@@ -209,7 +212,7 @@ impl Batch {
         Some(verdict)
     }
 
-    /// Says what became of the events, and what is next for their keys.
+    /// Sends the verdicts to the settler, and continues or halts the key queues.
     async fn settle(self, engine: &Arc<Engine>, verdicts: Vec<Option<Verdict>>) {
         let mut verdicts = verdicts;
         for (run, range) in &self.runs {
@@ -227,12 +230,14 @@ impl Batch {
     }
 }
 
-/// Gives back the events of a run which go elsewhere by now: what is queued there already must not come after them.
+/// Releases the events of a queue that go to another destination by now: events that are queued
+/// there already must not come after them.
 pub(super) async fn give_back(engine: &Arc<Engine>, run: &RunKey) {
     settle_run(engine, run, Vec::new(), true).await;
 }
 
-/// Settles the events of a run, up to the first that is not done; behind that one, or if `halted`, everything goes back.
+/// Settles the events of a queue, up to the first that is not done; the later ones, or all if
+/// `halted`, are released.
 async fn settle_run(engine: &Arc<Engine>, run: &RunKey, jobs: Vec<(&Job, Option<Verdict>)>, halted: bool) {
     let halted = halted
         || engine.runs.is_refused(run)
@@ -262,8 +267,9 @@ async fn settle_run(engine: &Arc<Engine>, run: &RunKey, jobs: Vec<(&Job, Option<
     }
 }
 
-/// The verdict on an event that was started and goes back. A suspect is cleared by it: the process is still there. Its
-/// start was counted, and an outage would have it dead-lettered by its fourth probe.
+/// The verdict on an event that was started and is released. It clears a suspect: the process is
+/// still alive. Its start was counted, and an outage would have it dead-lettered at its fourth
+/// probe.
 fn cleared(job: &Job, verdict: Verdict) -> Verdict {
     if job.delivery.suspect.is_some() && verdict.is_release() {
         return Verdict::Again { after: Duration::ZERO, counted: false, error: None };
@@ -288,12 +294,12 @@ pub(super) fn outgoing(job: &Job) -> Outgoing {
     }
 }
 
-/// Whether this node still holds an event: asked right before the event is sent, because a batch may have waited for a
-/// suspect, or be sent one by one.
+/// Whether this node still holds an event: checked right before the event is sent, because a batch
+/// may have waited for a suspect, or be sent one by one.
 pub(super) type IsHeld<'a> = dyn Fn(&Outgoing) -> bool + Send + Sync + 'a;
 
-/// Has a batch published, and says what became of each event. If the destination may be available again after an outage, one
-/// event goes first.
+/// Publishes a batch, and returns the result of each event. If the destination may be available
+/// again after an outage, one event is sent first.
 pub(super) async fn publish(
     engine: &Engine,
     gate: &Arc<Gate>,
@@ -324,7 +330,8 @@ pub(super) async fn publish(
     sent
 }
 
-/// The event of a batch that is the probe: any that is the first of its key, so that no event is always the one.
+/// The event of a batch that is the probe: a random one among the first events of their keys, so
+/// that it is not always the same.
 fn choose(events: &[Outgoing]) -> usize {
     let mut keys = HashSet::new();
     let is_first = |event: &Outgoing, keys: &mut HashSet<String>| {
@@ -334,10 +341,10 @@ fn choose(events: &[Outgoing]) -> usize {
     firsts[rand::random_range(0..firsts.len())]
 }
 
-/// What a publisher made of a batch.
+/// A publisher's answer to a batch.
 enum Answer {
     Published,
-    /// It is not healthy: nothing was sent.
+    /// The publisher is not healthy: nothing was sent.
     Unhealthy(String),
     /// The destination is unavailable.
     Unavailable(PublishError, String),
@@ -355,9 +362,10 @@ async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
             let reason = error.to_string();
             Answer::Unavailable(error, reason)
         }
-        // What the publisher pins to an event is that event's failure, whatever becomes of the destination.
+        // A failure that the publisher assigns to an event is that event's failure, whatever the
+        // state of the destination.
         Err(error) if error.fate(0).is_some() => Answer::Failed(error),
-        // It failed, and is gone: that may be why.
+        // The batch failed, and the destination is unavailable: that may be the cause.
         Err(error) => match publisher.health().await {
             Ok(()) => Answer::Failed(error),
             Err(unavailable) => Answer::Unavailable(error, unavailable.to_string()),
@@ -365,7 +373,8 @@ async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
     }
 }
 
-/// Sends those events of a batch that this node holds, of each key up to the first that it does not.
+/// Sends those events of a batch that this node holds, of each key up to the first that it does
+/// not.
 async fn send_held(
     engine: &Engine,
     gate: &Arc<Gate>,
@@ -387,7 +396,7 @@ async fn send_held(
     held.iter().map(|held| if *held { sent.next().unwrap_or(Sent::Untried) } else { Sent::Untried }).collect()
 }
 
-/// Which of the events go: those that are held, of each key up to the first that is not.
+/// Which of the events are sent: those that are held, of each key up to the first that is not.
 fn held_of(events: &[Outgoing], is_held: &IsHeld<'_>) -> Vec<bool> {
     let mut lost: HashSet<&str> = HashSet::new();
     let mut held = Vec::with_capacity(events.len());
@@ -445,14 +454,14 @@ async fn send(
             return events.iter().enumerate().map(sent).collect();
         }
         Ok(Answer::Failed(error)) => error,
-        // It took too long: so it would for each.
+        // The batch timed out: so would each event.
         Err(failure) if began.elapsed() >= limit => {
             if let Some(probe) = probe {
                 probe.failed(&failure.message);
             }
             return all(Sent::Failed(failure));
         }
-        // It panicked.
+        // The publisher panicked.
         Err(failure) => failure.into(),
     };
     if error.published() > 0 {
@@ -468,7 +477,7 @@ async fn send(
             (0..events.len()).map(|index| error.fate(index).map_or(Sent::Untried, known)).collect()
         }
         (None, [_]) => all(Sent::Failed(error.failure)),
-        // The failure is unknown to be of any of them: one at a time tells.
+        // The failure is not assigned to an event: sending one by one finds the event.
         (None, _) => Box::pin(publish_each(engine, gate, events, is_held)).await,
     }
 }
@@ -481,8 +490,8 @@ fn known(fate: Fate) -> Sent {
     }
 }
 
-/// Those first that always went well; then one by one those that the destination was unavailable for while it took others, and
-/// what is behind them in their keys.
+/// Publishes first the events that need not be sent alone; then one by one those for which the
+/// destination was unavailable while it accepted others, and the later events of their keys.
 async fn publish_apart(
     engine: &Engine,
     gate: &Arc<Gate>,
@@ -519,7 +528,7 @@ async fn publish_apart(
     sent
 }
 
-/// One by one, of each key up to the first that fails.
+/// Publishes one by one, of each key up to the first that fails.
 async fn publish_each(
     engine: &Engine,
     gate: &Arc<Gate>,
@@ -544,40 +553,41 @@ async fn publish_each(
     sent
 }
 
-/// Destinations that are not available, and the types of events that are left in the table because of that.
+/// Destinations that are unavailable, and the event types that are left in the table because of
+/// that.
 #[derive(Default)]
 pub(crate) struct Waiting {
     gates: Mutex<Vec<Wait>>,
     changed: Notify,
 }
 
-/// What waits for one destination.
+/// Events that wait for one destination.
 struct Wait {
     gate: Arc<Gate>,
-    /// All events of these types do, and are left in the table.
+    /// Types with all their events waiting: left in the table.
     whole: BTreeSet<EventType>,
-    /// Some events of these do, and come again.
+    /// Types with some of their events waiting: redelivered later.
     part: BTreeSet<EventType>,
     /// The half-open phase in which an event was taken as a probe, and when.
     probed: Option<(u64, Instant)>,
-    /// When the next event that is put off may come again.
+    /// When the next delayed event may be redelivered.
     next: Instant,
 }
 
 impl Waiting {
     fn gates(&self) -> MutexGuard<'_, Vec<Wait>> {
-        self.gates.lock().expect("no one panics while holding this lock")
+        self.gates.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Types that are not to be taken now: all their events go to a gate that is shut, by what the routes say at this moment.
-    /// By gate.
+    /// Types that are not to be taken now, by breaker: all their events go to a destination whose
+    /// breaker is open, by the current routes.
     pub(crate) fn types(&self, routes: &Routes) -> Vec<(Arc<Gate>, Vec<String>)> {
         let shut: Vec<(Arc<Gate>, BTreeSet<EventType>)> = {
             let gates = self.gates();
             let shut = gates.iter().filter(|wait| wait.gate.is_shut());
             shut.map(|wait| (wait.gate.clone(), wait.whole.clone())).collect()
         };
-        // A router may have changed its mind since they were put off. It is asked while nothing is locked.
+        // The router may route them differently by now. It is called while no lock is held.
         let still = |gate: Arc<Gate>, whole: BTreeSet<EventType>| {
             let types = whole.iter().filter(|event_type| routes.sends_all(event_type, &gate));
             let types: Vec<String> = types.map(ToString::to_string).collect();
@@ -586,7 +596,8 @@ impl Waiting {
         shut.into_iter().filter_map(|(gate, whole)| still(gate, whole)).collect()
     }
 
-    /// Whether an event should be taken now to probe this gate. Once in each half-open phase, unless the probe was lost.
+    /// Whether an event should be taken now to probe this destination. True once in each half-open
+    /// phase, unless the probe was lost.
     pub(crate) fn begin_probe(&self, gate: &Arc<Gate>) -> bool {
         let Some(phase) = gate.wants_probe() else { return false };
         let mut gates = self.gates();
@@ -603,7 +614,7 @@ impl Waiting {
         self.gates().iter().any(|wait| wait.whole.contains(event_type) && wait.gate.is_shut())
     }
 
-    /// How long to put an event off that waits for this gate.
+    /// How long to delay an event that waits for this destination.
     fn delay(&self, gate: &Arc<Gate>) -> Duration {
         let lasted = gate.outage().and_then(|outage| (chrono::Utc::now() - outage.since).to_std().ok());
         let grown = lasted.unwrap_or_default().clamp(PUT_OFF.0, PUT_OFF.1);
@@ -614,7 +625,7 @@ impl Waiting {
         (wait.next - now).min(LONGEST_PUT_OFF)
     }
 
-    /// The destinations that are not available.
+    /// The destinations that are unavailable.
     pub(crate) fn outages(&self) -> Vec<NodeOutage> {
         let gates = self.gates();
         let told = |wait: &Wait| {
@@ -624,12 +635,12 @@ impl Waiting {
         gates.iter().filter_map(told).collect()
     }
 
-    /// Waits until something has changed.
+    /// Waits until the outages have changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Notes that a type waits for this gate. Says whether nothing did before.
+    /// Records that a type waits for this destination. Returns whether it is the first one.
     fn add(&self, gate: &Arc<Gate>, event_type: &EventType, whole: bool) -> bool {
         let mut gates = self.gates();
         let known = gates.iter().position(|wait| Arc::ptr_eq(&wait.gate, gate));
@@ -653,7 +664,7 @@ impl Waiting {
 }
 
 impl Engine {
-    /// Where the next event of a strand goes, if it goes to a publisher.
+    /// Destination of the next event of a work unit, if a publisher gets it.
     pub(super) fn destination(&self, strand: &Strand) -> Option<Destination> {
         match strand {
             Strand::One(job) => self.routes.destination(&job.delivery.event),
@@ -665,7 +676,7 @@ impl Engine {
         self.runs.peek(run, |job| self.routes.destination(&job.delivery.event)).flatten()
     }
 
-    /// Whether the next event of a run that goes to one destination does not go there any more.
+    /// Whether the next event of a queue with a fixed destination no longer goes there.
     pub(super) fn is_rerouted(&self, run: &RunKey) -> bool {
         let gate = |job: &Job| self.routes.destination(&job.delivery.event).map(|to| to.gate.id);
         let destination = run.id.destination;
@@ -676,13 +687,13 @@ impl Engine {
         self.routes.destination(event).is_some_and(|destination| destination.is_same(to))
     }
 
-    /// Whether it can go to this destination together with others.
+    /// Whether the event can be sent to this destination in a batch with others.
     fn is_for(&self, job: &Job, to: &Destination) -> bool {
         !job.delivery.goes_alone() && self.leads_to(&job.delivery.event, to)
     }
 
-    /// What becomes of an event whose destination is unavailable: it stays in the table, untouched, if its type tells that it
-    /// waits; else it comes again, ever later.
+    /// Verdict on an event whose destination is unavailable: it stays in the table, untouched, if
+    /// its type determines the destination; otherwise it is redelivered, after ever longer delays.
     fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
         let whole = self.routes.sends_all(event.event_type(), gate);
         if self.waiting.add(gate, event.event_type(), whole) {
@@ -695,7 +706,7 @@ impl Engine {
         Verdict::Again { after: self.waiting.delay(gate), counted: false, error }
     }
 
-    /// Has the taker look when a gate may be probed, and when it is open again.
+    /// Wakes the taker when a destination may be probed, and when it is available again.
     async fn follow_outage(self: Arc<Self>, gate: Arc<Gate>) {
         let unavailable = self.metrics.unavailable(gate.publisher.name());
         unavailable.set(1.0);
@@ -710,7 +721,7 @@ impl Engine {
                 self.waiting.changed.notify_one();
             }
             tokio::select! {
-                // The sender is the gate's own: it cannot be gone.
+                // The breaker owns the sender: it cannot be dropped.
                 _ = phases.changed() => {}
                 () = self.stop.cancelled() => break,
             }

@@ -1,5 +1,5 @@
-//! What this node holds: every event from the moment it is reserved or taken until its settlement is in the
-//! database. No event is in here twice, so none is handled twice at a time.
+//! Events that this node holds: each from its reservation or take until its settlement is in the
+//! database. An event is in here at most once, so it is never handled twice at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
@@ -9,7 +9,8 @@ use super::sync::Mutex;
 use crate::event::EventId;
 use crate::store::{Claim, Settlement, Verdict};
 
-/// What tells one hold of an event from another: the claim with leases, the epoch with leadership.
+/// Tells one claim of an event by this node from another: the claim counter with leases, the epoch
+/// with leadership.
 pub(crate) type Tag = i64;
 
 /// The events that this node holds.
@@ -21,7 +22,7 @@ pub(crate) struct Held {
 #[derive(Default)]
 struct Inner {
     entries: HashMap<EventId, Entry>,
-    /// Settled since the current read began: that read may have seen them before.
+    /// Settled since the current read began: that read may have seen their rows before.
     settled: HashSet<EventId>,
     presence: Option<Presence>,
     /// How many entries have another claim than their job.
@@ -30,16 +31,19 @@ struct Inner {
 
 /// How long this node's announcements protect its leases.
 ///
-/// Other nodes release the leases of a node that has not announced itself for its presence, by the database's clock. So a lease
-/// is worth nothing after that, and this node has to stop believing in it first. Both clocks run at the same speed:
+/// Other nodes release the leases of a node that has not announced itself for its presence time, by
+/// the database's clock. A lease has no value after that, and this node has to stop relying on it
+/// first. Both clocks run at the same speed:
 ///
-/// - `until` counts from before the announcement was sent, hence it is over before the database's time is. After that nothing
-///   is started.
-/// - An announcement that is answered before `until` was stored before any node could release anything: presence goes on.
-/// - One that is answered later may have been stored too late: in the meantime every lease may have been released, and its
-///   event settled by another node. A release and an announcement exclude each other, so whatever is asked of the database
-///   after the answer (`since`) is answered with that release done. Leases that were taken or renewed before are not
-///   believed in until they are renewed; renewing names the claim, which a release raises.
+/// - `until` counts from before the announcement was sent, hence it ends before the database's time
+///   does. After that no event is started.
+/// - An announcement that is answered before `until` was stored before any node could release
+///   anything: presence goes on.
+/// - An announcement that is answered later may have been stored too late: in the meantime every
+///   lease may have been released, and its event settled by another node. A release and an
+///   announcement exclude each other, so every request sent to the database after the answer
+///   (`since`) sees that release. Leases that were taken or renewed before are not trusted until
+///   they are renewed; renewing names the claim, which a release increments.
 ///
 /// A verdict needs none of this: it names its claim.
 #[derive(Clone, Copy)]
@@ -50,19 +54,21 @@ struct Presence {
 
 struct Entry {
     tag: Tag,
-    /// The claim under which its job was queued: an earlier one, if this node has claimed the event again since.
+    /// The claim under which the job was queued: an earlier one, if this node has claimed the event
+    /// again since.
     first: Tag,
-    /// When the lease runs out here, by this process's own clock, counted from before it was asked for. `None`: held
-    /// by leadership, not by a lease.
+    /// When the lease runs out, by this process's own clock, counted from before the lease was
+    /// requested. `None`: held by leadership, not by a lease.
     until: Option<Instant>,
-    /// Its transaction is still open. The row is locked by the writer then, and on some databases whoever touches it
-    /// waits: it is neither renewed nor given back.
+    /// The writer's transaction is still open. The writer has locked the row, and on some databases
+    /// every other access waits for that lock: the lease is neither renewed nor released.
     uncommitted: bool,
     running: bool,
     lost: bool,
-    /// Whether the holder before may have vanished because of it.
+    /// Whether the event may have crashed its previous holder.
     suspect: bool,
-    /// A verdict is being written that lets it come again: its next claim is a new delivery.
+    /// A verdict is being written that makes the event pending again: its next claim is a new
+    /// delivery.
     given_up: bool,
 }
 
@@ -72,14 +78,15 @@ impl Entry {
         Self { tag, first: tag, until, uncommitted, running, lost, suspect, given_up }
     }
 
-    /// Whether a job of this claim is the one that this entry stands for.
+    /// Whether this entry stands for a job of this claim.
     fn covers(&self, tag: Tag) -> bool {
         (self.first..=self.tag).contains(&tag)
     }
 
-    /// Whether only this node has claimed the event between the claim of this entry and a new one. The lease of a
-    /// row ran out and was claimed again, or that of a list, which raises the claims once more. Every other holder, and every
-    /// fence, raises them as well. So does a verdict of this node that lets the event come again.
+    /// Whether only this node has claimed the event between the claim of this entry and a new one:
+    /// the lease of a row ran out and was claimed again, or a group lease did, which increments the
+    /// claims once more. Every other holder and every fence increments the claims as well, and so
+    /// does a verdict of this node that makes the event pending again.
     fn is_followed_by(&self, tag: Tag) -> bool {
         let next = if self.tag == 0 { 2 } else { self.tag + 1 };
         !self.uncommitted && !self.given_up && tag == next
@@ -92,7 +99,8 @@ impl Inner {
         self.reclaimed -= usize::from(removed.is_some_and(|entry| entry.first != entry.tag));
     }
 
-    /// Whether what was asked for then is worth anything: a lease from before presence lapsed is not.
+    /// Whether an answer to a request of that time can be trusted: a lease from before presence
+    /// lapsed cannot.
     fn believes(&self, asked: Instant) -> bool {
         self.presence.is_none_or(|presence| asked >= presence.since)
     }
@@ -100,15 +108,15 @@ impl Inner {
 
 impl Held {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no one panics while holding this lock")
+        self.inner.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Takes an event in, unless it is already here or was settled while it was being read.
+    /// Adds an event, unless it is already here or was settled while it was being read.
     pub(crate) fn admit(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
         self.take_in(id, Entry::new(tag, until))
     }
 
-    /// Takes an event in that is about to be written, unless it is already here.
+    /// Adds an event that is about to be written, unless it is already here.
     pub(crate) fn reserve(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
         self.take_in(id, Entry { uncommitted: true, ..Entry::new(tag, until) })
     }
@@ -122,19 +130,20 @@ impl Held {
         free
     }
 
-    /// An event that was reserved is committed.
+    /// Marks a reserved event as committed.
     pub(crate) fn committed(&self, id: &EventId, tag: Tag) {
         if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.covers(tag)) {
             entry.uncommitted = false;
         }
     }
 
-    /// Takes an event in under a claim that the database has just given, for a lease that was asked for then. Returns whether it
-    /// has to be queued.
+    /// Adds an event under a claim that the database has just granted, for a lease that was
+    /// requested then. Returns whether the event has to be queued.
     ///
-    /// An older claim of this node ran out then. If no other node has had the event since, its job goes on under the new claim: it
-    /// may be running, or its verdict may be about to be written. To handle it a second time would be in vain, and out
-    /// of order if later events of its key are in hand. Else the older claim was lost.
+    /// If this node had an older claim, that claim ran out. If no other node has claimed the event
+    /// since, its job goes on under the new claim: it may be running, or its verdict may be about
+    /// to be written. To handle it a second time would be useless, and out of order if this node
+    /// holds later events of its key. Otherwise the older claim was lost.
     pub(crate) fn admit_claimed(
         &self,
         id: &EventId,
@@ -160,7 +169,8 @@ impl Held {
         }
     }
 
-    /// Gives verdicts that are about to be written the claims under which their events are held now.
+    /// Updates verdicts that are about to be written to the claims under which their events are
+    /// held now.
     pub(crate) fn update_claims(&self, settlements: &mut [Settlement]) {
         let mut inner = self.inner();
         let reclaimed = inner.reclaimed > 0;
@@ -178,8 +188,9 @@ impl Held {
         }
     }
 
-    /// This node has announced itself, which lasts for so long: asked then, answered at `now`. Returns whether presence had
-    /// lapsed, so that no lease is believed in before it is renewed.
+    /// Records an announcement that lasts for this presence time: sent at `asked`, answered at
+    /// `now`. Returns whether presence had lapsed, so that no lease is trusted before it is
+    /// renewed.
     pub(crate) fn announced(&self, asked: Instant, now: Instant, presence: Duration) -> bool {
         let mut inner = self.inner();
         let until = asked + presence;
@@ -205,7 +216,7 @@ impl Held {
         (now < presence.until).then(|| now.duration_since(presence.since))
     }
 
-    /// Whether the event may be handled now, under this claim. Then it counts as running.
+    /// Whether the event may be handled now, under this claim. If so, it counts as running.
     pub(crate) fn start(&self, id: &EventId, tag: Tag, now: Instant) -> bool {
         let mut inner = self.inner();
         let present = inner.presence.is_none_or(|presence| now < presence.until);
@@ -222,15 +233,15 @@ impl Held {
         }
     }
 
-    /// The claim under which an event is held now, whose job was queued under this one. `None` if this node does not hold
-    /// it, or holds it by leadership.
+    /// The current claim of an event whose job was queued under this one. `None` if this node does
+    /// not hold the event, or holds it by leadership.
     pub(crate) fn claim(&self, id: &EventId, tag: Tag) -> Option<Claim> {
         let inner = self.inner();
         let entry = inner.entries.get(id).filter(|entry| entry.until.is_some() && entry.covers(tag))?;
         Claim::try_from(entry.tag).ok()
     }
 
-    /// Lets events go whose settlement is in the database.
+    /// Removes events whose settlement is in the database.
     pub(crate) fn settled<'a>(&self, settled: impl IntoIterator<Item = (&'a EventId, Tag)>, remember: bool) {
         let mut inner = self.inner();
         for (id, tag) in settled {
@@ -243,12 +254,12 @@ impl Held {
         }
     }
 
-    /// Lets an event go that was never handled.
+    /// Removes an event that was never handled.
     pub(crate) fn forget(&self, id: &EventId, tag: Tag) {
         self.settled([(id, tag)], false);
     }
 
-    /// A read of the database begins: whatever was settled before cannot appear in it any more.
+    /// Marks the start of a read: events settled before cannot appear in it any more.
     pub(crate) fn begin_read(&self) {
         self.inner().settled.clear();
     }
@@ -261,8 +272,8 @@ impl Held {
         leased.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
     }
 
-    /// What became of renewing `leases`, asked for then: those in `kept` last for the time of a lease, the others are lost. Returns
-    /// how many were.
+    /// Applies the answer to a renewal of `leases` that was sent at `asked`: those in `kept` last
+    /// for another lease time, the others are lost. Returns how many were lost.
     pub(crate) fn renewed(
         &self,
         leases: &[(EventId, Claim)],
@@ -289,7 +300,8 @@ impl Held {
         lost
     }
 
-    /// Everything held that no handler is at, or simply everything, to be given back.
+    /// Settlements that release all held events, without those that a handler is running unless
+    /// `with_running`.
     pub(crate) fn remaining(&self, with_running: bool) -> Vec<Settlement> {
         let inner = self.inner();
         let committed = inner.entries.iter().filter(|(_, entry)| !entry.uncommitted);
@@ -301,7 +313,7 @@ impl Held {
         remaining.map(released).collect()
     }
 
-    /// Lets go of everything: the right to it is lost.
+    /// Removes everything: the right to hold the events is lost.
     pub(crate) fn clear(&self) {
         let mut inner = self.inner();
         (inner.entries, inner.settled, inner.reclaimed) = Default::default();
@@ -369,7 +381,7 @@ mod tests {
         assert!(!held.start(&id, 1, asked));
     }
 
-    /// Its verdict is written under the new claim, so that it is not handled twice.
+    /// The verdict is written under the new claim, so that the event is not handled twice.
     #[test]
     fn a_job_goes_on_under_the_next_claim_if_no_other_node_had_the_event() {
         let held = Held::default();
@@ -388,7 +400,8 @@ mod tests {
         }
     }
 
-    /// 0 to 1 is no claim: a list was taken away, or its holder was fenced, and the event is not this node's.
+    /// 0 to 1 is no claim: a group lease was released, or its holder was fenced, and this node does
+    /// not hold the event.
     #[test]
     fn a_claim_that_skips_one_is_a_new_hold() {
         let held = Held::default();
@@ -400,7 +413,8 @@ mod tests {
         }
     }
 
-    /// An event of a list that is given back has claims of 1, and its next claim is 2, as if the list had been reaped.
+    /// An event of a group lease that is released has claims of 1, and its next claim is 2, as if
+    /// the group lease had run out.
     #[test]
     fn an_event_that_is_being_given_back_is_delivered_anew() {
         let held = Held::default();
@@ -438,7 +452,7 @@ mod tests {
         start + Duration::from_secs(seconds)
     }
 
-    /// Others may have released its leases since.
+    /// Other nodes may have released its leases since.
     #[test]
     fn a_node_that_could_not_announce_itself_starts_nothing() {
         let (held, start) = (Held::default(), Instant::now());
@@ -459,7 +473,7 @@ mod tests {
         assert!(!held.announced(at(start, 15), at(start, 19), PRESENCE));
         assert!(held.start(&id, 1, at(start, 34)));
         assert_eq!(held.present_for(at(start, 34)), Some(Duration::from_secs(34)));
-        assert!(!held.start(&id, 1, at(start, 35)), "it counts from before it was asked for");
+        assert!(!held.start(&id, 1, at(start, 35)), "it counts from before the announcement was sent");
     }
 
     #[test]
@@ -472,7 +486,8 @@ mod tests {
         assert!(held.announced(at(start, 15), at(start, 21), PRESENCE), "the answer came too late");
         assert_eq!(held.present_for(at(start, 22)), Some(Duration::from_secs(1)));
         assert!(!held.start(&old, 1, at(start, 22)));
-        // What was asked for before that answer may have been answered before a release.
+        // An answer to a request sent before that announcement's answer may be older than a
+        // release.
         held.renewed(&leases, &HashSet::from([old.clone()]), asked, LEASE);
         held.admit_claimed(&late, 1, at(start, 20), LEASE, false);
         assert!(!held.start(&old, 1, at(start, 22)) && !held.start(&late, 1, at(start, 22)));
@@ -482,7 +497,7 @@ mod tests {
         assert!(!held.start(&late, 1, at(start, 23)), "lost");
     }
 
-    /// It is held by leadership, which has its own lease.
+    /// The event is held by leadership, which has its own lease.
     #[test]
     fn leadership_does_not_need_presence() {
         let (held, start) = (Held::default(), Instant::now());

@@ -1,9 +1,9 @@
-//! The door between writing and the relay of the same process: events go through it after commit, without being read
-//! back.
+//! Hot path: hands committed events from writers to the relay of the same process, without reading
+//! them back.
 //!
-//! A place is reserved before the row is inserted, so that a hand-over never fails and a full queue costs a write
-//! nothing. A reserved event counts as held from then on, so that the poller, which may see the row the moment it is
-//! committed, leaves it alone.
+//! A slot is reserved before the row is inserted, so a hand-over never fails and a full queue does
+//! not delay a write. A reserved event counts as held from then on, so the poller, which may see
+//! the row the moment it is committed, skips it.
 
 use std::fmt;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
@@ -17,20 +17,20 @@ use crate::event::{Due, Event, EventId};
 use crate::sql::dialect::BirthLease;
 use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
 
-/// Open while a relay runs.
+/// Connects writers to the relay of the same process. Open while a relay runs.
 #[derive(Clone, Default)]
 pub(crate) struct HotDoor {
     behind: Arc<RwLock<Behind>>,
-    /// Rung when something was appended to the log.
+    /// Notified when events were appended to the log.
     pub(crate) bell: Arc<Notify>,
 }
 
-/// What is behind the door.
+/// State of the hot path.
 #[derive(Default)]
 enum Behind {
     #[default]
     Nothing,
-    /// A relay that is about to start.
+    /// A relay is about to start.
     Starting,
     Relay(Arc<Engine>),
 }
@@ -43,17 +43,18 @@ impl fmt::Debug for HotDoor {
 
 impl HotDoor {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.behind.read().expect("no one panics while holding this lock") {
+        match &*self.behind.read().expect("no code panics while it holds this lock") {
             Behind::Relay(engine) => Some(engine.clone()),
             Behind::Nothing | Behind::Starting => None,
         }
     }
 
     fn behind(&self) -> RwLockWriteGuard<'_, Behind> {
-        self.behind.write().expect("no one panics while holding this lock")
+        self.behind.write().expect("no code panics while it holds this lock")
     }
 
-    /// Takes the door for a relay that is about to start. Dropped, it is free again. `None`: another relay has it.
+    /// Reserves the hot path for a relay that is about to start. Dropping the guard frees it.
+    /// `None`: another relay has it.
     pub(crate) fn claim(&self) -> Option<DoorClaim> {
         let mut behind = self.behind();
         if !matches!(*behind, Behind::Nothing) {
@@ -71,7 +72,7 @@ impl HotDoor {
     }
 }
 
-/// The right to open the door.
+/// The right to open the hot path.
 pub(crate) struct DoorClaim(HotDoor);
 
 impl DoorClaim {
@@ -89,10 +90,10 @@ impl Drop for DoorClaim {
     }
 }
 
-/// How long a commit whose answer was lost may still be under way.
+/// How long a commit whose answer was lost may still be in progress.
 const UNKNOWN: Duration = Duration::from_secs(2);
 
-/// A place in the hot queue for one event. Dropped, the event goes by the poller.
+/// A slot in the hot queue for one event. If dropped, the poller delivers the event.
 pub(crate) struct Reservation {
     engine: Arc<Engine>,
     place: Option<OwnedSemaphorePermit>,
@@ -103,26 +104,27 @@ pub(crate) struct Reservation {
     created_at: Option<DateTime<Utc>>,
 }
 
-/// What the relay says to an event that is about to be written.
+/// Whether an event that is about to be written goes the hot path.
 pub(crate) enum Reserved {
-    /// It has a place.
+    /// It has a slot.
     Place(Reservation),
-    /// It is for the poller, by what it is: delayed, ordered, about to expire, or not routed by this relay.
+    /// The poller delivers it: it is delayed, ordered, about to expire, or not routed by this
+    /// relay.
     Poller,
-    /// It would have gone the hot way, but there is no place.
+    /// It could go the hot path, but the hot queue is full.
     Full,
 }
 
 impl Engine {
-    /// Reserves a place for an event, if it may go the hot way.
+    /// Reserves a slot for an event, if it may go the hot path.
     pub(crate) fn reserve(self: &Arc<Self>, event: &Event) -> Reserved {
         if !self.settings.hot
             || event.is_delayed()
             || event.ordering_key().is_some()
             || event.expires_at().is_some()
-            // It would come back at once, which is a write.
+            // The event would be released at once, which is a write.
             || self.waiting.leaves(event.event_type())
-            // Born free, for a relay that routes it.
+            // Written without a lease, for a relay that routes it.
             || self.routes.leaves(event)
         {
             return Reserved::Poller;
@@ -146,13 +148,13 @@ impl Engine {
         })
     }
 
-    /// The lease that rows with a place are born with, if rows are leased.
+    /// The lease that rows with a slot are inserted with, if rows are leased.
     pub(crate) fn birth_lease(&self) -> Option<BirthLease> {
         let exclusive = self.station.is_exclusive();
         (!exclusive).then(|| BirthLease { owner: self.node().clone(), lease: self.settings.lease })
     }
 
-    /// Frees a row that was born leased to this node, which will not handle it.
+    /// Releases a row that was inserted with a lease of this node, which will not handle it.
     fn give_back_one(self: &Arc<Self>, id: &EventId, claim: Claim, after: Duration) {
         let Some(by @ Holder::Lease { .. }) = self.station.holder() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -161,12 +163,12 @@ impl Engine {
         runtime.spawn(async move {
             tokio::time::sleep(after).await;
             if let Err(error) = engine.store.settle(&by, engine.settings.completion, &[released]).await {
-                tracing::warn!(store = engine.name(), %error, "could not give an event back: its lease has to run out");
+                tracing::warn!(store = engine.name(), %error, "could not release an event: it waits until its lease runs out");
             }
         });
     }
 
-    /// Tells the poller of a committed event that does not go the hot way.
+    /// Wakes the poller for a committed event that does not go the hot path.
     pub(crate) fn hint(&self, event: &Event) {
         if self.routes.leaves(event) {
             return;
@@ -187,16 +189,16 @@ impl Reservation {
         &self.event
     }
 
-    /// Notes when the database stored it.
+    /// Records when the database stored the event.
     pub(crate) fn stored_at(&mut self, at: DateTime<Utc>) {
         self.created_at = Some(at);
     }
 
-    /// The event is committed: hands it over.
+    /// Hands the committed event over to the workers.
     pub(crate) fn hand_over(mut self) {
         let engine = self.engine.clone();
         if engine.stop.is_cancelled() {
-            // Too late for this relay: the next one finds it.
+            // Too late for this relay: the next one takes the event.
             return engine.give_back_one(self.event.id(), self.claim, Duration::ZERO);
         }
         let Some(place) = self.place.take() else { return };
@@ -221,7 +223,7 @@ impl Reservation {
         }
     }
 
-    /// Nobody knows whether the event is committed. If it is, its row is free once the commit is surely over.
+    /// Releases the row of an event whose commit is unknown, once the commit is surely over.
     pub(crate) fn leave_to_the_poller(self) {
         self.engine.give_back_one(self.event.id(), self.claim, UNKNOWN);
     }

@@ -1,8 +1,9 @@
-//! Handling in a transaction that settles as well.
+//! Handling in a transaction that also settles the event.
 //!
-//! The event is taken as any other. Its handler runs in a transaction; when it says done, the same transaction settles
-//! the event, fenced like every settlement, and then commits. Either all of it happened, or nothing did and the event
-//! comes again. Two holders that handle one event at a time, because a lease ran out, meet at its row: one commits.
+//! The event is taken as any other. Its handler runs in a transaction; when the handler returns
+//! `Done`, the same transaction settles the event, fenced like every settlement, and then commits.
+//! Either everything took effect, or nothing did and the event is redelivered. Two holders that
+//! handle one event at the same time, because a lease ran out, conflict on its row: one commits.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -20,49 +21,50 @@ use crate::sql::Database;
 use crate::store::{Completion, Holder, Settled, Settlement};
 use crate::tx::Tx;
 
-/// When to come again if it is the database that is in trouble, and not the handler.
+/// Delay of the next attempt if the database failed, and not the handler.
 const TROUBLE: Duration = Duration::from_secs(1);
 
-/// How long to wait for a rollback.
+/// Time limit of a rollback.
 const ROLLBACK: Duration = Duration::from_secs(5);
 
-/// An outbox whose database is not known.
+/// An outbox whose database type is erased.
 pub(crate) type AnyOutbox = Arc<dyn Any + Send + Sync>;
 
 /// A handler that gets a transaction, whatever the database.
 #[async_trait]
 pub(crate) trait InTx: Send + Sync {
-    /// Why this outbox has no transaction for it.
+    /// Error if this outbox has no transactions for the handler.
     fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error>;
 
     /// Handles and settles.
     async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, end: &End<'_>) -> Ended;
 }
 
-/// How the event is to be settled.
+/// How the transaction settles the event.
 pub(crate) struct End<'a> {
-    /// The name of the store, for log lines.
+    /// Name of the store, for log lines.
     pub(crate) store: &'a str,
     pub(crate) settlement: Settlement,
-    /// Says whether the event is still this node's to handle, and under which claim.
+    /// Knows whether this node still holds the event, and under which claim.
     pub(crate) held: &'a Held,
     pub(crate) tag: Tag,
     pub(crate) completion: Completion,
-    /// How long the handler may take.
+    /// Time limit of the handler.
     pub(crate) limit: Duration,
-    /// In whose name to settle, when it comes to that.
+    /// The holder to settle as.
     pub(crate) by: Holder,
-    /// How long settling and committing may take, where a database that hangs must not keep what others wait for.
+    /// Time limit of settling and committing, in a fleet: a database that hangs must not keep
+    /// shared limits occupied.
     pub(crate) patience: Option<Duration>,
 }
 
-/// How handling in a transaction ended.
+/// Result of handling in a transaction.
 pub(crate) enum Ended {
-    /// Done and settled. `wrote`: what follows a join was written with it.
+    /// Done and settled. `wrote`: the follow-up event of a join was written too.
     Settled { wrote: bool },
-    /// The event is somebody else's by now, and nothing has happened.
+    /// Another node holds the event by now; nothing has happened.
     Stale,
-    /// Rolled back, and this is to be settled.
+    /// Rolled back; this result is to be settled.
     Said(Result<Outcome, Failure>),
 }
 
@@ -74,7 +76,7 @@ impl<DB: Database> Transactional<DB> {
         Self(Box::new(handler))
     }
 
-    /// Settles in the handler's transaction. `None`: the event is not ours any more.
+    /// Settles in the handler's transaction. `None`: this node no longer holds the event.
     async fn settle(tx: &mut Tx<'static, DB>, end: &End<'_>) -> Result<Option<Settled>, Error> {
         let mut settlement = [end.settlement.clone()];
         if matches!(end.by, Holder::Lease { .. }) {
@@ -84,7 +86,7 @@ impl<DB: Database> Transactional<DB> {
         Ok(Some(settled).filter(|settled| settled.moved > 0))
     }
 
-    /// The handler is done: settles and commits.
+    /// Settles and commits after the handler returned `Done`.
     async fn finish(mut tx: Tx<'static, DB>, end: &End<'_>) -> Ended {
         match Self::settle(&mut tx, end).await {
             Ok(Some(Settled { wrote, .. })) => match tx.commit().await {
@@ -110,7 +112,7 @@ impl<DB: Database> InTx for Transactional<DB> {
         (!fits).then(|| {
             let database = DB::NAME;
             Error::Setting(format!(
-                "a handler wants a transaction of {database}: start its relay from an outbox of {database}"
+                "a handler needs a transaction of {database}: start its relay from an outbox of {database}"
             ))
         })
     }
@@ -118,7 +120,7 @@ impl<DB: Database> InTx for Transactional<DB> {
     async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, end: &End<'_>) -> Ended {
         let Some(outbox) = outbox.and_then(|outbox| outbox.downcast_ref::<Outbox<DB>>()) else {
             let wanted =
-                format!("the handler wants a transaction of {}, and this is another database", DB::NAME);
+                format!("the handler needs a transaction of {}, but the event is in another database", DB::NAME);
             return Ended::Said(Err(Failure::dead(wanted)));
         };
         let mut tx = match outbox.begin_for_handler().await {
@@ -146,26 +148,29 @@ impl<DB: Database> InTx for Transactional<DB> {
             None => finished.await,
             Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {
                 let (store, event) = (end.store, &end.settlement.id);
-                tracing::warn!(store, event = %Escaped(event), "no answer to a commit within {limit:?}: the event comes again if there was none");
+                tracing::warn!(store, event = %Escaped(event), "no answer to a commit within {limit:?}: the event is redelivered if it was not committed");
                 Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)))
             }),
         }
     }
 }
 
-/// A rollback that fails is one as well: the connection is lost. One that takes long, because a statement of a handler that
-/// ran out of time still waits for a lock, goes on without us.
+/// Rolls back. A rollback that fails is one as well: the connection is lost. A rollback that takes
+/// long, because a statement of a timed-out handler still waits for a lock, goes on in the
+/// background.
 async fn roll_back<DB: Database>(tx: Tx<'static, DB>) {
     let _ = tokio::time::timeout(ROLLBACK, tx.rollback()).await;
 }
 
-/// What the database refuses may be the handler's fault: then it counts. A lost connection or a deadlock is not.
+/// Decides who is to blame for a database error. An error that the handler may have caused counts
+/// as an attempt. A lost connection or a deadlock does not.
 ///
-/// If the commit's answer was lost, the event may be settled: then what is said here is stale and changes nothing.
+/// If the commit's answer was lost, the event may be settled: then the outcome returned here is
+/// stale and changes nothing.
 fn trouble(end: &End<'_>, what: &str, error: &Error) -> Ended {
     if error.is_transient() {
         let (store, event) = (end.store, &end.settlement.id);
-        tracing::warn!(store, event = %Escaped(event), %error, "could not {what}: the event comes again");
+        tracing::warn!(store, event = %Escaped(event), %error, "could not {what}: the event is redelivered");
         return Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)));
     }
     Ended::Said(Err(Failure::retry(format!("could not {what}: {error}"))))

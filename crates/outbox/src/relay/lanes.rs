@@ -1,4 +1,5 @@
-//! The two bounded queues between taking and handling: hot (after commit) and cold (from the poller).
+//! The two bounded queues between taking and handling: hot (after commit) and cold (from the
+//! poller).
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -10,29 +11,32 @@ use super::Job;
 use super::runs::RunKey;
 use super::sync::{AtomicUsize, Mutex};
 
-/// A run of deliveries for one worker.
+/// Work for one worker.
 pub(crate) enum Strand {
-    /// An event without a key: a run of one.
+    /// One event without a key.
     One(Job),
-    /// The events of a key, or of it for one destination, one after another. Which ones, [`Runs`](super::runs::Runs) knows.
+    /// The events of a key (and destination, if the queue has one), one after another.
+    /// [`KeyQueues`](super::key_queues::KeyQueues) holds the events.
     Key(RunKey),
 }
 
-/// How far a worker looks for strands to take along: this many times as many as it wants.
+/// A worker scans this many times as many work units as it wants to add to its batch.
 const LOOK: usize = 4;
 
-/// Both queues. Workers take two from the hot one for each one from the cold one, so neither starves.
+/// Both queues. Workers take two units from the hot queue for each one from the cold queue, so
+/// neither starves.
 pub(crate) struct Lanes {
     queues: Mutex<Queues>,
-    /// As many permits as there are strands to take.
+    /// One permit for each queued work unit.
     ready: Semaphore,
-    /// The places of the hot queue. One is reserved before its event is written, so a hand-over never fails.
+    /// The slots of the hot queue. One is reserved before its event is written, so a hand-over
+    /// never fails.
     places: Arc<Semaphore>,
     hot_capacity: usize,
     cold_capacity: usize,
-    /// Events, not strands, in the cold queue.
+    /// Events, not work units, in the cold queue.
     cold_events: AtomicUsize,
-    /// Told when the cold queue has become half empty.
+    /// Notified when the cold queue has become half empty.
     room: Notify,
 }
 
@@ -62,15 +66,15 @@ impl Lanes {
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().expect("no one panics while holding the queues")
+        self.queues.lock().expect("no code panics while it holds this lock")
     }
 
-    /// A place in the hot queue, if there is one.
+    /// Reserves a slot in the hot queue, if there is one.
     pub(crate) fn reserve(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().try_acquire_owned().ok()
     }
 
-    /// Puts an event into the place that was reserved for it. False if no worker will come for it any more.
+    /// Puts an event into its reserved slot. False if no worker will take it any more.
     pub(crate) fn push_hot(&self, job: Job, place: OwnedSemaphorePermit) -> bool {
         let mut queues = self.queues();
         if queues.closing {
@@ -82,19 +86,19 @@ impl Lanes {
         true
     }
 
-    /// How many more events the cold queue takes.
+    /// How many more events the cold queue accepts.
     pub(crate) fn cold_room(&self) -> usize {
         self.cold_capacity.saturating_sub(self.cold_events.load(Ordering::Acquire))
     }
 
-    /// Counts events into the cold queue, before the strands that hold them are pushed.
+    /// Counts events into the cold queue, before the work units that hold them are pushed.
     pub(crate) fn count_cold(&self, events: usize) {
         self.cold_events.fetch_add(events, Ordering::AcqRel);
     }
 
     /// Counts events out of the cold queue.
     pub(crate) fn uncount_cold(&self, events: usize) {
-        // Not below zero: what is counted out here may have been cleared in the meantime.
+        // Not below zero: `clear` may have reset the count in the meantime.
         let less = |before: usize| Some(before.saturating_sub(events));
         let before =
             self.cold_events.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).unwrap_or_default();
@@ -104,14 +108,14 @@ impl Lanes {
         }
     }
 
-    /// Puts strands into the cold queue, and wakes as many workers.
+    /// Puts work units into the cold queue, and wakes as many workers.
     pub(crate) fn push_cold(&self, strands: Vec<Strand>) {
         let count = strands.len();
         self.queues().cold.extend(strands);
         self.ready.add_permits(count);
     }
 
-    /// The next strand to handle; `None` when the lanes are closed and empty.
+    /// The next work unit; `None` when the queues are closed and empty.
     pub(crate) async fn next(&self) -> Option<Strand> {
         loop {
             self.ready.acquire().await.ok()?.forget();
@@ -123,21 +127,22 @@ impl Lanes {
                 let hot = queues.hot.pop_front().map(|(strand, _place)| strand);
                 hot.or_else(|| queues.cold.pop_front())
             };
-            // A permit without a strand: the queues were cleared, or closed.
+            // A permit without a work unit: the queues were cleared, or closed.
             if strand.is_some() || queues.closing {
                 return strand;
             }
         }
     }
 
-    /// Takes along up to `most` strands that are wanted, from among the first that are queued. Does not wait.
+    /// Removes up to `most` wanted work units from the front of the queues. Does not wait.
     pub(crate) fn take_more(&self, most: usize, wanted: impl Fn(&Strand) -> bool) -> Vec<Strand> {
         let mut taken = Vec::new();
         let mut queues = self.queues();
         pick(&mut queues.hot, most, &mut taken, |(strand, _)| wanted(strand), |(strand, _place)| strand);
         pick(&mut queues.cold, most, &mut taken, &wanted, |strand| strand);
         drop(queues);
-        // Their permits. One that a worker holds already makes it look once in vain.
+        // Their permits. If a worker holds one of them already, that worker finds the queues empty
+        // and waits again.
         if let Ok(permits) = self.ready.try_acquire_many(taken.len() as u32) {
             permits.forget();
         }
@@ -156,13 +161,13 @@ impl Lanes {
         (self.hot_capacity - self.places.available_permits(), self.cold_events.load(Ordering::Relaxed))
     }
 
-    /// Lets workers finish what is queued, and then end.
+    /// Lets workers finish the queued work, and then end.
     pub(crate) fn close(&self, workers: usize) {
         self.queues().closing = true;
         self.ready.add_permits(workers);
     }
 
-    /// Throws out everything that is queued.
+    /// Drops all queued work.
     pub(crate) fn clear(&self) {
         let mut queues = self.queues();
         queues.hot.clear();
@@ -173,7 +178,8 @@ impl Lanes {
     }
 }
 
-/// Moves what is wanted from among the first of a queue, until there are `most`. The others keep their places.
+/// Moves wanted items from the front of a queue, until there are `most`. The others keep their
+/// positions.
 fn pick<T>(
     queue: &mut VecDeque<T>,
     most: usize,
@@ -265,10 +271,11 @@ mod tests {
         assert_eq!(lane_of(&lanes).await, "cold");
         assert_eq!(lane_of(&lanes).await, "closed");
         let place = lanes.reserve().unwrap();
-        assert!(!lanes.push_hot(job("hot"), place), "nobody would come for it");
+        assert!(!lanes.push_hot(job("hot"), place), "no worker would take it");
     }
 
-    /// Leadership can be lost between a worker's taking a strand and its counting it out.
+    /// Leadership can be lost after a worker has taken a work unit and before it has counted the
+    /// events out.
     #[tokio::test]
     async fn what_was_cleared_is_not_counted_out_again() {
         let lanes = Lanes::new(2, 10);

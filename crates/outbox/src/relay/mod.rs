@@ -1,26 +1,30 @@
-//! The relay: takes due events, hands them to handlers, settles what became of them.
+//! The relay: takes due events, dispatches them to handlers and publishers, settles the outcomes.
 //!
 //! ```text
-//!   write ── reserve ──► commit ──► hot lane ─┐
-//!                                             ├─► workers ──► settler ──► store
-//!   store ──► taker ─────────────► cold lane ─┘
+//!   write ── reserve ──► commit ──► hot queue ─┐
+//!                                              ├─► workers ──► settler ──► store
+//!   store ──► taker ─────────────► cold queue ─┘
 //! ```
 //!
-//! | room | what happens there |
+//! | module | subject |
 //! | --- | --- |
-//! | `hot` | the door that a writer in the same process uses |
-//! | `take` | one task reads or claims what is due |
-//! | `bytes` | how much memory the events may take that were read |
-//! | `lanes`, `runs`, `held` | what is queued, in which order, and what this node holds |
-//! | `dispatch` | workers call handlers |
-//! | `forward` | workers hand events to publishers, in batches |
-//! | `settle` | one task writes verdicts in batches |
-//! | `tally` | counts what was settled |
-//! | `upkeep` | leases, leadership, purge |
-//! | `doze` | sleeping until a row is written |
-//! | `presence` | announcing this relay, and releasing the leases of relays that vanished |
-//! | `publish` | the log: one task for all pairs of topic and publisher |
-//! | `supervise`, `monitor` | catching panics of all these tasks; health of the relay |
+//! | `builder` | settings of a relay |
+//! | `hot` | hand-over of committed events from writers in the same process |
+//! | `take` | the taking task: reads or claims due events |
+//! | `bytes` | memory limit of the events that were read |
+//! | `queues`, `key_queues`, `in_flight` | the hot and the cold queue, the order within a key, the events this node holds |
+//! | `ownership` | the right to act: leases on rows, or leadership of the table |
+//! | `dispatch`, `tx_dispatch` | workers call handlers, also in a transaction that settles the event |
+//! | `forward` | workers send events to publishers, in batches |
+//! | `report` | reports the outcome of a step to a join in another database |
+//! | `settle` | the settling task: writes verdicts in batches |
+//! | `stats` | counters of settled events |
+//! | `maintenance` | renewal of leases and leadership, purge |
+//! | `wakeup` | insert notifications |
+//! | `presence` | announces this relay, and releases the leases of relays that vanished |
+//! | `log_relay` | publishes the log: one task for all subscriptions |
+//! | `supervise`, `monitor` | restart of tasks that panicked; health of the relay |
+//! | `sync` | locks and counters that the schedule tests can interleave |
 
 mod builder;
 mod bytes;
@@ -81,38 +85,38 @@ use crate::metrics::Metrics;
 use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
 use crate::suspect::Suspects;
 
-/// A delivery on its way through this node.
+/// One delivery, from the take or the hot hand-over until its verdict is sent to the settler.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
-    /// The epoch in which it was taken; 0 with leases.
+    /// Epoch in which the event was taken; 0 with leases.
     pub(crate) epoch: i64,
-    /// When it was asked for.
+    /// When the take or the write began.
     pub(crate) taken: Instant,
-    /// Whether it is counted in the cold lane.
+    /// Whether the event is counted in the cold queue.
     pub(crate) cold: bool,
-    /// Its part of the [byte budget](bytes::ByteBudget), if it was read from the table.
+    /// Share of the [byte budget](bytes::ByteBudget), if the event was read from the table.
     pub(crate) memory: Option<Arc<bytes::ReservedBytes>>,
 }
 
 impl Job {
-    /// What became of it, to be settled.
+    /// The row change that this verdict makes.
     pub(crate) fn settlement(&self, verdict: Verdict) -> Settlement {
         Settlement { id: self.delivery.event.id().clone(), claim: self.delivery.claim, verdict }
     }
 
-    /// The same, to be written and counted.
+    /// The verdict as the settler needs it, with the data for the counters.
     pub(crate) fn told(&self, verdict: Verdict) -> Told {
         let subject = (!verdict.is_release()).then(|| Subject::of(self));
         Told { settlement: self.settlement(verdict), written: false, subject, _memory: self.memory.clone() }
     }
 
-    /// It is given back without having been handled.
+    /// Verdict that releases the event unhandled.
     pub(crate) fn released(&self) -> Verdict {
         self.delivery.released()
     }
 
-    /// What tells this hold of the event from another.
+    /// Fence of this job's claim.
     pub(crate) fn tag(&self) -> held::Tag {
         tag(self.epoch, self.delivery.claim)
     }
@@ -123,53 +127,53 @@ fn tag(epoch: i64, claim: Claim) -> held::Tag {
     if epoch > 0 { epoch } else { claim.into() }
 }
 
-/// What all tasks of a relay share.
+/// State that all tasks of a relay share.
 pub(crate) struct Engine {
     pub(crate) store: SharedStore,
-    /// What it is called, for everybody who handles its events.
+    /// Name of the store, for handler contexts.
     pub(crate) store_name: Arc<str>,
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Arc<Routes>,
-    /// Where handlers get their transactions from.
+    /// Source of the transactions of handlers.
     pub(crate) outbox: Option<AnyOutbox>,
-    /// Its place in a fleet, if it is part of one.
+    /// Limits of the fleet that the database belongs to, if any.
     pub(crate) place: Option<Place>,
     pub(crate) metrics: Metrics,
     pub(crate) lanes: Lanes,
     pub(crate) held: Held,
     pub(crate) runs: Runs,
     pub(crate) station: Station,
-    /// Something may be due: look now.
+    /// Wakes the taker: events may be due.
     pub(crate) wake: Notify,
-    /// At the whole table, that is.
+    /// The next pass starts at the beginning of the table.
     pub(crate) everywhere: AtomicBool,
-    /// What the last look at the whole table cost, in microseconds.
+    /// Cost of the last full pass, in microseconds.
     pub(crate) full_pass_micros: AtomicU64,
-    /// Whether another relay may have vanished, as the last announcement was told.
+    /// Whether another relay may have vanished, by the answer to the last announcement.
     pub(crate) may_take_over: AtomicBool,
-    /// Whether writers notify of appends to the log: then they need not be looked for.
+    /// Whether writers notify of appends to the log, so that the log relay need not poll.
     pub(crate) log_calls: Arc<AtomicBool>,
-    /// Something will be due: look then.
+    /// Times at which events become due.
     pub(crate) alarm: Alarm,
-    /// Leases have to be renewed before anything held by them is started.
+    /// Wakes the renewer: leases have to be renewed before any event held by them is started.
     pub(crate) renew: Notify,
-    /// Told after every settlement and every pass: for those who wait for quiet.
+    /// Notified after every settlement and every pass, for `idle`.
     pub(crate) progress: Notify,
-    /// Destinations that are not available.
+    /// Destinations that are unavailable.
     pub(crate) waiting: Waiting,
-    /// Where verdicts go.
+    /// Queue of the settling task.
     pub(crate) settler: Speaker,
-    /// What became of them.
+    /// Counters of settled events.
     pub(crate) tally: Tally,
-    /// Where events run that may have killed their process before.
+    /// Admits events that may have crashed their process before.
     pub(crate) suspects: Suspects,
     /// Health of this relay.
     pub(crate) monitor: Arc<Monitor>,
     /// Runs the tasks, and knows whether one failed for good.
     pub(crate) supervisor: Arc<Supervisor>,
-    /// No more taking.
+    /// Cancelled when the relay stops taking.
     pub(crate) stop: CancellationToken,
-    /// No more settling either: what is still held is given back.
+    /// Cancelled when the relay stops settling: events still held are released.
     pub(crate) over: CancellationToken,
 }
 
@@ -182,21 +186,22 @@ impl Engine {
         &self.settings.node
     }
 
-    /// Whether an event may be handled now: this node holds it. Then it counts as running.
+    /// Whether this node may handle the event now. If so, the event counts as running.
     pub(crate) fn may_start(&self, job: &Job) -> bool {
         self.station.covers(job.epoch) && self.held.start(job.delivery.event.id(), job.tag(), Instant::now())
     }
 
-    /// An event is not this node's any more, as far as it knows.
+    /// Drops an event that this node no longer holds, as far as this node knows.
     pub(crate) fn let_go(self: &Arc<Self>, job: &Job) {
         self.held.forget(job.delivery.event.id(), job.tag());
         if !self.station.is_exclusive() {
-            // If it is nobody else's either, it should not wait for others that were leased with it.
+            // If no other node holds the event either, it need not wait until the group lease that
+            // it was taken with runs out.
             self.speak(Spoken::verdicts(vec![job.told(job.released())], job.epoch));
         }
     }
 
-    /// The right to everything in memory is lost: somebody else has it.
+    /// Drops everything in memory: another node holds the table.
     pub(crate) fn drop_everything(&self) {
         self.lanes.clear();
         self.runs.clear();
@@ -221,15 +226,15 @@ impl Engine {
 pub struct Relay {
     handle: Handle,
     door: HotDoor,
-    /// Cancelled to have the relay stop.
+    /// Cancelled to stop the relay.
     quit: CancellationToken,
-    /// Runs until the relay is stopped, or a task has failed for good; then shuts down.
+    /// Runs until the relay is stopped or a task has failed for good; then shuts down.
     life: Option<JoinHandle<Result<()>>>,
-    /// Whether everything has come to its end.
+    /// True once the relay has shut down.
     ended: watch::Receiver<bool>,
 }
 
-/// What can be asked of a relay while it runs.
+/// Access to a running relay.
 #[derive(Clone)]
 pub(crate) struct Handle {
     engine: Arc<Engine>,
@@ -267,8 +272,8 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
-    /// is done.
+    /// Builds the engine, acquires leadership where the mode needs it, and starts every task. No
+    /// task runs before every step that can fail is done.
     pub(crate) async fn start(
         source: OneOutbox,
         settings: RelaySettings,
@@ -334,7 +339,8 @@ impl Relay {
             let hold = match Hold::new(engine.clone()).await {
                 Ok(hold) => shared(hold),
                 Err(error) => {
-                    // Others would take it for a relay that vanished. What cannot be taken back is out of date soon.
+                    // Other relays would take this one for a relay that vanished. If the row cannot
+                    // be removed, it soon expires.
                     engine.retire().await;
                     return Err(error);
                 }
@@ -368,7 +374,7 @@ impl Relay {
                 );
             }
             if let Some(claim) = claim {
-                // Without a hot path too: then writers only say that there is something to take.
+                // Also without a hot path: then a write only wakes the taker.
                 claim.open(engine.clone());
             }
         }
@@ -401,41 +407,44 @@ impl Relay {
         self.handle.engine.node()
     }
 
-    /// Whether it delivers: false while another `single_node` relay holds the outbox and this one stands by.
+    /// Whether it delivers: false while another `single_node` relay holds the outbox and this one
+    /// stands by.
     pub fn is_active(&self) -> bool {
         self.handle.is_active()
     }
 
-    /// Looks for due events now instead of at the next interval.
+    /// Looks for due events now instead of at the next poll.
     pub fn wake(&self) {
         self.handle.wake();
     }
 
-    /// Runs one poll cycle: takes due events until there are no more, or no room for more. Returns how many.
+    /// Runs one poll cycle: takes due events until there are no more or the queues are full.
+    /// Returns how many.
     pub async fn poll_once(&self) -> Result<usize> {
         self.handle.poll_once().await
     }
 
-    /// Waits until nothing is due and nothing is being handled, and every publisher that this node leads has published the
-    /// whole log; one that is paused or fails does not count. What waits for a later time does not count, nor what
-    /// an earlier event of its key holds back.
+    /// Waits until no event is due or being handled, and every publisher that this node leads has
+    /// published the whole log. Publishers that are paused or fail do not count, nor do events that
+    /// are scheduled for later or held back by an earlier event of their key.
     pub async fn idle(&self) -> Result<()> {
         self.handle.idle().await
     }
 
-    /// Health of this relay: its last successes, and the errors that it meets now.
+    /// Health of this relay: its last successes, and its current errors.
     pub fn health(&self) -> RelayHealth {
         self.handle.health()
     }
 
-    /// Waits until the relay has ended by itself: a background task panicked five times within a minute, or where no
-    /// restart is safe. Returns the [cause](Error::TaskFailed); what the relay held has been given back by then, or waits
-    /// for its lease to run out. Never returns while the relay runs.
+    /// Waits until the relay has ended by itself: a background task panicked five times within a
+    /// minute, or panicked where no restart is safe. Returns the [cause](Error::TaskFailed); by
+    /// then the relay has released its events, or they wait for their lease to run out. Does not
+    /// return while the relay runs.
     ///
     /// ```no_run
     /// # async fn run(relay: outbox::Relay) -> outbox::Result<()> {
     /// tokio::select! {
-    ///     ended = relay.stopped() => return ended,          // have the process end, and be started again
+    ///     ended = relay.stopped() => return ended,          // end the process, to be restarted
     ///     _ = tokio::signal::ctrl_c() => {}
     /// }
     /// relay.stop().await
@@ -450,8 +459,9 @@ impl Relay {
         self.handle.clone()
     }
 
-    /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
-    /// not finished is given back, and delivered later. An error if the relay has [ended](Relay::stopped) before.
+    /// Stops the relay: first purging, then taking, then handling, which gets the drain time to
+    /// finish the queued events. Unfinished events are released, and delivered later. Returns an
+    /// error if the relay has [ended](Relay::stopped) before.
     pub async fn stop(mut self) -> Result<()> {
         self.quit.cancel();
         match self.life.take() {
@@ -505,16 +515,18 @@ impl Handle {
             self.check()?;
             let progress = self.engine.progress.notified();
             let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
-            // Alone: what another pass takes meanwhile would be seen neither here nor in the table.
+            // The lock excludes other passes: events that another pass takes meanwhile would be
+            // seen neither here nor in the table.
             let mut taker = taker.lock().await;
-            // Before the pass: what is settled while it reads may set free what it could not take.
+            // Before the pass: a settlement during the read may make events takeable that the read
+            // has skipped.
             let was_quiet = quiet();
             let took = if self.is_active() { taker.full_pass().await? } else { 1 };
             drop(taker);
             if was_quiet && took == 0 && quiet() {
                 return Ok(());
             }
-            // Progress is a hint as well: look again now and then.
+            // The notification is only a hint: check again after a short time.
             let _ = tokio::time::timeout(Duration::from_millis(20), progress).await;
         }
     }
@@ -529,12 +541,12 @@ impl Drop for Relay {
     }
 }
 
-/// For a task that keeps its state over restarts. Not poisoned by a panic.
+/// Wraps state that a task keeps over restarts. A panic does not poison the lock.
 fn shared<T>(state: T) -> Arc<tokio::sync::Mutex<T>> {
     Arc::new(tokio::sync::Mutex::new(state))
 }
 
-/// Waits until the relay is to stop, or a task has failed for good, and shuts it down.
+/// Waits until the relay has to stop or a task has failed for good, and shuts it down.
 async fn live(
     engine: Arc<Engine>,
     door: HotDoor,
@@ -547,7 +559,7 @@ async fn live(
         () = engine.supervisor.failed() => {}
     }
     let handles = tasks.abort_handles();
-    // A lock may be poisoned, and a store that made a task panic may do so again.
+    // A lock may be poisoned, and a store that made a task panic may panic again.
     let stopped = AssertUnwindSafe(shut_down(engine.clone(), door, tasks)).catch_unwind().await;
     if stopped.is_err() {
         handles.iter().for_each(AbortHandle::abort);
@@ -557,7 +569,7 @@ async fn live(
         (Some(failed), _) => Err(failed.into()),
         (None, Ok(stopped)) => stopped,
         (None, Err(panic)) => Err(Error::Store(format!(
-            "the relay could not give back what it held, whose leases have to run out: {}",
+            "the relay panicked while it released its events, which wait until their leases run out: {}",
             supervise::message(&*panic)
         ))),
     };
@@ -565,7 +577,7 @@ async fn live(
     result
 }
 
-/// How long cancelled handlers get to notice.
+/// Time for cancelled handlers to end.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
 async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<()> {
@@ -588,7 +600,8 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     for worker in unfinished {
         all_ended &= tokio::time::timeout_at(grace, worker).await.is_ok();
     }
-    // The settler ends when it has written everything that was said before this. One that failed for good hears nothing.
+    // The settler ends after it has written every request sent before this one. A settler that
+    // failed for good no longer receives.
     if let Some(mut settler) = tasks.settler {
         tokio::select! {
             biased;
@@ -605,9 +618,11 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         let _ = task.await;
     }
     let (result, leases_left) = match engine.supervisor.failure().map(|failed| failed.task) {
-        // Of some events the outcome is known, but not written: their leases run out, as after a crash.
+        // For some events the outcome is known but not written: their leases run out, as after a
+        // crash.
         Some(RelayTask::Settle) => (Ok(()), true),
-        // What a worker was at may be what made it panic: it comes again with care, when its lease has run out.
+        // The event that a worker was handling may have caused the panic: the event is redelivered
+        // as a suspect, when its lease has run out.
         Some(RelayTask::Dispatch) => (give_back(&engine, false).await, true),
         _ => (give_back(&engine, all_ended).await, false),
     };
@@ -618,18 +633,18 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     result
 }
 
-/// Frees at once what this node still holds, so that others need not wait for leases to run out. What a handler that
-/// could not be cancelled is still at stays held.
+/// Releases the events that this node still holds, so that other nodes need not wait until the
+/// leases run out. Events whose handler could not be cancelled stay held.
 async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
     let Some(by) = engine.station.holder() else { return Ok(()) };
     let rest = engine.held.remaining(with_running);
     match &by {
         crate::store::Holder::Lease { .. } if !rest.is_empty() => {
             let count = engine.store.settle(&by, engine.settings.completion, &rest).await?.moved;
-            tracing::info!(store = engine.name(), count, "gave back what was not finished");
+            tracing::info!(store = engine.name(), count, "released unfinished events");
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {
-            // Of events that a leader before this one had in hand when it vanished, some may not have been read yet.
+            // Some events that an earlier leader held when it vanished may not have been read yet.
             let clean = !engine.station.expects_suspects();
             engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch, clean).await?;
         }
@@ -662,7 +677,7 @@ pub(crate) mod tests {
         Job { delivery, epoch: 0, taken: Instant::now(), cold: true, memory: None }
     }
 
-    /// The event is in memory until then: counters need its type.
+    /// The event stays in memory until then: counters need its type.
     #[test]
     fn the_bytes_of_an_event_are_counted_until_its_verdict_is_written() {
         let budget = bytes::ByteBudget::new(100);

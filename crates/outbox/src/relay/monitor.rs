@@ -1,4 +1,4 @@
-//! What a relay knows of its own health: last successes, current errors, calls that do not come back.
+//! Health of a relay: last successes, current errors, database calls that do not return.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::metrics::Metrics;
 use crate::store::{RelayHealth, RelayTask, TaskError};
 
-/// How long a call may take, beside three poll intervals for a take, before it counts as an error.
+/// Time limit of a call (plus three poll intervals for a take) before it counts as an error.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the database may refuse a verdict before that counts as an error.
@@ -29,9 +29,9 @@ pub(crate) struct Monitor {
 struct Inner {
     health: RelayHealth,
     errors: BTreeMap<RelayTask, TaskError>,
-    /// Calls of the database that have not come back yet.
+    /// Database calls that have not returned yet.
     under_way: BTreeMap<RelayTask, Instant>,
-    /// How many verdicts the database refuses, and since when, while it takes others.
+    /// How many verdicts the database refuses, and since when, while it accepts others.
     refused: Option<(usize, chrono::DateTime<Utc>)>,
 }
 
@@ -40,17 +40,18 @@ impl Monitor {
         Self { inner: Mutex::default(), changed: Notify::new(), metrics, poll_interval }
     }
 
-    /// Valid also after a panic: health has to be told then more than ever, and each field stands for itself.
+    /// Ignores poisoning: health must be reported after a panic too, and each field is valid by
+    /// itself.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call of the database begins.
+    /// Records the start of a database call.
     pub(crate) fn began(&self, task: RelayTask) {
         self.inner().under_way.insert(task, Instant::now());
     }
 
-    /// The call came back without an error.
+    /// Records that the call returned without an error.
     pub(crate) fn succeeded(&self, task: RelayTask) {
         let mut inner = self.inner();
         inner.under_way.remove(&task);
@@ -69,7 +70,8 @@ impl Monitor {
         self.clear(&mut inner, task);
     }
 
-    /// The task has nothing to do: another relay has the table. What failed before is that relay's concern.
+    /// Records that the task has nothing to do, for example because another relay holds the table.
+    /// Its earlier errors are cleared.
     pub(crate) fn rests(&self, task: RelayTask) {
         let mut inner = self.inner();
         inner.under_way.remove(&task);
@@ -84,7 +86,7 @@ impl Monitor {
         }
     }
 
-    /// The call came back with an error, or the task panicked.
+    /// Records that the call returned an error, or the task panicked.
     pub(crate) fn failed(&self, task: RelayTask, error: &str) {
         self.metrics.errors(task).increment(1);
         let mut inner = self.inner();
@@ -103,8 +105,8 @@ impl Monitor {
         }
     }
 
-    /// The database refuses so many verdicts at the moment, for a reason of theirs. Verdicts that it takes do not
-    /// end that.
+    /// Records how many verdicts the database refuses at the moment, for a reason of their own.
+    /// Verdicts that it accepts do not end that.
     pub(crate) fn refused(&self, count: usize) {
         let mut inner = self.inner();
         let before = inner.refused.take();
@@ -116,7 +118,7 @@ impl Monitor {
         }
     }
 
-    /// A destination took something.
+    /// Records a delivery to a destination.
     pub(crate) fn published(&self, destination: &str) {
         let now = Utc::now();
         let published = &mut self.inner().health.published;
@@ -127,7 +129,7 @@ impl Monitor {
         }
     }
 
-    /// The relay has ended, and this is why.
+    /// Records why the relay has ended.
     pub(crate) fn ended(&self, why: &str) {
         self.inner().health.ended = Some(why.to_owned());
         self.changed.notify_one();
@@ -138,7 +140,7 @@ impl Monitor {
         self.changed.notified().await;
     }
 
-    /// What is known now.
+    /// The current health.
     pub(crate) fn health(&self) -> RelayHealth {
         let (inner, now) = (self.inner(), Instant::now());
         let mut errors = inner.errors.clone();
@@ -169,7 +171,7 @@ impl Monitor {
     }
 }
 
-/// How long a call has not come back, if that is longer than it may be.
+/// How long a call has not returned, if that is longer than allowed.
 fn stalled(waited: Duration, patience: Duration) -> Option<Duration> {
     (waited > patience).then_some(waited)
 }

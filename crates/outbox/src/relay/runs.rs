@@ -1,8 +1,9 @@
-//! The events of each ordering key that this node has taken: handled one after another, up to the first that is not
-//! done.
+//! Events of each ordering key that this node has taken: handled one after another, up to the first
+//! that is not done.
 //!
-//! Events of a key that go to different destinations are different runs, side by side. A key of which some event may go
-//! anywhere, to a handler say, has one run for all of it as long as that event is in hand.
+//! Events of a key that go to different destinations are in different queues, which run
+//! concurrently. A key with an event that has no fixed destination, for example one for a handler,
+//! has one queue for all its events as long as this node holds that event.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
@@ -11,18 +12,20 @@ use super::Job;
 use super::sync::Mutex;
 use crate::store::{Reach, RunId};
 
-/// A run of one epoch; with leases there is one epoch. After another node has led, a worker that is still busy with an
-/// event of a run does not find the run any more, though the key was taken anew since.
+/// A key queue of one epoch; with leases there is one epoch. After another node has led, a worker
+/// that is still busy with an event of a queue does not find the queue any more, even if the key
+/// was taken anew since.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RunKey {
     pub(crate) id: RunId,
     pub(crate) epoch: i64,
 }
 
-/// How many events of one key a worker handles before the others get a turn.
+/// How many events of one key a worker handles before other work units get a turn.
 pub(crate) const TURN: usize = 64;
 
-/// The runs of all keys. A run is remembered until all of it is settled: what comes after it may be taken before that.
+/// The queues of all keys. A queue is kept until all its events are settled: later events of the
+/// key may be taken before that.
 #[derive(Default)]
 pub(crate) struct Runs {
     inner: Mutex<Inner>,
@@ -31,20 +34,20 @@ pub(crate) struct Runs {
 #[derive(Default)]
 struct Inner {
     runs: HashMap<RunKey, Run>,
-    /// How many runs of each key go to one destination only.
+    /// How many queues of each key go to one destination only.
     split: HashMap<Arc<str>, usize>,
-    /// Keys of which rows were passed by, because an earlier event was in the way.
+    /// Keys with rows that a read skipped, because an earlier event held them back.
     behind: HashSet<Arc<str>>,
-    /// Keys of which rows were passed by and that are free now.
+    /// Keys with skipped rows that can be read now.
     free: Vec<Arc<str>>,
-    /// Runs whose halt ended since the current read began: that read may be older.
+    /// Queues whose halt ended since the current read began: that read may be older.
     unsure: HashSet<RunId>,
-    /// Keys of which a run ended since then.
+    /// Keys with a queue that ended since then.
     ended: HashSet<Arc<str>>,
 }
 
 impl Inner {
-    /// The run that an event belongs to; `None` if it cannot be taken in now.
+    /// The queue that an event belongs to; `None` if the event cannot be added now.
     fn place(&self, run: RunKey) -> Option<RunKey> {
         let whole = RunKey { id: RunId::of_key(run.id.key.clone()), epoch: run.epoch };
         if self.runs.contains_key(&whole) {
@@ -54,7 +57,7 @@ impl Inner {
         (!is_split).then_some(run)
     }
 
-    /// Whether the current read may be older than the end of a halt of this run.
+    /// Whether the current read may be older than the end of a halt of this queue.
     fn is_unsure(&self, id: &RunId) -> bool {
         let same = |unsure: &RunId| {
             let whole = id.destination.is_none() || unsure.destination.is_none();
@@ -76,63 +79,65 @@ impl Inner {
 struct Run {
     queue: VecDeque<Job>,
     state: State,
-    /// The newest event taken: everything of the key, or of it for the destination, up to it is in this run.
+    /// The newest event taken: all events of the key (and destination, if the queue has one) up to
+    /// it are in this queue.
     frontier: Reach,
-    /// Whether some of it may be somebody else's by now.
+    /// Whether another node may hold some of the events by now.
     doubtful: bool,
-    /// Whether the database refused a verdict of it: nothing more is handled until that is written.
+    /// Whether the database refused a verdict: no event of the queue is handled until that verdict
+    /// is written.
     refused: bool,
     unsettled: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A worker is at it, or will be.
+    /// A worker handles it, or will.
     Scheduled,
-    /// Nothing left to handle.
+    /// No event left to handle.
     Idle,
-    /// An event was not done, and that is not in the database yet.
+    /// An event was not done, and its verdict is not in the database yet.
     Halted,
 }
 
-/// What became of jobs that were offered to their runs.
+/// Result of adding jobs to their queues.
 #[derive(Default)]
 pub(crate) struct Pushed {
-    /// Runs that need a worker.
+    /// Queues that need a worker.
     pub(crate) scheduled: Vec<RunKey>,
-    /// Those that were not taken in: an earlier event of their key was not done just now.
+    /// Jobs that were not added: an earlier event of their key was not done just now.
     pub(crate) refused: Vec<Job>,
 }
 
-/// What a worker at a key does about its next event.
+/// How a worker of a key treats the next event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Handles it.
     Here,
-    /// Handles it when all that was handled before it is settled.
+    /// Handles it after all events handled before it are settled.
     Caught,
-    /// Leaves it: a publisher gets it.
+    /// Leaves it to a publisher.
     Elsewhere,
 }
 
 /// The next event of a key.
 pub(crate) enum Next {
-    /// It is to be handled.
+    /// To be handled now.
     Job(Job),
-    /// It is still there, and this is in the way.
+    /// Still queued, for this reason.
     Not(Way),
     /// There is none.
     Nothing,
-    /// What comes before it could not be settled: it goes back, and waits.
+    /// An earlier verdict could not be written: the event is released, and waits.
     Refused,
 }
 
 impl Runs {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no one panics while holding this lock")
+        self.inner.lock().expect("no code panics while it holds this lock")
     }
 
-    /// A read of the database begins. Returns the newest event of each run that is in memory, for
+    /// Marks the start of a read. Returns the newest event of each queue in memory, for
     /// [`Take::frontiers`](crate::store::Take::frontiers).
     pub(crate) fn begin_read(&self) -> HashMap<RunId, Reach> {
         let mut inner = self.inner();
@@ -141,7 +146,7 @@ impl Runs {
         let mut frontiers: HashMap<RunId, Reach> = HashMap::new();
         for (RunKey { id, .. }, run) in inner.runs.iter().filter(|(_, run)| !run.doubtful) {
             let frontier = frontiers.entry(id.clone()).or_insert(run.frontier);
-            // Of a run whose epoch is over there may be some left: then less of the key is known.
+            // A queue of an epoch that is over may be left: then less of the key is known.
             if run.frontier.seq < frontier.seq {
                 *frontier = run.frontier;
             }
@@ -149,16 +154,17 @@ impl Runs {
         frontiers
     }
 
-    /// Leases were lost: until what there is now is settled, nobody goes on from where it ends.
+    /// Some leases were lost. Until every queue that exists now is settled, its newest event is not
+    /// reported to `take`: another node may hold part of the queue.
     pub(crate) fn doubt(&self) {
         self.inner().runs.values_mut().for_each(|run| run.doubtful = true);
     }
 
-    /// Offers jobs, those of each key in order.
+    /// Adds jobs, those of each key in order.
     pub(crate) fn push(&self, jobs: Vec<(RunId, Job)>) -> Pushed {
         let mut pushed = Pushed::default();
         let mut freed = HashSet::new();
-        // Keys of which an event was refused that all later ones have to wait for.
+        // Keys with a refused event that all later ones have to wait for.
         let mut closed: HashSet<Arc<str>> = HashSet::new();
         let mut guard = self.inner();
         let inner = &mut *guard;
@@ -203,7 +209,7 @@ impl Runs {
         pushed
     }
 
-    /// The next event of a run for the worker that is at it, if that is the way.
+    /// The next event of a queue for its worker, if that step is possible now.
     pub(crate) fn next(&self, key: &RunKey, way: impl FnOnce(&Job) -> Way) -> Next {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Next::Nothing };
@@ -222,7 +228,7 @@ impl Runs {
         }
     }
 
-    /// Nothing is left to handle of a key.
+    /// Marks a queue that has no event left to handle.
     fn rest(&self, inner: &mut Inner, key: &RunKey) {
         let Some(run) = inner.runs.get_mut(key) else { return };
         run.state = State::Idle;
@@ -231,12 +237,12 @@ impl Runs {
         }
     }
 
-    /// Looks at the next event of a key.
+    /// Inspects the next event of a key.
     pub(crate) fn peek<T>(&self, key: &RunKey, look: impl FnOnce(&Job) -> T) -> Option<T> {
         self.inner().runs.get(key)?.queue.front().map(look)
     }
 
-    /// The next events of a key for the worker that is at it: at most this many, while they are wanted.
+    /// Removes the next events of a key for its worker: at most this many, while they are wanted.
     pub(crate) fn next_while(&self, key: &RunKey, most: usize, wanted: impl Fn(&Job) -> bool) -> Vec<Job> {
         let mut inner = self.inner();
         let Some(run) = inner.runs.get_mut(key) else { return Vec::new() };
@@ -245,7 +251,7 @@ impl Runs {
         run.queue.drain(..count).collect()
     }
 
-    /// The worker at a key is done with what it took: true if there is more, and the key needs a worker.
+    /// Ends a worker's turn: true if the queue has more events, and needs a worker.
     pub(crate) fn goes_on(&self, key: &RunKey) -> bool {
         let mut inner = self.inner();
         let more = inner.runs.get(key).is_some_and(|run| !run.queue.is_empty());
@@ -255,7 +261,8 @@ impl Runs {
         more
     }
 
-    /// The database refused a verdict of this key. It is not taken any further until that is written.
+    /// Records that the database refused a verdict of this key. No further event of the key is
+    /// handled until that verdict is written.
     pub(crate) fn refused(&self, key: &RunKey) {
         if let Some(run) = self.inner().runs.get_mut(key) {
             (run.refused, run.doubtful) = (true, true);
@@ -266,7 +273,8 @@ impl Runs {
         self.inner().runs.get(key).is_some_and(|run| run.refused)
     }
 
-    /// An event was not done: nothing more of its key is handled. Returns what was still queued.
+    /// Halts a key: an event was not done, so no later one is handled. Returns the jobs that were
+    /// still queued.
     pub(crate) fn halt(&self, key: &RunKey) -> Vec<Job> {
         let mut inner = self.inner();
         inner.behind.insert(key.id.key.clone());
@@ -275,7 +283,8 @@ impl Runs {
         std::mem::take(&mut run.queue).into()
     }
 
-    /// So many events of these runs are settled in the database; `true` if that ends a halt.
+    /// Records how many events of these queues are settled in the database; `true` if that ends a
+    /// halt.
     pub(crate) fn settled(&self, runs: impl IntoIterator<Item = (RunKey, usize, bool)>) {
         let mut guard = self.inner();
         let inner = &mut *guard;
@@ -303,11 +312,12 @@ impl Runs {
         }
     }
 
-    /// Remembers keys of which rows were passed by.
+    /// Remembers keys with skipped rows.
     pub(crate) fn leave_behind(&self, keys: Vec<Arc<str>>) {
         let mut inner = self.inner();
         for key in keys {
-            // What was in the way may be gone since the read: nobody would say so again.
+            // The event that held the key back may be settled since the read: no further settlement
+            // would make the key resumable.
             if inner.ended.contains(&key) {
                 inner.free.push(key);
             } else {
@@ -316,7 +326,7 @@ impl Runs {
         }
     }
 
-    /// Remembers keys as free: nothing is known of what is left of them.
+    /// Marks keys as resumable: nothing is known of their remaining rows.
     pub(crate) fn set_free(&self, keys: Vec<Arc<str>>) {
         let mut inner = self.inner();
         for key in keys {
@@ -325,7 +335,7 @@ impl Runs {
         }
     }
 
-    /// Keys of which no rows are left.
+    /// Forgets keys that have no rows left.
     pub(crate) fn not_behind<'a>(&self, keys: impl IntoIterator<Item = &'a Arc<str>>) {
         let mut inner = self.inner();
         for key in keys {
@@ -333,7 +343,7 @@ impl Runs {
         }
     }
 
-    /// Keys of which rows were passed by and that are free now, at most this many.
+    /// Removes and returns resumable keys, at most this many.
     pub(crate) fn take_free(&self, most: usize) -> Vec<Arc<str>> {
         let mut inner = self.inner();
         let keep = inner.free.len().saturating_sub(most);
@@ -347,14 +357,14 @@ impl Runs {
         !self.inner().free.is_empty()
     }
 
-    /// A full pass over the table has seen every key: nothing is behind any more.
+    /// Forgets all skipped keys: a full pass over the table sees every key.
     pub(crate) fn forget_behind(&self) {
         let mut inner = self.inner();
         inner.behind.clear();
         inner.free.clear();
     }
 
-    /// Everything that is queued, and no run at all: the right to them is lost.
+    /// Drops all queues and their jobs: the right to hold the events is lost.
     pub(crate) fn clear(&self) {
         *self.inner() = Inner::default();
     }
@@ -365,7 +375,7 @@ mod tests {
     use super::*;
     use crate::relay::tests::job;
 
-    /// Its handler was still busy while another node led, and this one again.
+    /// The handler was still running while another node led, and then this one again.
     #[test]
     fn a_worker_of_an_epoch_that_is_over_takes_nothing_of_the_next() {
         let runs = Runs::default();

@@ -1,6 +1,6 @@
-//! The queues in one order of threads after another: what a test run would have to be lucky to meet.
+//! The queues in many interleavings of threads, which a normal test run would meet only by luck.
 //!
-//! `OUTBOX_SCHEDULES` says how many orders each test tries.
+//! `OUTBOX_SCHEDULES` sets how many interleavings each test tries.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn join<T: 'static>(threads: Vec<thread::JoinHandle<T>>) -> Vec<T> {
     threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
 }
 
-/// Workers that take until the lanes are closed; each returns how many strands it got.
+/// Workers that take until the queues are closed; each returns how many work units it got.
 fn workers(lanes: &Arc<Lanes>, count: usize, take_along: bool) -> Vec<thread::JoinHandle<usize>> {
     let worker = |lanes: Arc<Lanes>| {
         move || {
@@ -49,7 +49,8 @@ fn workers(lanes: &Arc<Lanes>, count: usize, take_along: bool) -> Vec<thread::Jo
     (0..count).map(|_| thread::spawn(worker(lanes.clone()))).collect()
 }
 
-/// A worker that sleeps while something is there would hang here, and one that takes twice would count too much.
+/// A worker that sleeps while work is queued would hang here, and one that takes a unit twice would
+/// count too much.
 #[test]
 fn workers_miss_nothing_and_take_nothing_twice_and_end_when_the_lanes_are_closed() {
     for take_along in [false, true] {
@@ -61,7 +62,7 @@ fn workers_miss_nothing_and_take_nothing_twice_and_end_when_the_lanes_are_closed
                 move || {
                     let mut pushed = 0;
                     for _ in 0..4 {
-                        // A full queue is no reason to wait: such an event goes by the poller.
+                        // A full queue is no reason to wait: the poller delivers such an event.
                         if let Some(place) = lanes.reserve() {
                             let hot = Job { cold: false, ..job("hot") };
                             pushed += usize::from(lanes.push_hot(hot, place));
@@ -88,7 +89,8 @@ fn workers_miss_nothing_and_take_nothing_twice_and_end_when_the_lanes_are_closed
     }
 }
 
-/// The taker goes to sleep when there is no room; that there is some again may come at any moment of that.
+/// The taker waits when the cold queue is full; the notification that it has drained may come at
+/// any moment.
 #[test]
 fn a_taker_that_waits_for_room_is_woken_and_never_takes_more_than_there_is() {
     explore(orders(), || {
@@ -113,7 +115,8 @@ fn a_taker_that_waits_for_room_is_woken_and_never_takes_more_than_there_is() {
     });
 }
 
-/// Leadership that is lost empties the lanes under everybody's hands. Nobody hangs, and nothing stays counted.
+/// Lost leadership clears the queues while writer and workers use them. No thread hangs, and
+/// nothing stays counted.
 #[test]
 fn lanes_that_are_cleared_at_any_moment_still_end_and_count_right() {
     explore(orders(), || {
@@ -129,7 +132,7 @@ fn lanes_that_are_cleared_at_any_moment_still_end_and_count_right() {
             }
         }
         join(vec![clears]);
-        // From here on everything is handled again.
+        // From here on all work is handled again.
         lanes.push_cold(vec![Strand::One(Job { cold: false, ..job("cold") })]);
         lanes.close(2);
         join(workers);
@@ -137,7 +140,7 @@ fn lanes_that_are_cleared_at_any_moment_still_end_and_count_right() {
     });
 }
 
-/// The table of these tests: what is pending, and how often each event was handled.
+/// The table of these tests: pending events, and how often each event was handled.
 #[derive(Default)]
 struct Table {
     pending: Vec<(EventId, i64, Option<&'static str>)>,
@@ -147,7 +150,7 @@ struct Table {
 
 impl Table {
     fn starts(&mut self, id: &EventId) {
-        assert!(self.running.insert(id.clone()), "two are at it");
+        assert!(self.running.insert(id.clone()), "two workers handle it");
     }
 
     fn ends(&mut self, id: &EventId) {
@@ -210,7 +213,7 @@ fn an_event_is_never_both_on_the_hot_and_on_the_cold_way() {
                     assert!(held.start(id, job.tag(), Instant::now()), "it is held by this node");
                     table.lock().unwrap().starts(id);
                     table.lock().unwrap().ends(id);
-                    // As the settler does: first in the table, then out of memory.
+                    // As the settler does: first in the table, then in memory.
                     table.lock().unwrap().pending.retain(|(pending, ..)| pending != id);
                     held.settled([(id, job.tag())], true);
                 }
@@ -219,7 +222,7 @@ fn an_event_is_never_both_on_the_hot_and_on_the_cold_way() {
         let workers: Vec<_> =
             (0..2).map(|_| thread::spawn(works(lanes.clone(), held.clone(), table.clone()))).collect();
         join(vec![writer, poller]);
-        // Whatever found the hot queue full.
+        // Events that found the hot queue full.
         poll(&lanes, &held, &table);
         lanes.close(2);
         join(workers);
@@ -230,7 +233,8 @@ fn an_event_is_never_both_on_the_hot_and_on_the_cold_way() {
     });
 }
 
-/// One fails once: everything behind it waits, whatever the poller has read before that was written.
+/// One event fails once: all later ones wait, whatever the poller has read before the verdict was
+/// written.
 #[test]
 fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
     const KEY: &str = "key";
@@ -244,7 +248,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
             held.begin_read();
             let frontiers = runs.begin_read();
             let seen = table.lock().unwrap().pending.clone();
-            // Of a key that is in hand only what comes behind it: that much of the take is the table's work.
+            // The table would return only the later events of a key that this node holds.
             let _ = frontiers;
             let jobs: Vec<Job> = seen
                 .iter()

@@ -15,22 +15,25 @@ use crate::error::Error;
 use crate::escape::Escaped;
 use crate::store::{Holder, RelayTask, Settled, Settlement, Verdict};
 
-/// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
+/// A batch is full with this many verdicts. The verdicts of one request are written together, so a
+/// batch may have some more.
 const BATCH: usize = 2_000;
 
-/// How long to wait before verdicts are tried again that the database refused: at first, and at most.
+/// Pause before the next try of verdicts that the database refused: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What became of an event.
+/// Verdict on one event.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) settlement: Settlement,
-    /// Whether it is in the database already: the handler's own transaction settled it.
+    /// Whether the verdict is in the database already: the handler's own transaction settled the
+    /// event.
     pub(crate) written: bool,
     /// The event, if it is to be counted and could be decoded.
     pub(crate) subject: Option<Subject>,
-    /// Its part of the [byte budget](super::bytes::ByteBudget), which the event takes until then.
+    /// Share of the [byte budget](super::bytes::ByteBudget), which the event uses until the verdict
+    /// is written.
     pub(crate) _memory: Option<Arc<ReservedBytes>>,
 }
 
@@ -40,36 +43,38 @@ impl Told {
     }
 }
 
-/// What a worker says to the settler.
+/// A request to the settler.
 #[derive(Debug)]
 pub(crate) enum Spoken {
-    /// Verdicts that belong together: one, or a failed event and those of its key behind it.
+    /// Verdicts that belong together: one, or that of a failed event and of the later events of its
+    /// key.
     Verdicts {
-        /// What became of the events.
+        /// The verdicts.
         told: Vec<Told>,
-        /// The epoch that they were taken in; 0 with leases.
+        /// Epoch in which the events were taken; 0 with leases.
         epoch: i64,
-        /// Their run, if they have an ordering key.
+        /// Their key queue, if they have an ordering key.
         key: Option<RunKey>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
-        /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
+        /// Whether it must not wait for a batch: the key waits for its next events, or the event
+        /// for its next attempt.
         urgent: bool,
     },
-    /// Somebody waits until all that was said before is written.
+    /// Dropped once every earlier request is written.
     Waiting(oneshot::Sender<()>),
-    /// Nothing comes after this.
+    /// The last request.
     Last,
 }
 
 impl Spoken {
-    /// Of events without a key.
+    /// Verdicts on events without a key.
     pub(crate) fn verdicts(told: Vec<Told>, epoch: i64) -> Self {
         let urgent = told.iter().any(|told| told.settlement.verdict != Verdict::Done);
         Spoken::Verdicts { told, epoch, key: None, halted: false, urgent }
     }
 
-    /// Whether it may wait a little for others to be written with.
+    /// Whether it may wait a little to be written in a batch with others.
     fn can_wait(&self) -> bool {
         matches!(self, Spoken::Verdicts { urgent: false, .. })
     }
@@ -82,30 +87,32 @@ impl Spoken {
     }
 }
 
-/// The workers' side of the settler. Verdicts that are not written yet are counted: when there are many of them, workers wait
-/// before they go on, however many they say at a time. What a crash repeats is bounded by that, and so is memory.
+/// The workers' side of the settler. Unwritten verdicts are counted: when there are many of them,
+/// workers wait before they go on, however many they send at a time. This bounds memory, and the
+/// deliveries that a crash repeats.
 pub(crate) struct Speaker {
     spoken: mpsc::UnboundedSender<Spoken>,
-    /// As many permits as there is room for verdicts.
+    /// One permit for each verdict that may still be queued.
     room: Semaphore,
     capacity: usize,
-    /// Somebody waits, or there is much to write: do not linger.
+    /// A caller waits, or there is much to write: end the batch delay.
     hurry: Notify,
 }
 
 impl Speaker {
-    /// With room for so many verdicts, and where they are heard.
+    /// A queue of this capacity, and its receiver.
     pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
         let (spoken, heard) = mpsc::unbounded_channel();
         (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
     }
 
-    /// How much room something takes. The last word takes some as well: it waits behind those that wait for room.
+    /// How many permits a request takes. `Last` takes one as well, so that it queues behind the
+    /// requests that wait for permits.
     fn size(&self, spoken: &Spoken) -> u32 {
         spoken.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Says something, when there is room for it.
+    /// Sends a request, when there is capacity for it.
     pub(crate) async fn say(&self, spoken: Spoken) {
         if let Ok(room) = self.room.acquire_many(self.size(&spoken)).await {
             room.forget();
@@ -113,7 +120,7 @@ impl Speaker {
         self.hand_over(spoken);
     }
 
-    /// The same from where waiting is not possible: gives it back if there is no room.
+    /// As `send`, where waiting is not possible: returns the request if there is no capacity.
     fn try_say(&self, spoken: Spoken) -> Result<(), Spoken> {
         match self.room.try_acquire_many(self.size(&spoken)) {
             Ok(room) => room.forget(),
@@ -123,17 +130,18 @@ impl Speaker {
         Ok(())
     }
 
-    /// Waits until what was said before is written, or not this node's to write any more.
+    /// Waits until every earlier request is written, or this node may no longer write it.
     pub(crate) async fn catch_up(&self) {
         let (waiting, written) = oneshot::channel();
         self.say(Spoken::Waiting(waiting)).await;
-        // Nobody answers; the question is dropped when all before it is written.
+        // Nothing is sent on this channel; the sender is dropped when all requests before it are
+        // written.
         let _ = written.await;
     }
 
     fn hand_over(&self, spoken: Spoken) {
         let urgent = !spoken.can_wait();
-        // Nobody hears it any more once the relay is over.
+        // The receiver is gone once the relay has ended.
         let _ = self.spoken.send(spoken);
         let waiting = self.capacity.saturating_sub(self.room.available_permits());
         if urgent || waiting >= self.enough() {
@@ -141,19 +149,20 @@ impl Speaker {
         }
     }
 
-    /// How many verdicts need not wait for more: a full batch, or so many that workers will soon wait for room.
+    /// How many verdicts need not wait for more: a full batch, or so many that workers will soon
+    /// wait for capacity.
     fn enough(&self) -> usize {
         BATCH.min(self.capacity / 2)
     }
 
-    /// What was said is written.
+    /// Returns the permits of a written request.
     fn written(&self, size: u32) {
         self.room.add_permits(size as usize);
     }
 }
 
 impl Engine {
-    /// Says something to the settler from where waiting is not possible.
+    /// Sends a request to the settler where waiting is not possible.
     pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
         if let Err(spoken) = self.settler.try_say(spoken) {
             let engine = self.clone();
@@ -162,11 +171,12 @@ impl Engine {
     }
 }
 
-/// Verdicts that are written together or not at all: all that was said at once of one run, or of events without a key.
+/// Verdicts that are written together or not at all: all that one request has for one key queue, or
+/// for events without a key.
 #[derive(Clone)]
 struct Group {
     all: Arc<Vec<Told>>,
-    /// Which of them.
+    /// The part of `all` that belongs to this group.
     range: Range<usize>,
     epoch: i64,
     key: Option<RunKey>,
@@ -182,16 +192,17 @@ impl Group {
         &self.all[self.range.clone()]
     }
 
-    /// What is to be written in the name of this holder.
+    /// The settlements that this holder has to write.
     fn to_write(&self, by: &Holder) -> impl Iterator<Item = &Settlement> {
-        // With leadership memory alone knows what was given back: there is nothing to write, but for a suspect, which
-        // the next leader has to know of.
+        // With leadership only memory knows which events were released, so there is nothing to
+        // write, except for a suspect, which the next leader has to know of.
         let leased = matches!(by, Holder::Lease { .. });
         let unwritten = self.told().iter().filter(|told| !told.written).map(|told| &told.settlement);
         unwritten.filter(move |settlement| leased || settlement.verdict != Verdict::Released)
     }
 
-    /// The smallest groups that can be written by themselves: events without a key do not wait for each other.
+    /// The smallest groups that can be written by themselves: events without a key do not wait for
+    /// each other.
     fn split(self) -> Vec<Self> {
         if self.key.is_some() {
             return vec![self];
@@ -200,7 +211,7 @@ impl Group {
     }
 }
 
-/// How many verdicts there are.
+/// Number of verdicts in these requests.
 fn verdicts(batch: &[Spoken]) -> usize {
     batch.iter().map(Spoken::len).sum()
 }
@@ -209,14 +220,14 @@ fn verdicts(batch: &[Spoken]) -> usize {
 enum Obstacle {
     /// The database refuses this group, for a reason of the group's own.
     Refused(Error),
-    /// The relay ends, and the database has not answered for as long as that may take.
+    /// The relay ends, and the database has not answered within the drain time.
     OutOfTime(Error),
-    /// The right to write is gone.
+    /// This node may no longer write these verdicts.
     NotHeld,
 }
 
-/// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a key is never written before
-/// an earlier one.
+/// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a
+/// key is never written before an earlier one.
 struct Aside {
     groups: Vec<Group>,
     /// When they are tried again.
@@ -233,7 +244,8 @@ impl Aside {
         key.is_some() && self.groups.iter().any(|group| group.key.as_ref() == key)
     }
 
-    /// Takes groups in, to be tried after the current pause. None of them is written before those that are here.
+    /// Adds groups, to be tried after the current pause. None of them is written before those that
+    /// are here.
     fn add(&mut self, groups: Vec<Group>) {
         if groups.is_empty() {
             return;
@@ -245,7 +257,7 @@ impl Aside {
         self.groups.extend(groups);
     }
 
-    /// These were tried again in vain.
+    /// Keeps the groups that were refused again.
     fn put_back(&mut self, groups: Vec<Group>, progress: bool) {
         self.pause = if progress { SHORTEST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
         self.next = Instant::now() + self.pause;
@@ -253,29 +265,30 @@ impl Aside {
     }
 }
 
-/// The settling task. It tries for as long as its relay lives: an event whose verdict was said is not let go before that is written,
-/// or another relay holds the event.
+/// The settling task. It retries for as long as its relay runs: an event with a verdict is not
+/// dropped before the verdict is written, or another relay holds the event.
 ///
-/// Its state survives a panic: the next run goes on with the batch that was being written. What is written already is written again
-/// then, which changes nothing, as after an answer that was lost.
+/// Its state survives a panic: the next run continues with the batch that was being written.
+/// Verdicts that are already written are written again then, which changes nothing, as after a lost
+/// answer.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
     heard: mpsc::UnboundedReceiver<Spoken>,
-    /// Heard, to be written next.
+    /// Received, to be written next.
     gathered: Vec<Spoken>,
     batch: Option<Batch>,
     aside: Aside,
 }
 
-/// What is being written.
+/// The requests that are being written.
 #[derive(Default)]
 struct Batch {
     groups: Vec<Group>,
-    /// Those who wait until it is written. Nothing is sent to them.
+    /// Callers that wait until the batch is written. Nothing is sent to them.
     waiting: Vec<oneshot::Sender<()>>,
-    /// Nothing comes after it.
+    /// No request comes after this batch.
     last: bool,
-    /// Room that it takes.
+    /// Permits that the requests hold.
     sizes: Vec<u32>,
 }
 
@@ -291,7 +304,7 @@ impl Batch {
                 Spoken::Last => batch.last = true,
             }
         }
-        // An older epoch before a newer one; within one as they were said.
+        // An older epoch before a newer one; within one in the order of sending.
         batch.groups.sort_by_key(|group| group.epoch);
         batch
     }
@@ -337,7 +350,7 @@ impl Settler {
         }
     }
 
-    /// Adds what has been said, until the batch is full.
+    /// Adds requests that are already queued, until the batch is full.
     fn fill(&mut self) {
         let mut verdicts = verdicts(&self.gathered);
         while verdicts < BATCH
@@ -348,13 +361,14 @@ impl Settler {
         }
     }
 
-    /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
-    /// many writes, and the handlers have long gone on.
+    /// Lets verdicts that can wait be joined by others for a few milliseconds: one write for many
+    /// costs the database far less than many writes, and the handlers do not wait for it.
     async fn linger(&mut self) {
         let enough = self.engine.settler.enough();
         let over = tokio::time::sleep(self.engine.settings.linger);
         tokio::pin!(over);
-        // Being told to hurry may be about what was written since: then there is time.
+        // The notification may refer to a request that is already written; if the batch is still
+        // small, keep waiting.
         while verdicts(&self.gathered) < enough && self.gathered.iter().all(Spoken::can_wait) {
             let in_time = tokio::select! {
                 () = &mut over => false,
@@ -367,7 +381,7 @@ impl Settler {
         }
     }
 
-    /// Writes the batch and lets go of its events. What the database refuses is put aside.
+    /// Writes the batch and drops its events. Refused groups are kept for later.
     async fn settle(&mut self) {
         while let Some(epoch) = self.batch.as_ref().and_then(|batch| Some(batch.groups.first()?.epoch)) {
             let all = self.batch.as_ref().map_or(&[][..], |batch| &batch.groups);
@@ -375,7 +389,7 @@ impl Settler {
             let (behind, groups): (Vec<_>, Vec<_>) =
                 of_epoch().partition(|group| self.aside.holds(group.key.as_ref()));
             let mut left = self.write(epoch, groups).await;
-            // A few that are refused do not hold up the others; so many do.
+            // A few refused groups do not delay the others; more than the capacity do.
             while self.aside.groups.len() + left.len() > self.engine.settler.capacity
                 && !self.engine.stop.is_cancelled()
             {
@@ -398,7 +412,7 @@ impl Settler {
         self.aside.add(groups);
     }
 
-    /// Writes what was put aside, as far as the database takes it now.
+    /// Writes refused groups, as far as the database accepts them now.
     async fn try_again(&mut self) {
         let all = self.aside.groups.len();
         let epochs: BTreeSet<i64> = self.aside.groups.iter().map(|group| group.epoch).collect();
@@ -411,13 +425,14 @@ impl Settler {
         self.aside.put_back(left, progress);
     }
 
-    /// Health counts refused verdicts apart: other verdicts are written meanwhile.
+    /// Reports refused verdicts to the monitor separately: other verdicts are written meanwhile.
     fn report_refused(&self) {
         let refused = self.aside.groups.iter().map(|group| group.range.len()).sum();
         self.engine.monitor.refused(refused);
     }
 
-    /// The relay ends: what is refused now stays as it is in the database, and comes again when its lease runs out.
+    /// The relay ends: the events of refused verdicts stay as they are in the database, and are
+    /// redelivered when their lease runs out.
     async fn end(&mut self) {
         if self.aside.groups.is_empty() {
             return;
@@ -427,18 +442,18 @@ impl Settler {
         let store = self.engine.name();
         for group in std::mem::take(&mut self.aside.groups) {
             for Told { settlement: s, .. } in group.told() {
-                tracing::error!(store, event = %Escaped(&s.id), "the relay ends without having settled the event: it comes again");
+                tracing::error!(store, event = %Escaped(&s.id), "the relay ends before the event is settled: the event is redelivered");
             }
             self.let_go(&group);
         }
     }
 
-    /// Writes groups of one epoch and lets go of their events. Returns those that the database refuses, and with each the later ones of
-    /// its key.
+    /// Writes groups of one epoch and drops their events. Returns the groups that the database
+    /// refuses, and with each the later ones of its key.
     async fn write(&self, epoch: i64, groups: Vec<Group>) -> Vec<Group> {
         let engine = &self.engine;
         if !engine.station.may_settle(epoch) {
-            // Another node has led since these were taken.
+            // Another node has led since these events were taken.
             self.stale(groups);
             return Vec::new();
         }
@@ -453,7 +468,7 @@ impl Settler {
                 return Vec::new();
             }
             Err(Obstacle::OutOfTime(error)) => {
-                tracing::error!(store = engine.name(), %error, "could not settle before the relay ends");
+                tracing::error!(store = engine.name(), %error, "could not settle events before the relay ends");
                 return groups;
             }
             Err(Obstacle::Refused(error)) => error,
@@ -461,12 +476,13 @@ impl Settler {
         self.write_each(&by, epoch, groups, &error).await
     }
 
-    /// The groups as a whole are refused: writes one by one, so that one bad verdict does not hold up the others.
+    /// Writes the groups one by one after the database refused them together, so that one bad
+    /// verdict does not delay the others.
     async fn write_each(&self, by: &Holder, epoch: i64, groups: Vec<Group>, error: &Error) -> Vec<Group> {
         let engine = &self.engine;
         let groups: Vec<Group> = groups.into_iter().flat_map(Group::split).collect();
         if groups.len() > 1 {
-            tracing::warn!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
+            tracing::warn!(store = engine.name(), %error, "the database refused a batch of verdicts: writing them one by one");
         }
         let (mut settled, mut left) = (Vec::new(), Vec::new());
         let mut refused: HashSet<RunKey> = HashSet::new();
@@ -501,7 +517,8 @@ impl Settler {
         left
     }
 
-    /// Writes groups in one go. Tries again for as long as the database is in trouble, and not the verdicts.
+    /// Writes groups in one transaction. Retries as long as the database fails, and not the
+    /// verdicts.
     async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), Obstacle> {
         let engine = &self.engine;
         let mut to_write: Vec<Settlement> =
@@ -514,14 +531,15 @@ impl Settler {
         loop {
             engine.monitor.began(RelayTask::Settle);
             if matches!(by, Holder::Lease { .. }) {
-                // The lease of an event may have run out while this waited, and been claimed again by this node.
+                // The lease of an event may have run out while this write waited, and been claimed
+                // again by this node.
                 engine.held.update_claims(&mut to_write);
             }
             let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
                 Ok(Settled { moved, wrote }) => {
                     engine.monitor.succeeded(RelayTask::Settle);
                     if wrote {
-                        // What follows a join is there to be taken.
+                        // The follow-up event of a join is ready to be taken.
                         engine.wake.notify_one();
                     }
                     let stale = (to_write.len() as u64).saturating_sub(moved);
@@ -530,7 +548,7 @@ impl Settler {
                         tracing::warn!(
                             store = engine.name(),
                             stale,
-                            "verdicts came too late: others hold the events"
+                            "stale verdicts dropped: other nodes hold the events"
                         );
                     }
                     return Ok(());
@@ -553,7 +571,7 @@ impl Settler {
         }
     }
 
-    /// These are written.
+    /// Updates the state in memory after these groups are written.
     fn settled(&self, groups: &[Group]) {
         let engine = &self.engine;
         let exclusive = engine.station.is_exclusive();
@@ -571,14 +589,14 @@ impl Settler {
             groups.iter().filter_map(|group| Some((group.key.clone()?, group.range.len(), group.halted)));
         engine.runs.settled(keys);
         if given_back {
-            // They lie before the place that the taker has come to, and no key leads back to them.
+            // The released events lie before the taker's cursor, and no key leads back to them.
             engine.look_everywhere();
         } else if engine.runs.has_free() {
             engine.wake.notify_one();
         }
     }
 
-    /// These are not this node's to write any more.
+    /// Drops groups that this node may no longer write.
     fn stale(&self, groups: Vec<Group>) {
         for group in groups {
             let unwritten = group.told().iter().filter(|told| !told.written).count();
@@ -593,7 +611,7 @@ impl Settler {
         }
     }
 
-    /// Whatever becomes of these events is not for this node to say.
+    /// Removes the events of a group from memory: another holder decides about them.
     fn let_go(&self, group: &Group) {
         let all = group.told().iter().map(|Told { settlement: s, .. }| (&s.id, tag(group.epoch, s.claim)));
         self.engine.held.settled(all, false);
@@ -618,17 +636,17 @@ impl Settler {
         metrics.dead.increment(dead);
     }
 
-    /// Has the taker look when what is to be tried again is due.
+    /// Wakes the taker when events that are to be retried become due.
     fn remind<'a>(&self, told: impl Iterator<Item = &'a Told>) {
         for Told { settlement, .. } in told {
             match &settlement.verdict {
-                // What is too far away to be a time is too far away to wait for.
+                // A time beyond the range of the clock is too far away to wait for.
                 Verdict::Again { after, .. } => {
                     if let Some(time) = Instant::now().checked_add(*after) {
                         self.engine.alarm.at(time);
                     }
                 }
-                // What it held back may be free now.
+                // Events that it held back may be takeable now.
                 Verdict::Dead { .. } => self.engine.wake.notify_one(),
                 Verdict::Done | Verdict::Released | Verdict::ReleasedSuspect => {}
             }
@@ -646,15 +664,15 @@ mod tests {
         Spoken::verdicts((0..count).map(|_| Told::to_write(one())).collect(), 0)
     }
 
-    /// However many are said at a time: it is verdicts that are counted, not words.
+    /// However many are sent at a time: the limit counts verdicts, not requests.
     #[tokio::test]
     async fn workers_wait_while_many_verdicts_are_unwritten() {
         let (speaker, mut heard) = Speaker::new(1_000);
         for _ in 0..4 {
             speaker.say(done(250)).await;
         }
-        assert!(speaker.try_say(done(1)).is_err(), "there is no room");
-        let first = heard.recv().await.expect("something was said");
+        assert!(speaker.try_say(done(1)).is_err(), "the queue is full");
+        let first = heard.recv().await.expect("a request was sent");
         speaker.written(speaker.size(&first));
         assert!(speaker.try_say(done(250)).is_ok());
     }

@@ -1,4 +1,4 @@
-//! In whose name this node acts: by leases on rows, or as the one holder of the whole table.
+//! The right of this node to act: leases on rows, or leadership of the whole table.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::RelaySettings;
 use crate::event::EventId;
 use crate::store::{Holder, NodeId};
 
-/// What this node may do right now.
+/// Ownership of this node at this moment.
 pub(crate) struct Station {
     owner: NodeId,
     lease: Duration,
@@ -18,16 +18,18 @@ pub(crate) struct Station {
 #[derive(Clone, Copy)]
 struct Leading {
     epoch: i64,
-    /// By this process's own clock, counted from before leadership was asked for.
+    /// By this process's own clock, counted from before leadership was requested.
     until: Instant,
-    /// How many more events to treat with care: what the one before us, who vanished, may have had in hand.
+    /// How many more events to treat as suspects: those that the previous leader, which vanished,
+    /// may have held.
     suspects: usize,
 }
 
 impl Station {
     pub(crate) fn new(settings: &RelaySettings) -> Self {
         let exclusive = settings.mode.is_exclusive();
-        // A node that was given a name and restarted must not pass for the process it was before, which may still run.
+        // A node that was given a name and restarted must not pass for its previous process, which
+        // may still run.
         let life = EventId::generate();
         let owner = if exclusive {
             format!("{}:{}", settings.node, &life.as_str()[16..]).into()
@@ -37,16 +39,16 @@ impl Station {
         Self { owner, lease: settings.lease, exclusive, leading: Mutex::new(None) }
     }
 
-    /// The name under which this node holds.
+    /// The owner name in leases and leadership.
     pub(crate) fn owner(&self) -> &NodeId {
         &self.owner
     }
 
     fn leading(&self) -> std::sync::MutexGuard<'_, Option<Leading>> {
-        self.leading.lock().expect("no one panics while holding this lock")
+        self.leading.lock().expect("no code panics while it holds this lock")
     }
 
-    /// In whose name to act now; `None` while somebody else holds the table.
+    /// The holder to take events as; `None` while another node holds the table.
     pub(crate) fn holder(&self) -> Option<Holder> {
         if !self.exclusive {
             return Some(Holder::Lease { owner: self.owner.clone(), lease: self.lease });
@@ -56,7 +58,8 @@ impl Station {
             .then(|| Holder::Exclusive { owner: self.owner.clone(), epoch: leading.epoch })
     }
 
-    /// In whose name to settle what was taken in this epoch. Whether it is over is for the database to say.
+    /// The holder to settle events of this epoch as. The database decides whether the epoch is
+    /// over.
     pub(crate) fn holder_in(&self, epoch: i64) -> Holder {
         let owner = self.owner.clone();
         if self.exclusive {
@@ -66,7 +69,7 @@ impl Station {
         }
     }
 
-    /// The epoch that jobs taken now belong to; 0 with leases.
+    /// The epoch of jobs taken now; 0 with leases.
     pub(crate) fn epoch(&self) -> Option<i64> {
         match self.holder()? {
             Holder::Lease { .. } => Some(0),
@@ -83,14 +86,15 @@ impl Station {
         self.epoch() == Some(epoch)
     }
 
-    /// Whether verdicts on events of this epoch may still be written, as far as this node knows. Not asked of its
-    /// clock: leadership that ran out is this node's still if no other node has taken it, and the fence of a
-    /// settlement tells.
+    /// Whether verdicts on events of this epoch may still be written, as far as this node knows.
+    /// Does not ask the clock: leadership that ran out is still this node's if no other node has
+    /// taken it, and the fence of a settlement decides.
     pub(crate) fn may_settle(&self, epoch: i64) -> bool {
         !self.exclusive || self.leading().is_some_and(|leading| leading.epoch == epoch)
     }
 
-    /// Leads in this epoch until then. Returns whether that is news; `suspects` counts only if it is.
+    /// Leads in this epoch until then. Returns whether the epoch is new; `suspects` counts only if
+    /// it is.
     pub(crate) fn lead(&self, epoch: i64, until: Instant, suspects: usize) -> bool {
         let mut leading = self.leading();
         match &mut *leading {
@@ -105,17 +109,17 @@ impl Station {
         }
     }
 
-    /// Leads no more. Returns whether it did.
+    /// Ends leadership. Returns whether this node led.
     pub(crate) fn step_down(&self) -> bool {
         self.leading().take().is_some()
     }
 
-    /// Whether there may be events to treat with care that were not read yet.
+    /// Whether suspects of the previous leader may still be unread.
     pub(crate) fn expects_suspects(&self) -> bool {
         self.leading().is_some_and(|leading| leading.suspects > 0)
     }
 
-    /// Whether the next event read is one to treat with care.
+    /// Whether the next event that is read is to be treated as a suspect.
     pub(crate) fn next_is_suspect(&self) -> bool {
         match &mut *self.leading() {
             Some(leading) if leading.suspects > 0 => {
@@ -131,7 +135,8 @@ impl Station {
 mod tests {
     use super::*;
 
-    /// A database that was away for longer than leadership lasts takes the verdicts when it is back.
+    /// A database that was away for longer than leadership lasts accepts the verdicts when it is
+    /// back.
     #[test]
     fn verdicts_may_be_written_after_leadership_ran_out_and_not_after_it_was_lost() {
         let (owner, lease) = (NodeId::from("a"), Duration::from_secs(30));

@@ -1,16 +1,18 @@
 //! Supervision: every background task of a relay runs under a supervisor that catches panics.
 //!
-//! A task that panics is logged with its name and the message, and runs again after a pause. What tasks share
-//! survives: the settler keeps its receiver and the batch it was writing, the taker begins a new pass over the table,
-//! the log relay takes its publishers up again from the table under a new name. Five panics of a task within a minute
-//! end the relay with an error.
+//! A task that panics is logged with its name and the message, and runs again after a pause. Shared
+//! state survives: the settler keeps its receiver and the batch it was writing, the taker begins a
+//! new pass over the table, the log relay takes its publishers again from the table under a new
+//! name. Five panics of a task within a minute end the relay with an error.
 //!
 //! Two kinds of panic end the relay at once, because no restart is safe:
 //!
-//! - A worker's. The events it had in hand may have been handled or not, and their key has no worker any more. The
-//!   relay leaves them leased, as a crash does: they come again when the lease is over, with care.
-//! - One between the claim of events and their being queued, or with a lock held (a poisoned lock makes every task that
-//!   uses it panic): events would be held, and renewed, that no task knows of.
+//! - A worker's. The events that it was handling may have been handled or not, and their key has no
+//!   worker any more. The relay leaves them leased, as a crash does: they are redelivered as
+//!   suspects when the lease has run out.
+//! - One between the claim of events and their being queued, or with a lock held (a poisoned lock
+//!   makes every task that uses it panic): events would be held, and renewed, that no task knows
+//!   of.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +39,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The pause after the first panic. Doubles with each one that follows within the window.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What follows a panic.
+/// Reaction to a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Restart { after: Duration },
@@ -49,7 +51,7 @@ enum Then {
 struct Panics(VecDeque<Instant>);
 
 impl Panics {
-    /// Decides what follows a panic at this moment.
+    /// Decides the reaction to a panic at this moment.
     fn panicked(&mut self, at: Instant) -> Then {
         self.0.retain(|before| at.saturating_duration_since(*before) < WINDOW);
         self.0.push_back(at);
@@ -135,7 +137,7 @@ impl Supervisor {
         })
     }
 
-    /// Does something that must not be left half done. `None` after a panic, which ends the relay.
+    /// Runs code that must not be left half done. `None` after a panic, which ends the relay.
     pub(crate) fn whole<T>(&self, task: RelayTask, doing: impl FnOnce() -> T) -> Option<T> {
         match std::panic::catch_unwind(AssertUnwindSafe(doing)) {
             Ok(done) => Some(done),
@@ -146,7 +148,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends the relay. The first reason counts.
+    /// Ends the relay. The first cause counts.
     fn end(&self, task: RelayTask, cause: String) {
         let failed = Failed { task, cause };
         tracing::error!(store = &*self.store, %task, cause = failed.cause, "a task of the relay failed for good: the relay ends");
@@ -166,7 +168,7 @@ impl Supervisor {
 
     /// Waits until a task has failed for good.
     pub(crate) async fn failed(&self) {
-        // The sender is this supervisor's own: it cannot be gone.
+        // The supervisor owns the sender: it cannot be dropped.
         let _ = self.failed.subscribe().wait_for(Option::is_some).await;
     }
 }

@@ -1,7 +1,7 @@
-//! The locks and counters of the queues. In the product they are those of the standard library.
+//! Locks and counters of the queues: those of the standard library, outside of unit tests.
 //!
-//! In unit tests each use of one is a place where another thread may come first: `schedules.rs` runs the queues in one
-//! order of threads after another. Nothing waits while it holds such a lock.
+//! In unit tests each use is a point where the scheduler may switch threads: `schedules.rs` runs
+//! the queues in many interleavings. No code waits while it holds such a lock.
 
 #[cfg(not(test))]
 pub(crate) use std::sync::Mutex;
@@ -18,18 +18,19 @@ mod watched {
     use std::sync::{LockResult, MutexGuard};
 
     thread_local! {
-        /// Whether this thread explores. All threads of a schedule share one thread of the system.
+        /// Whether this thread explores interleavings. All threads of a schedule share one OS
+        /// thread.
         static EXPLORING: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Runs something in as many random orders of its threads.
+    /// Runs a test in this many random interleavings of its threads.
     pub(crate) fn explore(orders: usize, run: impl Fn() + Send + Sync + 'static) {
         EXPLORING.set(true);
         shuttle::check_random(run, orders);
         EXPLORING.set(false);
     }
 
-    /// Another thread may come first.
+    /// A point where the scheduler may switch to another thread.
     fn others_first() {
         if EXPLORING.get() {
             shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
@@ -60,7 +61,7 @@ mod watched {
         pub(crate) fn load(&self, order: Ordering) -> usize {
             others_first();
             let value = self.0.load(order);
-            // What was read may be out of date before anything is done about it.
+            // The value may be out of date before it is used.
             others_first();
             value
         }

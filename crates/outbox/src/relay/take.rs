@@ -1,9 +1,10 @@
-//! Taking: one task reads or claims what is due, and fills the cold lane.
+//! Taking: one task reads or claims due events, and fills the cold queue.
 //!
-//! A pass reads windows forward from where the last one ended. Windows before that place are not read again on every
-//! pass: when another transaction stays open for long, the database cannot clean up what was settled, and each read
-//! from the start would walk over all of it. What lies before the place (late commits, rows that others gave back) is
-//! found by a full pass, which may cost a small share of the time: nearly always it is cheap and runs at every poll.
+//! A pass reads windows forward from the cursor, where the last pass ended. Windows before the
+//! cursor are not read again on every pass: while another transaction stays open for long, the
+//! database cannot vacuum settled rows, and each read from the start would scan all of them. Rows
+//! before the cursor (late commits, rows that other nodes released) are found by a full pass, which
+//! may use a small share of the time: nearly always it is cheap and runs at every poll.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -23,69 +24,74 @@ use crate::event::EventId;
 use crate::fleet::share::Turn;
 use crate::store::{Cursor, Holder, Origin, RelayTask, Routed, RunId, Settlement, Take, Taken, Verdict};
 
-/// After a full pass that took some time, the next one comes no sooner than this many times that time …
+/// After a full pass that took some time, the next one comes no sooner than this many times that
+/// time …
 const FULL_PASS_SHARE: u32 = 20;
 
-/// … but not later than this, or twice that time: what a crashed node has left behind must not wait for minutes because the
-/// database was slow once.
+/// … but not later than this, or twice that time: events of a crashed node must not wait for
+/// minutes because the database was slow once.
 const LONGEST_REST: Duration = Duration::from_secs(30);
 
-/// How long after the beginning of a full pass with this cost the next one comes.
+/// Time from the start of a full pass with this cost to the start of the next one.
 fn rest_after(cost: Duration) -> Duration {
     (cost * FULL_PASS_SHARE).min(LONGEST_REST.max(cost * 2))
 }
 
-/// How long an event has to be due before the cursor passes by it: transactions that commit their events later than this are found
-/// by full passes. Also how often the cursor passes by events at most.
+/// How long an event has to be due before the cursor moves past it unread: transactions that commit
+/// their events later than this are found by full passes. Also the shortest time between two such
+/// moves.
 const LATE_COMMIT: Duration = Duration::from_secs(1);
 
-/// The first wait after something was found. Doubles with every empty pass, up to the poll interval.
+/// The first pause after a pass that took events. Doubles with every empty pass, up to the poll
+/// interval.
 const EAGER: Duration = Duration::from_millis(25);
 
-/// While nothing is due, so many looks of one statement come between two passes, which are transactions of several.
+/// While nothing is due, so many checks of one statement replace passes, which are transactions of
+/// several statements.
 const LOOKS: u32 = 10;
 
-/// How long such a look may take before a pass is made instead: it has to wait for other reads.
+/// Time limit of such a check, which may have to wait for other reads; a pass follows instead.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many keys are continued in one read.
+/// How many keys are resumed in one read.
 const KEYS_AT_ONCE: usize = 128;
 
-/// Of how many event types the destinations are told apart, and how many destinations. The events of others are delivered in
-/// the order of their whole key.
+/// Limits of event types and destinations that are tracked for separate key queues. Events of other
+/// types are delivered in the order of their whole key.
 const MOST_TYPES: usize = 1_000;
 const MOST_DESTINATIONS: usize = 64;
 
-/// How many rows are looked at to find a probe that no earlier event of its key holds back: so many at a time, so many times.
+/// How many rows are scanned for a probe that no earlier event of its key holds back: rows of one
+/// window, and windows.
 const PROBE_WINDOW: usize = 64;
 const PROBE_WINDOWS: usize = 32;
 
-/// What the taking task remembers between passes.
+/// State of the taking task between passes.
 pub(crate) struct Taker {
     engine: Arc<Engine>,
-    /// Where the last pass ended; `None` for a full pass next.
+    /// Where the last pass ended; `None`: the next pass is a full pass.
     cursor: Option<Cursor>,
     /// The epoch that the cursor belongs to.
     epoch: i64,
-    /// How many rows to look at next. Grows while windows come back full.
+    /// How many rows to scan next. Grows while windows come back full.
     window: usize,
     /// When the last full pass began, and what it cost.
     full: Option<(Instant, Duration)>,
-    /// Whether that pass has not come to the end yet.
+    /// Whether that pass has not reached the end of the table yet.
     in_full: bool,
     /// The events that this relay takes; `None`: all.
     only: Option<Arc<Routed>>,
     /// When the cursor was last moved past events that this relay does not take.
     passed_by: Option<Instant>,
-    /// Types that the last pass left alone.
+    /// Types that the last pass skipped, because their destination is unavailable.
     skipped: BTreeSet<String>,
-    /// The last event that was taken as a probe, by destination. Another one is the next probe.
+    /// The last event that was taken as a probe, by destination. The next probe is another event.
     probed: HashMap<u64, Cursor>,
     /// Whether events may go to more than one destination.
     may_split: bool,
-    /// The types of events that were seen.
+    /// Event types seen so far.
     types: BTreeSet<String>,
-    /// Which of them go to which destination, if there is more than one.
+    /// Destination of each type, if there is more than one destination.
     destinations: BTreeMap<String, u64>,
 }
 
@@ -94,36 +100,36 @@ pub(crate) struct Taker {
 enum End {
     /// Nothing more is due.
     Empty,
-    /// The cold lane is full, or the memory for events is.
+    /// The cold queue is full, or the byte budget is used up.
     NoRoom,
     /// This node may not take now: another one leads, or its presence has lapsed.
     NotHeld,
 }
 
-/// What became of a window that was read.
+/// Result of queueing a window that was read.
 struct Absorbed {
     /// How many events were queued or dead-lettered.
     count: usize,
-    /// Whether that was all there was to queue.
+    /// Whether all events of the window were queued.
     all: bool,
-    /// Whether events of keys wait for the verdict on an event that cannot be decoded, which an earlier read
-    /// found.
+    /// Whether events of keys wait for the verdict on an event that cannot be decoded, which an
+    /// earlier read found.
     waits: bool,
 }
 
-/// What one read of a window came to.
+/// Result of reading one window.
 struct WindowRead {
     /// How many events were queued or dead-lettered.
     taken: usize,
-    /// How many rows were looked at.
+    /// How many rows were scanned.
     scanned: usize,
-    /// The place after them.
+    /// The cursor after them.
     cursor: Option<Cursor>,
-    /// Whether everything that was read found room.
+    /// Whether everything that was read could be queued.
     whole: bool,
 }
 
-/// Times at which something will be due.
+/// Times at which events will be due.
 #[derive(Default)]
 pub(crate) struct Alarm {
     times: Mutex<BTreeSet<Instant>>,
@@ -134,9 +140,9 @@ impl Alarm {
     /// More than this many times are not remembered: the poll interval covers the rest.
     const MOST: usize = 1_000;
 
-    /// Something will be due then.
+    /// Adds a time at which an event will be due.
     pub(crate) fn at(&self, time: Instant) {
-        let mut times = self.times.lock().expect("no one panics while holding this lock");
+        let mut times = self.times.lock().expect("no code panics while it holds this lock");
         let first = times.first().is_none_or(|first| time < *first);
         times.insert(time);
         if times.len() > Self::MOST {
@@ -148,10 +154,10 @@ impl Alarm {
         }
     }
 
-    /// Waits for the next time, and forgets it and all before.
+    /// Waits for the next time, and removes it and all earlier ones.
     async fn ring(&self) {
         loop {
-            let first = self.times.lock().expect("no one panics while holding this lock").first().copied();
+            let first = self.times.lock().expect("no code panics while it holds this lock").first().copied();
             match first {
                 None => self.set.notified().await,
                 Some(time) if time <= Instant::now() => break,
@@ -163,21 +169,21 @@ impl Alarm {
                 }
             }
         }
-        // The database's clock is finer than this one: a little later, so as not to come too early.
+        // The database's clock is finer than this one: a little later, so as not to be early.
         tokio::time::sleep(Duration::from_millis(1)).await;
         let now = Instant::now();
-        self.times.lock().expect("no one panics while holding this lock").retain(|time| *time > now);
+        self.times.lock().expect("no code panics while it holds this lock").retain(|time| *time > now);
     }
 }
 
 /// The taking task.
 pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker>>) {
-    // After a panic nothing is known of how far the last pass came.
+    // After a panic it is unknown how far the last pass came.
     taker.lock().await.cursor = None;
     let longest = engine.settings.poll_interval;
     let mut pause = EAGER.min(longest);
     let mut failures = 0u32;
-    // Looks in a row since the last pass, which found nothing; `None` for a pass next.
+    // Checks since the last pass, which found nothing; `None`: a pass comes next.
     let mut looks: Option<u32> = None;
     while !engine.stop.is_cancelled() {
         looks = looks.filter(|looks| *looks < LOOKS);
@@ -216,11 +222,11 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
                 tracing::error!(store = engine.name(), %error, retry_in = ?pause, "could not take events");
             }
         }
-        // Only a read finds out what became of free keys.
+        // Only a read shows what is left of resumable keys.
         if may_take && engine.runs.has_free() {
             continue;
         }
-        // The databases of a fleet do not all come at the same moment.
+        // Jitter: the databases of a fleet are not polled at the same moment.
         let sleep = if engine.place.is_some() { pause.mul_f64(rand::random_range(0.9..=1.1)) } else { pause };
         tokio::select! {
             () = tokio::time::sleep(sleep) => {}
@@ -231,7 +237,7 @@ pub(crate) async fn run(engine: Arc<Engine>, taker: Arc<tokio::sync::Mutex<Taker
     }
 }
 
-/// Whether no event is due, whether it can be taken or not. Where a take is one statement anyway, nothing is asked.
+/// Whether no event is due, takeable or not. Not checked where a take is one statement anyway.
 async fn nothing_is_due(engine: &Engine) -> bool {
     if engine.station.is_exclusive()
         || engine.place.is_some()
@@ -248,7 +254,7 @@ async fn nothing_is_due(engine: &Engine) -> bool {
 }
 
 impl Engine {
-    /// Waits until the cold lane is half empty, and there is memory for what a read may bring.
+    /// Waits until the cold queue is half empty, and the byte budget allows a read.
     async fn wait_for_room(&self) {
         self.lanes.wait_for_room().await;
         self.settings.bytes.wait_for_room().await;
@@ -276,13 +282,13 @@ impl Taker {
         }
     }
 
-    /// A pass over everything that is due. Returns how many events were taken.
+    /// A pass over all due events. Returns how many events were taken.
     pub(crate) async fn full_pass(&mut self) -> Result<usize> {
         self.cursor = None;
         Ok(self.pass().await?.0)
     }
 
-    /// Takes what is due until there is no more, or no room for more.
+    /// Takes due events until there are no more, or the queue is full.
     async fn pass(&mut self) -> Result<(usize, End)> {
         let mut total = 0;
         let Some(epoch) = self.engine.station.epoch() else {
@@ -305,7 +311,8 @@ impl Taker {
             if self.engine.stop.is_cancelled() {
                 return Ok((total, End::Empty));
             }
-            // A destination may have become unavailable since the last read: no more is taken for it.
+            // A destination may have become unavailable since the last read: no more events are
+            // taken for it.
             let waiting = self.leave_waiting_alone();
             total += self.probe(&waiting).await?;
             let room = self.engine.lanes.cold_room();
@@ -331,7 +338,7 @@ impl Taker {
             }
             let full = self.cursor.is_none();
             if full {
-                // Sees every key, so nothing needs to be remembered as left behind.
+                // A full pass sees every key, so no key needs to be remembered as skipped.
                 self.engine.runs.forget_behind();
             }
             let began = Instant::now();
@@ -348,8 +355,8 @@ impl Taker {
                 self.full = Some((began, Duration::ZERO));
                 self.in_full = true;
             }
-            // What a full pass costs beyond taking what had to be taken anyway: its first read, and all that it reads in
-            // vain until it has come to the end.
+            // Cost of a full pass beyond taking events that had to be taken anyway: its first read,
+            // and all rows that it scans in vain until it reaches the end.
             if let Some((_, cost)) = self.full.as_mut().filter(|_| self.in_full) {
                 let vain = if full { 1.0 } else { 1.0 - taken as f64 / scanned.max(1) as f64 };
                 *cost += began.elapsed().mul_f64(vain.clamp(0.0, 1.0));
@@ -362,7 +369,7 @@ impl Taker {
             if scanned < limit {
                 self.window = self.engine.settings.batch;
                 if self.tell_destinations_apart() {
-                    // What was left behind may be free.
+                    // Events that were held back may be takeable.
                     continue;
                 }
                 if whole {
@@ -374,21 +381,23 @@ impl Taker {
         }
     }
 
-    /// How many rows to look at. As many as wanted, or a power of two, so that there are few different statements.
+    /// How many rows to scan: the window, or a power of two, so that there are few different
+    /// statements.
     fn limit(&self, room: usize, full: bool) -> usize {
         let window = if self.window <= room { self.window } else { 1 << room.ilog2() };
         if full && self.engine.station.is_exclusive() {
-            // What this node has in hand is still pending in the table, and is read again.
+            // The events that this node holds are still pending in the table, and are read again.
             (window + self.engine.held.len()).next_power_of_two()
         } else {
             window
         }
     }
 
-    /// Goes on with keys of which rows were passed by. `None` if this node may not take now: the keys
-    /// stay free.
+    /// Resumes keys with skipped rows. `None` if this node may not take now: the keys stay
+    /// resumable.
     async fn continue_keys(&mut self, keys: Vec<Arc<str>>, room: usize) -> Result<Option<usize>> {
-        // Before the read: a key may be done with what it gets before this returns, and then goes on by itself.
+        // Before the read: the events of a key may be settled before this returns, and make the key
+        // resumable again.
         self.engine.runs.leave_behind(keys.clone());
         let limit = 1 << room.ilog2();
         let read = self.read(Origin::Keys(keys.clone()), limit, room, None).await?;
@@ -398,18 +407,19 @@ impl Taker {
         Ok(read.map(|read| read.taken))
     }
 
-    /// Learns which types are not to be taken now.
+    /// Updates the types whose destination is unavailable. If they have changed, a full pass comes
+    /// next.
     fn leave_waiting_alone(&mut self) -> Vec<(Arc<Gate>, Vec<String>)> {
         let waiting = self.engine.waiting.types(&self.engine.routes);
         let skipped: BTreeSet<String> = waiting.iter().flat_map(|(_, types)| types).cloned().collect();
         if skipped != self.skipped {
-            // What was left alone lies before the place.
+            // The skipped rows lie before the cursor.
             (self.skipped, self.cursor) = (skipped, None);
         }
         waiting
     }
 
-    /// Learns which events this relay takes. If that has changed, a full pass comes next.
+    /// Updates the set of events that this relay takes. If it has changed, a full pass comes next.
     fn learn_routes(&mut self) {
         let only = self.engine.routes.routed();
         if only != self.only {
@@ -417,27 +427,28 @@ impl Taker {
         }
     }
 
-    /// Moves the cursor past events that this relay does not take, after a pass whose last read began then and found all events
-    /// that it does take. Otherwise every pass would look at them again, and without one that it takes every pass would be a
-    /// full one.
+    /// Moves the cursor past events that this relay does not take, after a pass whose last read
+    /// began then and found all events that it does take. Otherwise every pass would scan them
+    /// again, and as long as this relay takes none, every pass would be a full one.
     async fn pass_by_unrouted(&mut self, began: Instant) {
         if self.only.is_none() || self.passed_by.is_some_and(|at| at.elapsed() < LATE_COMMIT) {
             return;
         }
         self.passed_by = Some(Instant::now());
         let settings = &self.engine.settings;
-        // Nothing that became due, or old enough, after that read.
+        // Excludes rows that became due, or old enough, after that read.
         let longer_than = LATE_COMMIT + settings.skip_recent + began.elapsed();
         match self.engine.store.last_due(longer_than).await {
             Ok(place) => self.cursor = self.cursor.max(place),
-            // The next pass looks at a few rows more.
+            // The next pass only scans a few rows more.
             Err(error) => {
                 tracing::debug!(store = self.engine.name(), %error, "could not find the last due event");
             }
         }
     }
 
-    /// Learns where events of each type go. True if that has changed: then a full pass comes next.
+    /// Updates the destination of each event type. True if one has changed: then a full pass comes
+    /// next.
     fn tell_destinations_apart(&mut self) -> bool {
         if !self.may_split {
             return false;
@@ -457,7 +468,7 @@ impl Taker {
         }
         let moved = |(name, gate): (&String, &u64)| destinations.get(name) != Some(gate);
         if self.destinations.iter().any(moved) {
-            // What is in hand was told apart in another way.
+            // The queued events were assigned to key queues by the old destinations.
             self.engine.runs.doubt();
         }
         (self.destinations, self.cursor) = (destinations, None);
@@ -472,13 +483,14 @@ impl Taker {
                 continue;
             }
             total += usize::from(self.probe_one(gate.id, types).await?);
-            // A probe that is taken may still be refused before it is sent.
+            // A probe that is taken may still be released before it is sent.
             self.engine.alarm.at(Instant::now() + PROBE_LOST);
         }
         Ok(total)
     }
 
-    /// Takes one event of these types, behind the last one that was taken so. False if there is none.
+    /// Takes one event of these types, after the last one that was taken as a probe. False if there
+    /// is none.
     async fn probe_one(&mut self, gate: u64, types: &[String]) -> Result<bool> {
         let mut from = self.probed.get(&gate).map_or(Origin::Start, |cursor| Origin::After(*cursor));
         for _ in 0..PROBE_WINDOWS {
@@ -498,7 +510,7 @@ impl Taker {
         Ok(false)
     }
 
-    /// Reads one window and queues what was taken.
+    /// Reads one window and queues the events that were taken.
     async fn read(
         &mut self,
         from: Origin,
@@ -510,8 +522,8 @@ impl Taker {
         let asked = Instant::now();
         let Some(by) = engine.station.holder() else { return Ok(None) };
         if matches!(by, Holder::Lease { .. }) && engine.held.present_for(asked).is_none() {
-            // Others may release whatever it took.
-            let why = "this relay could not announce itself in time, and takes nothing until it has";
+            // Other nodes may release every lease that this node takes now.
+            let why = "this relay could not announce itself in time, and takes no events until it has";
             engine.monitor.failed(RelayTask::Take, why);
             return Ok(None);
         }
@@ -558,16 +570,17 @@ impl Taker {
             engine.metrics.oldest_lag_ms.set(oldest.as_secs_f64() * 1_000.0);
         }
         let (mut scanned, mut cursor, unkeyed) = (taken.scanned, taken.cursor, taken.unkeyed);
-        // Half of it would leave events held, and renewed, that are in no queue.
+        // A panic halfway would leave events held, and renewed, that are in no queue.
         let absorbed = engine.supervisor.whole(RelayTask::Take, || self.absorb(taken, &take, asked, room));
         let Some(Absorbed { count, all, waits }) = absorbed else { return Ok(None) };
         if !all {
-            // Not everything found room: read from the start again.
+            // Not every event could be queued: the next read starts at the beginning.
             cursor = None;
         }
         if unkeyed > 0 {
-            // Written by a transaction from before this mode was switched on. The window is read again: at once, or with
-            // the next pass if another relay has given the events their keys.
+            // Written by a transaction from before this mode was switched on. The window is read
+            // again: at once, or with the next pass if another relay has set the keys of the
+            // events.
             cursor = None;
             if engine.store.order_by_aggregate().await? > 0 {
                 scanned = limit;
@@ -583,7 +596,7 @@ impl Taker {
         Ok(Some(WindowRead { taken: count, scanned, cursor, whole: all && !waits && unkeyed == 0 }))
     }
 
-    /// Queues what was taken.
+    /// Queues the events that were taken.
     fn absorb(&self, taken: Taken, take: &Take, asked: Instant, room: usize) -> Absorbed {
         let engine = &self.engine;
         let lease = match &take.by {
@@ -596,7 +609,7 @@ impl Taker {
         };
         engine.runs.leave_behind(taken.behind);
         if taken.dead_lettered > 0 {
-            // Later events of their keys may go on now.
+            // Later events of their keys may be takeable now.
             engine.look_everywhere();
         }
         let mut spoken = Vec::new();
@@ -621,8 +634,8 @@ impl Taker {
                 break;
             }
             if undecodable && delivery.event.ordering_key().is_some() {
-                // It may come after one that cannot be decoded, whose key is not known: it is read again when that
-                // one is dead.
+                // The event may come after one that cannot be decoded, whose key is unknown: it is
+                // read again when that one is dead.
                 all = false;
                 let (id, claim) = (delivery.event.id().clone(), delivery.claim);
                 let suspect = delivery.suspect.is_some();
@@ -636,7 +649,8 @@ impl Taker {
             if !self.hold(delivery.event.id(), tag, asked, lease, suspect) {
                 continue;
             }
-            // Only events that are not in hand already: a leader reads those again and again.
+            // Only events that this node does not hold already: a leader reads those again and
+            // again.
             if lease.is_none() && !suspect && engine.station.next_is_suspect() {
                 delivery.suspect = Some(0);
             }
@@ -676,12 +690,14 @@ impl Taker {
         }
         engine.metrics.cold_enqueued.increment(count as u64);
         engine.lanes.push_cold(strands);
-        // An event that cannot be decoded was taken as well: `idle` waits until it is dead-lettered.
+        // An event that cannot be decoded was taken as well: `idle` waits until it is
+        // dead-lettered.
         let waits = undecodable && buried == 0;
         Absorbed { count: count + buried, all, waits }
     }
 
-    /// Notes that this node holds the event. False if it is queued already, or has just been settled.
+    /// Records that this node holds the event. False if it is queued already, or has just been
+    /// settled.
     fn hold(&self, id: &EventId, tag: Tag, asked: Instant, lease: Option<Duration>, suspect: bool) -> bool {
         match lease {
             Some(lease) => self.engine.held.admit_claimed(id, tag, asked, lease, suspect),

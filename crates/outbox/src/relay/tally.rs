@@ -1,4 +1,5 @@
-//! What this relay has settled since it started: for people, who see it in the row in which a relay says that it runs.
+//! Counters of what this relay has settled since it started, shown to operators in the row of the
+//! node.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -9,12 +10,13 @@ use super::Job;
 use crate::event::Event;
 use crate::store::{Counts, Settlement, Verdict};
 
-/// What a verdict is about: which type, and since when it was due.
+/// Event type and due time of a settled event.
 #[derive(Debug)]
 pub(crate) struct Subject {
-    /// Whole, because that costs a counter: its type alone would be a text to copy.
+    /// The whole event, because a clone only costs a reference count: its type alone would be a
+    /// string to copy.
     event: Event,
-    /// By this process's clock; `None` if that was before it knows of time.
+    /// By this process's clock; `None` if the time is before the start of that clock.
     due: Option<Instant>,
 }
 
@@ -33,10 +35,11 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts what became of a batch. What cannot be decoded has no subject, and no type.
+    /// Counts a batch of settlements. An event that cannot be decoded has no observation, and no
+    /// type.
     pub(crate) fn add<'a>(&self, told: impl Iterator<Item = (&'a Settlement, &'a Option<Subject>)>) {
         let now = Instant::now();
-        let mut counts = self.counts.lock().expect("no one panics while holding this lock");
+        let mut counts = self.counts.lock().expect("no code panics while it holds this lock");
         let mut any = false;
         for (settlement, subject) in told {
             let event_type = subject.as_ref().map(|subject| subject.event.event_type().as_str());
@@ -74,10 +77,10 @@ impl Tally {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts.lock().expect("no one panics while holding this lock").clone()
+        self.counts.lock().expect("no code panics while it holds this lock").clone()
     }
 
-    /// Waits until something was counted since this last returned.
+    /// Waits until a counter has changed since the last return.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -1,4 +1,4 @@
-//! Upkeep: renewing what this node holds, and deleting what nobody needs any more.
+//! Maintenance: renews leases or leadership, and purges rows that are no longer needed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,20 +9,21 @@ use crate::admin::{purge_all, purge_all_joins, purge_attempts, purge_audits, pur
 use crate::error::{Error, Result};
 use crate::store::{EXCLUSIVE, Leadership, NodeId, Purge, Purgeable, RelayTask};
 
-/// How long leadership of the whole table lasts without being renewed: how long a crash delays delivery.
+/// How long leadership of the whole table lasts without renewal: the delay of delivery after a
+/// crash.
 pub(crate) const LEADERSHIP: Duration = Duration::from_secs(15);
 
-/// Keeps what this node holds: the leases on its events, or the leadership of the table.
+/// Renews the leases on this node's events, or the leadership of the table.
 pub(crate) struct Hold {
     engine: Arc<Engine>,
-    /// Who leads instead of this node, once that has been said.
+    /// The leader that was last logged as holding the table instead of this node.
     waiting_for: Option<NodeId>,
-    /// When to ask again.
+    /// Pause before the next renewal.
     pause: Duration,
 }
 
 impl Hold {
-    /// Asks for leadership, where the mode needs it. Standing by is no error.
+    /// Requests leadership, where the mode needs it. Standing by is no error.
     pub(crate) async fn new(engine: Arc<Engine>) -> Result<Self> {
         let pause = if engine.station.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
         let mut hold = Self { engine, waiting_for: None, pause };
@@ -30,7 +31,7 @@ impl Hold {
         Ok(hold)
     }
 
-    /// Renews until the relay is over.
+    /// Renews until the relay has ended.
     pub(crate) async fn keep(&mut self) {
         loop {
             tokio::select! {
@@ -42,7 +43,7 @@ impl Hold {
             match self.ask().await {
                 Ok(()) => self.engine.monitor.succeeded(RelayTask::Renew),
                 Err(error) => {
-                    tracing::error!(store = self.engine.name(), %error, "could not renew what this node holds");
+                    tracing::error!(store = self.engine.name(), %error, "could not renew the leases or the leadership of this node");
                     self.engine.monitor.failed(RelayTask::Renew, &error.to_string());
                     self.pause = Duration::from_millis(200);
                 }
@@ -54,7 +55,7 @@ impl Hold {
         if self.engine.station.is_exclusive() { self.lead().await } else { self.renew().await }
     }
 
-    /// Asks to lead the table, or to go on leading it.
+    /// Requests or renews leadership of the table.
     async fn lead(&mut self) -> Result<()> {
         let engine = &self.engine;
         let asked = Instant::now();
@@ -88,7 +89,7 @@ impl Hold {
         Ok(())
     }
 
-    /// Renews the leases of everything that is queued or running.
+    /// Renews the leases of all events that are queued or running.
     async fn renew(&mut self) -> Result<()> {
         let engine = &self.engine;
         let lease = engine.settings.lease;
@@ -100,7 +101,7 @@ impl Hold {
             let lost = engine.held.renewed(some, &kept, asked, lease);
             if lost > 0 {
                 engine.runs.doubt();
-                tracing::debug!(store = engine.name(), lost, "leases were lost, or settled in the meantime");
+                tracing::debug!(store = engine.name(), lost, "leases were lost, or their events settled in the meantime");
             }
         }
         Ok(())
@@ -110,14 +111,15 @@ impl Hold {
 /// The longest time from the start of a relay to its first purge.
 const FIRST_PURGE: Duration = Duration::from_secs(60);
 
-/// The pauses before each purge. The first comes soon after the start: a relay that is started anew every hour would otherwise
-/// never purge. `random`, from 0 to 1, spreads the relays that a deployment starts together.
+/// The pauses before each purge. The first comes soon after the start: a relay that is restarted
+/// every hour would otherwise never purge. `random`, from 0 to 1, spreads the relays that a
+/// deployment starts together.
 fn pauses(every: Duration, random: f64) -> impl Iterator<Item = Duration> {
     let first = every.min(FIRST_PURGE).mul_f64(0.25 + 0.75 * random);
     std::iter::once(first).chain(std::iter::repeat(every))
 }
 
-/// Purges now and then.
+/// Purges at intervals.
 pub(crate) async fn purge(engine: Arc<Engine>) {
     let Some(purge) = engine.settings.purge.clone() else { return };
     let PurgeSettings { every, what, dead, inbox, attempts, log, audit } = purge;
@@ -126,7 +128,7 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             () = tokio::time::sleep(pause) => {}
             () = engine.stop.cancelled() => return,
         }
-        // Errors of the last round do not count any more.
+        // Errors of the last round no longer matter.
         engine.monitor.rests(RelayTask::Purge);
         purge_events(&engine, what, dead).await;
         match purge_all_joins(&*engine.store, what.older_than, what.limit, &engine.stop).await {
@@ -166,7 +168,7 @@ fn could_not(engine: &Engine, error: &Error, what: &str) {
     engine.monitor.failed(RelayTask::Purge, &error.to_string());
 }
 
-/// Purges events, and says how many of them were DONE and how many DEAD.
+/// Purges events, and logs how many of them were DONE and how many DEAD.
 async fn purge_events(engine: &Engine, what: Purge, dead: Option<Duration>) {
     let (store, name) = (&*engine.store, engine.name());
     match purge_all(store, what, &engine.stop).await {

@@ -1,4 +1,4 @@
-//! What has been read of the log, shared by all pairs of this node: read once, published to many.
+//! Cache of log events, shared by all subscriptions of this node: read once, published to many.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,21 +6,22 @@ use std::time::{Duration, Instant};
 
 use crate::log::{LogEvent, Outgoing, Position, Topic};
 
-/// How many bytes of events are kept for pairs that come by later.
+/// Bytes of events that are cached for other subscriptions.
 const KEPT: usize = 24 << 20;
-/// How many bytes one read should bring.
+/// Bytes that one read should return.
 const READ: usize = 2 << 20;
-/// How many positions one read covers at first, and at least and most.
+/// How many positions one read covers at first, at least and at most.
 const SPAN: (i64, i64, i64) = (100, 16, 1_000);
-/// The most rows that such a read brings, and the most bytes: sizes may change from one event to the next.
+/// The most rows and the most bytes that such a read returns: sizes may change from one event to
+/// the next.
 pub(super) const MOST: usize = 1_000;
 pub(super) const MOST_BYTES: usize = 16 << 20;
-/// For how long what was read is taken for what there is: an event may be mended, or deleted for good reason.
+/// How long cached rows are valid: an event may be repaired or deleted.
 const LIFE: Duration = Duration::from_secs(5);
-/// What an event costs beside its payload.
+/// Memory of an event besides its payload.
 const OVERHEAD: usize = 400;
 
-/// A stretch of the log, without gaps: everything after one position and up to another.
+/// A range of the log without gaps: all events after one position and up to another.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) from: Position,
@@ -34,13 +35,13 @@ impl Chunk {
     }
 }
 
-/// Stretches that do not overlap, and may have gaps between them.
+/// Ranges that do not overlap, and may have gaps between them.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     held: BTreeMap<Position, Held>,
     bytes: usize,
     clock: u64,
-    /// The average size of an event, once some were seen.
+    /// The average size of an event, once some were read.
     size: Option<usize>,
 }
 
@@ -53,7 +54,7 @@ struct Held {
 }
 
 impl Chunks {
-    /// The stretch that says what comes after this position.
+    /// The cached range that contains the next position.
     pub(super) fn after(&mut self, position: Position) -> Option<Arc<Chunk>> {
         self.clock += 1;
         let (_, held) = self.held.range_mut(..=position).next_back()?;
@@ -64,18 +65,18 @@ impl Chunks {
         Some(held.chunk.clone())
     }
 
-    /// Whether it is known what comes after this position.
+    /// Whether the range after this position is cached.
     pub(super) fn covers(&self, position: Position) -> bool {
         let held = self.held.range(..=position).next_back();
         held.is_some_and(|(_, held)| held.chunk.upto > position && held.read.elapsed() <= LIFE)
     }
 
-    /// Forgets everything.
+    /// Removes all ranges.
     pub(super) fn clear(&mut self) {
         (self.held, self.bytes) = (BTreeMap::new(), 0);
     }
 
-    /// How far to read from here: as much as fits into memory, and not into what is known already.
+    /// How far to read from here: as much as fits into memory, and not into a cached range.
     pub(super) fn reach(&self, from: Position, safe: Position) -> Position {
         let (first, least, most) = SPAN;
         let span = self.size.map_or(first, |size| i64::try_from(READ / size.max(1)).unwrap_or(most));
@@ -86,7 +87,7 @@ impl Chunks {
         }
     }
 
-    /// Adds what was read, and forgets what has not been used for longest.
+    /// Adds a range, and evicts the least recently used ones.
     pub(super) fn add(&mut self, chunk: Chunk) -> Arc<Chunk> {
         let bytes = chunk.bytes();
         if !chunk.rows.is_empty() {
@@ -108,7 +109,8 @@ impl Chunks {
         chunk
     }
 
-    /// What a pair at `cursor` has to publish next: at most `width` events, and nothing beyond `safe`.
+    /// The next events for a subscription at `cursor`: at most `width` events, and none beyond
+    /// `safe`.
     pub(super) fn gather(
         &mut self,
         topic: &Topic,
@@ -146,14 +148,14 @@ impl Chunks {
     }
 }
 
-/// What there is to publish.
+/// Events to publish.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// In order; they may be none.
+    /// In order; may be empty.
     pub(super) events: Vec<Outgoing>,
-    /// Once these are published, everything up to here is done with.
+    /// The position of the subscription once these events are published.
     pub(super) upto: Position,
-    /// What comes after that has to be read first.
+    /// The next range has to be read first.
     pub(super) missing: bool,
 }
 

@@ -1,4 +1,5 @@
-//! What the desk asks: the database, and publishers. Each question is a task of its own, which lives until it is answered.
+//! Requests of the log relay to the database and to publishers. Each is a task of its own, which
+//! ends with one response.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -17,11 +18,11 @@ use crate::error::Result;
 use crate::log::{LogEvent, Move, Outgoing, PairId, Position, Publisher, Query, Roll, Stored};
 use crate::relay::dispatch::guarded;
 
-/// How many reads may be under way.
+/// How many reads may run at the same time.
 const READS: usize = 2;
 
 impl Desk {
-    /// Asks how far the log is decided, and whether there is more of it, when it is time to.
+    /// Queries the safe position, and the head of the log, when it is time to.
     pub(super) fn look(&mut self, now: Instant) {
         if now >= self.next_advance()
             && let Some(mut frontier) = self.frontier.take()
@@ -44,7 +45,7 @@ impl Desk {
         }
     }
 
-    /// Sends what a pair has to publish to its publisher.
+    /// Sends the next batch of a subscription to its publisher.
     pub(super) fn feed(&mut self, pair: usize, now: Instant) {
         let strand = &mut self.strands[pair];
         let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_ready(now)) else { return };
@@ -54,7 +55,7 @@ impl Desk {
         let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));
         let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, mark);
         let Gathered { events, upto, missing } = gathered;
-        // The next stretch too, before it is needed: reading goes on while publishers work.
+        // The next range too, before it is needed: reading goes on while publishers work.
         let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
         if events.is_empty() {
             lead.cursor = lead.cursor.max(upto);
@@ -78,14 +79,14 @@ impl Desk {
         self.want(ahead);
     }
 
-    /// Notes that a pair needs to know what comes after a position.
+    /// Records that a subscription needs the range after a position.
     fn want(&mut self, from: Position) {
         if !self.wanted.contains(&from) {
             self.wanted.push(from);
         }
     }
 
-    /// Fetches what pairs are waiting for, whoever asked first.
+    /// Reads wanted ranges, in the order in which they were requested.
     pub(super) fn read(&mut self, now: Instant) {
         if now < self.read_at {
             return;
@@ -103,7 +104,7 @@ impl Desk {
         }
     }
 
-    /// Tells the table where pairs stand, all in one statement.
+    /// Saves the positions of all subscriptions in one statement.
     pub(super) fn save(&mut self, now: Instant) {
         if self.saving {
             return;
@@ -136,7 +137,7 @@ impl Desk {
         });
     }
 
-    /// Says that this node is alive, and looks who leads what.
+    /// Renews this node's leases, and reads who leads what.
     pub(super) fn tend(&mut self, now: Instant) {
         if self.tending || now < self.tend_at {
             return;
@@ -144,7 +145,7 @@ impl Desk {
         self.tending = true;
         let ttl = if self.is_calm(now) { self.ttl * CALM_LEASE } else { self.ttl };
         for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
-            // The table may have a shorter lease from now on, also if the answer is lost.
+            // The lease in the table may be shorter from now on, also if the answer is lost.
             lead.until = lead.until.min(now + ttl);
         }
         let node = self.node.clone();
@@ -154,7 +155,7 @@ impl Desk {
         });
     }
 
-    /// Hands over what is more than this node's share, once it is at rest.
+    /// Releases the subscriptions above this node's quota, once they are at rest.
     pub(super) fn give_up(&mut self) {
         if self.saving {
             return;
@@ -183,7 +184,7 @@ impl Desk {
         });
     }
 
-    /// Notes how far the log is decided, for whoever starts next.
+    /// Stores the safe position, for nodes that start later.
     pub(super) fn note_decided(&mut self) {
         let safe = self.safe;
         if safe <= self.noted {
@@ -192,11 +193,11 @@ impl Desk {
         self.noted = safe;
         self.errand(Errand::Tell, async move |log| {
             let result = log.note_decided(safe).await;
-            News::Told { what: "could not note how far the log is decided", result }
+            News::Told { what: "could not store the safe position of the log", result }
         });
     }
 
-    /// Makes rows that somebody has deleted.
+    /// Creates rows that were deleted.
     pub(super) fn register_missing(&mut self, roll: &Roll) {
         let there: HashSet<&PairId> = roll.pairs.iter().map(|state| &state.id).collect();
         let missing = self.strands.iter().filter(|strand| !there.contains(strand.id()));
@@ -209,13 +210,13 @@ impl Desk {
         }
         self.errand(Errand::Tell, async move |log| {
             let result = log.register(&missing).await;
-            News::Told { what: "could not make the rows of publishers", result }
+            News::Told { what: "could not create the rows of publishers", result }
         });
     }
 
     pub(super) fn claim(&mut self, pairs: Vec<PairId>, asked: Instant, lease: Duration) {
-        // From when it was asked: the lease counts from then too. A calm node asks as often as two leases are long, and when
-        // the lease of another node should be over.
+        // Counted from the time of the request, as the lease is. An idle node sends a heartbeat
+        // twice per lease, and when the lease of another node should have ended.
         self.long_lease = lease > self.ttl;
         self.tend_at = if self.ask_first.is_some() {
             asked
@@ -238,7 +239,7 @@ impl Desk {
         });
     }
 
-    /// Has a question asked in a task of its own, which lives until it is answered.
+    /// Runs a request in a task of its own, which ends with one response.
     fn errand<F: Future<Output = News> + Send + 'static>(&self, errand: Errand, ask: impl FnOnce(Book) -> F) {
         let (news, asking) = (self.news.clone(), ask(self.log.clone()));
         tokio::spawn(async move {
@@ -248,7 +249,7 @@ impl Desk {
     }
 }
 
-/// Asks whether the publisher is well, and has it publish. A panic and a timeout are failures like any other.
+/// Checks the publisher's health, and publishes. A panic and a timeout are failures like any other.
 async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> Outcome {
     let published = async {
         if let Err(unavailable) = publisher.health().await {
@@ -265,16 +266,16 @@ async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration
     guarded("the publisher", limit, published).await.unwrap_or_else(|failure| Outcome::Failed(0, failure))
 }
 
-/// Reads a stretch of the log. Events that cannot be read are noted and left out: they would stand in the way of every
-/// publisher for ever.
+/// Reads a range of the log. Events that cannot be read are recorded and left out: they would block
+/// every publisher for ever.
 async fn read_chunk(log: &Book, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
-    // One limit, and so one statement, whatever the stretch.
+    // One limit, and so one statement, whatever the range.
     let read = log.read_bounded(from, upto, MOST, MOST_BYTES).await?;
     if !read.rows.is_empty() || upto >= safe {
         let upto = read.rows.last().filter(|_| read.cut).map_or(upto, position);
         return Ok(Chunk { from, upto, rows: readable(log, read.rows).await? });
     }
-    // Nothing here: a purge may have left a wide gap.
+    // Empty: a purge may have left a wide gap.
     let next = log.read(&Query::all(), upto, Some(safe), 1).await?;
     let upto = next.first().map_or(safe, |row| Position::new(position(row).get() - 1));
     Ok(Chunk { from, upto, rows: Vec::new() })
@@ -296,7 +297,7 @@ async fn readable(log: &Book, rows: Vec<Stored>) -> Result<Vec<LogEvent>> {
                 if log.note_unreadable(position, &reason).await? {
                     tracing::error!(
                         store = log.name(), %position, reason,
-                        "an event of the log cannot be read: publishers pass it over"
+                        "an event of the log cannot be read: publishers skip it"
                     );
                 }
             }

@@ -1,21 +1,23 @@
-//! Publishing the log: one task for all pairs of a node.
+//! Publishing the log: one task for all subscriptions (pairs of topic and publisher) of a node.
 //!
 //! ```text
-//!   advance ──► safe position ─┐
-//!   read ─────► chunks ────────┼─► a strand for each pair this node leads ──► publisher
-//!   tend ─────► who leads what ┘                    └──► save: positions of all pairs in one statement
+//!   advance ────► safe position ─┐
+//!   read ───────► chunks ────────┼─► each subscription that this node leads ──► publisher
+//!   heartbeat ──► who leads what ┘        └──► save: positions of all subscriptions in one statement
 //! ```
 //!
-//! The desk decides and never waits: everything that talks to the database or to a publisher is an errand, a task that lives
-//! as long as that one question, and brings the answer back. A pair that has nothing to do costs no task and no connection.
+//! The log relay decides and never waits: every call of the database or of a publisher is a
+//! request, a task of its own that sends back one response. A subscription that has nothing to do
+//! costs no task and no connection.
 //!
-//! | file | what it knows |
+//! | file | subject |
 //! | --- | --- |
-//! | `rhythm` | when a pair looks and tries, and how much |
-//! | `chunks` | what has been read, shared by all pairs |
-//! | `share` | which pairs this node should lead |
-//! | `strand` | one pair: where it stands, what is under way |
-//! | `errands`, `news` | what the desk asks, and what it makes of the answers |
+//! | `pacing` | when a subscription polls and retries, and its batch size |
+//! | `chunks` | cache of log events, shared by all subscriptions |
+//! | `balance` | which subscriptions this node should lead |
+//! | `subscription` | one subscription: its position, its batch in flight |
+//! | `requests`, `responses` | the requests of the log relay, and its reactions to the responses |
+//! | `log_handle` | the log of a store |
 
 mod book;
 mod chunks;
@@ -46,32 +48,35 @@ use crate::log::{Frontier, Pair, PairId, Position, Topic};
 use crate::metrics::PairMetrics;
 use crate::store::{Calls, Listener, NodeId, RelayTask};
 
-/// How long to wait for a position that is not decided yet, at first and at most.
+/// Pause before the safe position is queried again while it is behind the head, at first and at
+/// most.
 const UNDECIDED: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
-/// How long to do without wake-ups from elsewhere, after an error.
+/// Pause before the next try to listen for notifications, after an error.
 const DEAF: Duration = Duration::from_secs(2);
-/// How long a relay stays awake after a notification: under load it polls, and writers need not notify.
+/// How long a relay polls after a notification: under load it polls, and writers need not notify.
 const LULL: Duration = Duration::from_millis(10);
-/// The longest time between two tries to have writers notify, while a transaction that has appended is open.
+/// The longest time between two tries to arm notifications, while a transaction that has appended
+/// is open.
 const NOT_YET: Duration = Duration::from_millis(100);
-/// How often a relay asks for the watch while another relay has it.
+/// How often a relay tries to get the watch lock while another relay holds it.
 const STANDBY: Duration = Duration::from_secs(5);
-/// After so many times its lease without anything new, a node that is notified of appends renews its leases less often …
+/// After so many lease times without a change, a node that is notified of appends renews its leases
+/// less often …
 const CALM: u32 = 3;
-/// … for so many times as long.
+/// … with leases so many times as long.
 const CALM_LEASE: u32 = 2;
-/// How long after the lease of another node ends to look whether that node has renewed it.
+/// How long after the lease of another node ends to check whether that node has renewed it.
 const AFTER_THE_END: Duration = Duration::from_millis(20);
-/// How long the database has to answer, after the drain time.
+/// Time for the database to answer, after the drain time.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for a desk that has to be made anew, at a time.
+/// Pause between two tries to create the log relay after a panic, and to reach the new one.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What can be asked of the desk while it runs.
+/// Access to the running log relay.
 #[derive(Clone)]
 pub(crate) struct Bench {
-    /// The way to the desk that runs now: after a panic there is another.
+    /// The sender to the log relay that runs now: after a panic there is another.
     news: Arc<Mutex<mpsc::UnboundedSender<News>>>,
     stop: CancellationToken,
 }
@@ -81,7 +86,8 @@ impl Bench {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until every pair that this node leads, and that is neither paused nor failing, has published everything.
+    /// Waits until every subscription that this node leads, and that is neither paused nor failing,
+    /// has published everything.
     pub(crate) async fn quiet(&self) {
         loop {
             let (told, hear) = oneshot::channel();
@@ -89,14 +95,15 @@ impl Bench {
             if (sent && hear.await.is_ok()) || self.stop.is_cancelled() {
                 return;
             }
-            // It panicked with the question in hand: the next one is asked.
+            // The log relay panicked before it answered: ask the next one.
             tokio::time::sleep(AGAIN).await;
         }
     }
 }
 
-/// Runs the desk; after a panic another, which begins with what the table says. It has a name of its own, so it waits until
-/// the leases of the one before have run out: no position moves back, and no batch is published out of order.
+/// Runs the log relay; after a panic another, which starts with the state in the table. It has a
+/// name of its own, so it waits until the leases of the previous one have run out: no position
+/// moves back, and no batch is published out of order.
 pub(super) async fn run(engine: Arc<Engine>, bell: Arc<Notify>, bench: Bench, first: Option<Desk>) {
     let mut desk = first;
     while desk.is_none() {
@@ -121,17 +128,17 @@ pub(super) async fn run(engine: Arc<Engine>, bell: Arc<Notify>, bench: Bench, fi
     }
 }
 
-/// Whether what is known of the log has to be found out again before anything is read by it.
+/// Whether the safe position has to be queried again before anything is read up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// It has.
+    /// It has to.
     Raised,
-    /// Somebody is out to do so.
+    /// A request to do so is running.
     Asked,
 }
 
-/// Runs the pairs of a node.
+/// Runs the subscriptions of a node.
 pub(crate) struct Desk {
     log: Book,
     node: NodeId,
@@ -142,29 +149,30 @@ pub(crate) struct Desk {
     index: HashMap<PairId, usize>,
     share: Share,
 
-    /// `None` while somebody is out to advance it.
+    /// `None` while a request to advance it is running.
     frontier: Option<Frontier>,
     safe: Position,
-    /// Whether that still holds: a pair whose position is not where this node left it may be of a log that went back.
+    /// Whether `safe` is still valid: if a subscription's position is not where this node left it,
+    /// the log may have gone back.
     doubt: Doubt,
-    /// How far of that the table knows.
+    /// The safe position that is stored in the table.
     noted: Position,
-    /// The greatest position that anybody has seen.
+    /// The greatest position that any request has seen.
     head: Position,
     chunks: Chunks,
     wanted: Vec<Position>,
     read_at: Instant,
     reading: Vec<Position>,
 
-    /// Something may be new.
+    /// There may be new events.
     hinted: bool,
     advance_at: Instant,
     undecided: Duration,
     watch_at: Instant,
-    /// When to look for more after that: soon after there was something, later and later while there is not.
+    /// Pause before the next poll of the head: short after a change, longer and longer without one.
     watch_pause: Duration,
     watching: bool,
-    /// When to save next; while that is under way, since when.
+    /// When to save next; while a save is running, when it began.
     save_at: Instant,
     quiet_save_at: Instant,
     saving: bool,
@@ -174,23 +182,24 @@ pub(crate) struct Desk {
     /// How many batches have been sent.
     batches: u64,
     complain_at: Instant,
-    /// Questions that failed when they were last asked.
+    /// Requests that failed when they were last sent.
     troubles: BTreeMap<&'static str, String>,
     monitor: Arc<Monitor>,
     waiting: Vec<oneshot::Sender<()>>,
-    /// When this node lost a publisher that the table may still give back to it.
+    /// When this node lost a publisher that the table may still assign to it.
     lost_at: Option<Instant>,
-    /// Whether writers notify of appends, so that they need not be looked for.
+    /// Whether writers notify of appends, so that this node need not poll for them.
     calls: Arc<AtomicBool>,
-    /// When something was new last.
+    /// When the last change was seen.
     news_at: Instant,
-    /// Whether this node's leases are those of a calm node: longer, and renewed less often.
+    /// Whether this node's leases are those of an idle node: longer, and renewed less often.
     long_lease: bool,
-    /// Nothing is published before the table was asked who leads, at this time or later: a calm node may not know of a pause yet.
+    /// Nothing is published before the table was asked who leads, at this time or later: an idle
+    /// node may not know of a pause yet.
     ask_first: Option<Instant>,
     /// When the first lease of another node ends, unless that node renews it.
     others_end: Option<Instant>,
-    /// Pairs whose leader vanished, as far as no node has taken them.
+    /// Subscriptions whose leader vanished, as long as no node has claimed them.
     orphaned: HashMap<PairId, NodeId>,
 
     bell: Arc<Notify>,
@@ -200,14 +209,16 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Makes the rows of the pairs, and takes the node's share of them. Errors are those of the first contact.
+    /// Creates the rows of the subscriptions, and claims this node's part of them. Returns the
+    /// errors of the first contact.
     pub(crate) async fn new(engine: &Engine, bell: Arc<Notify>) -> Result<Self> {
         let (settings, stop) = (&engine.settings, engine.stop.clone());
         let pairs: Vec<Pair> =
             settings.pairs.iter().map(|pair| pair.clone().or(&settings.pair_defaults)).collect();
         check(&pairs)?;
         let log = Book::new(engine.store.clone())?;
-        // A node that was given a name and restarted must not pass for the process it was before, which may still run.
+        // A node that was given a name and restarted must not pass for its previous process, which
+        // may still run.
         let life = EventId::generate();
         let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
         let metrics = PairMetrics::new(&settings.metrics_prefix, log.name());
@@ -272,7 +283,7 @@ impl Desk {
         let rows: Vec<(PairId, bool)> =
             self.strands.iter().map(|strand| (strand.id().clone(), strand.pair.from_now)).collect();
         log.register(&rows).await?;
-        // Where others have come to: not every gap of the log has to be waited for again.
+        // The safe position of other nodes: not every gap of the log has to be waited for again.
         let (noted, head) = (log.decided().await?, log.head().await?);
         self.noted = if noted <= head { noted } else { Position::START };
         (self.safe, self.frontier) = (self.noted, Some(Frontier::from(self.noted)));
@@ -286,7 +297,7 @@ impl Desk {
         }
         self.tend_at = Instant::now() + self.ttl / 4;
         if roll.nodes.len() > 1 {
-            // They share with this node as soon as they know of it.
+            // They rebalance as soon as they know of this node.
             tokio::spawn(async move { log.ring().await });
         }
         Ok(())
@@ -296,7 +307,7 @@ impl Desk {
         Bench { news: Arc::new(Mutex::new(self.news.clone())), stop: self.stop.clone() }
     }
 
-    /// Works until the relay stops, then hands everything over.
+    /// Works until the relay stops, then hands over all subscriptions.
     pub(crate) async fn run(mut self) {
         let (bell, stop) = (self.bell.clone(), self.stop.clone());
         loop {
@@ -323,7 +334,8 @@ impl Desk {
         self.hand_over().await;
     }
 
-    /// Does everything that can be done now. Returns when there will be more, if nothing happens before.
+    /// Does everything that can be done now. Returns when to call it again if nothing happens
+    /// before.
     fn turn(&mut self, now: Instant) -> Instant {
         if self.stopping.is_none() {
             self.look(now);
@@ -340,7 +352,8 @@ impl Desk {
         self.next(now)
     }
 
-    /// Gives up what is with a publisher when somebody else may have the pair, or when the drain time is over.
+    /// Gives up batches that are with a publisher when another node may lead the subscription, or
+    /// when the drain time is over.
     fn abandon(&mut self, now: Instant) {
         let over = self.stopping.is_some_and(|deadline| now >= deadline);
         for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
@@ -383,7 +396,7 @@ impl Desk {
         next
     }
 
-    /// When to ask how far the log is decided.
+    /// When to query the safe position.
     fn next_advance(&self) -> Instant {
         if self.hinted {
             return self.advance_at;
@@ -404,12 +417,12 @@ impl Desk {
         looks.min().unwrap_or_else(|| Instant::now() + Duration::from_secs(1))
     }
 
-    /// Whether this node has to look for what is appended: writers do not notify of it.
+    /// Whether this node has to poll for appends: writers do not notify of them.
     fn has_to_watch(&self) -> bool {
         !self.watching && !self.calls.load(Ordering::Acquire) && self.leads().next().is_some()
     }
 
-    /// Whether nothing has happened for a while, and whatever happens next is notified of.
+    /// Whether nothing has changed for a while, and this node is notified of the next change.
     fn is_calm(&self, now: Instant) -> bool {
         let at_rest = |lead: &Lead| {
             let well = lead.rhythm.errors == 0 && lead.rhythm.last_error.is_none() && !lead.giving_up;
@@ -424,7 +437,7 @@ impl Desk {
             && self.leads().all(at_rest)
     }
 
-    /// There may be something new.
+    /// Records that there may be new events.
     fn hint(&mut self) {
         let now = Instant::now();
         self.hinted = true;
@@ -437,7 +450,8 @@ impl Desk {
         }
     }
 
-    /// Whether everything that was under way when the relay stopped has come back, or has had its time.
+    /// Whether all requests and batches that were running when the relay stopped have ended, or had
+    /// their time.
     fn is_over(&self, now: Instant) -> bool {
         let Some(deadline) = self.stopping else { return false };
         let resting = |lead: &Lead| lead.in_flight.is_none() && !lead.is_behind();
@@ -446,7 +460,8 @@ impl Desk {
     }
 
     async fn hand_over(mut self) {
-        // In a task of its own, which nobody cancels: a database that hangs must not keep a process from ending.
+        // In a task of its own, which is not cancelled: a database that hangs must not keep the
+        // process from ending.
         let (log, node, safe) = (self.log.clone(), self.node.clone(), self.safe);
         let leaving = tokio::spawn(async move {
             log.leave(&node).await?;
@@ -459,14 +474,14 @@ impl Desk {
             Err(_) => Err(Error::Store("no answer in time".to_owned())),
         };
         if let Err(error) = left {
-            let what = "could not hand over publishers: others take them when this node's lease is over";
+            let what = "could not hand over publishers: other nodes take them when this node's lease runs out";
             self.complain(&error, what);
         }
         self.strands.iter_mut().for_each(Strand::lose);
     }
 }
 
-/// Passes on what other processes say, where the database carries notifications.
+/// Listens for appends of other processes, where the database has notifications.
 pub(crate) async fn listen(engine: Arc<Engine>, bell: Arc<Notify>) {
     let (store, monitor, stop) = (engine.store.clone(), &engine.monitor, engine.stop.clone());
     let ears = Ears { bell, calls: engine.log_calls.clone() };
@@ -490,14 +505,15 @@ pub(crate) async fn listen(engine: Arc<Engine>, bell: Arc<Notify>) {
             tokio::time::sleep(DEAF).await;
         }
     };
-    // What is dropped here listens, holds locks that end with its connection, and nothing else.
+    // The dropped future listens, holds locks that end with its connection, and nothing else.
     tokio::select! {
         () = hear => {}
         () = stop.cancelled() => {}
     }
 }
 
-/// Tells the desk of appends elsewhere, and whether it will be told of the next one.
+/// Notifies the log relay of appends by other processes, and records whether it will be notified of
+/// the next one.
 struct Ears {
     bell: Arc<Notify>,
     calls: Arc<AtomicBool>,
@@ -514,7 +530,8 @@ impl Ears {
                 }
                 Calls::Armed => {
                     pause = LULL;
-                    // What was committed before is not notified of: the desk looks once more.
+                    // Appends committed before this moment are not notified of: the log relay polls
+                    // once more.
                     self.have_calls(true);
                     listener.heard().await?;
                     self.have_calls(false);
@@ -548,13 +565,13 @@ impl Ears {
 }
 
 impl Drop for Ears {
-    /// Nothing is heard any more, be it because of a panic: the desk has to look.
+    /// Also after a panic: no notification arrives any more, so the log relay has to poll.
     fn drop(&mut self) {
         self.have_calls(false);
     }
 }
 
-/// Pairs that can be told apart, with settings that make sense.
+/// Checks that subscriptions are distinct, and their settings valid.
 fn check(pairs: &[Pair]) -> Result<()> {
     let mut seen = HashSet::new();
     let mut topics: HashMap<&str, &Topic> = HashMap::new();

@@ -1,4 +1,4 @@
-//! What the desk hears, and what it makes of it.
+//! The responses to requests of the log relay, and its reactions to them.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use crate::error::{Error, Result};
 use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
 use crate::store::RelayTask;
 
-/// How soon the next question how far the log is decided may follow the last one.
+/// The shortest time between two queries of the safe position.
 const BREATH: Duration = Duration::from_millis(1);
-/// How soon after something new to look whether there is more.
+/// Pause before the next poll of the head after a change.
 const SOON: Duration = Duration::from_millis(4);
-/// How long what was published waits for company before it is saved, at least and at most.
+/// How long published positions wait to be saved in a batch with others, at least and at most.
 const LINGER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-/// How often positions are saved that moved over events which are not for the pair.
+/// How often positions are saved that only moved over events which the topic does not select.
 const QUIETLY: Duration = Duration::from_secs(1);
-/// How long people have peace after a complaint.
+/// The shortest time between two warnings.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to leave the database alone after an error.
+/// Pause after an error of the database.
 const TROUBLE: Duration = Duration::from_millis(250);
 
-/// What comes back to the desk.
+/// Responses that the log relay receives.
 pub(super) enum News {
     Advanced {
         frontier: Frontier,
@@ -55,18 +55,18 @@ pub(super) enum News {
         asked: Instant,
         result: Result<Vec<PairState>>,
     },
-    /// What nobody waits for, and what to say if it failed.
+    /// Result of a request that has no other effect, and the message if it failed.
     Told {
         what: &'static str,
         result: Result<()>,
     },
-    /// Whoever was sent out panicked, and will not come back.
+    /// The request panicked, and will not answer.
     Lost(Errand),
-    /// Somebody wants to know when everything is published.
+    /// A caller waits until everything is published.
     Quiet(oneshot::Sender<()>),
 }
 
-/// What somebody was sent out for.
+/// A running request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Errand {
     Advance,
@@ -78,7 +78,7 @@ pub(super) enum Errand {
 }
 
 impl News {
-    /// Which question it answers, and why that failed if it did.
+    /// Name of the request, and its error if it failed.
     fn question(&self) -> Option<(&'static str, Option<String>)> {
         fn failure<T>(result: &Result<T>) -> Option<String> {
             result.as_ref().err().map(ToString::to_string)
@@ -121,7 +121,7 @@ impl Desk {
                         self.hint();
                     }
                     Ok(_) => {}
-                    Err(error) => self.complain(&error, "could not look for new events"),
+                    Err(error) => self.complain(&error, "could not query the head of the log"),
                 }
             }
             News::Read { from, result } => {
@@ -146,7 +146,7 @@ impl Desk {
                     self.note_decided();
                 }
                 Err(error) => {
-                    self.complain(&error, "could not keep what this node leads");
+                    self.complain(&error, "could not renew the leases of publishers");
                     self.tending = false;
                     self.tend_at = now + TROUBLE;
                 }
@@ -158,7 +158,7 @@ impl Desk {
                         self.claimed(asked, &states);
                         self.knows_leads(asked);
                     }
-                    Err(error) => self.complain(&error, "could not take over publishers"),
+                    Err(error) => self.complain(&error, "could not claim publishers"),
                 }
             }
             News::Told { what, result } => {
@@ -174,11 +174,11 @@ impl Desk {
         }
     }
 
-    /// The log has gone back: after a failover, or a restore. What is known of it is worth nothing.
+    /// The log has gone back, after a failover or a restore: the state in memory is invalid.
     fn start_over(&mut self) {
         tracing::error!(
             store = self.log.name(), node = %self.node,
-            "the log ends before what was published: starting again from what the table says"
+            "the log ends before the published position: starting again from the positions in the table"
         );
         self.chunks.clear();
         self.noted = Position::START;
@@ -193,9 +193,9 @@ impl Desk {
         self.release(led);
     }
 
-    /// Whoever was sent out panicked: somebody else is sent, in a moment.
+    /// Schedules another request for one that panicked.
     fn lost(&mut self, errand: Errand, now: Instant) {
-        tracing::error!(store = self.log.name(), node = %self.node, ?errand, "the store panicked: asking again");
+        tracing::error!(store = self.log.name(), node = %self.node, ?errand, "the store panicked: retrying the request");
         let later = now + TROUBLE;
         match errand {
             Errand::Advance => {
@@ -225,19 +225,20 @@ impl Desk {
         }
     }
 
-    /// What was read before may not be what is there now, nor the log as long as it was.
+    /// Cached rows may differ from the log by now, and the log may be shorter than it was.
     fn doubt(&mut self) {
         self.chunks.clear();
         (self.doubt, self.hinted) = (Doubt::Raised, true);
     }
 
-    /// Where something came from there may be more.
+    /// After a change there may be more.
     fn watch_soon(&mut self, now: Instant) {
         self.watch_pause = SOON.min(self.watch);
         self.watch_at = now + self.watch_pause;
     }
 
-    /// Reports whether the log can be published: not while any of the questions fails.
+    /// Reports to the monitor whether the log can be published: not while any of the requests
+    /// fails.
     fn note(&mut self, news: &News) {
         let Some((question, failure)) = news.question() else { return };
         match failure {
@@ -253,7 +254,8 @@ impl Desk {
         }
     }
 
-    /// Ends the errors of questions that there is no reason to ask any more: this node leads nothing, say.
+    /// Clears the errors of requests that need not be repeated: for example, this node leads no
+    /// subscription.
     fn forget_troubles(&mut self, nothing_to_claim: bool) {
         if self.troubles.is_empty() {
             return;
@@ -273,7 +275,7 @@ impl Desk {
         }
     }
 
-    /// Logs a warning, but not four times a second for as long as a database is away.
+    /// Logs a warning, but not four times a second for as long as a database is down.
     pub(super) fn complain(&mut self, error: &Error, what: &str) {
         let now = Instant::now();
         if self.complain_at <= now {
@@ -289,7 +291,7 @@ impl Desk {
         let (safe, seen) = (frontier.safe, frontier.seen);
         self.frontier = Some(frontier);
         if let Err(error) = result {
-            self.complain(&error, "could not look how far the log is decided");
+            self.complain(&error, "could not query the safe position of the log");
             self.ask_again_how_far(now + TROUBLE);
             return;
         }
@@ -318,7 +320,7 @@ impl Desk {
 
     pub(super) fn published(&mut self, pair: usize, batch: u64, outcome: &Outcome, now: Instant) {
         let strand = &mut self.strands[pair];
-        // What was given up meanwhile is not what is under way now.
+        // The batch may have been given up meanwhile, and another one be in flight.
         let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_at(batch)) else { return };
         let before = lead.rhythm.status();
         let published = lead.ended(outcome, now, rand::random());
@@ -349,7 +351,8 @@ impl Desk {
                 (lead.saving, lead.saved_at) = (false, now);
             }
         }
-        // Saving may take a fifth of the time: with many pairs, or a slow database, rows are moved less often.
+        // Saving may take a fifth of the time: with many subscriptions, or a slow database, rows
+        // are updated less often.
         let took = now.saturating_duration_since(self.save_at);
         self.save_at = now + (took * 4).clamp(LINGER.0, LINGER.1);
         self.quiet_save_at = now + QUIETLY;
@@ -375,7 +378,7 @@ impl Desk {
             } else if self.led_in(&saved.pair, saved.epoch).is_some() {
                 tracing::warn!(
                     store = self.log.name(), pair = %saved.pair,
-                    "somebody else has the publisher, or set its position: starting again from what the table says"
+                    "another node leads the publisher, or its position was set: starting again from the position in the table"
                 );
                 self.strands[self.index[&saved.pair]].lose();
                 self.lost_at = Some(now);
@@ -390,7 +393,7 @@ impl Desk {
         strand.lead.as_mut().filter(|lead| lead.epoch == epoch)
     }
 
-    /// Compares what this node believes with what the table says. Returns what to claim.
+    /// Compares the state in memory with the table. Returns the subscriptions to claim.
     pub(super) fn meet(&mut self, asked: Instant, ttl: Duration, roll: &Roll) -> Vec<PairId> {
         let now = Instant::now();
         self.ask_first = self.ask_first.filter(|at| *at > asked);
@@ -410,7 +413,8 @@ impl Desk {
                 Some(lead) if ours && lead.epoch == state.epoch => {
                     lead.until = asked + ttl;
                     lead.paused = state.status == PairStatus::Paused;
-                    // Only what was asked after its last save, and answered before the next, can be compared with it.
+                    // Only a state that was read after the last save, and before the next, can be
+                    // compared with it.
                     let comparable = !lead.saving && lead.saved_at <= asked;
                     if comparable && !lead.published && lead.in_flight.is_none() {
                         if state.position != lead.saved.position {
@@ -425,7 +429,7 @@ impl Desk {
                     }
                 }
                 Some(_) => {
-                    tracing::warn!(store = self.log.name(), pair = %state.id, "this node leads the publisher no more");
+                    tracing::warn!(store = self.log.name(), pair = %state.id, "this node no longer leads the publisher");
                     strand.lose();
                 }
                 None if ours => stray.push((state.id.clone(), state.epoch)),
@@ -476,18 +480,18 @@ impl Desk {
         }
     }
 
-    /// The table has said who leads, and what this node wanted of it is claimed: asked then.
+    /// Records that the table was read at that time, and every wanted subscription is claimed.
     pub(super) fn knows_leads(&mut self, asked: Instant) {
         self.lost_at = self.lost_at.filter(|lost| *lost > asked);
     }
 
-    /// Whether a publisher that no node leads is about to be claimed by this one. Its lease ran out, for example while
-    /// writers kept SQLite busy.
+    /// Whether this node is about to claim a publisher that no node leads, because its lease ran
+    /// out, for example while writers kept SQLite busy.
     fn may_lead_more(&self) -> bool {
         (self.tending || self.lost_at.is_some()) && self.strands.iter().any(|strand| strand.lead.is_none())
     }
 
-    /// Tells those who wait that everything is published.
+    /// Notifies callers that wait until everything is published.
     pub(super) fn say_if_quiet(&mut self, now: Instant) {
         if self.waiting.is_empty()
             || self.hinted

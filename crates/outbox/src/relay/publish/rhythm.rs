@@ -1,36 +1,36 @@
-//! When a pair looks, when it tries again, and how much it tries: decided in pure functions.
+//! When a subscription polls and retries, and its batch size: decided in pure functions.
 
 use std::time::{Duration, Instant};
 
 use crate::handler::{Again, Failure};
 use crate::log::{Pace, PairStatus};
 
-/// The pause before a destination that is unavailable is tried again, at first and at most.
+/// The pause before an unavailable destination is tried again, at first and at most.
 const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
-/// The state of a pair between two batches.
+/// State of a subscription between two batches.
 #[derive(Clone, Debug)]
 pub(super) struct Rhythm {
     pace: Pace,
-    /// Looks in a row that found nothing.
+    /// Consecutive polls that found nothing.
     empty: u32,
-    /// When to look, if nothing says before that there is something.
+    /// When to poll, unless a hint comes before.
     pub(super) look_at: Instant,
-    /// Errors in a row.
+    /// Consecutive errors.
     pub(super) errors: u32,
     pub(super) last_error: Option<String>,
-    /// Times in a row that there was no destination.
+    /// Consecutive tries that found the destination unavailable.
     unavailable: u32,
-    /// Not before this.
+    /// The earliest time of the next batch.
     pub(super) try_at: Instant,
     /// When the batch that is with the publisher was sent.
     sent_at: Instant,
-    /// How many events to try: one while nothing goes through.
+    /// How many events to send: one while the publisher fails.
     width: usize,
 }
 
 impl Rhythm {
-    /// Goes on with the errors that the table knows of.
+    /// Continues with the errors in the table.
     pub(super) fn new(pace: Pace, errors: u32, last_error: Option<String>, now: Instant) -> Self {
         let width = if errors > 0 { 1 } else { pace.batch };
         Self {
@@ -51,7 +51,7 @@ impl Rhythm {
         self.width
     }
 
-    /// A batch goes to the publisher.
+    /// Records that a batch is sent to the publisher.
     pub(super) fn sent(&mut self, now: Instant) {
         self.sent_at = now;
     }
@@ -60,19 +60,19 @@ impl Rhythm {
         if self.errors >= self.pace.fails_after { PairStatus::Failed } else { PairStatus::Active }
     }
 
-    /// There may be something new.
+    /// Records that there may be new events.
     pub(super) fn hinted(&mut self, now: Instant) {
         self.empty = 0;
         self.look_at = now + self.pace.every;
     }
 
-    /// Looked because it was time to, and there was nothing.
+    /// Records a scheduled poll that found nothing.
     pub(super) fn looked_in_vain(&mut self, now: Instant) {
         self.empty = self.empty.saturating_add(1);
         self.look_at = now + self.pace.idle_wait(self.empty);
     }
 
-    /// A batch went through. Says whether that is news: there were errors before.
+    /// Records a successful batch. Returns whether it ends a series of errors.
     pub(super) fn went_well(&mut self, now: Instant) -> bool {
         let news = self.errors > 0 || self.last_error.is_some();
         (self.errors, self.last_error, self.unavailable) = (0, None, 0);
@@ -80,7 +80,7 @@ impl Rhythm {
             self.width = (self.width * 2).min(self.pace.batch);
             self.try_at = now;
         } else {
-            // The next batch may be far away: it is a whole one.
+            // The next batch may be far away: it is a full one.
             self.width = self.pace.batch;
             self.try_at = self.sent_at + self.pace.interval;
         }
@@ -88,7 +88,7 @@ impl Rhythm {
         news
     }
 
-    /// A batch of so many failed. `random` is in `[0, 1)`.
+    /// Records a failed batch of so many events. `random` is in `[0, 1)`.
     pub(super) fn failed(&mut self, now: Instant, tried: usize, failure: &Failure, random: f64) {
         self.errors = self.errors.saturating_add(1);
         self.last_error = Some(failure.message.clone());
@@ -104,13 +104,13 @@ impl Rhythm {
         self.try_at = now + pause.min(Duration::from_secs(365 * 86_400));
     }
 
-    /// A batch of so many took longer than this node had the pair for.
+    /// Records that a batch of so many events took longer than this node's lease.
     pub(super) fn abandoned(&mut self, tried: usize) {
         self.width = (tried / 2).max(1);
     }
 
-    /// The destination is unavailable: no error of the events'. It is tried again with one event, less and less often. `random`
-    /// is in `[0, 1)`.
+    /// Records that the destination is unavailable: not an error of the events. It is tried again
+    /// with one event, less and less often. `random` is in `[0, 1)`.
     pub(super) fn unavailable(&mut self, now: Instant, reason: &str, random: f64) {
         self.unavailable = self.unavailable.saturating_add(1);
         self.last_error = Some(reason.to_owned());
@@ -120,7 +120,7 @@ impl Rhythm {
         self.try_at = now + pause.mul_f64(0.75 + random / 2.0);
     }
 
-    /// Somebody said that all is well: tries again at once.
+    /// Clears the errors after an operator has reset them: tries again at once.
     pub(super) fn forgive(&mut self, now: Instant) {
         *self = Self::new(self.pace.clone(), 0, None, now);
     }

@@ -1,4 +1,4 @@
-//! Which pairs this node should lead: its share of them, decided in a pure function.
+//! Which subscriptions this node should lead: its part of them, decided in a pure function.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -6,33 +6,35 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use crate::log::{PairId, Roll};
 use crate::store::NodeId;
 
-/// What to change.
+/// Changes to the set of subscriptions that this node leads.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Nobody leads them: to be taken.
+    /// No node leads them: to be claimed.
     pub(super) claim: Vec<PairId>,
-    /// More than its share: to be given up, as soon as they are at rest.
+    /// Above this node's quota: to be released, as soon as they are at rest.
     pub(super) give_up: Vec<PairId>,
 }
 
-/// Shares the pairs among the nodes.
+/// Distributes the subscriptions among the nodes.
 #[derive(Debug, Default)]
 pub(super) struct Share {
-    /// Free the last time we looked: whoever should have taken them does not.
+    /// Free in the previous round: the node that should have claimed them did not.
     free_before: HashSet<PairId>,
-    /// Taken although our share was full, because nobody else did. They stay for so many rounds: then others get another
-    /// chance, who may only have been slow.
+    /// Claimed above this node's quota, because no other node did. They stay for so many rounds:
+    /// then other nodes, which may only have been slow, get another chance.
     spare: HashMap<PairId, u32>,
-    /// For how many rounds one stays when it becomes spare the next time.
+    /// For how many rounds a subscription stays when it becomes spare the next time.
     patience: HashMap<PairId, u32>,
 }
 
-/// For how many rounds a pair stays with a node whose share is full, the first time and at most.
+/// For how many rounds a subscription stays with a node above its quota, the first time and at
+/// most.
 const SPARE: (u32, u32) = (5, 640);
 
 impl Share {
-    /// Every node may lead its part of the pairs that this node runs, rounded up. What nobody takes for two rounds, because
-    /// the nodes that have room do not run it, is taken by whoever does.
+    /// Every node may lead its part of the subscriptions that this node runs, rounded up. A
+    /// subscription that no node claims for two rounds, because the nodes below their quota do not
+    /// run it, is claimed by any node that runs it.
     pub(super) fn change(
         &mut self,
         me: &NodeId,
@@ -59,7 +61,7 @@ impl Share {
             .filter(|state| runs.contains(&state.id) && state.is_free())
             .map(|state| state.id.clone())
             .collect();
-        // Every node begins somewhere else, so that they do not all reach for the same.
+        // Every node starts at another subscription, so that they do not all claim the same ones.
         if !free.is_empty() {
             let mut hasher = DefaultHasher::new();
             me.hash(&mut hasher);
@@ -142,14 +144,14 @@ mod tests {
         assert_eq!(change, Change::default(), "the other node should take them");
         let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
         assert_eq!(change.claim.len(), 2, "it does not");
-        // And they are not given up again at once.
+        // They are not released again at once.
         let all = roll(2, &[Some("n0"); 4]);
         for _ in 1..SPARE.0 {
             assert_eq!(share.change(&"n0".into(), &runs, &ids(0..4), &all), Change::default());
         }
     }
 
-    /// It may only have been slow.
+    /// The other node may only have been slow.
     #[test]
     fn the_other_node_gets_another_chance_but_ever_less_often() {
         let mut share = Share::default();

@@ -1,4 +1,4 @@
-//! One pair on this node: where it stands, what is under way, what is still to be saved.
+//! One subscription on this node: its position, its batch in flight, and its unsaved changes.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::handler::Failure;
 use crate::log::{Move, Pair, PairId, PairState, PairStatus, Position};
 use crate::metrics::PairMetrics;
 
-/// A pair that this node runs, whether it leads it or not.
+/// A subscription that this node runs, whether it leads it or not.
 pub(super) struct Strand {
     pub(super) pair: Pair,
     pub(super) lead: Option<Lead>,
     pub(super) meters: Meters,
 }
 
-/// What is counted of a pair.
+/// Metrics of a subscription.
 pub(super) struct Meters {
     pub(super) published: Counter,
     pub(super) errors: Counter,
@@ -37,28 +37,28 @@ impl Meters {
     }
 }
 
-/// A pair that this node leads.
+/// State of a subscription that this node leads.
 pub(super) struct Lead {
     pub(super) epoch: i64,
-    /// By this process's own clock, counted from before leadership was asked for.
+    /// By this process's own clock, counted from before leadership was requested.
     pub(super) until: Instant,
-    /// What the table says.
+    /// The state in the table.
     pub(super) saved: Saved,
-    /// Whether the table is being told something else right now, and when it last answered.
+    /// Whether a save is running, and when the last one was answered.
     pub(super) saving: bool,
     pub(super) saved_at: Instant,
-    /// Everything up to here is done with.
+    /// All events up to here are published or not selected.
     pub(super) cursor: Position,
-    /// Whether something was published that the table does not know of.
+    /// Whether events were published whose position is not saved.
     pub(super) published: bool,
     pub(super) rhythm: Rhythm,
     pub(super) paused: bool,
-    /// To be given to another node, as soon as it is at rest.
+    /// To be released for another node, as soon as it is at rest.
     pub(super) giving_up: bool,
     pub(super) in_flight: Option<InFlight>,
 }
 
-/// Where a pair stands in the table.
+/// State of a subscription in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Saved {
     pub(super) position: Position,
@@ -66,31 +66,33 @@ pub(super) struct Saved {
     pub(super) last_error: Option<String>,
 }
 
-/// A batch that a publisher is at.
+/// A batch that is with a publisher.
 pub(super) struct InFlight {
-    /// Which one: no two of a desk have the same number.
+    /// Number of the batch, unique within a log relay.
     batch: u64,
     /// The positions of its events.
     positions: Vec<Position>,
-    /// Everything up to here is done with when it is published.
+    /// The position of the subscription once the batch is published.
     upto: Position,
     task: tokio::task::AbortHandle,
 }
 
 impl Drop for InFlight {
-    /// Nothing waits for the batch any more, be it because the whole log relay panicked: another leader may publish it.
+    /// Cancels the batch when nothing waits for it any more, also after a panic of the whole log
+    /// relay: another leader may publish it.
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// What became of a batch.
+/// Outcome of a batch.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Published,
-    /// So many from its start were published, then it failed.
+    /// So many events from its start were published, then it failed.
     Failed(usize, Failure),
-    /// So many from its start were published, then there was no destination any more: no error of an event.
+    /// So many events from its start were published, then the destination became unavailable: not
+    /// an error of an event.
     Unavailable(usize, String),
 }
 
@@ -99,7 +101,7 @@ impl Strand {
         &self.pair.id
     }
 
-    /// Leads from now on, from where the table says.
+    /// Starts to lead, from the state in the table.
     pub(super) fn take(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
         let rhythm = Rhythm::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
         self.lead = Some(Lead {
@@ -118,7 +120,7 @@ impl Strand {
         self.meters.leading.set(1.0);
     }
 
-    /// Leads no more. What is under way is another's to publish.
+    /// Stops to lead. The batch in flight is left to the next leader.
     pub(super) fn lose(&mut self) {
         if let Some(mut lead) = self.lead.take() {
             lead.abandon();
@@ -148,7 +150,7 @@ impl Lead {
         self.paused || self.giving_up || now < self.rhythm.try_at
     }
 
-    /// A batch is with the publisher.
+    /// Records a batch that was sent to the publisher.
     pub(super) fn sent(
         &mut self,
         batch: u64,
@@ -161,19 +163,20 @@ impl Lead {
         self.in_flight = Some(InFlight { batch, positions, upto, task });
     }
 
-    /// Whether this is the batch that is with the publisher.
+    /// Whether this batch is with the publisher.
     pub(super) fn is_at(&self, batch: u64) -> bool {
         self.in_flight.as_ref().is_some_and(|in_flight| in_flight.batch == batch)
     }
 
-    /// Waits no longer for what is with the publisher: it comes again, in smaller pieces.
+    /// Gives up the batch that is with the publisher: its events are sent again, in smaller
+    /// batches.
     pub(super) fn abandon(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
             self.rhythm.abandoned(in_flight.positions.len());
         }
     }
 
-    /// What became of it. Returns how many events were published.
+    /// Applies the outcome of the batch. Returns how many events were published.
     pub(super) fn ended(&mut self, outcome: &Outcome, now: Instant, random: f64) -> usize {
         let Some(batch) = self.in_flight.take() else { return 0 };
         let published = match outcome {
@@ -183,11 +186,12 @@ impl Lead {
                 batch.positions.len()
             }
             Outcome::Failed(published, failure) => {
-                // One that claims more than it was given has published all of it, and still failed.
+                // A publisher that reports more events than it was given has published all of them,
+                // and still failed.
                 let published = (*published).min(batch.positions.len());
                 if published > 0 {
                     self.cursor = self.cursor.max(batch.positions[published - 1]);
-                    // It moves: these are not errors in a row.
+                    // The position has moved: these are not consecutive errors.
                     self.rhythm.went_well(now);
                 }
                 self.rhythm.failed(now, batch.positions.len() - published, failure, random);
@@ -206,19 +210,19 @@ impl Lead {
         published
     }
 
-    /// Whether the table should be told at once: something was published, or went wrong, or is well again.
+    /// Whether to save soon: events were published, or an error began or ended.
     pub(super) fn has_news(&self) -> bool {
         self.published
             || self.rhythm.errors != self.saved.errors
             || self.rhythm.last_error != self.saved.last_error
     }
 
-    /// Whether the table is behind at all.
+    /// Whether the state in the table is behind at all.
     pub(super) fn is_behind(&self) -> bool {
         self.cursor > self.saved.position || self.has_news()
     }
 
-    /// What to tell the table.
+    /// The update to save.
     pub(super) fn to_save(&self, id: &PairId) -> Move {
         Move {
             pair: id.clone(),
@@ -231,7 +235,7 @@ impl Lead {
         }
     }
 
-    /// The table knows.
+    /// Records that the update is saved.
     pub(super) fn was_saved(&mut self, saved: &Move) {
         self.saved =
             Saved { position: saved.to, errors: saved.error_count, last_error: saved.last_error.clone() };
