@@ -53,14 +53,14 @@ const TRACKED: usize = 10_000;
 /// ```
 #[derive(Clone)]
 pub struct Destination {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) breaker: Arc<Breaker>,
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
 }
 
 impl Destination {
     /// Sends events to this publisher, in batches.
     pub fn new(publisher: impl Publisher) -> Self {
-        Self { gate: Arc::new(Gate::new(Arc::new(publisher))), retry: None }
+        Self { breaker: Arc::new(Breaker::new(Arc::new(publisher))), retry: None }
     }
 
     /// Sets a retry policy of its own. If not set, the relay's [own
@@ -74,17 +74,17 @@ impl Destination {
 
     /// The name of its publisher.
     pub fn name(&self) -> &str {
-        self.gate.publisher.name()
+        self.breaker.publisher.name()
     }
 
     /// The current outage: since when, and why.
     pub fn outage(&self) -> Option<Outage> {
-        self.gate.outage()
+        self.breaker.outage()
     }
 
     /// Whether both share a connection and a circuit breaker.
     pub fn is_same(&self, other: &Destination) -> bool {
-        Arc::ptr_eq(&self.gate, &other.gate)
+        Arc::ptr_eq(&self.breaker, &other.breaker)
     }
 }
 
@@ -168,27 +168,27 @@ impl Router for Destination {
 }
 
 /// Circuit breaker: decides whether events are sent to a destination.
-pub(crate) struct Gate {
+pub(crate) struct Breaker {
     pub(crate) publisher: Arc<dyn Publisher>,
     /// Identifies the destination within the process.
     pub(crate) id: u64,
-    state: Mutex<State>,
-    phase: watch::Sender<Phase>,
+    state: Mutex<BreakerState>,
+    phase: watch::Sender<BreakerPhase>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum BreakerPhase {
     /// Events are sent.
-    Open,
+    Closed,
     /// No event is sent until the publisher is healthy.
-    Shut,
+    Open,
     /// The publisher is healthy: one event may be sent as a probe. Each half-open phase has a
     /// number of its own.
     HalfOpen(u64),
 }
 
 #[derive(Default)]
-struct State {
+struct BreakerState {
     outage: Option<Outage>,
     /// Outages and failed probes. Each batch that is published while the breaker is closed
     /// subtracts one.
@@ -209,23 +209,23 @@ struct Uncounted {
 }
 
 /// Whether a batch may be sent.
-pub(crate) enum Admission {
+pub(crate) enum BreakerDecision {
     /// It may.
-    Open,
+    Allowed,
     /// One event of it may, to find out whether the destination is available.
     Probe(Probe),
     /// No.
     Refused,
 }
 
-impl Gate {
+impl Breaker {
     fn new(publisher: Arc<dyn Publisher>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { publisher, id, state: Mutex::default(), phase: watch::Sender::new(Phase::Open) }
+        Self { publisher, id, state: Mutex::default(), phase: watch::Sender::new(BreakerPhase::Closed) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().expect("no code panics while it holds this lock")
     }
 
@@ -238,39 +238,39 @@ impl Gate {
         self.outage().map(|outage| outage.reason).unwrap_or_default()
     }
 
-    pub(crate) fn is_shut(&self) -> bool {
-        *self.phase.borrow() != Phase::Open
+    pub(crate) fn is_open(&self) -> bool {
+        *self.phase.borrow() != BreakerPhase::Closed
     }
 
     /// The number of the half-open phase, if no probe is running in it.
     pub(crate) fn wants_probe(&self) -> Option<u64> {
         let state = self.state();
         match *self.phase.borrow() {
-            Phase::HalfOpen(number) => (!state.probing).then_some(number),
-            Phase::Open | Phase::Shut => None,
+            BreakerPhase::HalfOpen(number) => (!state.probing).then_some(number),
+            BreakerPhase::Closed | BreakerPhase::Open => None,
         }
     }
 
     /// Subscribes to changes of the phase.
-    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+    pub(crate) fn phases(&self) -> watch::Receiver<BreakerPhase> {
         self.phase.subscribe()
     }
 
     /// Decides whether one batch may be sent.
-    pub(crate) fn admit(self: &Arc<Self>) -> Admission {
+    pub(crate) fn admit(self: &Arc<Self>) -> BreakerDecision {
         let mut state = self.state();
         match *self.phase.borrow() {
-            Phase::Open => Admission::Open,
-            Phase::HalfOpen(_) if !state.probing => {
+            BreakerPhase::Closed => BreakerDecision::Allowed,
+            BreakerPhase::HalfOpen(_) if !state.probing => {
                 state.probing = true;
-                Admission::Probe(Probe { gate: self.clone() })
+                BreakerDecision::Probe(Probe { breaker: self.clone() })
             }
-            Phase::HalfOpen(_) | Phase::Shut => Admission::Refused,
+            BreakerPhase::HalfOpen(_) | BreakerPhase::Open => BreakerDecision::Refused,
         }
     }
 
     /// Opens the breaker: a delivery found the destination unavailable.
-    pub(crate) fn shut(self: &Arc<Self>, reason: &str) {
+    pub(crate) fn trip(self: &Arc<Self>, reason: &str) {
         let mut state = self.state();
         if let Some(outage) = &mut state.outage {
             reason.clone_into(&mut outage.reason);
@@ -279,7 +279,7 @@ impl Gate {
         state.outage = Some(Outage { since: Utc::now(), reason: reason.to_owned() });
         state.failures = state.failures.saturating_add(1);
         let pause = pause_after(state.failures);
-        self.phase.send_replace(Phase::Shut);
+        self.phase.send_replace(BreakerPhase::Open);
         drop(state);
         tracing::warn!(
             destination = self.publisher.name(),
@@ -291,10 +291,10 @@ impl Gate {
 
     /// Records a published batch. That does not close a breaker that has opened meanwhile: only a
     /// probe does.
-    pub(crate) fn works(&self) {
+    pub(crate) fn record_success(&self) {
         let mut state = self.state();
         state.published = state.published.wrapping_add(1);
-        if *self.phase.borrow() == Phase::Open {
+        if *self.phase.borrow() == BreakerPhase::Closed {
             state.failures = state.failures.saturating_sub(1);
         }
     }
@@ -311,19 +311,19 @@ impl Gate {
 
     /// Whether the destination was unavailable more than once when this event was sent, while it
     /// accepted others: then the event is sent alone.
-    pub(crate) fn suspects(&self, id: &EventId) -> bool {
+    pub(crate) fn must_send_alone(&self, id: &EventId) -> bool {
         self.state().uncounted.get(id).is_some_and(|known| known.times > 1)
     }
 
     /// Whether there are such events.
-    pub(crate) fn suspects_any(&self) -> bool {
+    pub(crate) fn any_must_send_alone(&self) -> bool {
         self.state().uncounted.values().any(|known| known.times > 1)
     }
 
     /// Records that the destination was unavailable when this event was sent. True if that happened
     /// often while other events were published, and the event was sent `alone`: then it is the
     /// event's failure.
-    pub(crate) fn blames(&self, id: &EventId, alone: bool) -> bool {
+    pub(crate) fn record_unavailable(&self, id: &EventId, alone: bool) -> bool {
         let mut state = self.state();
         let published = state.published;
         if state.uncounted.len() >= TRACKED && !state.uncounted.contains_key(id) {
@@ -356,55 +356,63 @@ impl Gate {
     fn half_open(&self) {
         let mut state = self.state();
         state.half_opened += 1;
-        self.phase.send_replace(Phase::HalfOpen(state.half_opened));
+        self.phase.send_replace(BreakerPhase::HalfOpen(state.half_opened));
     }
 }
 
 /// The right to send one event to a destination that may be available again. If dropped without a
 /// result, another event may be the probe.
 pub(crate) struct Probe {
-    gate: Arc<Gate>,
+    breaker: Arc<Breaker>,
 }
 
 impl Probe {
     /// The event was published: the destination is available.
     pub(crate) fn succeeded(self) {
-        let mut state = self.gate.state();
+        let mut state = self.breaker.state();
         let outage = state.outage.take();
-        self.gate.phase.send_replace(Phase::Open);
+        self.breaker.phase.send_replace(BreakerPhase::Closed);
         drop(state);
         if let Some(outage) = outage {
             let lasted = (Utc::now() - outage.since).to_std().unwrap_or_default();
-            tracing::info!(destination = self.gate.publisher.name(), ?lasted, "destination available again");
+            tracing::info!(
+                destination = self.breaker.publisher.name(),
+                ?lasted,
+                "destination available again"
+            );
         }
     }
 
     /// The destination is unavailable.
     pub(crate) fn failed(self, reason: &str) {
-        let mut state = self.gate.state();
+        let mut state = self.breaker.state();
         state.failures = state.failures.saturating_add(1);
         if let Some(outage) = &mut state.outage {
             reason.clone_into(&mut outage.reason);
         }
-        self.again(pause_after(state.failures), state);
+        self.reopen(pause_after(state.failures), state);
     }
 
     /// The destination refused this event. Another one may be accepted.
     pub(crate) fn refused(self) {
-        self.again(PAUSE.0, self.gate.state());
+        self.reopen(PAUSE.0, self.breaker.state());
     }
 
-    fn again(&self, pause: Duration, state: MutexGuard<'_, State>) {
-        self.gate.phase.send_replace(Phase::Shut);
+    fn reopen(&self, pause: Duration, state: MutexGuard<'_, BreakerState>) {
+        self.breaker.phase.send_replace(BreakerPhase::Open);
         drop(state);
-        tracing::debug!(destination = self.gate.publisher.name(), ?pause, "probe failed: events of the destination keep waiting");
-        tokio::spawn(watch_health(Arc::downgrade(&self.gate), pause));
+        tracing::debug!(
+            destination = self.breaker.publisher.name(),
+            ?pause,
+            "probe failed: events of the destination keep waiting"
+        );
+        tokio::spawn(watch_health(Arc::downgrade(&self.breaker), pause));
     }
 }
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        self.gate.state().probing = false;
+        self.breaker.state().probing = false;
     }
 }
 
@@ -414,18 +422,18 @@ fn pause_after(failures: u32) -> Duration {
 }
 
 /// Waits, and then calls [`Publisher::health`] until it succeeds or the destination is dropped.
-async fn watch_health(gate: Weak<Gate>, mut pause: Duration) {
+async fn watch_health(breaker: Weak<Breaker>, mut pause: Duration) {
     loop {
         tokio::time::sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
         pause = (pause * 2).min(HEALTH_PAUSE);
-        let Some(gate) = gate.upgrade() else { return };
-        let health = AssertUnwindSafe(gate.publisher.health()).catch_unwind();
+        let Some(breaker) = breaker.upgrade() else { return };
+        let health = AssertUnwindSafe(breaker.publisher.health()).catch_unwind();
         match tokio::time::timeout(HEALTH_TIMEOUT, health).await {
-            Ok(Ok(Ok(()))) => return gate.half_open(),
-            Ok(Ok(Err(unavailable))) => gate.still_unavailable(unavailable.reason()),
-            Ok(Err(_)) => gate.still_unavailable("the publisher's health check panicked"),
+            Ok(Ok(Ok(()))) => return breaker.half_open(),
+            Ok(Ok(Err(unavailable))) => breaker.still_unavailable(unavailable.reason()),
+            Ok(Err(_)) => breaker.still_unavailable("the publisher's health check panicked"),
             Err(_) => {
-                gate.still_unavailable(&format!(
+                breaker.still_unavailable(&format!(
                     "the publisher's health check did not finish within {HEALTH_TIMEOUT:?}"
                 ));
             }
@@ -443,12 +451,12 @@ mod tests {
     use crate::log::{Outgoing, PublishError, Unavailable};
 
     #[derive(Default)]
-    struct Moody(AtomicBool);
+    struct FlakyPublisher(AtomicBool);
 
     #[async_trait]
-    impl Publisher for Moody {
+    impl Publisher for FlakyPublisher {
         fn name(&self) -> &'static str {
-            "moody"
+            "flaky"
         }
 
         async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
@@ -460,46 +468,46 @@ mod tests {
         }
     }
 
-    fn probe(gate: &Arc<Gate>) -> Option<Probe> {
-        match gate.admit() {
-            Admission::Probe(probe) => Some(probe),
-            Admission::Open | Admission::Refused => None,
+    fn probe(breaker: &Arc<Breaker>) -> Option<Probe> {
+        match breaker.admit() {
+            BreakerDecision::Probe(probe) => Some(probe),
+            BreakerDecision::Allowed | BreakerDecision::Refused => None,
         }
     }
 
-    async fn half_opened(gate: &Gate) {
-        let _ = gate.phases().wait_for(|phase| matches!(phase, Phase::HalfOpen(_))).await;
+    async fn half_opened(breaker: &Breaker) {
+        let _ = breaker.phases().wait_for(|phase| matches!(phase, BreakerPhase::HalfOpen(_))).await;
     }
 
     /// A healthy publisher half opens the breaker; one probe is sent at a time; its success closes
     /// the breaker.
     #[tokio::test]
-    async fn only_the_success_of_one_probe_opens_a_gate() {
-        let moody = Arc::new(Moody::default());
-        let destination = Destination::new(moody.clone());
-        let gate = &destination.gate;
-        gate.shut("gone");
+    async fn only_the_success_of_one_probe_closes_a_breaker() {
+        let flaky = Arc::new(FlakyPublisher::default());
+        let destination = Destination::new(flaky.clone());
+        let breaker = &destination.breaker;
+        breaker.trip("gone");
         assert_eq!(destination.outage().unwrap().reason, "gone");
         while destination.outage().unwrap().reason == "gone" {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(matches!(gate.admit(), Admission::Refused));
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused));
         assert_eq!(destination.outage().unwrap().reason, "connection refused", "the reason is the latest");
-        moody.0.store(true, Ordering::SeqCst);
-        half_opened(gate).await;
-        let first = probe(gate).expect("a probe may pass");
-        assert!(matches!(gate.admit(), Admission::Refused), "one at a time");
+        flaky.0.store(true, Ordering::SeqCst);
+        half_opened(breaker).await;
+        let first = probe(breaker).expect("a probe may pass");
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused), "one at a time");
         drop(first);
-        probe(gate).expect("it had no result").refused();
-        assert!(matches!(gate.admit(), Admission::Refused));
-        half_opened(gate).await;
-        probe(gate).expect("another may").failed("503");
+        probe(breaker).expect("it had no result").refused();
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused));
+        half_opened(breaker).await;
+        probe(breaker).expect("another may").failed("503");
         assert_eq!(destination.outage().unwrap().reason, "503");
-        gate.works();
-        assert!(gate.is_shut(), "a batch that was under way before proves nothing");
-        half_opened(gate).await;
-        probe(gate).expect("and again").succeeded();
-        assert!(matches!(gate.admit(), Admission::Open));
+        breaker.record_success();
+        assert!(breaker.is_open(), "a batch that was under way before proves nothing");
+        half_opened(breaker).await;
+        probe(breaker).expect("and again").succeeded();
+        assert!(matches!(breaker.admit(), BreakerDecision::Allowed));
         assert_eq!(destination.outage(), None);
     }
 
@@ -511,26 +519,26 @@ mod tests {
 
     /// During a real outage nothing is published, and no event is the cause.
     #[tokio::test]
-    async fn an_event_that_others_pass_by_is_blamed_in_the_end() {
-        let gate = Destination::new(Moody::default()).gate;
+    async fn an_event_that_fails_while_others_are_published_is_blamed_in_the_end() {
+        let breaker = Destination::new(FlakyPublisher::default()).breaker;
         let id = EventId::generate();
-        assert!((0..100).all(|_| !gate.blames(&id, true)));
-        assert!(!gate.suspects(&id));
+        assert!((0..100).all(|_| !breaker.record_unavailable(&id, true)));
+        assert!(!breaker.must_send_alone(&id));
         for _ in 0..100 {
-            gate.works();
-            assert!(!gate.blames(&id, false), "it may have been another one of the batch");
+            breaker.record_success();
+            assert!(!breaker.record_unavailable(&id, false), "it may have been another one of the batch");
         }
-        assert!(gate.suspects(&id) && gate.suspects_any());
-        assert!(!gate.blames(&id, true), "nothing was published since");
-        gate.works();
-        assert!(gate.blames(&id, true));
-        assert!(!gate.suspects_any(), "it starts anew");
-        gate.works();
-        assert!(!gate.blames(&id, true));
-        gate.works();
-        assert!(!gate.blames(&id, true));
-        gate.forget([&id].into_iter());
-        gate.works();
-        assert!(!gate.blames(&id, true), "it was published");
+        assert!(breaker.must_send_alone(&id) && breaker.any_must_send_alone());
+        assert!(!breaker.record_unavailable(&id, true), "nothing was published since");
+        breaker.record_success();
+        assert!(breaker.record_unavailable(&id, true));
+        assert!(!breaker.any_must_send_alone(), "it starts anew");
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true));
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true));
+        breaker.forget([&id].into_iter());
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true), "it was published");
     }
 }

@@ -68,18 +68,18 @@ impl Hooks {
     }
 
     pub(crate) fn after_write(&self, events: &[Event]) {
-        self.tell("after_write", |hook| hook.after_write(events));
+        self.notify("after_write", |hook| hook.after_write(events));
     }
 
     pub(crate) fn after_commit(&self, events: &[Event]) {
-        self.tell("after_commit", |hook| hook.after_commit(events));
+        self.notify("after_commit", |hook| hook.after_commit(events));
     }
 
     pub(crate) fn after_rollback(&self, events: &[Event]) {
-        self.tell("after_rollback", |hook| hook.after_rollback(events));
+        self.notify("after_rollback", |hook| hook.after_rollback(events));
     }
 
-    fn tell(&self, when: &str, call: impl Fn(&dyn WriterHook)) {
+    fn notify(&self, when: &str, call: impl Fn(&dyn WriterHook)) {
         for hook in &self.0 {
             guarded(when, || call(&**hook));
         }

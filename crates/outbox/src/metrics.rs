@@ -110,18 +110,18 @@ impl Metrics {
 }
 
 /// Creates the metrics of subscriptions.
-pub(crate) struct PairMetrics<'a> {
+pub(crate) struct SubscriptionMetrics<'a> {
     prefix: &'a str,
     store: &'a str,
 }
 
-impl<'a> PairMetrics<'a> {
+impl<'a> SubscriptionMetrics<'a> {
     pub(crate) fn new(prefix: &'a str, store: &'a str) -> Self {
         Self { prefix, store }
     }
 
     fn labels(&self, pair: &PairId) -> [(&'static str, String); 3] {
-        let PairMetrics { store, .. } = self;
+        let SubscriptionMetrics { store, .. } = self;
         [
             ("store", (*store).to_owned()),
             ("topic", pair.topic().to_owned()),

@@ -20,13 +20,13 @@ use crate::hook::{Hooks, WriterHook};
 use crate::log::LogAdmin;
 use crate::queue::WorkQueue;
 use crate::relay::hot::{HotDoor, Reserved};
-use crate::relay::in_tx::AnyOutbox;
+use crate::relay::tx_dispatch::AnyOutbox;
 use crate::relay::{Mode, OneOutbox, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
 use crate::store::{Acted, JoinAct, SharedStore, Store};
-use crate::tx::{Batch, Receipt, Tx};
+use crate::tx::{Receipt, Tx, WrittenBatch};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
 ///
@@ -73,20 +73,20 @@ struct Shared<DB: Database> {
     /// Whether events without a key get their aggregate as key.
     by_aggregate: Arc<AtomicBool>,
     /// Whether a notification of other processes about an append is scheduled.
-    ringing: AtomicBool,
+    notifying: AtomicBool,
 }
 
 /// A scheduled notification of other processes.
-struct Ringing<DB: Database>(Arc<Shared<DB>>);
+struct ScheduledNotification<DB: Database>(Arc<Shared<DB>>);
 
-impl<DB: Database> Drop for Ringing<DB> {
+impl<DB: Database> Drop for ScheduledNotification<DB> {
     fn drop(&mut self) {
-        self.0.ringing.store(false, Ordering::Release);
+        self.0.notifying.store(false, Ordering::Release);
     }
 }
 
 /// Delay of that notification, to cover further appends.
-const BEFORE_RINGING: Duration = Duration::from_millis(5);
+const NOTIFY_DELAY: Duration = Duration::from_millis(5);
 
 impl<DB: Database> Clone for Outbox<DB> {
     fn clone(&self) -> Self {
@@ -243,16 +243,16 @@ impl OutboxBuilder {
         self.open(&url).await
     }
 
-    /// Connects to PostgreSQL. A server on another machine is [verified](crate::connect) unless the URL
-    /// says otherwise.
+    /// Connects to PostgreSQL. A server on another machine is [verified](crate::connect) unless the
+    /// URL says otherwise.
     #[cfg(feature = "postgres")]
     pub async fn postgres(self, url: &str) -> Result<Outbox<sqlx::Postgres>> {
         self.expect_scheme(url, &["postgres", "postgresql"])?;
         self.open(url).await
     }
 
-    /// Connects to MySQL or MariaDB. A server on another machine is [verified](crate::connect) unless
-    /// the URL says otherwise.
+    /// Connects to MySQL or MariaDB. A server on another machine is [verified](crate::connect)
+    /// unless the URL says otherwise.
     #[cfg(feature = "mysql")]
     pub async fn mysql(self, url: &str) -> Result<Outbox<sqlx::MySql>> {
         self.expect_scheme(url, &["mysql", "mariadb"])?;
@@ -318,7 +318,7 @@ impl OutboxBuilder {
                 door: HotDoor::default(),
                 max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
                 by_aggregate,
-                ringing: AtomicBool::new(false),
+                notifying: AtomicBool::new(false),
             }),
         }
     }
@@ -541,15 +541,15 @@ impl<DB: Database> Outbox<DB> {
     /// for all appends within a short time.
     pub(crate) fn ring_elsewhere(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.ringing.swap(true, Ordering::AcqRel) {
+        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.notifying.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.shared.clone();
         // Reset also if the runtime ends meanwhile.
-        let ringing = Ringing(shared.clone());
+        let notifying = ScheduledNotification(shared.clone());
         runtime.spawn(async move {
-            tokio::time::sleep(BEFORE_RINGING).await;
-            drop(ringing);
+            tokio::time::sleep(NOTIFY_DELAY).await;
+            drop(notifying);
             if let Err(error) = shared.store.ring().await {
                 tracing::debug!(store = shared.store.name(), %error, "could not notify other processes of an append: they poll for it");
             }
@@ -591,10 +591,10 @@ impl<DB: Database> Outbox<DB> {
 
     /// Inserts events, with a lease of this node where they have a slot in its hot queue. `hot`:
     /// the caller sees the commit, so they may have one.
-    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<Batch> {
+    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<WrittenBatch> {
         let Shared { store, hooks, door, .. } = &*self.shared;
         let engine = door.engine();
-        let mut batch = Batch {
+        let mut batch = WrittenBatch {
             events: Vec::new(),
             reserved: Vec::new(),
             hinted: Vec::new(),
@@ -613,8 +613,8 @@ impl<DB: Database> Outbox<DB> {
             };
             let mut leased = false;
             match reserved {
-                Reserved::Place(place) => {
-                    batch.reserved.push(place);
+                Reserved::Slot(reservation) => {
+                    batch.reserved.push(reservation);
                     leased = true;
                 }
                 Reserved::Full => {
@@ -637,9 +637,9 @@ impl<DB: Database> Outbox<DB> {
         let dated = !batch.reserved.is_empty();
         let stored = store.write(conn, &rows, birth.as_ref(), dated).instrument(span).await?;
         let times: HashMap<&EventId, _> = stored.iter().map(|(event, at)| (event.id(), *at)).collect();
-        for place in &mut batch.reserved {
-            if let Some(Some(at)) = times.get(place.event().id()) {
-                place.stored_at(*at);
+        for reservation in &mut batch.reserved {
+            if let Some(Some(at)) = times.get(reservation.event().id()) {
+                reservation.stored_at(*at);
             }
         }
         drop(times);
@@ -647,7 +647,7 @@ impl<DB: Database> Outbox<DB> {
         if batch.events.len() < rows.len() {
             // Events that exist by their deduplication key need no slot.
             let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();
-            batch.reserved.retain(|place| stored.contains(place.event().id()));
+            batch.reserved.retain(|reservation| stored.contains(reservation.event().id()));
             batch.hinted.retain(|event| stored.contains(event.id()));
         }
         for event in &batch.events {

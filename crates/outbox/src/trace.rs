@@ -17,9 +17,9 @@ pub(crate) const HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-    struct Into<'a>(&'a mut BTreeMap<String, String>);
+    struct HeaderInjector<'a>(&'a mut BTreeMap<String, String>);
 
-    impl opentelemetry::propagation::Injector for Into<'_> {
+    impl opentelemetry::propagation::Injector for HeaderInjector<'_> {
         fn set(&mut self, key: &str, value: String) {
             // A tracestate is empty most of the time.
             if !value.is_empty() {
@@ -33,7 +33,7 @@ pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
     }
     let context = Span::current().context();
     opentelemetry::global::get_text_map_propagator(|propagator| {
-        propagator.inject_context(&context, &mut Into(headers));
+        propagator.inject_context(&context, &mut HeaderInjector(headers));
     });
 }
 
@@ -42,12 +42,12 @@ pub(crate) fn inject(_: &mut BTreeMap<String, String>) {}
 
 /// Makes a span part of the trace of an event.
 #[cfg(feature = "opentelemetry")]
-pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
+pub(crate) fn continue_trace(span: &Span, headers: &BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-    struct From<'a>(&'a BTreeMap<String, String>);
+    struct HeaderExtractor<'a>(&'a BTreeMap<String, String>);
 
-    impl opentelemetry::propagation::Extractor for From<'_> {
+    impl opentelemetry::propagation::Extractor for HeaderExtractor<'_> {
         fn get(&self, key: &str) -> Option<&str> {
             self.0.get(key).map(String::as_str)
         }
@@ -57,11 +57,12 @@ pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
         }
     }
 
-    let context =
-        opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(headers)));
+    let context = opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.extract(&HeaderExtractor(headers))
+    });
     // Without a subscriber that records spans there is no parent to set.
     let _ = span.set_parent(context);
 }
 
 #[cfg(not(feature = "opentelemetry"))]
-pub(crate) fn go_on(_: &Span, _: &BTreeMap<String, String>) {}
+pub(crate) fn continue_trace(_: &Span, _: &BTreeMap<String, String>) {}

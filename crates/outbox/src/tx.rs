@@ -39,7 +39,7 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 pub struct Tx<'c, DB: Database> {
     inner: Option<Work<'c, DB>>,
     outbox: Outbox<DB>,
-    batches: Vec<Batch>,
+    batches: Vec<WrittenBatch>,
     callbacks: Vec<(When, Callback)>,
     /// Whether this is a nested transaction (savepoint): its commit is not the end of the outer
     /// one.
@@ -47,7 +47,7 @@ pub struct Tx<'c, DB: Database> {
     /// Whether the connection was handed out after the first write. Then the events may be gone
     /// again: by a rollback to a savepoint, or by an error after which PostgreSQL aborted the
     /// transaction.
-    unsure: bool,
+    events_uncertain: bool,
     /// Whether the connection was handed out after the last write, so that it is unknown whether
     /// the transaction is still valid.
     touched: bool,
@@ -55,7 +55,7 @@ pub struct Tx<'c, DB: Database> {
     receiving: bool,
     /// Whether an append to the log was begun and not finished, or the database has ended the
     /// transaction by itself: later statements would not be part of it.
-    half: bool,
+    incomplete: bool,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -67,7 +67,7 @@ enum When {
 }
 
 /// The events of one call of `write`.
-pub(crate) struct Batch {
+pub(crate) struct WrittenBatch {
     pub(crate) events: Vec<Event>,
     pub(crate) reserved: Vec<Reservation>,
     /// Events for the poller.
@@ -89,10 +89,10 @@ impl<'c, DB: Database> Tx<'c, DB> {
             batches: Vec::new(),
             callbacks: Vec::new(),
             savepoint,
-            unsure: false,
+            events_uncertain: false,
             touched: false,
             receiving: false,
-            half: false,
+            incomplete: false,
         }
     }
 
@@ -132,12 +132,12 @@ impl<'c, DB: Database> Tx<'c, DB> {
     pub async fn commit(mut self) -> Result<()> {
         self.is_whole()?;
         // PostgreSQL answers the commit of an aborted transaction with a rollback, and no error.
-        if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
-            self.keep_what_is_there().await?;
+        if self.events_uncertain || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
+            self.retain_stored_events().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
         // From here on a drop must not report a rollback: the outcome is open.
-        let ended = Ended {
+        let after_end = AfterEnd {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
@@ -145,11 +145,11 @@ impl<'c, DB: Database> Tx<'c, DB> {
             // Released, not committed: the outer transaction decides.
             Ok(()) if self.savepoint => Ok(()),
             Ok(()) => {
-                ended.committed(self.outbox.hooks());
+                after_end.committed(self.outbox.hooks());
                 Ok(())
             }
             Err(sqlx::Error::Database(e)) => {
-                ended.rolled_back(self.outbox.hooks());
+                after_end.rolled_back(self.outbox.hooks());
                 Err(sqlx::Error::Database(e).into())
             }
             Err(lost) => Err(Error::CommitUnknown(lost.into())),
@@ -170,7 +170,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     }
 
     /// Reads which events are still in the table, and forgets the others.
-    async fn keep_what_is_there(&mut self) -> Result<()> {
+    async fn retain_stored_events(&mut self) -> Result<()> {
         let ids: Vec<EventId> =
             self.batches.iter().flat_map(|b| b.events.iter().map(|e| e.id().clone())).collect();
         let Some(inner) = self.inner.as_mut() else { return Ok(()) };
@@ -179,17 +179,17 @@ impl<'c, DB: Database> Tx<'c, DB> {
         for batch in &mut self.batches {
             batch.events.retain(|event| kept.contains(event.id().as_str()));
             batch.hinted.retain(|event| kept.contains(event.id().as_str()));
-            batch.reserved.retain(|place| kept.contains(place.event().id().as_str()));
+            batch.reserved.retain(|reservation| kept.contains(reservation.event().id().as_str()));
         }
         Ok(())
     }
 
     fn end_rolled_back(&mut self) {
-        let ended = Ended {
+        let after_end = AfterEnd {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
-        ended.rolled_back(self.outbox.hooks());
+        after_end.rolled_back(self.outbox.hooks());
     }
 
     /// Settles events in this transaction.
@@ -208,7 +208,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.inner.as_mut().expect("only commit and rollback take it, and they consume the handle")
     }
 
-    pub(crate) fn wrote(&mut self, batch: Batch) {
+    pub(crate) fn wrote(&mut self, batch: WrittenBatch) {
         self.batches.push(batch);
         self.touched = false;
     }
@@ -216,13 +216,13 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// Records a query of the inbox on this connection.
     pub(crate) fn received(&mut self, answered: bool) {
         self.receiving = true;
-        self.unsure |= !answered;
+        self.events_uncertain |= !answered;
         self.touched &= !answered;
     }
 
     /// Error if an append to the log was not finished.
     pub(crate) fn is_whole(&self) -> Result<()> {
-        if self.half {
+        if self.incomplete {
             return Err(Error::Lifecycle(
                 "the transaction is over: an append to the log was cancelled, or the database rolled it back after an error; \
                  begin again",
@@ -233,12 +233,12 @@ impl<'c, DB: Database> Tx<'c, DB> {
 
     /// Records that an append to the log begins: if dropped before its end, it may be incomplete.
     pub(crate) fn appending(&mut self) {
-        self.half = true;
+        self.incomplete = true;
     }
 
     /// Records that the append has ended, with or without an error.
     pub(crate) fn appended(&mut self) {
-        self.half = false;
+        self.incomplete = false;
     }
 
     /// Records that the log has answered on this connection, so the transaction is valid.
@@ -253,19 +253,19 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// Records a failed write: PostgreSQL may have aborted the transaction, and other databases may
     /// have ended it.
     pub(crate) fn write_failed(&mut self, error: &Error) {
-        self.unsure = true;
-        self.half |= matches!(error, Error::Database(error) if error.ends_transaction());
+        self.events_uncertain = true;
+        self.incomplete |= matches!(error, Error::Database(error) if error.ends_transaction());
     }
 }
 
 /// Actions after the end of a transaction. If dropped, the outcome is unknown: no hook or callback
 /// is called, and the poller delivers events that may have been committed.
-struct Ended {
-    batches: Vec<Batch>,
+struct AfterEnd {
+    batches: Vec<WrittenBatch>,
     callbacks: Vec<(When, Callback)>,
 }
 
-impl Ended {
+impl AfterEnd {
     fn committed(mut self, hooks: &Hooks) {
         for batch in std::mem::take(&mut self.batches) {
             batch.hand_over(hooks);
@@ -281,10 +281,10 @@ impl Ended {
     }
 }
 
-impl Drop for Ended {
+impl Drop for AfterEnd {
     fn drop(&mut self) {
-        for place in self.batches.drain(..).flat_map(|batch| batch.reserved) {
-            place.leave_to_the_poller();
+        for reservation in self.batches.drain(..).flat_map(|batch| batch.reserved) {
+            reservation.release_later();
         }
     }
 }
@@ -297,11 +297,11 @@ fn run(callbacks: Vec<(When, Callback)>, now: When) {
     }
 }
 
-impl Batch {
+impl WrittenBatch {
     /// Passes committed events to the relay, and calls the hooks.
     pub(crate) fn hand_over(self, hooks: &Hooks) {
-        for place in self.reserved {
-            place.hand_over();
+        for reservation in self.reserved {
+            reservation.hand_over();
         }
         if let Some(engine) = &self.engine {
             for event in &self.hinted {
@@ -330,7 +330,7 @@ impl<DB: Database> Deref for Tx<'_, DB> {
 
 impl<DB: Database> DerefMut for Tx<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        self.unsure |= !self.batches.is_empty();
+        self.events_uncertain |= !self.batches.is_empty();
         self.touched = true;
         self.connection()
     }
@@ -364,7 +364,7 @@ pub struct Receipt {
     batch: ReceiptBatch,
 }
 
-struct ReceiptBatch(Batch, Hooks);
+struct ReceiptBatch(WrittenBatch, Hooks);
 
 impl fmt::Debug for ReceiptBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -373,7 +373,7 @@ impl fmt::Debug for ReceiptBatch {
 }
 
 impl Receipt {
-    pub(crate) fn new(batch: Batch, hooks: Hooks) -> Self {
+    pub(crate) fn new(batch: WrittenBatch, hooks: Hooks) -> Self {
         let ids = batch.events.iter().map(|event| event.id().clone()).collect();
         Self { ids, batch: ReceiptBatch(batch, hooks) }
     }

@@ -10,7 +10,7 @@ use super::Relay;
 use super::bytes::{ByteBudget, QUEUE_BYTES};
 use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
-use super::in_tx::{AnyOutbox, Transactional};
+use super::tx_dispatch::{AnyOutbox, Transactional};
 use crate::admin::ATTEMPTS_KEPT;
 use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
@@ -410,7 +410,8 @@ impl<S> RelayBuilder<S> {
         Ok(self)
     }
 
-    /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
+    /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) ->
+    /// Handled`.
     ///
     /// A message that names no aggregate type is handled whatever aggregate its events belong to.
     pub fn on<M, F, Fut>(self, handler: F) -> Self
@@ -465,7 +466,8 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// Sends events of these types to a [`Publisher`](crate::Publisher), whatever aggregate they belong to, in batches.
+    /// Sends events of these types to a [`Publisher`](crate::Publisher), whatever aggregate they
+    /// belong to, in batches.
     ///
     /// While the destination is [unavailable](crate::PublishError::unavailable) its events wait,
     /// and no attempt is counted. Other errors are retried as a handler's are, each event by
@@ -506,8 +508,9 @@ impl<S> RelayBuilder<S> {
     /// one.
     pub fn forward_by(mut self, router: impl Router) -> Self {
         if !self.routes.add_router(Arc::new(router)) {
-            self.mistake
-                .get_or_insert(Error::Setting("the relay has a router already: call forward_by once".to_owned()));
+            self.mistake.get_or_insert(Error::Setting(
+                "the relay has a router already: call forward_by once".to_owned(),
+            ));
         }
         self
     }
@@ -563,7 +566,7 @@ impl<S> RelayBuilder<S> {
         event_type: impl Into<EventType>,
         handler: impl TxHandler<DB>,
     ) -> Self {
-        let call = Call::InTx(Arc::new(Transactional::<DB>::new(handler)));
+        let call = Call::Tx(Arc::new(Transactional::<DB>::new(handler)));
         self.route(aggregate_type.into(), event_type.into(), call.into())
     }
 
@@ -631,8 +634,9 @@ impl<S> RelayBuilder<S> {
         match self.routes.last_handler() {
             Some(route) => set(route),
             None => {
-                let mistake =
-                    format!("{method} must follow a handler: on, on_type, on_aggregate, on_any, on_tx, handler");
+                let mistake = format!(
+                    "{method} must follow a handler: on, on_type, on_aggregate, on_any, on_tx, handler"
+                );
                 self.mistake.get_or_insert(Error::Setting(mistake));
             }
         }

@@ -12,23 +12,23 @@ use futures_util::FutureExt;
 use tracing::Instrument as _;
 
 use super::forward::{self, Sent, forward};
-use super::in_tx::{AnyOutbox, End, Ended, InTx};
-use super::lanes::Strand;
+use super::key_queues::{KeyQueueRef, NextEvent, NextStep, TURN};
+use super::queues::WorkUnit;
 use super::report;
-use super::runs::{Next, RunKey, TURN, Way};
-use super::settle::{Spoken, Told};
+use super::settle::{EventVerdict, SettleRequest};
+use super::tx_dispatch::{AnyOutbox, SettleOnCommit, TxDispatch, TxOutcome};
 use super::{Engine, Job};
 use crate::EVENTS;
-use crate::destination::{Destination, Gate, Router};
+use crate::destination::{Breaker, Destination, Router};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
 use crate::log::Outgoing;
+use crate::poison::{self, Admitted, Start};
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Routed, Settlement, Verdict};
-use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
 #[derive(Default)]
@@ -37,7 +37,7 @@ pub(crate) struct Routes {
     router: Option<Arc<dyn Router>>,
     fallback: Option<Route>,
     /// The handler that was added last.
-    last: Option<Last>,
+    last: Option<LastAdded>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
     /// Event types that handlers and destinations were registered for.
@@ -45,7 +45,7 @@ pub(crate) struct Routes {
 }
 
 /// Where to find the handler that was added last.
-enum Last {
+enum LastAdded {
     OfType { event_type: String, aggregate_type: String },
     Fallback,
 }
@@ -70,7 +70,7 @@ pub(crate) enum Call {
     /// With the event.
     Plain(Arc<dyn Handler>),
     /// With the event, and a transaction that also settles it.
-    InTx(Arc<dyn InTx>),
+    Tx(Arc<dyn TxDispatch>),
     /// Not called by itself: a publisher gets the event, in a batch with others.
     Publish(Destination),
 }
@@ -90,7 +90,7 @@ impl Routes {
         }
         routes.push((aggregate_type.to_owned(), route));
         let (event_type, aggregate_type) = (event_type.to_owned(), aggregate_type.to_owned());
-        self.last = Some(Last::OfType { event_type, aggregate_type });
+        self.last = Some(LastAdded::OfType { event_type, aggregate_type });
         true
     }
 
@@ -98,11 +98,11 @@ impl Routes {
     /// it.
     pub(crate) fn last_handler(&mut self) -> Option<&mut Route> {
         let route = match self.last.as_ref()? {
-            Last::OfType { event_type, aggregate_type } => {
+            LastAdded::OfType { event_type, aggregate_type } => {
                 let routes = self.by_type.get_mut(event_type)?;
                 routes.iter_mut().find(|(aggregate, _)| aggregate == aggregate_type).map(|(_, route)| route)
             }
-            Last::Fallback => self.fallback.as_mut(),
+            LastAdded::Fallback => self.fallback.as_mut(),
         };
         route.filter(|route| !matches!(route.call, Call::Publish(_)))
     }
@@ -111,7 +111,7 @@ impl Routes {
     pub(crate) fn add_fallback(&mut self, route: Route) -> bool {
         let free = self.fallback.is_none();
         self.fallback.get_or_insert(route);
-        self.last = Some(Last::Fallback);
+        self.last = Some(LastAdded::Fallback);
         free
     }
 
@@ -127,35 +127,36 @@ impl Routes {
     pub(crate) fn destination(&self, event: &Event) -> Option<Destination> {
         match self.find(event)?.call {
             Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::InTx(_) => None,
+            Call::Plain(_) | Call::Tx(_) => None,
         }
     }
 
     /// How a worker of this event's key treats it.
-    fn way(&self, event: &Event) -> Way {
+    fn next_step(&self, event: &Event) -> NextStep {
         match self.find(event) {
-            Some(Route { call: Call::Publish(_), .. }) => Way::Elsewhere,
+            Some(Route { call: Call::Publish(_), .. }) => NextStep::Publish,
             // Its own transaction settles it: the events before it must be settled by then, or a
             // crash would redeliver those after it.
-            Some(Route { call: Call::InTx(_), .. }) => Way::Caught,
-            Some(Route { call: Call::Plain(_), .. }) | None => Way::Here,
+            Some(Route { call: Call::Tx(_), .. }) => NextStep::HandleWhenSettled,
+            Some(Route { call: Call::Plain(_), .. }) | None => NextStep::Handle,
         }
     }
 
     /// Whether all events of a type, whatever their other fields, go through this breaker.
-    pub(crate) fn sends_all(&self, event_type: &EventType, gate: &Arc<Gate>) -> bool {
-        self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
+    pub(crate) fn sends_all(&self, event_type: &EventType, breaker: &Arc<Breaker>) -> bool {
+        self.destination_of_type(event_type)
+            .is_some_and(|destination| Arc::ptr_eq(&destination.breaker, breaker))
     }
 
     /// Whether events may go to more than one destination.
     pub(crate) fn may_split(&self) -> bool {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
-        let mut gates = routes.filter_map(|route| match &route.call {
-            Call::Publish(destination) => Some(destination.gate.id),
-            Call::Plain(_) | Call::InTx(_) => None,
+        let mut breakers = routes.filter_map(|route| match &route.call {
+            Call::Publish(destination) => Some(destination.breaker.id),
+            Call::Plain(_) | Call::Tx(_) => None,
         });
-        let first = gates.next();
-        self.router.is_some() || gates.any(|gate| Some(gate) != first)
+        let first = breakers.next();
+        self.router.is_some() || breakers.any(|breaker| Some(breaker) != first)
     }
 
     /// The types that handlers and destinations were registered for.
@@ -219,7 +220,7 @@ impl Routes {
         }
         let mut destinations = calls.into_iter().map(|call| match call {
             Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::InTx(_) => None,
+            Call::Plain(_) | Call::Tx(_) => None,
         });
         let first = destinations.next()??;
         destinations.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(first)
@@ -230,7 +231,7 @@ impl Routes {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
         routes
             .filter_map(|route| match &route.call {
-                Call::InTx(handler) => handler.misfit(outbox),
+                Call::Tx(handler) => handler.check_compatible(outbox),
                 Call::Plain(_) | Call::Publish(_) => None,
             })
             .next()
@@ -249,7 +250,9 @@ impl Routes {
             match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
                 Ok(destination) => destination.map(Route::from),
                 // Not "no destination": that would dead-letter the event.
-                Err(panic) => Some(Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))).into()),
+                Err(panic) => {
+                    Some(Call::Plain(Arc::new(FailingHandler(panicked("the router", &*panic)))).into())
+                }
             }
         };
         let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
@@ -273,15 +276,15 @@ fn writable<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<It
 
 /// Delay of an event that was taken and has no route after all: the age of the event, within
 /// limits. So a relay that routes it gets it soon, and many such events cost few writes.
-fn left_alone_for(age: Duration) -> Duration {
+fn unrouted_delay(age: Duration) -> Duration {
     age.clamp(Duration::from_secs(5), Duration::from_secs(600))
 }
 
 /// Stands in for a handler that could not be determined, because the router panicked.
-struct Broken(Failure);
+struct FailingHandler(Failure);
 
 #[async_trait]
-impl Handler for Broken {
+impl Handler for FailingHandler {
     async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
         Err(self.0.clone())
     }
@@ -293,81 +296,84 @@ fn is_report(event: &Event) -> bool {
 }
 
 /// A worker: one of as many as handlers may run at once.
-pub(crate) async fn work(engine: Arc<Engine>) {
-    while let Some(strand) = engine.lanes.next().await {
-        let _handler = match &engine.place {
-            Some(place) => place.handler().await,
+pub(crate) async fn run_worker(engine: Arc<Engine>) {
+    while let Some(unit) = engine.queues.next().await {
+        let _handler = match &engine.fleet {
+            Some(fleet) => fleet.handler().await,
             None => None,
         };
-        if let Strand::Key(run) = &strand
-            && engine.is_rerouted(run)
+        if let WorkUnit::Key(queue) = &unit
+            && engine.is_rerouted(queue)
         {
-            forward::give_back(&engine, run).await;
+            forward::release_key_queue(&engine, queue).await;
             continue;
         }
-        if let Some(destination) = engine.destination(&strand) {
-            forward(&engine, strand, &destination).await;
+        if let Some(destination) = engine.destination(&unit) {
+            forward(&engine, unit, &destination).await;
             continue;
         }
-        match strand {
-            Strand::One(job) => {
+        match unit {
+            WorkUnit::One(job) => {
                 if job.cold {
-                    engine.lanes.uncount_cold(1);
+                    engine.queues.uncount_cold(1);
                 }
                 let mut admitted = None;
-                let told = handle(&engine, &job, &mut admitted).await;
-                if let Some(told) = told {
-                    engine.settler.say(Spoken::verdicts(vec![told], job.epoch)).await;
+                let entry = handle(&engine, &job, &mut admitted).await;
+                if let Some(entry) = entry {
+                    engine.settler.send(SettleRequest::verdicts(vec![entry], job.epoch)).await;
                 }
             }
-            Strand::Key(key) => follow(&engine, key).await,
+            WorkUnit::Key(key) => handle_key(&engine, key).await,
         }
     }
 }
 
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn follow(engine: &Arc<Engine>, key: RunKey) {
+async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef) {
     for _ in 0..TURN {
-        let job = match engine.runs.next(&key, |job| engine.routes.way(&job.delivery.event)) {
-            Next::Job(job) => job,
-            Next::Refused => return forward::give_back(engine, &key).await,
-            Next::Not(Way::Elsewhere) => break,
-            Next::Not(_) => {
-                engine.settler.catch_up().await;
+        let job = match engine.key_queues.next(&key, |job| engine.routes.next_step(&job.delivery.event)) {
+            NextEvent::Job(job) => job,
+            NextEvent::Refused => return forward::release_key_queue(engine, &key).await,
+            NextEvent::Blocked(NextStep::Publish) => break,
+            NextEvent::Blocked(_) => {
+                engine.settler.flush().await;
                 continue;
             }
-            Next::Nothing => return,
+            NextEvent::Empty => return,
         };
-        engine.lanes.uncount_cold(1);
+        engine.queues.uncount_cold(1);
         let epoch = job.epoch;
         let mut admitted = None;
-        let told = handle(engine, &job, &mut admitted).await;
-        if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
-            let (key, told) = (Some(key.clone()), told.into_iter().collect());
-            engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
+        let entry = handle(engine, &job, &mut admitted).await;
+        if let Some(EventVerdict { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = entry {
+            let (key, entries) = (Some(key.clone()), entry.into_iter().collect());
+            engine
+                .settler
+                .send(SettleRequest::Verdicts { entries, epoch, key, halted: false, urgent: false })
+                .await;
             continue;
         }
         // All later events of the key are released: they have to wait.
-        let rest = engine.runs.halt(&key);
-        engine.lanes.uncount_cold(rest.len());
-        let behind = rest.iter().map(|job| job.told(job.released()));
-        let told = told.into_iter().chain(behind).collect();
-        let spoken = Spoken::Verdicts { told, epoch, key: Some(key), halted: true, urgent: true };
-        engine.settler.say(spoken).await;
+        let rest = engine.key_queues.halt(&key);
+        engine.queues.uncount_cold(rest.len());
+        let later = rest.iter().map(|job| job.event_verdict(job.released()));
+        let entries = entry.into_iter().chain(later).collect();
+        let request = SettleRequest::Verdicts { entries, epoch, key: Some(key), halted: true, urgent: true };
+        engine.settler.send(request).await;
         return;
     }
     // Other work units get a turn, or the next event is for a publisher.
-    engine.lanes.push_cold(vec![Strand::Key(key)]);
+    engine.queues.push_cold(vec![WorkUnit::Key(key)]);
 }
 
 /// Whether an event may be handled now.
 pub(super) enum Ready {
     /// It may.
-    Go,
+    Run,
     /// No: it gets this verdict.
     Verdict(Verdict),
     /// This node no longer holds it.
-    Gone,
+    NotHeld,
 }
 
 /// Checks whether an event may be handled, right before it is. A suspect is admitted first, unless
@@ -381,8 +387,8 @@ pub(super) async fn ready<'a>(
     let event = &delivery.event;
     if !engine.may_start(job) {
         tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "event not handled: its lease has run out");
-        engine.let_go(job);
-        return Ready::Gone;
+        engine.release(job);
+        return Ready::NotHeld;
     }
     if let Some(expires_in) = delivery.expires_in {
         let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
@@ -392,40 +398,40 @@ pub(super) async fn ready<'a>(
         }
     }
     if delivery.suspect.is_none() {
-        return Ready::Go;
+        return Ready::Run;
     }
     if admitted.is_none() {
-        *admitted = Some(engine.suspects.admit(delivery.goes_alone()).await);
+        *admitted = Some(engine.crash_guard.admit(delivery.goes_alone()).await);
     }
     if delivery.goes_alone() {
         // The verdicts on earlier events are written: if the process dies, only this event is
         // counted.
-        engine.settler.catch_up().await;
+        engine.settler.flush().await;
     }
     // That may have taken longer than the lease lasts.
     if !engine.may_start(job) {
-        engine.let_go(job);
-        return Ready::Gone;
+        engine.release(job);
+        return Ready::NotHeld;
     }
     match count_start(engine, job).await {
-        Start::Go => Ready::Go,
+        Start::Go => Ready::Run,
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
         // Released, if this node still holds it: it should not wait for its lease to run out.
         Start::Leave => {
-            engine.let_go(job);
-            Ready::Gone
+            engine.release(job);
+            Ready::NotHeld
         }
     }
 }
 
 /// Suspects that are being handled. If that is cut short, because the relay stops waiting for them,
 /// they are cleared: the process that handled them is still alive.
-pub(super) struct Watch<'a> {
+pub(super) struct RunningSuspects<'a> {
     engine: &'a Arc<Engine>,
     suspects: Vec<(Settlement, i64)>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> RunningSuspects<'a> {
     pub(super) fn new(engine: &'a Arc<Engine>) -> Self {
         Self { engine, suspects: Vec::new() }
     }
@@ -439,65 +445,70 @@ impl<'a> Watch<'a> {
     }
 
     /// Ends the guard: all of them were handled to the end.
-    pub(super) fn over(mut self) {
+    pub(super) fn finished(mut self) {
         self.suspects.clear();
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for RunningSuspects<'_> {
     fn drop(&mut self) {
         for (settlement, epoch) in self.suspects.drain(..) {
-            self.engine.speak(Spoken::verdicts(vec![Told::to_write(settlement)], epoch));
+            self.engine
+                .settle_later(SettleRequest::verdicts(vec![EventVerdict::to_write(settlement)], epoch));
         }
     }
 }
 
 /// Handles one event. `None`: this node no longer holds it.
-async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job, admitted: &mut Option<Admitted<'a>>) -> Option<Told> {
+async fn handle<'a>(
+    engine: &'a Arc<Engine>,
+    job: &Job,
+    admitted: &mut Option<Admitted<'a>>,
+) -> Option<EventVerdict> {
     match ready(engine, job, admitted).await {
-        Ready::Go => {
-            let mut watch = Watch::new(engine);
-            watch.add(job);
-            let told = handle_now(engine, job).await;
-            watch.over();
-            told
+        Ready::Run => {
+            let mut running = RunningSuspects::new(engine);
+            running.add(job);
+            let entry = handle_now(engine, job).await;
+            running.finished();
+            entry
         }
-        Ready::Verdict(verdict) => Some(job.told(verdict)),
-        Ready::Gone => None,
+        Ready::Verdict(verdict) => Some(job.event_verdict(verdict)),
+        Ready::NotHeld => None,
     }
 }
 
-async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
+async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<EventVerdict> {
     let delivery = &job.delivery;
     let event = &delivery.event;
     let route = engine.routes.find(event);
     if route.is_none() && engine.routes.unrouted == Unrouted::Leave && !is_report(event) {
         let age = delivery.created_at.and_then(|at| (Utc::now() - at).to_std().ok()).unwrap_or_default();
         let error = Some(no_handler(event.event_type(), event.aggregate_type().as_str()));
-        let verdict = Verdict::Again { after: left_alone_for(age), counted: false, error };
-        report(engine, job, &verdict, false);
-        return Some(job.told(verdict));
+        let verdict = Verdict::Again { after: unrouted_delay(age), counted: false, error };
+        log_verdict(engine, job, &verdict, false);
+        return Some(job.event_verdict(verdict));
     }
     let (result, settled) = match call(engine, job, route.as_ref()).await {
-        Ended::Said(result) => (result, false),
-        Ended::Settled { wrote } => {
+        TxOutcome::Returned(result) => (result, false),
+        TxOutcome::Settled { wrote } => {
             if wrote {
                 engine.wake.notify_one();
             }
             (Ok(Outcome::Done), true)
         }
-        Ended::Stale => {
+        TxOutcome::Stale => {
             engine.metrics.stale.increment(1);
             tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "handler's transaction rolled back: another node holds the event");
-            engine.let_go(job);
+            engine.release(job);
             return None;
         }
     };
     let own = route.as_ref().and_then(|route| route.retry.as_deref());
     let policy = own.or(engine.settings.retry.as_deref());
     let verdict = decide_safely(engine.name(), result, delivery.attempts, policy, &Backoff::default());
-    report(engine, job, &verdict, route.is_some() || is_report(event));
-    Some(Told { written: settled, ..job.told(verdict) })
+    log_verdict(engine, job, &verdict, route.is_some() || is_report(event));
+    Some(EventVerdict { written: settled, ..job.event_verdict(verdict) })
 }
 
 /// Applies the retry policy, which is the user's code as well: one that panics must not end the
@@ -522,37 +533,37 @@ pub(super) fn decide_safely(
 
 /// Records in the database that a suspect is started.
 async fn count_start(engine: &Engine, job: &Job) -> Start {
-    let Some(by) = engine.station.holder() else { return Start::Leave };
+    let Some(by) = engine.ownership.holder() else { return Start::Leave };
     let id = job.delivery.event.id();
     // This node may have claimed the event again since.
-    let claim = engine.held.claim(id, job.tag()).unwrap_or(job.delivery.claim);
-    suspect::start(&*engine.store, &by, id, claim).await
+    let claim = engine.in_flight.claim(id, job.fence()).unwrap_or(job.delivery.claim);
+    poison::start(&*engine.store, &by, id, claim).await
 }
 
 /// Runs interceptors and the handler.
-async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
+async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> TxOutcome {
     let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
     let (entered, refused) = before(&engine.routes.interceptors, &cx);
-    let ended = match (refused, route) {
-        (Some(failure), _) => Ended::Said(Err(failure)),
+    let outcome = match (refused, route) {
+        (Some(failure), _) => TxOutcome::Returned(Err(failure)),
         (None, Some(route)) => run(engine, job, route, cx.clone()).await,
-        (None, None) if is_report(&cx) => Ended::Said(report::tell(engine, &cx).await),
+        (None, None) if is_report(&cx) => TxOutcome::Returned(report::deliver(engine, &cx).await),
         (None, None) => {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
-            Ended::Said(Err(match engine.routes.unrouted {
+            TxOutcome::Returned(Err(match engine.routes.unrouted {
                 Unrouted::Dead => Failure::dead(reason),
                 // `handle_now` has already snoozed the events that are left to others.
                 Unrouted::Retry | Unrouted::Leave => Failure::retry(reason),
             }))
         }
     };
-    let said = match &ended {
-        Ended::Said(result) => result,
-        Ended::Settled { .. } => &Ok(Outcome::Done),
-        Ended::Stale => &Err(Failure::retry("another node holds the event by now")),
+    let result = match &outcome {
+        TxOutcome::Returned(result) => result,
+        TxOutcome::Settled { .. } => &Ok(Outcome::Done),
+        TxOutcome::Stale => &Err(Failure::retry("another node holds the event by now")),
     };
-    after(engine, &cx, entered, said);
-    ended
+    after(engine, &cx, entered, result);
+    outcome
 }
 
 /// Calls the interceptors before an event. Returns how many were called, and the failure of one
@@ -568,9 +579,9 @@ pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, 
 }
 
 /// Calls those interceptors that were called before the event, with its result.
-pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outcome, Failure>) {
+pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, result: &Result<Outcome, Failure>) {
     for interceptor in engine.routes.interceptors[..entered].iter().rev() {
-        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, said)));
+        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, result)));
         if let Err(panic) = after {
             let Failure { message, .. } = panicked("an interceptor", &*panic);
             tracing::error!(store = engine.name(), event = %Escaped(cx.id()), error = message, "after-interceptor failed");
@@ -578,41 +589,41 @@ pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outc
     }
 }
 
-async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
+async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> TxOutcome {
     let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
     // Log lines of a handler belong to its event's span.
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %Escaped(cx.id()), event_type = %Escaped(cx.event_type()), attempt = cx.attempt()
     );
-    crate::trace::go_on(&span, cx.headers());
+    crate::trace::continue_trace(&span, cx.headers());
     match &route.call {
         Call::Plain(handler) => {
             // Created inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
-            Ended::Said(guarded(HANDLER, limit, handled).await)
+            TxOutcome::Returned(guarded(HANDLER, limit, handled).await)
         }
         // The route has changed since this worker took the event.
         Call::Publish(destination) => {
             let one = [forward::outgoing(job)];
             let is_held = |_: &Outgoing| engine.may_start(job);
-            let sent = forward::publish(engine, &destination.gate, &one, &is_held).await.pop();
-            Ended::Said(sent.unwrap_or(Sent::Untried).into_handled())
+            let sent = forward::publish(engine, &destination.breaker, &one, &is_held).await.pop();
+            TxOutcome::Returned(sent.unwrap_or(Sent::NotAttempted).into_handled())
         }
-        Call::InTx(handler) => {
-            let end = End {
+        Call::Tx(handler) => {
+            let settling = SettleOnCommit {
                 store: engine.name(),
                 settlement: job.settlement(Verdict::Done),
-                held: &engine.held,
-                tag: job.tag(),
+                in_flight: &engine.in_flight,
+                fence: job.fence(),
                 completion: engine.settings.completion,
                 limit,
                 // Does not ask this node's clock: SQLite's one writer, which this handler is, keeps
                 // leadership from being renewed, and no other node can have taken over meanwhile.
-                by: engine.station.holder_in(job.epoch),
+                by: engine.ownership.holder_in(job.epoch),
                 // Twice the limit of one operation: there are several.
-                patience: engine.place.as_ref().map(|place| place.seat.patience * 2),
+                commit_timeout: engine.fleet.as_ref().map(|fleet| fleet.seat.patience * 2),
             };
-            handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
+            handler.run(engine.outbox.as_ref(), cx, &settling).instrument(span).await
         }
     }
 }
@@ -622,28 +633,28 @@ pub(super) const HANDLER: &str = "the handler";
 
 /// Runs user code. A panic and a timeout are failures like any other.
 pub(super) async fn guarded<T>(
-    who: &str,
+    name: &str,
     limit: Duration,
-    doing: impl Future<Output = Result<T, Failure>>,
+    future: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    match tokio::time::timeout(limit, AssertUnwindSafe(doing).catch_unwind()).await {
+    match tokio::time::timeout(limit, AssertUnwindSafe(future).catch_unwind()).await {
         Ok(Ok(result)) => result,
-        Ok(Err(panic)) => Err(panicked(who, &*panic)),
-        Err(_) => Err(Failure::retry(format!("{who} did not finish within {limit:?}"))),
+        Ok(Err(panic)) => Err(panicked(name, &*panic)),
+        Err(_) => Err(Failure::retry(format!("{name} did not finish within {limit:?}"))),
     }
 }
 
-fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let message = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(no message)");
-    Failure::retry(format!("{who} panicked: {message}"))
+    Failure::retry(format!("{name} panicked: {message}"))
 }
 
 /// Logs a verdict. Log lines name the event, never its payload.
-pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
+pub(super) fn log_verdict(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;

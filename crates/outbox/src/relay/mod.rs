@@ -29,26 +29,26 @@
 mod builder;
 mod bytes;
 mod dispatch;
-mod doze;
 mod forward;
-mod held;
 pub(crate) mod hot;
-pub(crate) mod in_tx;
-mod lanes;
+mod in_flight;
+mod key_queues;
+mod log_relay;
+mod maintenance;
 mod monitor;
+mod ownership;
 mod presence;
-mod publish;
+mod queues;
 mod report;
-mod runs;
 #[cfg(test)]
 mod schedules;
 mod settle;
-mod station;
+mod stats;
 pub(crate) mod supervise;
 mod sync;
 mod take;
-mod tally;
-mod upkeep;
+pub(crate) mod tx_dispatch;
+mod wakeup;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -65,25 +65,25 @@ pub(crate) use builder::RelaySettings;
 pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
 pub(crate) use dispatch::Routes;
 
-use self::forward::Waiting;
-use self::held::Held;
+use self::forward::Outages;
 use self::hot::HotDoor;
-use self::in_tx::AnyOutbox;
-use self::lanes::Lanes;
+use self::in_flight::InFlight;
+use self::key_queues::KeyQueues;
+use self::log_relay::{LogRelay, LogRelayHandle};
+use self::maintenance::Renewer;
 use self::monitor::Monitor;
-use self::publish::{Bench, Desk};
-use self::runs::Runs;
-use self::settle::{Settler, Speaker, Spoken, Told};
-use self::station::Station;
+use self::ownership::Ownership;
+use self::queues::Queues;
+use self::settle::{EventVerdict, SettleQueue, SettleRequest, Settler};
+use self::stats::{Observation, RelayStats};
 use self::supervise::Supervisor;
-use self::take::{Alarm, Taker};
-use self::tally::{Subject, Tally};
-use self::upkeep::Hold;
+use self::take::{DueTimer, Taker};
+use self::tx_dispatch::AnyOutbox;
 use crate::error::{Error, Result};
 use crate::fleet::share::Place;
 use crate::metrics::Metrics;
+use crate::poison::CrashGuard;
 use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
-use crate::suspect::Suspects;
 
 /// One delivery, from the take or the hot hand-over until its verdict is sent to the settler.
 #[derive(Debug)]
@@ -106,9 +106,14 @@ impl Job {
     }
 
     /// The verdict as the settler needs it, with the data for the counters.
-    pub(crate) fn told(&self, verdict: Verdict) -> Told {
-        let subject = (!verdict.is_release()).then(|| Subject::of(self));
-        Told { settlement: self.settlement(verdict), written: false, subject, _memory: self.memory.clone() }
+    pub(crate) fn event_verdict(&self, verdict: Verdict) -> EventVerdict {
+        let observation = (!verdict.is_release()).then(|| Observation::of(self));
+        EventVerdict {
+            settlement: self.settlement(verdict),
+            written: false,
+            observation,
+            _memory: self.memory.clone(),
+        }
     }
 
     /// Verdict that releases the event unhandled.
@@ -117,13 +122,13 @@ impl Job {
     }
 
     /// Fence of this job's claim.
-    pub(crate) fn tag(&self) -> held::Tag {
-        tag(self.epoch, self.delivery.claim)
+    pub(crate) fn fence(&self) -> in_flight::Fence {
+        fence(self.epoch, self.delivery.claim)
     }
 }
 
 /// The epoch where there is one, the claim elsewhere.
-fn tag(epoch: i64, claim: Claim) -> held::Tag {
+fn fence(epoch: i64, claim: Claim) -> in_flight::Fence {
     if epoch > 0 { epoch } else { claim.into() }
 }
 
@@ -137,36 +142,36 @@ pub(crate) struct Engine {
     /// Source of the transactions of handlers.
     pub(crate) outbox: Option<AnyOutbox>,
     /// Limits of the fleet that the database belongs to, if any.
-    pub(crate) place: Option<Place>,
+    pub(crate) fleet: Option<Place>,
     pub(crate) metrics: Metrics,
-    pub(crate) lanes: Lanes,
-    pub(crate) held: Held,
-    pub(crate) runs: Runs,
-    pub(crate) station: Station,
+    pub(crate) queues: Queues,
+    pub(crate) in_flight: InFlight,
+    pub(crate) key_queues: KeyQueues,
+    pub(crate) ownership: Ownership,
     /// Wakes the taker: events may be due.
     pub(crate) wake: Notify,
     /// The next pass starts at the beginning of the table.
-    pub(crate) everywhere: AtomicBool,
+    pub(crate) rescan: AtomicBool,
     /// Cost of the last full pass, in microseconds.
     pub(crate) full_pass_micros: AtomicU64,
     /// Whether another relay may have vanished, by the answer to the last announcement.
     pub(crate) may_take_over: AtomicBool,
     /// Whether writers notify of appends to the log, so that the log relay need not poll.
-    pub(crate) log_calls: Arc<AtomicBool>,
+    pub(crate) log_notified: Arc<AtomicBool>,
     /// Times at which events become due.
-    pub(crate) alarm: Alarm,
+    pub(crate) due_timer: DueTimer,
     /// Wakes the renewer: leases have to be renewed before any event held by them is started.
     pub(crate) renew: Notify,
     /// Notified after every settlement and every pass, for `idle`.
     pub(crate) progress: Notify,
     /// Destinations that are unavailable.
-    pub(crate) waiting: Waiting,
+    pub(crate) outages: Outages,
     /// Queue of the settling task.
-    pub(crate) settler: Speaker,
+    pub(crate) settler: SettleQueue,
     /// Counters of settled events.
-    pub(crate) tally: Tally,
+    pub(crate) stats: RelayStats,
     /// Admits events that may have crashed their process before.
-    pub(crate) suspects: Suspects,
+    pub(crate) crash_guard: CrashGuard,
     /// Health of this relay.
     pub(crate) monitor: Arc<Monitor>,
     /// Runs the tasks, and knows whether one failed for good.
@@ -188,24 +193,25 @@ impl Engine {
 
     /// Whether this node may handle the event now. If so, the event counts as running.
     pub(crate) fn may_start(&self, job: &Job) -> bool {
-        self.station.covers(job.epoch) && self.held.start(job.delivery.event.id(), job.tag(), Instant::now())
+        self.ownership.is_current(job.epoch)
+            && self.in_flight.start(job.delivery.event.id(), job.fence(), Instant::now())
     }
 
     /// Drops an event that this node no longer holds, as far as this node knows.
-    pub(crate) fn let_go(self: &Arc<Self>, job: &Job) {
-        self.held.forget(job.delivery.event.id(), job.tag());
-        if !self.station.is_exclusive() {
+    pub(crate) fn release(self: &Arc<Self>, job: &Job) {
+        self.in_flight.forget(job.delivery.event.id(), job.fence());
+        if !self.ownership.is_exclusive() {
             // If no other node holds the event either, it need not wait until the group lease that
             // it was taken with runs out.
-            self.speak(Spoken::verdicts(vec![job.told(job.released())], job.epoch));
+            self.settle_later(SettleRequest::verdicts(vec![job.event_verdict(job.released())], job.epoch));
         }
     }
 
     /// Drops everything in memory: another node holds the table.
-    pub(crate) fn drop_everything(&self) {
-        self.lanes.clear();
-        self.runs.clear();
-        self.held.clear();
+    pub(crate) fn reset(&self) {
+        self.queues.clear();
+        self.key_queues.clear();
+        self.in_flight.clear();
     }
 }
 
@@ -229,7 +235,7 @@ pub struct Relay {
     /// Cancelled to stop the relay.
     quit: CancellationToken,
     /// Runs until the relay is stopped or a task has failed for good; then shuts down.
-    life: Option<JoinHandle<Result<()>>>,
+    main_task: Option<JoinHandle<Result<()>>>,
     /// True once the relay has shut down.
     ended: watch::Receiver<bool>,
 }
@@ -239,18 +245,18 @@ pub struct Relay {
 pub(crate) struct Handle {
     engine: Arc<Engine>,
     taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
-    bench: Option<Bench>,
+    log_relay_handle: Option<LogRelayHandle>,
 }
 
 #[derive(Default)]
 struct Tasks {
     purge: Option<JoinHandle<()>>,
-    desk: Option<JoinHandle<()>>,
-    ear: Option<JoinHandle<()>>,
-    doze: Option<JoinHandle<()>>,
+    log_relay: Option<JoinHandle<()>>,
+    append_listener: Option<JoinHandle<()>>,
+    wakeup: Option<JoinHandle<()>>,
     announce: Option<JoinHandle<()>>,
     takeover: Option<JoinHandle<()>>,
-    hold: Option<JoinHandle<()>>,
+    renewer: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
     settler: Option<JoinHandle<()>>,
@@ -258,8 +264,19 @@ struct Tasks {
 
 impl Tasks {
     fn abort_handles(&self) -> Vec<AbortHandle> {
-        let Self { purge, desk, ear, doze, announce, takeover, hold, taker, workers, settler } = self;
-        let single = [purge, desk, ear, doze, announce, takeover, hold, taker, settler];
+        let Self {
+            purge,
+            log_relay,
+            append_listener,
+            wakeup,
+            announce,
+            takeover,
+            renewer,
+            taker,
+            workers,
+            settler,
+        } = self;
+        let single = [purge, log_relay, append_listener, wakeup, announce, takeover, renewer, taker, settler];
         single.into_iter().flatten().chain(workers).map(JoinHandle::abort_handle).collect()
     }
 }
@@ -278,11 +295,11 @@ impl Relay {
         source: OneOutbox,
         settings: RelaySettings,
         routes: Arc<Routes>,
-        place: Option<Place>,
+        fleet: Option<Place>,
     ) -> Result<Self> {
         let OneOutbox { store, door, outbox } = source;
-        if let Some(misfit) = routes.misfit(outbox.as_ref()) {
-            return Err(misfit);
+        if let Some(error) = routes.misfit(outbox.as_ref()) {
+            return Err(error);
         }
         store.check_schema().await?;
         let claim = if settings.mode.delivers() {
@@ -293,7 +310,7 @@ impl Relay {
         if settings.mode.orders_by_aggregate() {
             store.order_by_aggregate().await?;
         }
-        let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
+        let (settler, requests) = SettleQueue::new(settings.hot_capacity + settings.cold_capacity);
         let metrics = Metrics::new(&settings.metrics_prefix, store.name());
         let monitor = Arc::new(Monitor::new(metrics.clone(), settings.poll_interval));
         let supervisor = Arc::new(Supervisor::new(store.name(), monitor.clone()));
@@ -301,20 +318,20 @@ impl Relay {
             metrics,
             monitor,
             supervisor: supervisor.clone(),
-            lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
-            held: Held::default(),
-            runs: Runs::default(),
-            station: Station::new(&settings),
+            queues: Queues::new(settings.hot_capacity, settings.cold_capacity),
+            in_flight: InFlight::default(),
+            key_queues: KeyQueues::default(),
+            ownership: Ownership::new(&settings),
             wake: Notify::new(),
-            everywhere: AtomicBool::new(false),
+            rescan: AtomicBool::new(false),
             full_pass_micros: AtomicU64::new(0),
             may_take_over: AtomicBool::new(true),
-            log_calls: Arc::default(),
-            alarm: Alarm::default(),
+            log_notified: Arc::default(),
+            due_timer: DueTimer::default(),
             renew: Notify::new(),
-            waiting: Waiting::default(),
+            outages: Outages::default(),
             progress: Notify::new(),
-            suspects: Suspects::default(),
+            crash_guard: CrashGuard::default(),
             stop: CancellationToken::new(),
             over: CancellationToken::new(),
             store_name: store.name().into(),
@@ -322,22 +339,22 @@ impl Relay {
             outbox,
             settings,
             routes,
-            place,
+            fleet,
             settler,
-            tally: Tally::default(),
+            stats: RelayStats::default(),
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
-        let desk = if engine.settings.pairs.is_empty() {
+        let log_relay = if engine.settings.pairs.is_empty() {
             None
         } else {
-            Some(Desk::new(&engine, door.bell.clone()).await?)
+            Some(LogRelay::new(&engine, door.bell.clone()).await?)
         };
         if engine.settings.mode.delivers() {
-            engine.take_back().await?;
+            engine.release_predecessor().await?;
             engine.announce_once().await?;
-            let hold = match Hold::new(engine.clone()).await {
-                Ok(hold) => shared(hold),
+            let renewer = match Renewer::new(engine.clone()).await {
+                Ok(renewer) => shared(renewer),
                 Err(error) => {
                     // Other relays would take this one for a relay that vanished. If the row cannot
                     // be removed, it soon expires.
@@ -345,12 +362,12 @@ impl Relay {
                     return Err(error);
                 }
             };
-            let settler = shared(Settler::new(engine.clone(), heard));
+            let settler = shared(Settler::new(engine.clone(), requests));
             tasks.settler = Some(supervisor.spawn(RelayTask::Settle, move || {
                 let settler = settler.clone();
                 async move { settler.lock().await.run().await }
             }));
-            let worker = |_| supervisor.spawn_once(RelayTask::Dispatch, dispatch::work(engine.clone()));
+            let worker = |_| supervisor.spawn_once(RelayTask::Dispatch, dispatch::run_worker(engine.clone()));
             tasks.workers = (0..engine.settings.workers).map(worker).collect();
             let shared_taker = shared(Taker::new(engine.clone()));
             taker = Some(shared_taker.clone());
@@ -358,16 +375,16 @@ impl Relay {
             tasks.taker = Some(
                 supervisor.spawn(RelayTask::Take, move || take::run(taking.clone(), shared_taker.clone())),
             );
-            tasks.hold = Some(supervisor.spawn(RelayTask::Renew, move || {
-                let hold = hold.clone();
-                async move { hold.lock().await.keep().await }
+            tasks.renewer = Some(supervisor.spawn(RelayTask::Renew, move || {
+                let renewer = renewer.clone();
+                async move { renewer.lock().await.run().await }
             }));
             let watching = engine.clone();
-            tasks.doze = Some(supervisor.spawn(RelayTask::Watch, move || doze::doze(watching.clone())));
+            tasks.wakeup = Some(supervisor.spawn(RelayTask::Watch, move || wakeup::listen(watching.clone())));
             let announcing = engine.clone();
             tasks.announce =
                 Some(supervisor.spawn(RelayTask::Announce, move || presence::announce(announcing.clone())));
-            if !engine.station.is_exclusive() {
+            if !engine.ownership.is_exclusive() {
                 let releasing = engine.clone();
                 tasks.takeover = Some(
                     supervisor.spawn(RelayTask::Takeover, move || presence::take_over(releasing.clone())),
@@ -378,28 +395,36 @@ impl Relay {
                 claim.open(engine.clone());
             }
         }
-        if desk.is_some() {
+        if log_relay.is_some() {
             let (listening, bell) = (engine.clone(), door.bell.clone());
-            tasks.ear = Some(
+            tasks.append_listener = Some(
                 supervisor
-                    .spawn(RelayTask::LogWatch, move || publish::listen(listening.clone(), bell.clone())),
+                    .spawn(RelayTask::LogWatch, move || log_relay::listen(listening.clone(), bell.clone())),
             );
         }
-        let bench = desk.as_ref().map(Desk::bench);
-        if let (Some(desk), Some(bench)) = (desk, bench.clone()) {
-            let (publishing, bell, mut first) = (engine.clone(), door.bell.clone(), Some(desk));
-            tasks.desk = Some(supervisor.spawn(RelayTask::LogRelay, move || {
-                publish::run(publishing.clone(), bell.clone(), bench.clone(), first.take())
+        let log_relay_handle = log_relay.as_ref().map(LogRelay::handle);
+        if let (Some(log_relay), Some(log_relay_handle)) = (log_relay, log_relay_handle.clone()) {
+            let (publishing, bell, mut first) = (engine.clone(), door.bell.clone(), Some(log_relay));
+            tasks.log_relay = Some(supervisor.spawn(RelayTask::LogRelay, move || {
+                log_relay::run(publishing.clone(), bell.clone(), log_relay_handle.clone(), first.take())
             }));
         }
         if engine.settings.purge.is_some() {
             let purging = engine.clone();
-            tasks.purge = Some(supervisor.spawn(RelayTask::Purge, move || upkeep::purge(purging.clone())));
+            tasks.purge =
+                Some(supervisor.spawn(RelayTask::Purge, move || maintenance::purge(purging.clone())));
         }
         tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
         let (quit, (over, ended)) = (CancellationToken::new(), watch::channel(false));
-        let life = tokio::spawn(live(engine.clone(), door.clone(), tasks, quit.clone(), over));
-        Ok(Self { handle: Handle { engine, taker, bench }, door, quit, life: Some(life), ended })
+        let main_task =
+            tokio::spawn(run_until_stopped(engine.clone(), door.clone(), tasks, quit.clone(), over));
+        Ok(Self {
+            handle: Handle { engine, taker, log_relay_handle },
+            door,
+            quit,
+            main_task: Some(main_task),
+            ended,
+        })
     }
 
     /// The name under which this relay holds events.
@@ -464,9 +489,9 @@ impl Relay {
     /// error if the relay has [ended](Relay::stopped) before.
     pub async fn stop(mut self) -> Result<()> {
         self.quit.cancel();
-        match self.life.take() {
+        match self.main_task.take() {
             // Cancelled: the runtime ends.
-            Some(life) => life.await.unwrap_or(Ok(())),
+            Some(main_task) => main_task.await.unwrap_or(Ok(())),
             None => Ok(()),
         }
     }
@@ -474,7 +499,7 @@ impl Relay {
 
 impl Handle {
     pub(crate) fn is_active(&self) -> bool {
-        self.engine.station.holder().is_some()
+        self.engine.ownership.holder().is_some()
     }
 
     pub(crate) fn wake(&self) {
@@ -500,9 +525,9 @@ impl Handle {
 
     pub(crate) async fn idle(&self) -> Result<()> {
         self.queue_idle().await?;
-        if let Some(bench) = &self.bench {
+        if let Some(log_relay_handle) = &self.log_relay_handle {
             tokio::select! {
-                () = bench.quiet() => {}
+                () = log_relay_handle.wait_idle() => {}
                 () = self.engine.supervisor.failed() => {}
             }
         }
@@ -514,7 +539,7 @@ impl Handle {
         loop {
             self.check()?;
             let progress = self.engine.progress.notified();
-            let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
+            let quiet = || self.engine.in_flight.len() == 0 && !self.engine.key_queues.has_resumable();
             // The lock excludes other passes: events that another pass takes meanwhile would be
             // seen neither here nor in the table.
             let mut taker = taker.lock().await;
@@ -547,7 +572,7 @@ fn shared<T>(state: T) -> Arc<tokio::sync::Mutex<T>> {
 }
 
 /// Waits until the relay has to stop or a task has failed for good, and shuts it down.
-async fn live(
+async fn run_until_stopped(
     engine: Arc<Engine>,
     door: HotDoor,
     tasks: Tasks,
@@ -586,7 +611,7 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     for task in [tasks.purge, tasks.taker].into_iter().flatten() {
         let _ = task.await;
     }
-    engine.lanes.close(engine.settings.workers);
+    engine.queues.close(engine.settings.workers);
     let deadline = tokio::time::Instant::now() + engine.settings.drain;
     let mut unfinished = Vec::new();
     for mut worker in tasks.workers {
@@ -606,14 +631,15 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         tokio::select! {
             biased;
             _ = &mut settler => {}
-            () = engine.settler.say(Spoken::Last) => {
+            () = engine.settler.send(SettleRequest::Last) => {
                 let _ = settler.await;
             }
         }
     }
     engine.over.cancel();
     let announced = tasks.announce.is_some();
-    let rest = [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.takeover, tasks.announce];
+    let rest =
+        [tasks.renewer, tasks.log_relay, tasks.append_listener, tasks.wakeup, tasks.takeover, tasks.announce];
     for task in rest.into_iter().flatten() {
         let _ = task.await;
     }
@@ -623,8 +649,8 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
         Some(RelayTask::Settle) => (Ok(()), true),
         // The event that a worker was handling may have caused the panic: the event is redelivered
         // as a suspect, when its lease has run out.
-        Some(RelayTask::Dispatch) => (give_back(&engine, false).await, true),
-        _ => (give_back(&engine, all_ended).await, false),
+        Some(RelayTask::Dispatch) => (release_all(&engine, false).await, true),
+        _ => (release_all(&engine, all_ended).await, false),
     };
     if announced && result.is_ok() && !leases_left {
         engine.retire().await;
@@ -635,9 +661,9 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
 
 /// Releases the events that this node still holds, so that other nodes need not wait until the
 /// leases run out. Events whose handler could not be cancelled stay held.
-async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
-    let Some(by) = engine.station.holder() else { return Ok(()) };
-    let rest = engine.held.remaining(with_running);
+async fn release_all(engine: &Engine, with_running: bool) -> Result<()> {
+    let Some(by) = engine.ownership.holder() else { return Ok(()) };
+    let rest = engine.in_flight.remaining(with_running);
     match &by {
         crate::store::Holder::Lease { .. } if !rest.is_empty() => {
             let count = engine.store.settle(&by, engine.settings.completion, &rest).await?.moved;
@@ -645,13 +671,13 @@ async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {
             // Some events that an earlier leader held when it vanished may not have been read yet.
-            let clean = !engine.station.expects_suspects();
+            let clean = !engine.ownership.expects_suspects();
             engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch, clean).await?;
         }
         _ => {}
     }
-    engine.station.step_down();
-    engine.drop_everything();
+    engine.ownership.release();
+    engine.reset();
     Ok(())
 }
 
@@ -682,10 +708,10 @@ pub(crate) mod tests {
     fn the_bytes_of_an_event_are_counted_until_its_verdict_is_written() {
         let budget = bytes::ByteBudget::new(100);
         let job = Job { memory: Some(Arc::new(budget.reserve(60))), ..job("e") };
-        let told = job.told(Verdict::Done);
+        let verdict = job.event_verdict(Verdict::Done);
         drop(job);
-        assert_eq!(budget.room(), Some(40));
-        drop(told);
-        assert_eq!(budget.room(), Some(100));
+        assert_eq!(budget.available(), Some(40));
+        drop(verdict);
+        assert_eq!(budget.available(), Some(100));
     }
 }

@@ -75,13 +75,13 @@ async fn measure_lag(engine: &Engine) {
 }
 
 /// How many pending events are scanned for those that no running relay routes.
-const LOOK_AT: usize = 2_000;
+const SCAN_LIMIT: usize = 2_000;
 
 /// Counts pending events that no running relay routes, and logs each of their types once.
 async fn measure_unrouted(engine: &Engine, known: &mut BTreeSet<(String, String)>) {
     // While this relay takes all events there are none, and no query is needed.
     let found = if engine.routes.routed().is_some() {
-        engine.store.unrouted(LOOK_AT).await
+        engine.store.unrouted(SCAN_LIMIT).await
     } else {
         Ok(UnroutedEvents::default())
     };
@@ -108,15 +108,15 @@ async fn keep_announcing(engine: &Engine) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = engine.waiting.changed() => {}
-            () = counted(engine) => {}
+            () = engine.outages.changed() => {}
+            () = counts_changed(engine) => {}
             () = health_changed(engine) => {}
             () = engine.over.cancelled() => return,
         }
         pause = match engine.announce_once().await {
             Ok(()) => every,
             Err(error) => {
-                let present = engine.held.present_for(Instant::now()).is_some();
+                let present = engine.in_flight.present_for(Instant::now()).is_some();
                 tracing::warn!(store = engine.name(), node = %engine.node(), %error, present, "could not announce this relay");
                 RETRY.min(every)
             }
@@ -125,9 +125,9 @@ async fn keep_announcing(engine: &Engine) {
 }
 
 /// Resolves once a counter has changed, but not more often than `Node::COUNTS_SAID`.
-async fn counted(engine: &Engine) {
+async fn counts_changed(engine: &Engine) {
     tokio::time::sleep(Node::COUNTS_SAID).await;
-    engine.tally.changed().await;
+    engine.stats.changed().await;
 }
 
 /// Resolves once an error has begun or ended, but not more often than `Node::COUNTS_SAID`.
@@ -144,12 +144,12 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
     let taking_over = async {
         loop {
             tokio::time::sleep(every).await;
-            let present_for = engine.held.present_for(Instant::now());
+            let present_for = engine.in_flight.present_for(Instant::now());
             if present_for.is_none_or(|present_for| present_for < engine.settings.presence) {
                 continue;
             }
             if !engine.may_take_over.load(Ordering::Relaxed) {
-                engine.monitor.rests(RelayTask::Takeover);
+                engine.monitor.idle(RelayTask::Takeover);
                 continue;
             }
             match engine.store.release_vanished().await {
@@ -159,7 +159,7 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
                         tracing::warn!(store = engine.name(), %node, events, "relay vanished: released its leases");
                     }
                     if released.iter().any(|(_, events)| *events > 0) {
-                        engine.look_everywhere();
+                        engine.request_rescan();
                     }
                 }
                 Err(error) => {
@@ -194,14 +194,15 @@ impl Engine {
             announced.inspect_err(|error| self.monitor.failed(RelayTask::Announce, &error.to_string()))?;
         self.may_take_over.store(others, Ordering::Relaxed);
         self.monitor.succeeded(RelayTask::Announce);
-        if self.held.announced(asked, Instant::now(), self.settings.presence) && !self.station.is_exclusive()
+        if self.in_flight.announced(asked, Instant::now(), self.settings.presence)
+            && !self.ownership.is_exclusive()
         {
             tracing::warn!(
                 store = self.name(),
                 node = %self.node(),
                 "could not announce this relay in time: others may have released its leases; renewing them"
             );
-            self.runs.doubt();
+            self.key_queues.invalidate();
             self.renew.notify_one();
         }
         Ok(())
@@ -212,8 +213,8 @@ impl Engine {
     ///
     /// Runs before this relay announces itself, and long before it takes events: all leases of its
     /// name belong to that process.
-    pub(super) async fn take_back(&self) -> Result<()> {
-        if self.station.is_exclusive()
+    pub(super) async fn release_predecessor(&self) -> Result<()> {
+        if self.ownership.is_exclusive()
             || !self.store.nodes().await?.iter().any(|node| node.node == *self.node())
         {
             return Ok(());
@@ -234,11 +235,11 @@ impl Engine {
         NodeState {
             mode: self.settings.mode.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            active: self.station.holder().is_some(),
-            outages: self.waiting.outages(),
+            active: self.ownership.holder().is_some(),
+            outages: self.outages.list(),
             on_dead: self.settings.on_dead,
             routes: NodeRoutes::of(self.routes.routed().as_deref()),
-            counts: self.tally.counts(),
+            counts: self.stats.counts(),
             health: self.monitor.health(),
             presence_ms: u64::try_from(self.settings.presence.as_millis()).ok(),
             released: false,

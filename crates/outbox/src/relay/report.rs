@@ -25,7 +25,7 @@ const SOONEST: Duration = Duration::from_secs(5);
 const LATEST: Duration = Duration::from_secs(600);
 
 /// Verifies a report and delivers it to the join.
-pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
+pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     let report: Report = match cx.payload() {
         Ok(report) => report,
         Err(_) => return Err(Failure::dead("forged join report: the payload is not a report")),
@@ -52,7 +52,7 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
         Verified::Outdated => return Ok(Outcome::Done),
         Verified::Forged(reason) => return Err(Failure::dead(format!("forged join report: {reason}"))),
     }
-    let homes = engine.place.as_ref().map(|place| &*place.homes);
+    let homes = engine.fleet.as_ref().map(|fleet| &*fleet.homes);
     let Some(store) = homes.and_then(|homes| homes.home(&home)) else {
         if age > REPORT_PATIENCE {
             return Err(Failure::dead(

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::bytes::ReservedBytes;
-use super::runs::RunKey;
-use super::tally::Subject;
-use super::{Engine, tag};
+use super::key_queues::KeyQueueRef;
+use super::stats::Observation;
+use super::{Engine, fence};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::store::{Holder, RelayTask, Settled, Settlement, Verdict};
@@ -25,36 +25,36 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Verdict on one event.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct EventVerdict {
     pub(crate) settlement: Settlement,
     /// Whether the verdict is in the database already: the handler's own transaction settled the
     /// event.
     pub(crate) written: bool,
     /// The event, if it is to be counted and could be decoded.
-    pub(crate) subject: Option<Subject>,
+    pub(crate) observation: Option<Observation>,
     /// Share of the [byte budget](super::bytes::ByteBudget), which the event uses until the verdict
     /// is written.
     pub(crate) _memory: Option<Arc<ReservedBytes>>,
 }
 
-impl Told {
+impl EventVerdict {
     pub(crate) fn to_write(settlement: Settlement) -> Self {
-        Self { settlement, written: false, subject: None, _memory: None }
+        Self { settlement, written: false, observation: None, _memory: None }
     }
 }
 
 /// A request to the settler.
 #[derive(Debug)]
-pub(crate) enum Spoken {
+pub(crate) enum SettleRequest {
     /// Verdicts that belong together: one, or that of a failed event and of the later events of its
     /// key.
     Verdicts {
         /// The verdicts.
-        told: Vec<Told>,
+        entries: Vec<EventVerdict>,
         /// Epoch in which the events were taken; 0 with leases.
         epoch: i64,
         /// Their key queue, if they have an ordering key.
-        key: Option<RunKey>,
+        key: Option<KeyQueueRef>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
         /// Whether it must not wait for a batch: the key waits for its next events, or the event
@@ -62,27 +62,27 @@ pub(crate) enum Spoken {
         urgent: bool,
     },
     /// Dropped once every earlier request is written.
-    Waiting(oneshot::Sender<()>),
+    Flush(oneshot::Sender<()>),
     /// The last request.
     Last,
 }
 
-impl Spoken {
+impl SettleRequest {
     /// Verdicts on events without a key.
-    pub(crate) fn verdicts(told: Vec<Told>, epoch: i64) -> Self {
-        let urgent = told.iter().any(|told| told.settlement.verdict != Verdict::Done);
-        Spoken::Verdicts { told, epoch, key: None, halted: false, urgent }
+    pub(crate) fn verdicts(entries: Vec<EventVerdict>, epoch: i64) -> Self {
+        let urgent = entries.iter().any(|entry| entry.settlement.verdict != Verdict::Done);
+        SettleRequest::Verdicts { entries, epoch, key: None, halted: false, urgent }
     }
 
     /// Whether it may wait a little to be written in a batch with others.
     fn can_wait(&self) -> bool {
-        matches!(self, Spoken::Verdicts { urgent: false, .. })
+        matches!(self, SettleRequest::Verdicts { urgent: false, .. })
     }
 
     fn len(&self) -> usize {
         match self {
-            Spoken::Verdicts { told, .. } => told.len(),
-            Spoken::Waiting(_) | Spoken::Last => 0,
+            SettleRequest::Verdicts { entries, .. } => entries.len(),
+            SettleRequest::Flush(_) | SettleRequest::Last => 0,
         }
     }
 }
@@ -90,83 +90,83 @@ impl Spoken {
 /// The workers' side of the settler. Unwritten verdicts are counted: when there are many of them,
 /// workers wait before they go on, however many they send at a time. This bounds memory, and the
 /// deliveries that a crash repeats.
-pub(crate) struct Speaker {
-    spoken: mpsc::UnboundedSender<Spoken>,
+pub(crate) struct SettleQueue {
+    sender: mpsc::UnboundedSender<SettleRequest>,
     /// One permit for each verdict that may still be queued.
-    room: Semaphore,
+    permits: Semaphore,
     capacity: usize,
     /// A caller waits, or there is much to write: end the batch delay.
-    hurry: Notify,
+    flush_now: Notify,
 }
 
-impl Speaker {
+impl SettleQueue {
     /// A queue of this capacity, and its receiver.
-    pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
-        let (spoken, heard) = mpsc::unbounded_channel();
-        (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
+    pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<SettleRequest>) {
+        let (sender, requests) = mpsc::unbounded_channel();
+        (Self { sender, permits: Semaphore::new(capacity), capacity, flush_now: Notify::new() }, requests)
     }
 
     /// How many permits a request takes. `Last` takes one as well, so that it queues behind the
     /// requests that wait for permits.
-    fn size(&self, spoken: &Spoken) -> u32 {
-        spoken.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
+    fn size(&self, request: &SettleRequest) -> u32 {
+        request.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
     }
 
     /// Sends a request, when there is capacity for it.
-    pub(crate) async fn say(&self, spoken: Spoken) {
-        if let Ok(room) = self.room.acquire_many(self.size(&spoken)).await {
-            room.forget();
+    pub(crate) async fn send(&self, request: SettleRequest) {
+        if let Ok(permits) = self.permits.acquire_many(self.size(&request)).await {
+            permits.forget();
         }
-        self.hand_over(spoken);
+        self.enqueue(request);
     }
 
     /// As `send`, where waiting is not possible: returns the request if there is no capacity.
-    fn try_say(&self, spoken: Spoken) -> Result<(), Spoken> {
-        match self.room.try_acquire_many(self.size(&spoken)) {
-            Ok(room) => room.forget(),
-            Err(_) => return Err(spoken),
+    fn try_send(&self, request: SettleRequest) -> Result<(), SettleRequest> {
+        match self.permits.try_acquire_many(self.size(&request)) {
+            Ok(permits) => permits.forget(),
+            Err(_) => return Err(request),
         }
-        self.hand_over(spoken);
+        self.enqueue(request);
         Ok(())
     }
 
     /// Waits until every earlier request is written, or this node may no longer write it.
-    pub(crate) async fn catch_up(&self) {
+    pub(crate) async fn flush(&self) {
         let (waiting, written) = oneshot::channel();
-        self.say(Spoken::Waiting(waiting)).await;
+        self.send(SettleRequest::Flush(waiting)).await;
         // Nothing is sent on this channel; the sender is dropped when all requests before it are
         // written.
         let _ = written.await;
     }
 
-    fn hand_over(&self, spoken: Spoken) {
-        let urgent = !spoken.can_wait();
+    fn enqueue(&self, request: SettleRequest) {
+        let urgent = !request.can_wait();
         // The receiver is gone once the relay has ended.
-        let _ = self.spoken.send(spoken);
-        let waiting = self.capacity.saturating_sub(self.room.available_permits());
-        if urgent || waiting >= self.enough() {
-            self.hurry.notify_one();
+        let _ = self.sender.send(request);
+        let waiting = self.capacity.saturating_sub(self.permits.available_permits());
+        if urgent || waiting >= self.full_batch() {
+            self.flush_now.notify_one();
         }
     }
 
     /// How many verdicts need not wait for more: a full batch, or so many that workers will soon
     /// wait for capacity.
-    fn enough(&self) -> usize {
+    fn full_batch(&self) -> usize {
         BATCH.min(self.capacity / 2)
     }
 
     /// Returns the permits of a written request.
     fn written(&self, size: u32) {
-        self.room.add_permits(size as usize);
+        self.permits.add_permits(size as usize);
     }
 }
 
 impl Engine {
     /// Sends a request to the settler where waiting is not possible.
-    pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
-        if let Err(spoken) = self.settler.try_say(spoken) {
+    pub(crate) fn settle_later(self: &Arc<Self>, request: SettleRequest) {
+        if let Err(request) = self.settler.try_send(request) {
             let engine = self.clone();
-            tokio::spawn(async move { engine.settler.say(spoken).await });
+            tokio::spawn(async move { engine.settler.send(request).await });
         }
     }
 }
@@ -175,20 +175,20 @@ impl Engine {
 /// for events without a key.
 #[derive(Clone)]
 struct Group {
-    all: Arc<Vec<Told>>,
+    all: Arc<Vec<EventVerdict>>,
     /// The part of `all` that belongs to this group.
     range: Range<usize>,
     epoch: i64,
-    key: Option<RunKey>,
+    key: Option<KeyQueueRef>,
     halted: bool,
 }
 
 impl Group {
-    fn new(told: Vec<Told>, epoch: i64, key: Option<RunKey>, halted: bool) -> Self {
-        Self { range: 0..told.len(), all: Arc::new(told), epoch, key, halted }
+    fn new(entries: Vec<EventVerdict>, epoch: i64, key: Option<KeyQueueRef>, halted: bool) -> Self {
+        Self { range: 0..entries.len(), all: Arc::new(entries), epoch, key, halted }
     }
 
-    fn told(&self) -> &[Told] {
+    fn entries(&self) -> &[EventVerdict] {
         &self.all[self.range.clone()]
     }
 
@@ -197,7 +197,7 @@ impl Group {
         // With leadership only memory knows which events were released, so there is nothing to
         // write, except for a suspect, which the next leader has to know of.
         let leased = matches!(by, Holder::Lease { .. });
-        let unwritten = self.told().iter().filter(|told| !told.written).map(|told| &told.settlement);
+        let unwritten = self.entries().iter().filter(|entry| !entry.written).map(|entry| &entry.settlement);
         unwritten.filter(move |settlement| leased || settlement.verdict != Verdict::Released)
     }
 
@@ -212,12 +212,12 @@ impl Group {
 }
 
 /// Number of verdicts in these requests.
-fn verdicts(batch: &[Spoken]) -> usize {
-    batch.iter().map(Spoken::len).sum()
+fn verdict_count(batch: &[SettleRequest]) -> usize {
+    batch.iter().map(SettleRequest::len).sum()
 }
 
 /// Why a write did not succeed.
-enum Obstacle {
+enum WriteFailure {
     /// The database refuses this group, for a reason of the group's own.
     Refused(Error),
     /// The relay ends, and the database has not answered within the drain time.
@@ -228,19 +228,19 @@ enum Obstacle {
 
 /// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a
 /// key is never written before an earlier one.
-struct Aside {
+struct RefusedGroups {
     groups: Vec<Group>,
     /// When they are tried again.
     next: Instant,
     pause: Duration,
 }
 
-impl Aside {
+impl RefusedGroups {
     fn new() -> Self {
         Self { groups: Vec::new(), next: Instant::now(), pause: SHORTEST_PAUSE }
     }
 
-    fn holds(&self, key: Option<&RunKey>) -> bool {
+    fn contains(&self, key: Option<&KeyQueueRef>) -> bool {
         key.is_some() && self.groups.iter().any(|group| group.key.as_ref() == key)
     }
 
@@ -273,16 +273,16 @@ impl Aside {
 /// answer.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
-    heard: mpsc::UnboundedReceiver<Spoken>,
+    requests: mpsc::UnboundedReceiver<SettleRequest>,
     /// Received, to be written next.
-    gathered: Vec<Spoken>,
-    batch: Option<Batch>,
-    aside: Aside,
+    gathered: Vec<SettleRequest>,
+    batch: Option<SettleBatch>,
+    refused_groups: RefusedGroups,
 }
 
 /// The requests that are being written.
 #[derive(Default)]
-struct Batch {
+struct SettleBatch {
     groups: Vec<Group>,
     /// Callers that wait until the batch is written. Nothing is sent to them.
     waiting: Vec<oneshot::Sender<()>>,
@@ -292,16 +292,16 @@ struct Batch {
     sizes: Vec<u32>,
 }
 
-impl Batch {
-    fn new(all: Vec<Spoken>, sizes: Vec<u32>) -> Self {
+impl SettleBatch {
+    fn new(all: Vec<SettleRequest>, sizes: Vec<u32>) -> Self {
         let mut batch = Self { sizes, ..Self::default() };
-        for spoken in all {
-            match spoken {
-                Spoken::Verdicts { told, epoch, key, halted, .. } => {
-                    batch.groups.push(Group::new(told, epoch, key, halted));
+        for request in all {
+            match request {
+                SettleRequest::Verdicts { entries, epoch, key, halted, .. } => {
+                    batch.groups.push(Group::new(entries, epoch, key, halted));
                 }
-                Spoken::Waiting(waiter) => batch.waiting.push(waiter),
-                Spoken::Last => batch.last = true,
+                SettleRequest::Flush(waiter) => batch.waiting.push(waiter),
+                SettleRequest::Last => batch.last = true,
             }
         }
         // An older epoch before a newer one; within one in the order of sending.
@@ -311,19 +311,19 @@ impl Batch {
 }
 
 impl Settler {
-    pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::UnboundedReceiver<Spoken>) -> Self {
-        Self { engine, heard, gathered: Vec::new(), batch: None, aside: Aside::new() }
+    pub(crate) fn new(engine: Arc<Engine>, requests: mpsc::UnboundedReceiver<SettleRequest>) -> Self {
+        Self { engine, requests, gathered: Vec::new(), batch: None, refused_groups: RefusedGroups::new() }
     }
 
     pub(crate) async fn run(&mut self) {
         loop {
             if self.batch.is_none() {
                 if self.gathered.is_empty() {
-                    let again = !self.aside.groups.is_empty();
+                    let again = !self.refused_groups.groups.is_empty();
                     let first = tokio::select! {
-                        first = self.heard.recv() => first,
-                        () = tokio::time::sleep_until(self.aside.next.into()), if again => {
-                            self.try_again().await;
+                        first = self.requests.recv() => first,
+                        () = tokio::time::sleep_until(self.refused_groups.next.into()), if again => {
+                            self.retry_refused().await;
                             self.report_refused();
                             self.engine.progress.notify_waiters();
                             continue;
@@ -333,18 +333,18 @@ impl Settler {
                     self.gathered.push(first);
                 }
                 self.fill();
-                self.linger().await;
-                let sizes = self.gathered.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
-                self.batch = Some(Batch::new(std::mem::take(&mut self.gathered), sizes));
+                self.batch_delay().await;
+                let sizes = self.gathered.iter().map(|request| self.engine.settler.size(request)).collect();
+                self.batch = Some(SettleBatch::new(std::mem::take(&mut self.gathered), sizes));
             }
             self.settle().await;
             self.report_refused();
-            let Some(Batch { waiting, last, sizes, .. }) = self.batch.take() else { return };
+            let Some(SettleBatch { waiting, last, sizes, .. }) = self.batch.take() else { return };
             drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
             if last {
-                self.end().await;
+                self.finish().await;
                 return;
             }
         }
@@ -352,27 +352,28 @@ impl Settler {
 
     /// Adds requests that are already queued, until the batch is full.
     fn fill(&mut self) {
-        let mut verdicts = verdicts(&self.gathered);
-        while verdicts < BATCH
-            && let Ok(spoken) = self.heard.try_recv()
+        let mut count = verdict_count(&self.gathered);
+        while count < BATCH
+            && let Ok(request) = self.requests.try_recv()
         {
-            verdicts += spoken.len();
-            self.gathered.push(spoken);
+            count += request.len();
+            self.gathered.push(request);
         }
     }
 
     /// Lets verdicts that can wait be joined by others for a few milliseconds: one write for many
     /// costs the database far less than many writes, and the handlers do not wait for it.
-    async fn linger(&mut self) {
-        let enough = self.engine.settler.enough();
+    async fn batch_delay(&mut self) {
+        let full_batch = self.engine.settler.full_batch();
         let over = tokio::time::sleep(self.engine.settings.linger);
         tokio::pin!(over);
         // The notification may refer to a request that is already written; if the batch is still
         // small, keep waiting.
-        while verdicts(&self.gathered) < enough && self.gathered.iter().all(Spoken::can_wait) {
+        while verdict_count(&self.gathered) < full_batch && self.gathered.iter().all(SettleRequest::can_wait)
+        {
             let in_time = tokio::select! {
                 () = &mut over => false,
-                () = self.engine.settler.hurry.notified() => true,
+                () = self.engine.settler.flush_now.notified() => true,
             };
             self.fill();
             if !in_time {
@@ -386,65 +387,66 @@ impl Settler {
         while let Some(epoch) = self.batch.as_ref().and_then(|batch| Some(batch.groups.first()?.epoch)) {
             let all = self.batch.as_ref().map_or(&[][..], |batch| &batch.groups);
             let of_epoch = || all.iter().filter(|group| group.epoch == epoch).cloned();
-            let (behind, groups): (Vec<_>, Vec<_>) =
-                of_epoch().partition(|group| self.aside.holds(group.key.as_ref()));
+            let (deferred, groups): (Vec<_>, Vec<_>) =
+                of_epoch().partition(|group| self.refused_groups.contains(group.key.as_ref()));
             let mut left = self.write(epoch, groups).await;
             // A few refused groups do not delay the others; more than the capacity do.
-            while self.aside.groups.len() + left.len() > self.engine.settler.capacity
+            while self.refused_groups.groups.len() + left.len() > self.engine.settler.capacity
                 && !self.engine.stop.is_cancelled()
             {
                 tokio::time::sleep(LONGEST_PAUSE).await;
                 left = self.write(epoch, left).await;
-                self.try_again().await;
+                self.retry_refused().await;
             }
             if let Some(batch) = &mut self.batch {
                 batch.groups.retain(|group| group.epoch != epoch);
             }
-            self.put_aside(behind);
-            self.put_aside(left);
+            self.keep_refused(deferred);
+            self.keep_refused(left);
         }
     }
 
-    fn put_aside(&mut self, groups: Vec<Group>) {
+    fn keep_refused(&mut self, groups: Vec<Group>) {
         for key in groups.iter().filter_map(|group| group.key.as_ref()) {
-            self.engine.runs.refused(key);
+            self.engine.key_queues.refused(key);
         }
-        self.aside.add(groups);
+        self.refused_groups.add(groups);
     }
 
     /// Writes refused groups, as far as the database accepts them now.
-    async fn try_again(&mut self) {
-        let all = self.aside.groups.len();
-        let epochs: BTreeSet<i64> = self.aside.groups.iter().map(|group| group.epoch).collect();
+    async fn retry_refused(&mut self) {
+        let all = self.refused_groups.groups.len();
+        let epochs: BTreeSet<i64> = self.refused_groups.groups.iter().map(|group| group.epoch).collect();
         let mut left = Vec::new();
         for epoch in epochs {
-            let of_epoch = self.aside.groups.iter().filter(|group| group.epoch == epoch).cloned().collect();
+            let of_epoch =
+                self.refused_groups.groups.iter().filter(|group| group.epoch == epoch).cloned().collect();
             left.extend(self.write(epoch, of_epoch).await);
         }
         let progress = left.len() < all;
-        self.aside.put_back(left, progress);
+        self.refused_groups.put_back(left, progress);
     }
 
     /// Reports refused verdicts to the monitor separately: other verdicts are written meanwhile.
     fn report_refused(&self) {
-        let refused = self.aside.groups.iter().map(|group| group.range.len()).sum();
+        let refused = self.refused_groups.groups.iter().map(|group| group.range.len()).sum();
         self.engine.monitor.refused(refused);
     }
 
     /// The relay ends: the events of refused verdicts stay as they are in the database, and are
     /// redelivered when their lease runs out.
-    async fn end(&mut self) {
-        if self.aside.groups.is_empty() {
+    async fn finish(&mut self) {
+        if self.refused_groups.groups.is_empty() {
             return;
         }
-        self.try_again().await;
+        self.retry_refused().await;
         self.report_refused();
         let store = self.engine.name();
-        for group in std::mem::take(&mut self.aside.groups) {
-            for Told { settlement: s, .. } in group.told() {
+        for group in std::mem::take(&mut self.refused_groups.groups) {
+            for EventVerdict { settlement: s, .. } in group.entries() {
                 tracing::error!(store, event = %Escaped(&s.id), "the relay ends before the event is settled: the event is redelivered");
             }
-            self.let_go(&group);
+            self.release(&group);
         }
     }
 
@@ -452,26 +454,26 @@ impl Settler {
     /// refuses, and with each the later ones of its key.
     async fn write(&self, epoch: i64, groups: Vec<Group>) -> Vec<Group> {
         let engine = &self.engine;
-        if !engine.station.may_settle(epoch) {
+        if !engine.ownership.may_settle(epoch) {
             // Another node has led since these events were taken.
             self.stale(groups);
             return Vec::new();
         }
-        let by = engine.station.holder_in(epoch);
+        let by = engine.ownership.holder_in(epoch);
         let error = match self.write_one(&by, epoch, &groups).await {
             Ok(()) => {
                 self.settled(&groups);
                 return Vec::new();
             }
-            Err(Obstacle::NotHeld) => {
+            Err(WriteFailure::NotHeld) => {
                 self.stale(groups);
                 return Vec::new();
             }
-            Err(Obstacle::OutOfTime(error)) => {
+            Err(WriteFailure::OutOfTime(error)) => {
                 tracing::error!(store = engine.name(), %error, "could not settle events before the relay ends");
                 return groups;
             }
-            Err(Obstacle::Refused(error)) => error,
+            Err(WriteFailure::Refused(error)) => error,
         };
         self.write_each(&by, epoch, groups, &error).await
     }
@@ -485,7 +487,7 @@ impl Settler {
             tracing::warn!(store = engine.name(), %error, "the database refused a batch of verdicts: writing them one by one");
         }
         let (mut settled, mut left) = (Vec::new(), Vec::new());
-        let mut refused: HashSet<RunKey> = HashSet::new();
+        let mut refused: HashSet<KeyQueueRef> = HashSet::new();
         let (mut first, mut over) = (None, false);
         for group in groups {
             if over || group.key.as_ref().is_some_and(|key| refused.contains(key)) {
@@ -494,13 +496,16 @@ impl Settler {
             }
             match self.write_one(by, epoch, std::slice::from_ref(&group)).await {
                 Ok(()) => settled.push(group),
-                Err(Obstacle::NotHeld) => self.stale(vec![group]),
-                Err(Obstacle::Refused(error)) => {
-                    first.get_or_insert((group.told().first().map(|told| told.settlement.id.clone()), error));
+                Err(WriteFailure::NotHeld) => self.stale(vec![group]),
+                Err(WriteFailure::Refused(error)) => {
+                    first.get_or_insert((
+                        group.entries().first().map(|entry| entry.settlement.id.clone()),
+                        error,
+                    ));
                     refused.extend(group.key.clone());
                     left.push(group);
                 }
-                Err(Obstacle::OutOfTime(_)) => {
+                Err(WriteFailure::OutOfTime(_)) => {
                     over = true;
                     left.push(group);
                 }
@@ -519,7 +524,7 @@ impl Settler {
 
     /// Writes groups in one transaction. Retries as long as the database fails, and not the
     /// verdicts.
-    async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), Obstacle> {
+    async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), WriteFailure> {
         let engine = &self.engine;
         let mut to_write: Vec<Settlement> =
             groups.iter().flat_map(|group| group.to_write(by)).cloned().collect();
@@ -533,7 +538,7 @@ impl Settler {
             if matches!(by, Holder::Lease { .. }) {
                 // The lease of an event may have run out while this write waited, and been claimed
                 // again by this node.
-                engine.held.update_claims(&mut to_write);
+                engine.in_flight.update_claims(&mut to_write);
             }
             let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
                 Ok(Settled { moved, wrote }) => {
@@ -556,14 +561,14 @@ impl Settler {
                 Err(error) => error,
             };
             engine.monitor.failed(RelayTask::Settle, &error.to_string());
-            if !engine.station.may_settle(epoch) {
-                return Err(Obstacle::NotHeld);
+            if !engine.ownership.may_settle(epoch) {
+                return Err(WriteFailure::NotHeld);
             }
             if !error.is_transient() {
-                return Err(Obstacle::Refused(error));
+                return Err(WriteFailure::Refused(error));
             }
             if engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain {
-                return Err(Obstacle::OutOfTime(error));
+                return Err(WriteFailure::OutOfTime(error));
             }
             tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
             tokio::time::sleep(pause).await;
@@ -574,24 +579,25 @@ impl Settler {
     /// Updates the state in memory after these groups are written.
     fn settled(&self, groups: &[Group]) {
         let engine = &self.engine;
-        let exclusive = engine.station.is_exclusive();
-        let given_back = groups.iter().any(|group| {
-            let released = |told: &Told| told.settlement.verdict.is_release();
-            group.key.is_none() && group.told().iter().any(released)
+        let exclusive = engine.ownership.is_exclusive();
+        let any_released = groups.iter().any(|group| {
+            let released = |entry: &EventVerdict| entry.settlement.verdict.is_release();
+            group.key.is_none() && group.entries().iter().any(released)
         });
-        let events = groups.iter().flat_map(|group| group.told().iter().map(|told| (group.epoch, told)));
-        let settled = events.map(|(epoch, Told { settlement: s, .. })| (&s.id, tag(epoch, s.claim)));
-        engine.held.settled(settled, exclusive);
-        let all = || groups.iter().flat_map(Group::told);
-        self.remind(all());
+        let events = groups.iter().flat_map(|group| group.entries().iter().map(|entry| (group.epoch, entry)));
+        let settled =
+            events.map(|(epoch, EventVerdict { settlement: s, .. })| (&s.id, fence(epoch, s.claim)));
+        engine.in_flight.settled(settled, exclusive);
+        let all = || groups.iter().flat_map(Group::entries);
+        self.schedule_retries(all());
         self.count(all());
         let keys =
             groups.iter().filter_map(|group| Some((group.key.clone()?, group.range.len(), group.halted)));
-        engine.runs.settled(keys);
-        if given_back {
+        engine.key_queues.settled(keys);
+        if any_released {
             // The released events lie before the taker's cursor, and no key leads back to them.
-            engine.look_everywhere();
-        } else if engine.runs.has_free() {
+            engine.request_rescan();
+        } else if engine.key_queues.has_resumable() {
             engine.wake.notify_one();
         }
     }
@@ -599,29 +605,32 @@ impl Settler {
     /// Drops groups that this node may no longer write.
     fn stale(&self, groups: Vec<Group>) {
         for group in groups {
-            let unwritten = group.told().iter().filter(|told| !told.written).count();
+            let unwritten = group.entries().iter().filter(|entry| !entry.written).count();
             self.engine.metrics.stale.increment(unwritten as u64);
-            self.let_go(&group);
-            self.count(group.told().iter().filter(|told| told.written));
+            self.release(&group);
+            self.count(group.entries().iter().filter(|entry| entry.written));
             let (events, halted) = (group.range.len(), group.halted);
-            self.engine.runs.settled(group.key.map(|key| (key, events, halted)));
+            self.engine.key_queues.settled(group.key.map(|key| (key, events, halted)));
         }
-        if self.engine.runs.has_free() {
+        if self.engine.key_queues.has_resumable() {
             self.engine.wake.notify_one();
         }
     }
 
     /// Removes the events of a group from memory: another holder decides about them.
-    fn let_go(&self, group: &Group) {
-        let all = group.told().iter().map(|Told { settlement: s, .. }| (&s.id, tag(group.epoch, s.claim)));
-        self.engine.held.settled(all, false);
+    fn release(&self, group: &Group) {
+        let all = group
+            .entries()
+            .iter()
+            .map(|EventVerdict { settlement: s, .. }| (&s.id, fence(group.epoch, s.claim)));
+        self.engine.in_flight.settled(all, false);
     }
 
-    fn count<'a>(&self, told: impl Iterator<Item = &'a Told> + Clone) {
-        self.engine.tally.add(told.clone().map(|told| (&told.settlement, &told.subject)));
+    fn count<'a>(&self, entries: impl Iterator<Item = &'a EventVerdict> + Clone) {
+        self.engine.stats.add(entries.clone().map(|entry| (&entry.settlement, &entry.observation)));
         let metrics = &self.engine.metrics;
         let (mut done, mut again, mut deferred, mut dead) = (0, 0, 0, 0);
-        for Told { settlement, .. } in told {
+        for EventVerdict { settlement, .. } in entries {
             match &settlement.verdict {
                 Verdict::Done => done += 1,
                 Verdict::Again { counted: true, .. } => again += 1,
@@ -637,13 +646,13 @@ impl Settler {
     }
 
     /// Wakes the taker when events that are to be retried become due.
-    fn remind<'a>(&self, told: impl Iterator<Item = &'a Told>) {
-        for Told { settlement, .. } in told {
+    fn schedule_retries<'a>(&self, entries: impl Iterator<Item = &'a EventVerdict>) {
+        for EventVerdict { settlement, .. } in entries {
             match &settlement.verdict {
                 // A time beyond the range of the clock is too far away to wait for.
                 Verdict::Again { after, .. } => {
                     if let Some(time) = Instant::now().checked_add(*after) {
-                        self.engine.alarm.at(time);
+                        self.engine.due_timer.at(time);
                     }
                 }
                 // Events that it held back may be takeable now.
@@ -659,47 +668,47 @@ mod tests {
     use super::*;
     use crate::event::EventId;
 
-    fn done(count: usize) -> Spoken {
+    fn done(count: usize) -> SettleRequest {
         let one = || Settlement { id: EventId::generate(), claim: 1, verdict: Verdict::Done };
-        Spoken::verdicts((0..count).map(|_| Told::to_write(one())).collect(), 0)
+        SettleRequest::verdicts((0..count).map(|_| EventVerdict::to_write(one())).collect(), 0)
     }
 
     /// However many are sent at a time: the limit counts verdicts, not requests.
     #[tokio::test]
     async fn workers_wait_while_many_verdicts_are_unwritten() {
-        let (speaker, mut heard) = Speaker::new(1_000);
+        let (settle_queue, mut requests) = SettleQueue::new(1_000);
         for _ in 0..4 {
-            speaker.say(done(250)).await;
+            settle_queue.send(done(250)).await;
         }
-        assert!(speaker.try_say(done(1)).is_err(), "the queue is full");
-        let first = heard.recv().await.expect("a request was sent");
-        speaker.written(speaker.size(&first));
-        assert!(speaker.try_say(done(250)).is_ok());
+        assert!(settle_queue.try_send(done(1)).is_err(), "the queue is full");
+        let first = requests.recv().await.expect("a request was sent");
+        settle_queue.written(settle_queue.size(&first));
+        assert!(settle_queue.try_send(done(250)).is_ok());
     }
 
     #[tokio::test]
-    async fn more_than_there_is_room_for_is_said_alone() {
-        let (speaker, _heard) = Speaker::new(100);
-        speaker.say(done(250)).await;
-        assert!(speaker.try_say(done(1)).is_err());
+    async fn a_request_above_the_capacity_is_sent_alone() {
+        let (settle_queue, _requests) = SettleQueue::new(100);
+        settle_queue.send(done(250)).await;
+        assert!(settle_queue.try_send(done(1)).is_err());
     }
 
     #[tokio::test]
-    async fn the_last_word_comes_behind_those_that_wait() {
-        let (speaker, mut heard) = Speaker::new(10);
-        let speaker = Arc::new(speaker);
-        speaker.say(done(10)).await;
-        let (first, second) = (speaker.clone(), speaker.clone());
-        let waits = tokio::spawn(async move { first.say(done(3)).await });
+    async fn the_last_request_queues_behind_those_that_wait() {
+        let (settle_queue, mut requests) = SettleQueue::new(10);
+        let settle_queue = Arc::new(settle_queue);
+        settle_queue.send(done(10)).await;
+        let (first, second) = (settle_queue.clone(), settle_queue.clone());
+        let waits = tokio::spawn(async move { first.send(done(3)).await });
         tokio::task::yield_now().await;
-        let last = tokio::spawn(async move { second.say(Spoken::Last).await });
+        let last = tokio::spawn(async move { second.send(SettleRequest::Last).await });
         tokio::task::yield_now().await;
-        speaker.written(10);
+        settle_queue.written(10);
         waits.await.expect("it does not panic");
         last.await.expect("it does not panic");
         let mut lengths = Vec::new();
-        while let Ok(spoken) = heard.try_recv() {
-            lengths.push(spoken.len());
+        while let Ok(request) = requests.try_recv() {
+            lengths.push(request.len());
         }
         assert_eq!(lengths, [10, 3, 0]);
     }

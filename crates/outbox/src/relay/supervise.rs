@@ -31,7 +31,7 @@ use crate::escape::Escaped;
 use crate::store::RelayTask;
 
 /// This many panics of a task …
-const MOST: usize = 5;
+const MAX_PANICS: usize = 5;
 
 /// … within this time end the relay.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Reaction to a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum AfterPanic {
     Restart { after: Duration },
     End,
 }
@@ -52,25 +52,25 @@ struct Panics(VecDeque<Instant>);
 
 impl Panics {
     /// Decides the reaction to a panic at this moment.
-    fn panicked(&mut self, at: Instant) -> Then {
+    fn panicked(&mut self, at: Instant) -> AfterPanic {
         self.0.retain(|before| at.saturating_duration_since(*before) < WINDOW);
         self.0.push_back(at);
         match self.0.len() {
-            count if count >= MOST => Then::End,
-            count => Then::Restart { after: PAUSE * (1 << (count - 1)) },
+            count if count >= MAX_PANICS => AfterPanic::End,
+            count => AfterPanic::Restart { after: PAUSE * (1 << (count - 1)) },
         }
     }
 }
 
 /// Why a relay has ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Failed {
+pub(crate) struct TaskFailure {
     pub(crate) task: RelayTask,
     pub(crate) cause: String,
 }
 
-impl From<Failed> for Error {
-    fn from(Failed { task, cause }: Failed) -> Self {
+impl From<TaskFailure> for Error {
+    fn from(TaskFailure { task, cause }: TaskFailure) -> Self {
         Error::TaskFailed { task, cause }
     }
 }
@@ -80,7 +80,7 @@ pub(crate) struct Supervisor {
     store: Arc<str>,
     monitor: Arc<Monitor>,
     panics: Mutex<HashMap<RelayTask, Panics>>,
-    failed: watch::Sender<Option<Failed>>,
+    failed: watch::Sender<Option<TaskFailure>>,
 }
 
 impl Supervisor {
@@ -106,16 +106,17 @@ impl Supervisor {
             loop {
                 let Err(panic) = AssertUnwindSafe(run()).catch_unwind().await else { return };
                 let cause = message(&*panic);
-                let then = supervisor.panics().entry(task).or_default().panicked(Instant::now());
-                match then {
-                    Then::Restart { after } => {
+                let reaction = supervisor.panics().entry(task).or_default().panicked(Instant::now());
+                match reaction {
+                    AfterPanic::Restart { after } => {
                         let store = &*supervisor.store;
                         tracing::error!(store, %task, cause, restart_in = ?after, "a task of the relay panicked");
                         supervisor.monitor.failed(task, &format!("the task panicked: {cause}"));
                         tokio::time::sleep(after).await;
                     }
-                    Then::End => {
-                        let cause = format!("{MOST} panics within {} s, the last: {cause}", WINDOW.as_secs());
+                    AfterPanic::End => {
+                        let cause =
+                            format!("{MAX_PANICS} panics within {} s, the last: {cause}", WINDOW.as_secs());
                         return supervisor.end(task, cause);
                     }
                 }
@@ -138,7 +139,7 @@ impl Supervisor {
     }
 
     /// Runs code that must not be left half done. `None` after a panic, which ends the relay.
-    pub(crate) fn whole<T>(&self, task: RelayTask, doing: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn all_or_nothing<T>(&self, task: RelayTask, doing: impl FnOnce() -> T) -> Option<T> {
         match std::panic::catch_unwind(AssertUnwindSafe(doing)) {
             Ok(done) => Some(done),
             Err(panic) => {
@@ -150,7 +151,7 @@ impl Supervisor {
 
     /// Ends the relay. The first cause counts.
     fn end(&self, task: RelayTask, cause: String) {
-        let failed = Failed { task, cause };
+        let failed = TaskFailure { task, cause };
         tracing::error!(store = &*self.store, %task, cause = failed.cause, "a task of the relay failed for good: the relay ends");
         self.monitor.failed(task, &failed.cause);
         self.monitor.ended(&Error::from(failed.clone()).to_string());
@@ -162,7 +163,7 @@ impl Supervisor {
     }
 
     /// Why the relay has ended, if a task failed.
-    pub(crate) fn failure(&self) -> Option<Failed> {
+    pub(crate) fn failure(&self) -> Option<TaskFailure> {
         self.failed.borrow().clone()
     }
 
@@ -196,17 +197,17 @@ mod tests {
     fn pauses_grow_and_the_fifth_panic_within_a_minute_ends_the_relay() {
         let (mut panics, start) = (Panics::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let pause = |ms| Then::Restart { after: Duration::from_millis(ms) };
-        let then: Vec<Then> = (0..5).map(|n| panics.panicked(at(n))).collect();
-        assert_eq!(then, [pause(100), pause(200), pause(400), pause(800), Then::End]);
+        let pause = |ms| AfterPanic::Restart { after: Duration::from_millis(ms) };
+        let reaction: Vec<AfterPanic> = (0..5).map(|n| panics.panicked(at(n))).collect();
+        assert_eq!(reaction, [pause(100), pause(200), pause(400), pause(800), AfterPanic::End]);
     }
 
     #[test]
     fn a_panic_now_and_then_does_not_end_the_relay() {
         let (mut panics, start) = (Panics::default(), Instant::now());
         for n in 0..100 {
-            let then = panics.panicked(start + Duration::from_secs(20) * n);
-            assert_ne!(then, Then::End, "three within a minute at most");
+            let reaction = panics.panicked(start + Duration::from_secs(20) * n);
+            assert_ne!(reaction, AfterPanic::End, "three within a minute at most");
         }
     }
 
@@ -238,11 +239,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_must_not_be_left_half_done_ends_the_relay_at_once() {
+    async fn a_panic_in_code_that_must_not_be_left_half_done_ends_the_relay_at_once() {
         let supervisor = supervisor();
-        assert_eq!(supervisor.whole(RelayTask::Take, || 7), Some(7));
+        assert_eq!(supervisor.all_or_nothing(RelayTask::Take, || 7), Some(7));
         assert!(supervisor.failure().is_none());
-        assert_eq!(supervisor.whole(RelayTask::Take, || -> u8 { panic!("half") }), None);
+        assert_eq!(supervisor.all_or_nothing(RelayTask::Take, || -> u8 { panic!("half") }), None);
         supervisor.spawn_once(RelayTask::Dispatch, async { panic!("later") }).await.expect("it is caught");
         let failed = supervisor.failure().expect("it has failed");
         assert_eq!((failed.task, failed.cause.as_str()), (RelayTask::Take, "it panicked: half"), "the first");

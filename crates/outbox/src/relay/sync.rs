@@ -9,10 +9,10 @@ pub(crate) use std::sync::Mutex;
 pub(crate) use std::sync::atomic::AtomicUsize;
 
 #[cfg(test)]
-pub(crate) use watched::{AtomicUsize, Mutex, explore};
+pub(crate) use instrumented::{AtomicUsize, Mutex, explore};
 
 #[cfg(test)]
-mod watched {
+mod instrumented {
     use std::cell::Cell;
     use std::sync::atomic::Ordering;
     use std::sync::{LockResult, MutexGuard};
@@ -31,7 +31,7 @@ mod watched {
     }
 
     /// A point where the scheduler may switch to another thread.
-    fn others_first() {
+    fn switch_point() {
         if EXPLORING.get() {
             shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
         }
@@ -46,7 +46,7 @@ mod watched {
         }
 
         pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-            others_first();
+            switch_point();
             self.0.lock()
         }
     }
@@ -59,20 +59,20 @@ mod watched {
         }
 
         pub(crate) fn load(&self, order: Ordering) -> usize {
-            others_first();
+            switch_point();
             let value = self.0.load(order);
             // The value may be out of date before it is used.
-            others_first();
+            switch_point();
             value
         }
 
         pub(crate) fn store(&self, value: usize, order: Ordering) {
-            others_first();
+            switch_point();
             self.0.store(value, order);
         }
 
         pub(crate) fn fetch_add(&self, value: usize, order: Ordering) -> usize {
-            others_first();
+            switch_point();
             self.0.fetch_add(value, order)
         }
 
@@ -82,7 +82,7 @@ mod watched {
             fetch: Ordering,
             update: impl FnMut(usize) -> Option<usize>,
         ) -> Result<usize, usize> {
-            others_first();
+            switch_point();
             self.0.fetch_update(set, fetch, update)
         }
     }

@@ -14,25 +14,25 @@ use crate::store::{EXCLUSIVE, Leadership, NodeId, Purge, Purgeable, RelayTask};
 pub(crate) const LEADERSHIP: Duration = Duration::from_secs(15);
 
 /// Renews the leases on this node's events, or the leadership of the table.
-pub(crate) struct Hold {
+pub(crate) struct Renewer {
     engine: Arc<Engine>,
     /// The leader that was last logged as holding the table instead of this node.
-    waiting_for: Option<NodeId>,
+    logged_leader: Option<NodeId>,
     /// Pause before the next renewal.
     pause: Duration,
 }
 
-impl Hold {
+impl Renewer {
     /// Requests leadership, where the mode needs it. Standing by is no error.
     pub(crate) async fn new(engine: Arc<Engine>) -> Result<Self> {
-        let pause = if engine.station.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
-        let mut hold = Self { engine, waiting_for: None, pause };
-        hold.ask().await?;
-        Ok(hold)
+        let pause = if engine.ownership.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
+        let mut renewer = Self { engine, logged_leader: None, pause };
+        renewer.renew().await?;
+        Ok(renewer)
     }
 
     /// Renews until the relay has ended.
-    pub(crate) async fn keep(&mut self) {
+    pub(crate) async fn run(&mut self) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.pause) => {}
@@ -40,7 +40,7 @@ impl Hold {
                 () = self.engine.over.cancelled() => return,
             }
             self.engine.monitor.began(RelayTask::Renew);
-            match self.ask().await {
+            match self.renew().await {
                 Ok(()) => self.engine.monitor.succeeded(RelayTask::Renew),
                 Err(error) => {
                     tracing::error!(store = self.engine.name(), %error, "could not renew the leases or the leadership of this node");
@@ -51,38 +51,42 @@ impl Hold {
         }
     }
 
-    async fn ask(&mut self) -> Result<()> {
-        if self.engine.station.is_exclusive() { self.lead().await } else { self.renew().await }
+    async fn renew(&mut self) -> Result<()> {
+        if self.engine.ownership.is_exclusive() {
+            self.renew_leadership().await
+        } else {
+            self.renew_leases().await
+        }
     }
 
     /// Requests or renews leadership of the table.
-    async fn lead(&mut self) -> Result<()> {
+    async fn renew_leadership(&mut self) -> Result<()> {
         let engine = &self.engine;
         let asked = Instant::now();
-        match engine.store.lead(EXCLUSIVE, engine.station.owner(), LEADERSHIP).await? {
+        match engine.store.lead(EXCLUSIVE, engine.ownership.owner(), LEADERSHIP).await? {
             Leadership::Held { epoch, clean } => {
                 let settings = &engine.settings;
-                let in_hand = settings.hot_capacity + settings.cold_capacity + settings.workers;
-                if engine.station.lead(epoch, asked + LEADERSHIP, if clean { 0 } else { in_hand }) {
-                    engine.drop_everything();
+                let may_be_held = settings.hot_capacity + settings.cold_capacity + settings.workers;
+                if engine.ownership.lead(epoch, asked + LEADERSHIP, if clean { 0 } else { may_be_held }) {
+                    engine.reset();
                     engine.wake.notify_one();
                     tracing::info!(store = engine.name(), node = %engine.node(), epoch, clean, "this node holds the outbox");
                 }
-                self.waiting_for = None;
+                self.logged_leader = None;
                 self.pause = LEADERSHIP / 3;
             }
             Leadership::HeldBy { holder, remaining } => {
-                if engine.station.step_down() {
-                    engine.drop_everything();
+                if engine.ownership.release() {
+                    engine.reset();
                     tracing::error!(store = engine.name(), %holder, "another single_node relay has taken over this outbox");
                 }
                 self.pause = remaining.clamp(Duration::from_millis(50), LEADERSHIP / 15);
-                if self.waiting_for.as_ref() != Some(&holder) {
+                if self.logged_leader.as_ref() != Some(&holder) {
                     tracing::warn!(
                         store = engine.name(), %holder,
                         "standing by: another single_node relay holds this outbox; use multi_node to share the work"
                     );
-                    self.waiting_for = Some(holder);
+                    self.logged_leader = Some(holder);
                 }
             }
         }
@@ -90,18 +94,22 @@ impl Hold {
     }
 
     /// Renews the leases of all events that are queued or running.
-    async fn renew(&mut self) -> Result<()> {
+    async fn renew_leases(&mut self) -> Result<()> {
         let engine = &self.engine;
         let lease = engine.settings.lease;
         self.pause = lease / 3;
-        for some in engine.held.leases().chunks(1_000) {
+        for some in engine.in_flight.leases().chunks(1_000) {
             let asked = Instant::now();
             let kept: HashSet<_> =
                 engine.store.extend(engine.node(), lease, some).await?.into_iter().collect();
-            let lost = engine.held.renewed(some, &kept, asked, lease);
+            let lost = engine.in_flight.renewed(some, &kept, asked, lease);
             if lost > 0 {
-                engine.runs.doubt();
-                tracing::debug!(store = engine.name(), lost, "leases were lost, or their events settled in the meantime");
+                engine.key_queues.invalidate();
+                tracing::debug!(
+                    store = engine.name(),
+                    lost,
+                    "leases were lost, or their events settled in the meantime"
+                );
             }
         }
         Ok(())
@@ -129,41 +137,41 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             () = engine.stop.cancelled() => return,
         }
         // Errors of the last round no longer matter.
-        engine.monitor.rests(RelayTask::Purge);
+        engine.monitor.idle(RelayTask::Purge);
         purge_events(&engine, what, dead).await;
         match purge_all_joins(&*engine.store, what.older_than, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged closed joins"),
-            Err(error) => could_not(&engine, &error, "could not purge joins"),
+            Err(error) => report_error(&engine, &error, "could not purge joins"),
         }
         match purge_inbox(&*engine.store, inbox, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
-            Err(error) => could_not(&engine, &error, "could not purge the inbox"),
+            Err(error) => report_error(&engine, &error, "could not purge the inbox"),
         }
         match purge_attempts(&*engine.store, attempts, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old attempts"),
-            Err(error) => could_not(&engine, &error, "could not purge attempts"),
+            Err(error) => report_error(&engine, &error, "could not purge attempts"),
         }
         if let Some(keep) = log {
             match purge_log(&*engine.store, keep, what.limit, &engine.stop).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(store = engine.name(), count, "purged old events of the log"),
-                Err(error) => could_not(&engine, &error, "could not purge the log"),
+                Err(error) => report_error(&engine, &error, "could not purge the log"),
             }
         }
         if let Some(keep) = audit {
             match purge_audits(&*engine.store, keep, what.limit, &engine.stop).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(store = engine.name(), count, "purged old audit entries"),
-                Err(error) => could_not(&engine, &error, "could not purge audit entries"),
+                Err(error) => report_error(&engine, &error, "could not purge audit entries"),
             }
         }
     }
 }
 
-fn could_not(engine: &Engine, error: &Error, what: &str) {
+fn report_error(engine: &Engine, error: &Error, what: &str) {
     tracing::error!(store = engine.name(), %error, "{what}");
     engine.monitor.failed(RelayTask::Purge, &error.to_string());
 }
@@ -177,13 +185,13 @@ async fn purge_events(engine: &Engine, what: Purge, dead: Option<Duration>) {
             tracing::info!(store = name, rows, "purged old events by age, whatever their status");
         }
         Ok(done) => tracing::info!(store = name, done, "purged old DONE events"),
-        Err(error) => could_not(engine, &error, "could not purge DONE events"),
+        Err(error) => report_error(engine, &error, "could not purge DONE events"),
     }
     let Some(older_than) = dead.filter(|_| what.what == Purgeable::Done) else { return };
     match purge_all(store, Purge { what: Purgeable::Dead, older_than, ..what }, &engine.stop).await {
         Ok(0) => {}
         Ok(dead) => tracing::info!(store = name, dead, "purged old DEAD events"),
-        Err(error) => could_not(engine, &error, "could not purge DEAD events"),
+        Err(error) => report_error(engine, &error, "could not purge DEAD events"),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::store::{Counts, Settlement, Verdict};
 
 /// Event type and due time of a settled event.
 #[derive(Debug)]
-pub(crate) struct Subject {
+pub(crate) struct Observation {
     /// The whole event, because a clone only costs a reference count: its type alone would be a
     /// string to copy.
     event: Event,
@@ -20,7 +20,7 @@ pub(crate) struct Subject {
     due: Option<Instant>,
 }
 
-impl Subject {
+impl Observation {
     pub(crate) fn of(job: &Job) -> Self {
         let delivery = &job.delivery;
         Self { event: delivery.event.clone(), due: job.taken.checked_sub(delivery.waited) }
@@ -29,20 +29,23 @@ impl Subject {
 
 /// The counters. Only the settler counts, a batch at a time.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct RelayStats {
     counts: Mutex<Counts>,
     changed: Notify,
 }
 
-impl Tally {
+impl RelayStats {
     /// Counts a batch of settlements. An event that cannot be decoded has no observation, and no
     /// type.
-    pub(crate) fn add<'a>(&self, told: impl Iterator<Item = (&'a Settlement, &'a Option<Subject>)>) {
+    pub(crate) fn add<'a>(
+        &self,
+        settlements: impl Iterator<Item = (&'a Settlement, &'a Option<Observation>)>,
+    ) {
         let now = Instant::now();
         let mut counts = self.counts.lock().expect("no code panics while it holds this lock");
         let mut any = false;
-        for (settlement, subject) in told {
-            let event_type = subject.as_ref().map(|subject| subject.event.event_type().as_str());
+        for (settlement, observation) in settlements {
+            let event_type = observation.as_ref().map(|observation| observation.event.event_type().as_str());
             any |= !settlement.verdict.is_release();
             match &settlement.verdict {
                 Verdict::Done => {
@@ -50,7 +53,7 @@ impl Tally {
                     if let Some(name) = event_type {
                         counts.of_type(name).delivered += 1;
                     }
-                    if let Some(due) = subject.as_ref().and_then(|subject| subject.due) {
+                    if let Some(due) = observation.as_ref().and_then(|observation| observation.due) {
                         counts.took(now.saturating_duration_since(due));
                     }
                 }

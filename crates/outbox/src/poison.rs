@@ -18,7 +18,7 @@ use crate::store::{Claim, Delivery, Holder, Store, Verdict};
 const MAX_CRASHES: u32 = 3;
 
 /// How many are handled at the same time, at most.
-const TOGETHER: u32 = 1024;
+const MAX_CONCURRENT: u32 = 1024;
 
 impl Delivery {
     /// Whether no other suspect may be handled at the same time: an earlier start of this event did
@@ -35,22 +35,22 @@ impl Delivery {
 }
 
 /// Admits suspects, concurrently or alone.
-pub(crate) struct Suspects(Semaphore);
+pub(crate) struct CrashGuard(Semaphore);
 
 /// Held from before a suspect's start is counted until its verdict is sent.
 pub(crate) type Admitted<'a> = SemaphorePermit<'a>;
 
-impl Default for Suspects {
+impl Default for CrashGuard {
     fn default() -> Self {
-        Self(Semaphore::new(TOGETHER as usize))
+        Self(Semaphore::new(MAX_CONCURRENT as usize))
     }
 }
 
-impl Suspects {
+impl CrashGuard {
     /// Waits until this suspect may be handled. A caller that holds a permit must not call it
     /// again: it could wait for itself.
     pub(crate) async fn admit(&self, alone: bool) -> Admitted<'_> {
-        self.0.acquire_many(if alone { TOGETHER } else { 1 }).await.expect("it is never closed")
+        self.0.acquire_many(if alone { MAX_CONCURRENT } else { 1 }).await.expect("it is never closed")
     }
 }
 

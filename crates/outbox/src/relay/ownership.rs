@@ -8,15 +8,15 @@ use crate::event::EventId;
 use crate::store::{Holder, NodeId};
 
 /// Ownership of this node at this moment.
-pub(crate) struct Station {
+pub(crate) struct Ownership {
     owner: NodeId,
     lease: Duration,
     exclusive: bool,
-    leading: Mutex<Option<Leading>>,
+    term: Mutex<Option<Term>>,
 }
 
 #[derive(Clone, Copy)]
-struct Leading {
+struct Term {
     epoch: i64,
     /// By this process's own clock, counted from before leadership was requested.
     until: Instant,
@@ -25,7 +25,7 @@ struct Leading {
     suspects: usize,
 }
 
-impl Station {
+impl Ownership {
     pub(crate) fn new(settings: &RelaySettings) -> Self {
         let exclusive = settings.mode.is_exclusive();
         // A node that was given a name and restarted must not pass for its previous process, which
@@ -36,7 +36,7 @@ impl Station {
         } else {
             settings.node.clone()
         };
-        Self { owner, lease: settings.lease, exclusive, leading: Mutex::new(None) }
+        Self { owner, lease: settings.lease, exclusive, term: Mutex::new(None) }
     }
 
     /// The owner name in leases and leadership.
@@ -44,8 +44,8 @@ impl Station {
         &self.owner
     }
 
-    fn leading(&self) -> std::sync::MutexGuard<'_, Option<Leading>> {
-        self.leading.lock().expect("no code panics while it holds this lock")
+    fn term(&self) -> std::sync::MutexGuard<'_, Option<Term>> {
+        self.term.lock().expect("no code panics while it holds this lock")
     }
 
     /// The holder to take events as; `None` while another node holds the table.
@@ -53,9 +53,9 @@ impl Station {
         if !self.exclusive {
             return Some(Holder::Lease { owner: self.owner.clone(), lease: self.lease });
         }
-        let leading = (*self.leading())?;
-        (Instant::now() < leading.until)
-            .then(|| Holder::Exclusive { owner: self.owner.clone(), epoch: leading.epoch })
+        let term = (*self.term())?;
+        (Instant::now() < term.until)
+            .then(|| Holder::Exclusive { owner: self.owner.clone(), epoch: term.epoch })
     }
 
     /// The holder to settle events of this epoch as. The database decides whether the epoch is
@@ -82,7 +82,7 @@ impl Station {
     }
 
     /// Whether a job of this epoch may still be handled.
-    pub(crate) fn covers(&self, epoch: i64) -> bool {
+    pub(crate) fn is_current(&self, epoch: i64) -> bool {
         self.epoch() == Some(epoch)
     }
 
@@ -90,40 +90,40 @@ impl Station {
     /// Does not ask the clock: leadership that ran out is still this node's if no other node has
     /// taken it, and the fence of a settlement decides.
     pub(crate) fn may_settle(&self, epoch: i64) -> bool {
-        !self.exclusive || self.leading().is_some_and(|leading| leading.epoch == epoch)
+        !self.exclusive || self.term().is_some_and(|term| term.epoch == epoch)
     }
 
     /// Leads in this epoch until then. Returns whether the epoch is new; `suspects` counts only if
     /// it is.
     pub(crate) fn lead(&self, epoch: i64, until: Instant, suspects: usize) -> bool {
-        let mut leading = self.leading();
-        match &mut *leading {
+        let mut term = self.term();
+        match &mut *term {
             Some(current) if current.epoch == epoch => {
                 current.until = until;
                 false
             }
             _ => {
-                *leading = Some(Leading { epoch, until, suspects });
+                *term = Some(Term { epoch, until, suspects });
                 true
             }
         }
     }
 
     /// Ends leadership. Returns whether this node led.
-    pub(crate) fn step_down(&self) -> bool {
-        self.leading().take().is_some()
+    pub(crate) fn release(&self) -> bool {
+        self.term().take().is_some()
     }
 
     /// Whether suspects of the previous leader may still be unread.
     pub(crate) fn expects_suspects(&self) -> bool {
-        self.leading().is_some_and(|leading| leading.suspects > 0)
+        self.term().is_some_and(|term| term.suspects > 0)
     }
 
     /// Whether the next event that is read is to be treated as a suspect.
     pub(crate) fn next_is_suspect(&self) -> bool {
-        match &mut *self.leading() {
-            Some(leading) if leading.suspects > 0 => {
-                leading.suspects -= 1;
+        match &mut *self.term() {
+            Some(term) if term.suspects > 0 => {
+                term.suspects -= 1;
                 true
             }
             _ => false,
@@ -140,15 +140,15 @@ mod tests {
     #[test]
     fn verdicts_may_be_written_after_leadership_ran_out_and_not_after_it_was_lost() {
         let (owner, lease) = (NodeId::from("a"), Duration::from_secs(30));
-        let station = Station { owner, lease, exclusive: true, leading: Mutex::new(None) };
-        assert!(!station.may_settle(5));
+        let ownership = Ownership { owner, lease, exclusive: true, term: Mutex::new(None) };
+        assert!(!ownership.may_settle(5));
         let now = Instant::now();
-        assert!(station.lead(5, now, 0));
-        assert!(!station.covers(5), "nothing more is handled");
-        assert!(station.may_settle(5) && !station.may_settle(4));
-        assert!(station.lead(7, now + lease, 0), "another node has led in epoch 6");
-        assert!(!station.may_settle(5));
-        station.step_down();
-        assert!(!station.may_settle(7));
+        assert!(ownership.lead(5, now, 0));
+        assert!(!ownership.is_current(5), "nothing more is handled");
+        assert!(ownership.may_settle(5) && !ownership.may_settle(4));
+        assert!(ownership.lead(7, now + lease, 0), "another node has led in epoch 6");
+        assert!(!ownership.may_settle(5));
+        ownership.release();
+        assert!(!ownership.may_settle(7));
     }
 }

@@ -11,16 +11,16 @@ use crate::store::{Claim, Settlement, Verdict};
 
 /// Tells one claim of an event by this node from another: the claim counter with leases, the epoch
 /// with leadership.
-pub(crate) type Tag = i64;
+pub(crate) type Fence = i64;
 
 /// The events that this node holds.
 #[derive(Default)]
-pub(crate) struct Held {
-    inner: Mutex<Inner>,
+pub(crate) struct InFlight {
+    inner: Mutex<InFlightState>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct InFlightState {
     entries: HashMap<EventId, Entry>,
     /// Settled since the current read began: that read may have seen their rows before.
     settled: HashSet<EventId>,
@@ -53,10 +53,10 @@ struct Presence {
 }
 
 struct Entry {
-    tag: Tag,
+    fence: Fence,
     /// The claim under which the job was queued: an earlier one, if this node has claimed the event
     /// again since.
-    first: Tag,
+    first: Fence,
     /// When the lease runs out, by this process's own clock, counted from before the lease was
     /// requested. `None`: held by leadership, not by a lease.
     until: Option<Instant>,
@@ -73,55 +73,55 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(tag: Tag, until: Option<Instant>) -> Self {
+    fn new(fence: Fence, until: Option<Instant>) -> Self {
         let (uncommitted, running, lost, suspect, given_up) = Default::default();
-        Self { tag, first: tag, until, uncommitted, running, lost, suspect, given_up }
+        Self { fence, first: fence, until, uncommitted, running, lost, suspect, given_up }
     }
 
     /// Whether this entry stands for a job of this claim.
-    fn covers(&self, tag: Tag) -> bool {
-        (self.first..=self.tag).contains(&tag)
+    fn matches(&self, fence: Fence) -> bool {
+        (self.first..=self.fence).contains(&fence)
     }
 
     /// Whether only this node has claimed the event between the claim of this entry and a new one:
     /// the lease of a row ran out and was claimed again, or a group lease did, which increments the
     /// claims once more. Every other holder and every fence increments the claims as well, and so
     /// does a verdict of this node that makes the event pending again.
-    fn is_followed_by(&self, tag: Tag) -> bool {
-        let next = if self.tag == 0 { 2 } else { self.tag + 1 };
-        !self.uncommitted && !self.given_up && tag == next
+    fn is_reclaimed_by(&self, fence: Fence) -> bool {
+        let next = if self.fence == 0 { 2 } else { self.fence + 1 };
+        !self.uncommitted && !self.given_up && fence == next
     }
 }
 
-impl Inner {
+impl InFlightState {
     fn remove(&mut self, id: &EventId) {
         let removed = self.entries.remove(id);
-        self.reclaimed -= usize::from(removed.is_some_and(|entry| entry.first != entry.tag));
+        self.reclaimed -= usize::from(removed.is_some_and(|entry| entry.first != entry.fence));
     }
 
     /// Whether an answer to a request of that time can be trusted: a lease from before presence
     /// lapsed cannot.
-    fn believes(&self, asked: Instant) -> bool {
+    fn trusts(&self, asked: Instant) -> bool {
         self.presence.is_none_or(|presence| asked >= presence.since)
     }
 }
 
-impl Held {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+impl InFlight {
+    fn inner(&self) -> MutexGuard<'_, InFlightState> {
         self.inner.lock().expect("no code panics while it holds this lock")
     }
 
     /// Adds an event, unless it is already here or was settled while it was being read.
-    pub(crate) fn admit(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
-        self.take_in(id, Entry::new(tag, until))
+    pub(crate) fn admit(&self, id: &EventId, fence: Fence, until: Option<Instant>) -> bool {
+        self.insert(id, Entry::new(fence, until))
     }
 
     /// Adds an event that is about to be written, unless it is already here.
-    pub(crate) fn reserve(&self, id: &EventId, tag: Tag, until: Option<Instant>) -> bool {
-        self.take_in(id, Entry { uncommitted: true, ..Entry::new(tag, until) })
+    pub(crate) fn reserve(&self, id: &EventId, fence: Fence, until: Option<Instant>) -> bool {
+        self.insert(id, Entry { uncommitted: true, ..Entry::new(fence, until) })
     }
 
-    fn take_in(&self, id: &EventId, entry: Entry) -> bool {
+    fn insert(&self, id: &EventId, entry: Entry) -> bool {
         let mut inner = self.inner();
         let free = !inner.settled.contains(id) && !inner.entries.contains_key(id);
         if free {
@@ -131,8 +131,8 @@ impl Held {
     }
 
     /// Marks a reserved event as committed.
-    pub(crate) fn committed(&self, id: &EventId, tag: Tag) {
-        if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.covers(tag)) {
+    pub(crate) fn committed(&self, id: &EventId, fence: Fence) {
+        if let Some(entry) = self.inner().entries.get_mut(id).filter(|entry| entry.matches(fence)) {
             entry.uncommitted = false;
         }
     }
@@ -147,23 +147,23 @@ impl Held {
     pub(crate) fn admit_claimed(
         &self,
         id: &EventId,
-        tag: Tag,
+        fence: Fence,
         asked: Instant,
         lease: Duration,
         suspect: bool,
     ) -> bool {
         let mut inner = self.inner();
-        let until = Some(if inner.believes(asked) { asked + lease } else { asked });
-        let Inner { entries, reclaimed, .. } = &mut *inner;
+        let until = Some(if inner.trusts(asked) { asked + lease } else { asked });
+        let InFlightState { entries, reclaimed, .. } = &mut *inner;
         match entries.get_mut(id) {
-            Some(entry) if entry.is_followed_by(tag) => {
-                *reclaimed += usize::from(entry.first == entry.tag);
-                (entry.tag, entry.until, entry.lost) = (tag, until, false);
+            Some(entry) if entry.is_reclaimed_by(fence) => {
+                *reclaimed += usize::from(entry.first == entry.fence);
+                (entry.fence, entry.until, entry.lost) = (fence, until, false);
                 false
             }
             _ => {
                 inner.remove(id);
-                inner.entries.insert(id.clone(), Entry { suspect, ..Entry::new(tag, until) });
+                inner.entries.insert(id.clone(), Entry { suspect, ..Entry::new(fence, until) });
                 true
             }
         }
@@ -180,9 +180,9 @@ impl Held {
                 continue;
             }
             if let Some(entry) = inner.entries.get_mut(&settlement.id)
-                && entry.covers(settlement.claim.into())
+                && entry.matches(settlement.claim.into())
             {
-                settlement.claim = entry.tag as Claim;
+                settlement.claim = entry.fence as Claim;
                 entry.given_up |= comes_again;
             }
         }
@@ -217,12 +217,12 @@ impl Held {
     }
 
     /// Whether the event may be handled now, under this claim. If so, it counts as running.
-    pub(crate) fn start(&self, id: &EventId, tag: Tag, now: Instant) -> bool {
+    pub(crate) fn start(&self, id: &EventId, fence: Fence, now: Instant) -> bool {
         let mut inner = self.inner();
         let present = inner.presence.is_none_or(|presence| now < presence.until);
         match inner.entries.get_mut(id) {
             Some(entry)
-                if entry.covers(tag)
+                if entry.matches(fence)
                     && !entry.lost
                     && entry.until.is_none_or(|until| present && now < until) =>
             {
@@ -235,17 +235,21 @@ impl Held {
 
     /// The current claim of an event whose job was queued under this one. `None` if this node does
     /// not hold the event, or holds it by leadership.
-    pub(crate) fn claim(&self, id: &EventId, tag: Tag) -> Option<Claim> {
+    pub(crate) fn claim(&self, id: &EventId, fence: Fence) -> Option<Claim> {
         let inner = self.inner();
-        let entry = inner.entries.get(id).filter(|entry| entry.until.is_some() && entry.covers(tag))?;
-        Claim::try_from(entry.tag).ok()
+        let entry = inner.entries.get(id).filter(|entry| entry.until.is_some() && entry.matches(fence))?;
+        Claim::try_from(entry.fence).ok()
     }
 
     /// Removes events whose settlement is in the database.
-    pub(crate) fn settled<'a>(&self, settled: impl IntoIterator<Item = (&'a EventId, Tag)>, remember: bool) {
+    pub(crate) fn settled<'a>(
+        &self,
+        settled: impl IntoIterator<Item = (&'a EventId, Fence)>,
+        remember: bool,
+    ) {
         let mut inner = self.inner();
-        for (id, tag) in settled {
-            if inner.entries.get(id).is_some_and(|entry| entry.covers(tag)) {
+        for (id, fence) in settled {
+            if inner.entries.get(id).is_some_and(|entry| entry.matches(fence)) {
                 inner.remove(id);
             }
             if remember {
@@ -255,8 +259,8 @@ impl Held {
     }
 
     /// Removes an event that was never handled.
-    pub(crate) fn forget(&self, id: &EventId, tag: Tag) {
-        self.settled([(id, tag)], false);
+    pub(crate) fn forget(&self, id: &EventId, fence: Fence) {
+        self.settled([(id, fence)], false);
     }
 
     /// Marks the start of a read: events settled before cannot appear in it any more.
@@ -269,7 +273,7 @@ impl Held {
         let inner = self.inner();
         let renewable = |entry: &Entry| entry.until.is_some() && !entry.lost && !entry.uncommitted;
         let leased = inner.entries.iter().filter(|(_, entry)| renewable(entry));
-        leased.map(|(id, entry)| (id.clone(), entry.tag as Claim)).collect()
+        leased.map(|(id, entry)| (id.clone(), entry.fence as Claim)).collect()
     }
 
     /// Applies the answer to a renewal of `leases` that was sent at `asked`: those in `kept` last
@@ -282,14 +286,15 @@ impl Held {
         lease: Duration,
     ) -> usize {
         let mut inner = self.inner();
-        let believed = inner.believes(asked);
+        let trusted = inner.trusts(asked);
         let mut lost = 0;
         for (id, claim) in leases {
-            let Some(entry) = inner.entries.get_mut(id).filter(|entry| entry.tag == Tag::from(*claim)) else {
+            let Some(entry) = inner.entries.get_mut(id).filter(|entry| entry.fence == Fence::from(*claim))
+            else {
                 continue;
             };
             if kept.contains(id) {
-                if believed {
+                if trusted {
                     entry.until = Some(asked + lease);
                 }
             } else {
@@ -308,7 +313,7 @@ impl Held {
         let remaining = committed.filter(|(_, entry)| with_running || !entry.running);
         let released = |(id, entry): (&EventId, &Entry)| {
             let verdict = if entry.suspect { Verdict::ReleasedSuspect } else { Verdict::Released };
-            Settlement { id: id.clone(), claim: entry.tag as Claim, verdict }
+            Settlement { id: id.clone(), claim: entry.fence as Claim, verdict }
         };
         remaining.map(released).collect()
     }
@@ -329,74 +334,74 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_is_not_admitted_again() {
-        let held = Held::default();
+    fn a_held_event_is_not_admitted_again() {
+        let in_flight = InFlight::default();
         let id = EventId::generate();
-        assert!(held.admit(&id, 0, None));
-        assert!(!held.admit(&id, 0, None));
-        held.forget(&id, 0);
-        assert!(held.admit(&id, 0, None));
+        assert!(in_flight.admit(&id, 0, None));
+        assert!(!in_flight.admit(&id, 0, None));
+        in_flight.forget(&id, 0);
+        assert!(in_flight.admit(&id, 0, None));
     }
 
     /// A poll that began before a settlement was committed still sees the row.
     #[test]
-    fn what_was_settled_during_a_read_is_not_admitted_by_it() {
-        let held = Held::default();
+    fn an_event_settled_during_a_read_is_not_admitted_by_it() {
+        let in_flight = InFlight::default();
         let id = EventId::generate();
-        held.begin_read();
-        assert!(held.admit(&id, 0, None));
-        held.settled([(&id, 0)], true);
-        assert!(!held.admit(&id, 0, None), "the read may be older than the settlement");
-        held.begin_read();
-        assert!(held.admit(&id, 0, None), "a later read is not");
+        in_flight.begin_read();
+        assert!(in_flight.admit(&id, 0, None));
+        in_flight.settled([(&id, 0)], true);
+        assert!(!in_flight.admit(&id, 0, None), "the read may be older than the settlement");
+        in_flight.begin_read();
+        assert!(in_flight.admit(&id, 0, None), "a later read is not");
     }
 
     #[test]
     fn a_lease_that_ran_out_or_was_lost_starts_nothing() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let now = Instant::now();
         let later = now + Duration::from_secs(30);
         let (a, b) = (EventId::generate(), EventId::generate());
-        held.admit(&a, 1, Some(now));
-        held.admit(&b, 1, Some(later));
-        assert!(!held.start(&a, 1, now));
-        assert!(!held.start(&b, 2, now), "another claim");
-        assert!(held.start(&b, 1, now));
+        in_flight.admit(&a, 1, Some(now));
+        in_flight.admit(&b, 1, Some(later));
+        assert!(!in_flight.start(&a, 1, now));
+        assert!(!in_flight.start(&b, 2, now), "another claim");
+        assert!(in_flight.start(&b, 1, now));
 
-        let asked = held.leases();
-        assert_eq!(held.renewed(&asked, &HashSet::from([a.clone()]), now, Duration::from_secs(30)), 1);
-        assert!(held.start(&a, 1, now), "renewed");
-        assert!(!held.start(&b, 1, now), "lost");
+        let asked = in_flight.leases();
+        assert_eq!(in_flight.renewed(&asked, &HashSet::from([a.clone()]), now, Duration::from_secs(30)), 1);
+        assert!(in_flight.start(&a, 1, now), "renewed");
+        assert!(!in_flight.start(&b, 1, now), "lost");
     }
 
     #[test]
     fn an_old_claim_does_not_settle_a_new_one() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let id = EventId::generate();
         let (asked, lease) = (Instant::now(), Duration::from_secs(30));
-        assert!(held.admit_claimed(&id, 1, asked, lease, false));
-        assert!(held.admit_claimed(&id, 3, asked, lease, false), "another node had it in between");
-        held.settled([(&id, 1)], false);
-        assert_eq!(held.len(), 1);
-        assert!(!held.start(&id, 1, asked));
+        assert!(in_flight.admit_claimed(&id, 1, asked, lease, false));
+        assert!(in_flight.admit_claimed(&id, 3, asked, lease, false), "another node had it in between");
+        in_flight.settled([(&id, 1)], false);
+        assert_eq!(in_flight.len(), 1);
+        assert!(!in_flight.start(&id, 1, asked));
     }
 
     /// The verdict is written under the new claim, so that the event is not handled twice.
     #[test]
     fn a_job_goes_on_under_the_next_claim_if_no_other_node_had_the_event() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let (asked, lease) = (Instant::now(), Duration::from_secs(30));
         for (first, second) in [(1, 2), (0, 2)] {
             let id = EventId::generate();
-            assert!(held.admit_claimed(&id, first, asked, lease, false));
-            assert!(!held.admit_claimed(&id, second, asked, lease, true), "it is queued already");
-            assert!(held.start(&id, first, asked));
+            assert!(in_flight.admit_claimed(&id, first, asked, lease, false));
+            assert!(!in_flight.admit_claimed(&id, second, asked, lease, true), "it is queued already");
+            assert!(in_flight.start(&id, first, asked));
             let mut verdicts = [Settlement { id: id.clone(), claim: first as Claim, verdict: Verdict::Done }];
-            held.update_claims(&mut verdicts);
-            assert_eq!(Tag::from(verdicts[0].claim), second);
-            assert_eq!(held.leases(), [(id.clone(), second as Claim)], "the new claim is renewed");
-            held.settled([(&id, first)], false);
-            assert_eq!((held.len(), held.inner().reclaimed), (0, 0));
+            in_flight.update_claims(&mut verdicts);
+            assert_eq!(Fence::from(verdicts[0].claim), second);
+            assert_eq!(in_flight.leases(), [(id.clone(), second as Claim)], "the new claim is renewed");
+            in_flight.settled([(&id, first)], false);
+            assert_eq!((in_flight.len(), in_flight.inner().reclaimed), (0, 0));
         }
     }
 
@@ -404,12 +409,12 @@ mod tests {
     /// not hold the event.
     #[test]
     fn a_claim_that_skips_one_is_a_new_hold() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let (asked, lease) = (Instant::now(), Duration::from_secs(30));
         for (first, second) in [(0, 1), (0, 3), (1, 3), (2, 2)] {
             let id = EventId::generate();
-            held.admit_claimed(&id, first, asked, lease, false);
-            assert!(held.admit_claimed(&id, second, asked, lease, false), "{first} to {second}");
+            in_flight.admit_claimed(&id, first, asked, lease, false);
+            assert!(in_flight.admit_claimed(&id, second, asked, lease, false), "{first} to {second}");
         }
     }
 
@@ -417,32 +422,36 @@ mod tests {
     /// the group lease had run out.
     #[test]
     fn an_event_that_is_being_given_back_is_delivered_anew() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let (asked, lease) = (Instant::now(), Duration::from_secs(30));
         for (verdict, anew) in [(Verdict::Released, true), (Verdict::Done, false)] {
             let id = EventId::generate();
-            held.admit_claimed(&id, 0, asked, lease, false);
-            held.update_claims(&mut [Settlement { id: id.clone(), claim: 0, verdict }]);
-            assert_eq!(held.admit_claimed(&id, 2, asked, lease, false), anew);
-            held.settled([(&id, 0)], false);
-            assert_eq!(held.leases().iter().any(|(held, _)| *held == id), anew, "the new delivery is held");
+            in_flight.admit_claimed(&id, 0, asked, lease, false);
+            in_flight.update_claims(&mut [Settlement { id: id.clone(), claim: 0, verdict }]);
+            assert_eq!(in_flight.admit_claimed(&id, 2, asked, lease, false), anew);
+            in_flight.settled([(&id, 0)], false);
+            assert_eq!(
+                in_flight.leases().iter().any(|(leased, _)| *leased == id),
+                anew,
+                "the new delivery is held"
+            );
         }
     }
 
     #[test]
     fn an_event_whose_transaction_is_open_is_not_taken_over_by_its_next_claim() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let (id, now) = (EventId::generate(), Instant::now());
-        assert!(held.reserve(&id, 1, Some(now)));
-        assert!(held.admit_claimed(&id, 2, now, Duration::from_secs(30), false));
+        assert!(in_flight.reserve(&id, 1, Some(now)));
+        assert!(in_flight.admit_claimed(&id, 2, now, Duration::from_secs(30), false));
     }
 
     #[test]
     fn a_suspect_is_given_back_as_one() {
-        let held = Held::default();
+        let in_flight = InFlight::default();
         let (id, now) = (EventId::generate(), Instant::now());
-        held.admit_claimed(&id, 1, now, Duration::from_secs(30), true);
-        assert_eq!(held.remaining(false)[0].verdict, Verdict::ReleasedSuspect);
+        in_flight.admit_claimed(&id, 1, now, Duration::from_secs(30), true);
+        assert_eq!(in_flight.remaining(false)[0].verdict, Verdict::ReleasedSuspect);
     }
 
     const LEASE: Duration = Duration::from_secs(60);
@@ -455,55 +464,55 @@ mod tests {
     /// Other nodes may have released its leases since.
     #[test]
     fn a_node_that_could_not_announce_itself_starts_nothing() {
-        let (held, start) = (Held::default(), Instant::now());
+        let (in_flight, start) = (InFlight::default(), Instant::now());
         let id = EventId::generate();
-        assert!(!held.announced(start, start, PRESENCE));
-        held.admit_claimed(&id, 1, start, LEASE, false);
-        assert!(held.start(&id, 1, at(start, 19)));
-        assert!(!held.start(&id, 1, at(start, 20)), "the lease lasts, presence does not");
-        assert_eq!(held.present_for(at(start, 20)), None);
+        assert!(!in_flight.announced(start, start, PRESENCE));
+        in_flight.admit_claimed(&id, 1, start, LEASE, false);
+        assert!(in_flight.start(&id, 1, at(start, 19)));
+        assert!(!in_flight.start(&id, 1, at(start, 20)), "the lease lasts, presence does not");
+        assert_eq!(in_flight.present_for(at(start, 20)), None);
     }
 
     #[test]
     fn presence_goes_on_while_it_is_renewed_in_time() {
-        let (held, start) = (Held::default(), Instant::now());
+        let (in_flight, start) = (InFlight::default(), Instant::now());
         let id = EventId::generate();
-        held.announced(start, start, PRESENCE);
-        held.admit_claimed(&id, 1, start, LEASE, false);
-        assert!(!held.announced(at(start, 15), at(start, 19), PRESENCE));
-        assert!(held.start(&id, 1, at(start, 34)));
-        assert_eq!(held.present_for(at(start, 34)), Some(Duration::from_secs(34)));
-        assert!(!held.start(&id, 1, at(start, 35)), "it counts from before the announcement was sent");
+        in_flight.announced(start, start, PRESENCE);
+        in_flight.admit_claimed(&id, 1, start, LEASE, false);
+        assert!(!in_flight.announced(at(start, 15), at(start, 19), PRESENCE));
+        assert!(in_flight.start(&id, 1, at(start, 34)));
+        assert_eq!(in_flight.present_for(at(start, 34)), Some(Duration::from_secs(34)));
+        assert!(!in_flight.start(&id, 1, at(start, 35)), "it counts from before the announcement was sent");
     }
 
     #[test]
     fn after_a_lapse_a_lease_is_worth_nothing_until_it_is_renewed() {
-        let (held, start) = (Held::default(), Instant::now());
+        let (in_flight, start) = (InFlight::default(), Instant::now());
         let (old, late) = (EventId::generate(), EventId::generate());
-        held.announced(start, start, PRESENCE);
-        held.admit_claimed(&old, 1, start, LEASE, false);
-        let (asked, leases) = (at(start, 12), held.leases());
-        assert!(held.announced(at(start, 15), at(start, 21), PRESENCE), "the answer came too late");
-        assert_eq!(held.present_for(at(start, 22)), Some(Duration::from_secs(1)));
-        assert!(!held.start(&old, 1, at(start, 22)));
+        in_flight.announced(start, start, PRESENCE);
+        in_flight.admit_claimed(&old, 1, start, LEASE, false);
+        let (asked, leases) = (at(start, 12), in_flight.leases());
+        assert!(in_flight.announced(at(start, 15), at(start, 21), PRESENCE), "the answer came too late");
+        assert_eq!(in_flight.present_for(at(start, 22)), Some(Duration::from_secs(1)));
+        assert!(!in_flight.start(&old, 1, at(start, 22)));
         // An answer to a request sent before that announcement's answer may be older than a
         // release.
-        held.renewed(&leases, &HashSet::from([old.clone()]), asked, LEASE);
-        held.admit_claimed(&late, 1, at(start, 20), LEASE, false);
-        assert!(!held.start(&old, 1, at(start, 22)) && !held.start(&late, 1, at(start, 22)));
-        let leases = held.leases();
-        held.renewed(&leases, &HashSet::from([old.clone()]), at(start, 22), LEASE);
-        assert!(held.start(&old, 1, at(start, 23)), "renewed since");
-        assert!(!held.start(&late, 1, at(start, 23)), "lost");
+        in_flight.renewed(&leases, &HashSet::from([old.clone()]), asked, LEASE);
+        in_flight.admit_claimed(&late, 1, at(start, 20), LEASE, false);
+        assert!(!in_flight.start(&old, 1, at(start, 22)) && !in_flight.start(&late, 1, at(start, 22)));
+        let leases = in_flight.leases();
+        in_flight.renewed(&leases, &HashSet::from([old.clone()]), at(start, 22), LEASE);
+        assert!(in_flight.start(&old, 1, at(start, 23)), "renewed since");
+        assert!(!in_flight.start(&late, 1, at(start, 23)), "lost");
     }
 
     /// The event is held by leadership, which has its own lease.
     #[test]
     fn leadership_does_not_need_presence() {
-        let (held, start) = (Held::default(), Instant::now());
+        let (in_flight, start) = (InFlight::default(), Instant::now());
         let id = EventId::generate();
-        held.announced(start, start, PRESENCE);
-        held.admit(&id, 7, None);
-        assert!(held.start(&id, 7, at(start, 60)));
+        in_flight.announced(start, start, PRESENCE);
+        in_flight.admit(&id, 7, None);
+        assert!(in_flight.start(&id, 7, at(start, 60)));
     }
 }

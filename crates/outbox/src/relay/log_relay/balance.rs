@@ -8,16 +8,16 @@ use crate::store::NodeId;
 
 /// Changes to the set of subscriptions that this node leads.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct Rebalance {
     /// No node leads them: to be claimed.
     pub(super) claim: Vec<PairId>,
     /// Above this node's quota: to be released, as soon as they are at rest.
-    pub(super) give_up: Vec<PairId>,
+    pub(super) release: Vec<PairId>,
 }
 
 /// Distributes the subscriptions among the nodes.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct Balancer {
     /// Free in the previous round: the node that should have claimed them did not.
     free_before: HashSet<PairId>,
     /// Claimed above this node's quota, because no other node did. They stay for so many rounds:
@@ -31,23 +31,23 @@ pub(super) struct Share {
 /// most.
 const SPARE: (u32, u32) = (5, 640);
 
-impl Share {
+impl Balancer {
     /// Every node may lead its part of the subscriptions that this node runs, rounded up. A
     /// subscription that no node claims for two rounds, because the nodes below their quota do not
     /// run it, is claimed by any node that runs it.
-    pub(super) fn change(
+    pub(super) fn rebalance(
         &mut self,
         me: &NodeId,
         runs: &HashSet<PairId>,
         leads: &HashSet<PairId>,
-        roll: &Roll,
-    ) -> Change {
-        let quota = runs.len().div_ceil(roll.nodes.len().max(1));
+        view: &Roll,
+    ) -> Rebalance {
+        let quota = runs.len().div_ceil(view.nodes.len().max(1));
         self.spare.retain(|pair, rounds| {
             *rounds -= 1;
             *rounds > 0 && leads.contains(pair)
         });
-        for led in roll.pairs.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me)) {
+        for led in view.pairs.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me)) {
             self.patience.remove(&led.id);
         }
         let counted: Vec<&PairId> = {
@@ -55,7 +55,7 @@ impl Share {
             counted.sort();
             counted
         };
-        let mut free: Vec<PairId> = roll
+        let mut free: Vec<PairId> = view
             .pairs
             .iter()
             .filter(|state| runs.contains(&state.id) && state.is_free())
@@ -68,23 +68,23 @@ impl Share {
             let start = usize::try_from(hasher.finish() % free.len() as u64).unwrap_or_default();
             free.rotate_left(start);
         }
-        let room = quota.saturating_sub(counted.len());
-        let mut change = Change::default();
+        let quota_left = quota.saturating_sub(counted.len());
+        let mut rebalance = Rebalance::default();
         for (n, pair) in free.iter().enumerate() {
-            if n < room {
-                change.claim.push(pair.clone());
+            if n < quota_left {
+                rebalance.claim.push(pair.clone());
             } else if self.free_before.contains(pair) {
                 let patience = self.patience.entry(pair.clone()).or_insert(SPARE.0);
                 self.spare.insert(pair.clone(), *patience);
                 *patience = (*patience * 2).min(SPARE.1);
-                change.claim.push(pair.clone());
+                rebalance.claim.push(pair.clone());
             }
         }
         if counted.len() > quota {
-            change.give_up = counted[quota..].iter().map(|pair| (*pair).clone()).collect();
+            rebalance.release = counted[quota..].iter().map(|pair| (*pair).clone()).collect();
         }
         self.free_before = free.into_iter().collect();
-        change
+        rebalance
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
         PairId::new("t", format!("p{n:03}"))
     }
 
-    fn roll(nodes: usize, leaders: &[Option<&str>]) -> Roll {
+    fn view(nodes: usize, leaders: &[Option<&str>]) -> Roll {
         let pairs = leaders.iter().enumerate().map(|(n, leader)| PairState {
             id: id(n),
             status: PairStatus::Active,
@@ -119,65 +119,65 @@ mod tests {
     }
 
     #[test]
-    fn alone_a_node_takes_everything_that_is_free() {
-        let mut share = Share::default();
-        let change = share.change(&"n0".into(), &ids(0..5), &HashSet::new(), &roll(1, &[None; 5]));
-        assert_eq!(change.claim.iter().cloned().collect::<HashSet<_>>(), ids(0..5));
-        assert!(change.give_up.is_empty());
+    fn alone_a_node_claims_everything_that_is_free() {
+        let mut balancer = Balancer::default();
+        let rebalance = balancer.rebalance(&"n0".into(), &ids(0..5), &HashSet::new(), &view(1, &[None; 5]));
+        assert_eq!(rebalance.claim.iter().cloned().collect::<HashSet<_>>(), ids(0..5));
+        assert!(rebalance.release.is_empty());
     }
 
     #[test]
-    fn when_a_node_joins_the_others_give_up_what_is_over_their_share() {
-        let mut share = Share::default();
+    fn when_a_node_joins_the_others_release_what_is_over_their_quota() {
+        let mut balancer = Balancer::default();
         let all = [Some("n0"); 6];
-        let change = share.change(&"n0".into(), &ids(0..6), &ids(0..6), &roll(3, &all));
-        assert_eq!(change.give_up, [id(2), id(3), id(4), id(5)]);
-        assert!(change.claim.is_empty());
+        let rebalance = balancer.rebalance(&"n0".into(), &ids(0..6), &ids(0..6), &view(3, &all));
+        assert_eq!(rebalance.release, [id(2), id(3), id(4), id(5)]);
+        assert!(rebalance.claim.is_empty());
     }
 
     #[test]
-    fn nobody_takes_more_than_its_share_unless_nobody_else_does() {
-        let mut share = Share::default();
+    fn a_node_exceeds_its_quota_only_if_no_other_node_claims() {
+        let mut balancer = Balancer::default();
         let leaders = [Some("n0"), Some("n0"), None, None];
         let (runs, leads) = (ids(0..4), ids(0..2));
-        let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
-        assert_eq!(change, Change::default(), "the other node should take them");
-        let change = share.change(&"n0".into(), &runs, &leads, &roll(2, &leaders));
-        assert_eq!(change.claim.len(), 2, "it does not");
+        let rebalance = balancer.rebalance(&"n0".into(), &runs, &leads, &view(2, &leaders));
+        assert_eq!(rebalance, Rebalance::default(), "the other node should take them");
+        let rebalance = balancer.rebalance(&"n0".into(), &runs, &leads, &view(2, &leaders));
+        assert_eq!(rebalance.claim.len(), 2, "it does not");
         // They are not released again at once.
-        let all = roll(2, &[Some("n0"); 4]);
+        let all = view(2, &[Some("n0"); 4]);
         for _ in 1..SPARE.0 {
-            assert_eq!(share.change(&"n0".into(), &runs, &ids(0..4), &all), Change::default());
+            assert_eq!(balancer.rebalance(&"n0".into(), &runs, &ids(0..4), &all), Rebalance::default());
         }
     }
 
     /// The other node may only have been slow.
     #[test]
     fn the_other_node_gets_another_chance_but_ever_less_often() {
-        let mut share = Share::default();
-        let (free, all) = (roll(2, &[Some("n0"), Some("n0"), None, None]), roll(2, &[Some("n0"); 4]));
+        let mut balancer = Balancer::default();
+        let (free, all) = (view(2, &[Some("n0"), Some("n0"), None, None]), view(2, &[Some("n0"); 4]));
         let mut rounds = Vec::new();
         for _ in 0..3 {
-            share.change(&"n0".into(), &ids(0..4), &ids(0..2), &free);
-            assert_eq!(share.change(&"n0".into(), &ids(0..4), &ids(0..2), &free).claim.len(), 2);
-            let kept =
-                (1..).find(|_| !share.change(&"n0".into(), &ids(0..4), &ids(0..4), &all).give_up.is_empty());
+            balancer.rebalance(&"n0".into(), &ids(0..4), &ids(0..2), &free);
+            assert_eq!(balancer.rebalance(&"n0".into(), &ids(0..4), &ids(0..2), &free).claim.len(), 2);
+            let kept = (1..)
+                .find(|_| !balancer.rebalance(&"n0".into(), &ids(0..4), &ids(0..4), &all).release.is_empty());
             rounds.push(kept.unwrap());
         }
         assert_eq!(rounds, [5, 10, 20]);
-        share.change(
+        balancer.rebalance(
             &"n0".into(),
             &ids(0..4),
             &ids(0..2),
-            &roll(2, &[Some("n0"), Some("n0"), Some("n1"), Some("n1")]),
+            &view(2, &[Some("n0"), Some("n0"), Some("n1"), Some("n1")]),
         );
-        assert!(share.patience.is_empty(), "it takes them after all");
+        assert!(balancer.patience.is_empty(), "it takes them after all");
     }
 
     #[test]
-    fn what_this_node_does_not_run_is_not_its_business() {
-        let mut share = Share::default();
-        let change = share.change(&"n0".into(), &ids(0..1), &HashSet::new(), &roll(1, &[None; 3]));
-        assert_eq!(change.claim, [id(0)]);
+    fn a_subscription_that_this_node_does_not_run_is_not_claimed() {
+        let mut balancer = Balancer::default();
+        let rebalance = balancer.rebalance(&"n0".into(), &ids(0..1), &HashSet::new(), &view(1, &[None; 3]));
+        assert_eq!(rebalance.claim, [id(0)]);
     }
 }

@@ -10,12 +10,12 @@ const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration:
 
 /// State of a subscription between two batches.
 #[derive(Clone, Debug)]
-pub(super) struct Rhythm {
+pub(super) struct Pacing {
     pace: Pace,
     /// Consecutive polls that found nothing.
-    empty: u32,
+    empty_polls: u32,
     /// When to poll, unless a hint comes before.
-    pub(super) look_at: Instant,
+    pub(super) poll_at: Instant,
     /// Consecutive errors.
     pub(super) errors: u32,
     pub(super) last_error: Option<String>,
@@ -26,29 +26,29 @@ pub(super) struct Rhythm {
     /// When the batch that is with the publisher was sent.
     sent_at: Instant,
     /// How many events to send: one while the publisher fails.
-    width: usize,
+    batch_size: usize,
 }
 
-impl Rhythm {
+impl Pacing {
     /// Continues with the errors in the table.
     pub(super) fn new(pace: Pace, errors: u32, last_error: Option<String>, now: Instant) -> Self {
-        let width = if errors > 0 { 1 } else { pace.batch };
+        let batch_size = if errors > 0 { 1 } else { pace.batch };
         Self {
             pace,
-            empty: 0,
-            look_at: now,
+            empty_polls: 0,
+            poll_at: now,
             errors,
             last_error,
             unavailable: 0,
             try_at: now,
             sent_at: now,
-            width,
+            batch_size,
         }
     }
 
     /// How many events the next batch may have.
-    pub(super) fn width(&self) -> usize {
-        self.width
+    pub(super) fn batch_size(&self) -> usize {
+        self.batch_size
     }
 
     /// Records that a batch is sent to the publisher.
@@ -62,37 +62,37 @@ impl Rhythm {
 
     /// Records that there may be new events.
     pub(super) fn hinted(&mut self, now: Instant) {
-        self.empty = 0;
-        self.look_at = now + self.pace.every;
+        self.empty_polls = 0;
+        self.poll_at = now + self.pace.every;
     }
 
     /// Records a scheduled poll that found nothing.
-    pub(super) fn looked_in_vain(&mut self, now: Instant) {
-        self.empty = self.empty.saturating_add(1);
-        self.look_at = now + self.pace.idle_wait(self.empty);
+    pub(super) fn record_empty_poll(&mut self, now: Instant) {
+        self.empty_polls = self.empty_polls.saturating_add(1);
+        self.poll_at = now + self.pace.idle_wait(self.empty_polls);
     }
 
     /// Records a successful batch. Returns whether it ends a series of errors.
-    pub(super) fn went_well(&mut self, now: Instant) -> bool {
-        let news = self.errors > 0 || self.last_error.is_some();
+    pub(super) fn succeeded(&mut self, now: Instant) -> bool {
+        let ends_errors = self.errors > 0 || self.last_error.is_some();
         (self.errors, self.last_error, self.unavailable) = (0, None, 0);
         if self.pace.interval.is_zero() {
-            self.width = (self.width * 2).min(self.pace.batch);
+            self.batch_size = (self.batch_size * 2).min(self.pace.batch);
             self.try_at = now;
         } else {
             // The next batch may be far away: it is a full one.
-            self.width = self.pace.batch;
+            self.batch_size = self.pace.batch;
             self.try_at = self.sent_at + self.pace.interval;
         }
         self.hinted(now);
-        news
+        ends_errors
     }
 
     /// Records a failed batch of so many events. `random` is in `[0, 1)`.
     pub(super) fn failed(&mut self, now: Instant, tried: usize, failure: &Failure, random: f64) {
         self.errors = self.errors.saturating_add(1);
         self.last_error = Some(failure.message.clone());
-        self.width = if self.status() == PairStatus::Failed { 1 } else { (tried / 2).max(1) };
+        self.batch_size = if self.status() == PairStatus::Failed { 1 } else { (tried / 2).max(1) };
         let pause = match failure.again {
             Again::After(pause) => pause,
             Again::ByPolicy | Again::Never => {
@@ -106,7 +106,7 @@ impl Rhythm {
 
     /// Records that a batch of so many events took longer than this node's lease.
     pub(super) fn abandoned(&mut self, tried: usize) {
-        self.width = (tried / 2).max(1);
+        self.batch_size = (tried / 2).max(1);
     }
 
     /// Records that the destination is unavailable: not an error of the events. It is tried again
@@ -114,14 +114,14 @@ impl Rhythm {
     pub(super) fn unavailable(&mut self, now: Instant, reason: &str, random: f64) {
         self.unavailable = self.unavailable.saturating_add(1);
         self.last_error = Some(reason.to_owned());
-        self.width = 1;
+        self.batch_size = 1;
         let (first, longest) = UNAVAILABLE;
         let pause = first.saturating_mul(1 << (self.unavailable - 1).min(16)).min(longest);
         self.try_at = now + pause.mul_f64(0.75 + random / 2.0);
     }
 
     /// Clears the errors after an operator has reset them: tries again at once.
-    pub(super) fn forgive(&mut self, now: Instant) {
+    pub(super) fn reset_errors(&mut self, now: Instant) {
         *self = Self::new(self.pace.clone(), 0, None, now);
     }
 }
@@ -132,25 +132,25 @@ mod tests {
 
     const SEC: Duration = Duration::from_secs(1);
 
-    fn rhythm(now: Instant) -> Rhythm {
-        Rhythm::new(Pace::default(), 0, None, now)
+    fn pacing(now: Instant) -> Pacing {
+        Pacing::new(Pace::default(), 0, None, now)
     }
 
     #[test]
-    fn after_three_looks_in_vain_each_wait_doubles_up_to_a_minute_and_a_hint_resets() {
+    fn after_three_empty_polls_each_wait_doubles_up_to_a_minute_and_a_hint_resets() {
         let now = Instant::now();
-        let mut rhythm = rhythm(now);
+        let mut pacing = pacing(now);
         let waits: Vec<u64> = (0..11)
             .map(|_| {
-                rhythm.looked_in_vain(now);
-                (rhythm.look_at - now).as_secs()
+                pacing.record_empty_poll(now);
+                (pacing.poll_at - now).as_secs()
             })
             .collect();
         assert_eq!(waits, [1, 1, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        rhythm.hinted(now);
-        assert_eq!(rhythm.look_at, now + SEC);
-        rhythm.looked_in_vain(now);
-        assert_eq!(rhythm.look_at, now + SEC);
+        pacing.hinted(now);
+        assert_eq!(pacing.poll_at, now + SEC);
+        pacing.record_empty_poll(now);
+        assert_eq!(pacing.poll_at, now + SEC);
     }
 
     #[test]
@@ -158,10 +158,10 @@ mod tests {
         let now = Instant::now();
         let year = 365 * 86_400 * SEC;
         let waits = |pace: Pace, looks: usize| {
-            let mut rhythm = Rhythm::new(pace, 0, None, now);
+            let mut pacing = Pacing::new(pace, 0, None, now);
             let mut wait = || {
-                rhythm.looked_in_vain(now);
-                (rhythm.look_at - now).as_millis()
+                pacing.record_empty_poll(now);
+                (pacing.poll_at - now).as_millis()
             };
             (0..looks).map(|_| wait()).collect::<Vec<_>>()
         };
@@ -176,13 +176,13 @@ mod tests {
     #[test]
     fn errors_narrow_the_batch_to_one_and_make_the_pair_failed_until_one_goes_through() {
         let now = Instant::now();
-        let mut rhythm = rhythm(now);
+        let mut pacing = pacing(now);
         let failure = Failure::retry("no route");
         let mut seen = Vec::new();
         for _ in 0..6 {
-            let tried = rhythm.width();
-            rhythm.failed(now, tried, &failure, 0.5);
-            seen.push((rhythm.width(), rhythm.status(), (rhythm.try_at - now).as_millis()));
+            let tried = pacing.batch_size();
+            pacing.failed(now, tried, &failure, 0.5);
+            seen.push((pacing.batch_size(), pacing.status(), (pacing.try_at - now).as_millis()));
         }
         use PairStatus::{Active, Failed};
         assert_eq!(
@@ -196,50 +196,50 @@ mod tests {
                 (1, Failed, 16_000),
             ]
         );
-        assert!(rhythm.went_well(now), "it is news");
-        assert_eq!((rhythm.status(), rhythm.errors, rhythm.width(), rhythm.try_at), (Active, 0, 2, now));
+        assert!(pacing.succeeded(now), "it ends the errors");
+        assert_eq!((pacing.status(), pacing.errors, pacing.batch_size(), pacing.try_at), (Active, 0, 2, now));
         for _ in 0..10 {
-            rhythm.went_well(now);
+            pacing.succeeded(now);
         }
-        assert_eq!(rhythm.width(), 100);
+        assert_eq!(pacing.batch_size(), 100);
     }
 
     #[test]
     fn with_an_interval_one_batch_starts_in_that_time_and_a_failure_is_retried_sooner() {
         let now = Instant::now();
         let pace = Pace { interval: 3_600 * SEC, ..Pace::default() };
-        let mut rhythm = Rhythm::new(pace, 0, None, now);
-        assert_eq!(rhythm.try_at, now, "the first one at once");
-        rhythm.sent(now);
-        rhythm.failed(now + SEC, 100, &Failure::retry("no route"), 0.5);
-        assert_eq!(rhythm.try_at, now + SEC + SEC / 2);
-        rhythm.sent(now + 2 * SEC);
-        rhythm.went_well(now + 9 * SEC);
-        assert_eq!(rhythm.try_at, now + 3_602 * SEC, "from the start of the last one");
-        assert_eq!(rhythm.width(), 100, "not half a batch, and an hour later the other half");
+        let mut pacing = Pacing::new(pace, 0, None, now);
+        assert_eq!(pacing.try_at, now, "the first one at once");
+        pacing.sent(now);
+        pacing.failed(now + SEC, 100, &Failure::retry("no route"), 0.5);
+        assert_eq!(pacing.try_at, now + SEC + SEC / 2);
+        pacing.sent(now + 2 * SEC);
+        pacing.succeeded(now + 9 * SEC);
+        assert_eq!(pacing.try_at, now + 3_602 * SEC, "from the start of the last one");
+        assert_eq!(pacing.batch_size(), 100, "not half a batch, and an hour later the other half");
     }
 
     #[test]
     fn a_publisher_that_says_when_is_asked_then() {
         let now = Instant::now();
-        let mut rhythm = rhythm(now);
-        rhythm.failed(now, 1, &Failure::retry_after(7 * SEC, "busy"), 0.9);
-        assert_eq!(rhythm.try_at, now + 7 * SEC);
+        let mut pacing = pacing(now);
+        pacing.failed(now, 1, &Failure::retry_after(7 * SEC, "busy"), 0.9);
+        assert_eq!(pacing.try_at, now + 7 * SEC);
     }
 
     #[test]
     fn a_destination_that_is_unavailable_counts_no_error_and_is_probed_ever_less_often() {
         let now = Instant::now();
-        let mut rhythm = rhythm(now);
-        rhythm.unavailable(now, "gone", 0.5);
-        assert_eq!((rhythm.try_at, rhythm.width()), (now + SEC / 4, 1));
+        let mut pacing = pacing(now);
+        pacing.unavailable(now, "gone", 0.5);
+        assert_eq!((pacing.try_at, pacing.batch_size()), (now + SEC / 4, 1));
         for _ in 0..20 {
-            rhythm.unavailable(now, "gone", 0.5);
+            pacing.unavailable(now, "gone", 0.5);
         }
-        assert_eq!((rhythm.errors, rhythm.status()), (0, PairStatus::Active));
-        assert_eq!(rhythm.try_at, now + 30 * SEC);
-        assert!(rhythm.last_error.is_some());
-        rhythm.forgive(now);
-        assert_eq!((rhythm.last_error, rhythm.try_at), (None, now));
+        assert_eq!((pacing.errors, pacing.status()), (0, PairStatus::Active));
+        assert_eq!(pacing.try_at, now + 30 * SEC);
+        assert!(pacing.last_error.is_some());
+        pacing.reset_errors(now);
+        assert_eq!((pacing.last_error, pacing.try_at), (None, now));
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
-use super::book::Book;
-use super::chunks::{Chunk, Gathered, MOST, MOST_BYTES};
-use super::news::{Errand, News};
-use super::strand::{Lead, Outcome};
-use super::{CALM_LEASE, Desk, Doubt};
+use super::chunks::{Chunk, Gathered, MAX_BYTES, MAX_ROWS};
+use super::log_handle::LogHandle;
+use super::responses::{Request, Response};
+use super::subscription::{BatchOutcome, Leader};
+use super::{IDLE_LEASE_FACTOR, LogRelay, Recheck};
 use crate::error::Result;
 use crate::log::{LogEvent, Move, Outgoing, PairId, Position, Publisher, Query, Roll, Stored};
 use crate::relay::dispatch::guarded;
@@ -21,61 +21,62 @@ use crate::relay::dispatch::guarded;
 /// How many reads may run at the same time.
 const READS: usize = 2;
 
-impl Desk {
+impl LogRelay {
     /// Queries the safe position, and the head of the log, when it is time to.
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn poll_log(&mut self, now: Instant) {
         if now >= self.next_advance()
             && let Some(mut frontier) = self.frontier.take()
         {
-            let looked = !self.hinted && now >= self.earliest_look();
+            let polled = !self.hinted && now >= self.earliest_poll();
             self.hinted = false;
-            if self.doubt == Doubt::Raised {
-                self.doubt = Doubt::Asked;
+            if self.recheck == Recheck::Needed {
+                self.recheck = Recheck::Running;
             }
-            self.errand(Errand::Advance, async move |log| {
+            self.request(Request::Advance, async move |log| {
                 let result = log.advance(&mut frontier).await;
-                News::Advanced { frontier, result, looked }
+                Response::Advanced { frontier, result, polled }
             });
         }
         if now >= self.watch_at && self.has_to_watch() {
             self.watching = true;
             self.watch_pause = (self.watch_pause * 2).min(self.watch);
             self.watch_at = now + self.watch_pause;
-            self.errand(Errand::Watch, async move |log| News::Head(log.head().await));
+            self.request(Request::Watch, async move |log| Response::Head(log.head().await));
         }
     }
 
     /// Sends the next batch of a subscription to its publisher.
-    pub(super) fn feed(&mut self, pair: usize, now: Instant) {
-        let strand = &mut self.strands[pair];
-        let Some(lead) = strand.lead.as_mut().filter(|lead| lead.is_ready(now)) else { return };
-        if lead.cursor >= self.safe || self.doubt != Doubt::None || self.ask_first.is_some() {
+    pub(super) fn send_next(&mut self, pair: usize, now: Instant) {
+        let subscription = &mut self.subscriptions[pair];
+        let Some(leader) = subscription.leader.as_mut().filter(|leader| leader.is_ready(now)) else { return };
+        if leader.cursor >= self.safe || self.recheck != Recheck::NotNeeded || self.confirm_after.is_some() {
             return;
         }
-        let (width, mark) = (lead.rhythm.width(), (lead.rhythm.errors + 1, lead.epoch));
-        let gathered = self.chunks.gather(&strand.pair.topic, lead.cursor, self.safe, width, mark);
+        let (batch_size, mark) = (leader.pacing.batch_size(), (leader.pacing.errors + 1, leader.epoch));
+        let gathered =
+            self.chunks.gather(&subscription.pair.topic, leader.cursor, self.safe, batch_size, mark);
         let Gathered { events, upto, missing } = gathered;
         // The next range too, before it is needed: reading goes on while publishers work.
         let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
         if events.is_empty() {
-            lead.cursor = lead.cursor.max(upto);
+            leader.cursor = leader.cursor.max(upto);
             return self.want(ahead);
         }
         let span = tracing::debug_span!(
-            "outbox.publish", store = self.log.name(), pair = %strand.pair.id, events = events.len()
+            "outbox.publish", store = self.log.name(), pair = %subscription.pair.id, events = events.len()
         );
-        let (publisher, limit) = (strand.pair.publisher.clone(), strand.pair.pace().timeout);
+        let (publisher, limit) = (subscription.pair.publisher.clone(), subscription.pair.pace().timeout);
         self.batches += 1;
-        let (news, batch) = (self.news.clone(), self.batches);
+        let (responses, batch) = (self.responses.clone(), self.batches);
         let positions: Vec<Position> = events.iter().filter_map(|event| event.position).collect();
         let task = tokio::spawn(
             async move {
                 let outcome = publish(&*publisher, &events, limit).await;
-                let _ = news.send(News::Published { pair, batch, outcome });
+                let _ = responses.send(Response::Published { pair, batch, outcome });
             }
             .instrument(span),
         );
-        lead.sent(batch, positions, upto, task.abort_handle(), now);
+        leader.sent(batch, positions, upto, task.abort_handle(), now);
         self.want(ahead);
     }
 
@@ -95,9 +96,9 @@ impl Desk {
         self.wanted.retain(|from| !reading.contains(from) && !chunks.covers(*from) && *from < safe);
         let free = READS.saturating_sub(self.reading.len()).min(self.wanted.len());
         for from in self.wanted.drain(..free).collect::<Vec<_>>() {
-            let upto = self.chunks.reach(from, safe);
+            let upto = self.chunks.read_end(from, safe);
             self.reading.push(from);
-            self.errand(Errand::Read(from), async move |log| News::Read {
+            self.request(Request::Read(from), async move |log| Response::Read {
                 from,
                 result: read_chunk(&log, from, upto, safe).await,
             });
@@ -109,20 +110,20 @@ impl Desk {
         if self.saving {
             return;
         }
-        let loud = now >= self.save_at && self.leads().any(Lead::has_news);
-        let quiet = now >= self.quiet_save_at && self.leads().any(Lead::is_behind);
+        let loud = now >= self.save_at && self.leaders().any(Leader::has_unsaved_result);
+        let quiet = now >= self.quiet_save_at && self.leaders().any(Leader::needs_saving);
         let last = self.stopping.is_some() && now >= self.save_at;
         if !loud && !quiet && !last {
             return;
         }
         let moves: Vec<Move> = self
-            .strands
+            .subscriptions
             .iter_mut()
-            .filter_map(|strand| {
-                let lead = strand.lead.as_mut().filter(|lead| lead.is_behind())?;
-                lead.published = false;
-                lead.saving = true;
-                Some(lead.to_save(&strand.pair.id))
+            .filter_map(|subscription| {
+                let leader = subscription.leader.as_mut().filter(|leader| leader.needs_saving())?;
+                leader.published = false;
+                leader.saving = true;
+                Some(leader.to_save(&subscription.pair.id))
             })
             .collect();
         if moves.is_empty() {
@@ -131,42 +132,44 @@ impl Desk {
         self.saving = true;
         self.save_at = now;
         let node = self.node.clone();
-        self.errand(Errand::Save, async move |log| {
+        self.request(Request::Save, async move |log| {
             let result = log.save(&node, &moves).await;
-            News::Saved { moves, result }
+            Response::Saved { moves, result }
         });
     }
 
     /// Renews this node's leases, and reads who leads what.
-    pub(super) fn tend(&mut self, now: Instant) {
-        if self.tending || now < self.tend_at {
+    pub(super) fn heartbeat(&mut self, now: Instant) {
+        if self.heartbeat_running || now < self.heartbeat_at {
             return;
         }
-        self.tending = true;
-        let ttl = if self.is_calm(now) { self.ttl * CALM_LEASE } else { self.ttl };
-        for lead in self.strands.iter_mut().filter_map(|strand| strand.lead.as_mut()) {
+        self.heartbeat_running = true;
+        let ttl = if self.is_idle(now) { self.ttl * IDLE_LEASE_FACTOR } else { self.ttl };
+        for leader in self.subscriptions.iter_mut().filter_map(|subscription| subscription.leader.as_mut()) {
             // The lease in the table may be shorter from now on, also if the answer is lost.
-            lead.until = lead.until.min(now + ttl);
+            leader.until = leader.until.min(now + ttl);
         }
         let node = self.node.clone();
-        self.errand(Errand::Tend, async move |log| {
+        self.request(Request::Heartbeat, async move |log| {
             let result = log.tend(&node, ttl).await;
-            News::Tended { asked: now, ttl, result }
+            Response::HeartbeatSent { asked: now, ttl, result }
         });
     }
 
     /// Releases the subscriptions above this node's quota, once they are at rest.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn release_surplus(&mut self) {
         if self.saving {
             return;
         }
         let mut released = Vec::new();
-        for strand in &mut self.strands {
-            let at_rest =
-                strand.lead.as_ref().filter(|l| l.giving_up && l.in_flight.is_none() && !l.is_behind());
-            if let Some(lead) = at_rest {
-                released.push((strand.pair.id.clone(), lead.epoch));
-                strand.lose();
+        for subscription in &mut self.subscriptions {
+            let at_rest = subscription
+                .leader
+                .as_ref()
+                .filter(|l| l.releasing && l.in_flight.is_none() && !l.needs_saving());
+            if let Some(leader) = at_rest {
+                released.push((subscription.pair.id.clone(), leader.epoch));
+                subscription.stop_leading();
             }
         }
         self.release(released);
@@ -177,40 +180,40 @@ impl Desk {
             return;
         }
         let node = self.node.clone();
-        self.errand(Errand::Tell, async move |log| {
+        self.request(Request::Update, async move |log| {
             let result = log.release(&node, &pairs).await;
-            log.ring().await;
-            News::Told { what: "could not hand over publishers", result }
+            log.notify_nodes().await;
+            Response::Updated { what: "could not hand over publishers", result }
         });
     }
 
     /// Stores the safe position, for nodes that start later.
-    pub(super) fn note_decided(&mut self) {
+    pub(super) fn store_watermark(&mut self) {
         let safe = self.safe;
-        if safe <= self.noted {
+        if safe <= self.stored_watermark {
             return;
         }
-        self.noted = safe;
-        self.errand(Errand::Tell, async move |log| {
+        self.stored_watermark = safe;
+        self.request(Request::Update, async move |log| {
             let result = log.note_decided(safe).await;
-            News::Told { what: "could not store the safe position of the log", result }
+            Response::Updated { what: "could not store the safe position of the log", result }
         });
     }
 
     /// Creates rows that were deleted.
-    pub(super) fn register_missing(&mut self, roll: &Roll) {
-        let there: HashSet<&PairId> = roll.pairs.iter().map(|state| &state.id).collect();
-        let missing = self.strands.iter().filter(|strand| !there.contains(strand.id()));
+    pub(super) fn register_missing(&mut self, view: &Roll) {
+        let there: HashSet<&PairId> = view.pairs.iter().map(|state| &state.id).collect();
+        let missing = self.subscriptions.iter().filter(|subscription| !there.contains(subscription.id()));
         let missing: Vec<(PairId, bool)> = missing.map(|s| (s.id().clone(), s.pair.from_now)).collect();
         if missing.is_empty() {
             return;
         }
         for (pair, _) in &missing {
-            self.strands[self.index[pair]].lose();
+            self.subscriptions[self.index[pair]].stop_leading();
         }
-        self.errand(Errand::Tell, async move |log| {
+        self.request(Request::Update, async move |log| {
             let result = log.register(&missing).await;
-            News::Told { what: "could not create the rows of publishers", result }
+            Response::Updated { what: "could not create the rows of publishers", result }
         });
     }
 
@@ -218,59 +221,65 @@ impl Desk {
         // Counted from the time of the request, as the lease is. An idle node sends a heartbeat
         // twice per lease, and when the lease of another node should have ended.
         self.long_lease = lease > self.ttl;
-        self.tend_at = if self.ask_first.is_some() {
+        self.heartbeat_at = if self.confirm_after.is_some() {
             asked
         } else if self.long_lease && pairs.is_empty() {
             let at = asked + lease / 2;
-            self.others_end.map_or(at, |end| at.min(end.max(asked + self.ttl / 4)))
+            self.others_expire_at.map_or(at, |end| at.min(end.max(asked + self.ttl / 4)))
         } else {
             asked + self.ttl / 4
         };
         if pairs.is_empty() {
-            self.tending = false;
-            self.knows_leads(asked);
+            self.heartbeat_running = false;
+            self.leaders_confirmed(asked);
             return;
         }
         let (node, ttl) = (self.node.clone(), self.ttl);
-        self.errand(Errand::Tend, async move |log| {
+        self.request(Request::Heartbeat, async move |log| {
             let asked = Instant::now();
             let result = log.claim(&node, ttl, &pairs).await;
-            News::Claimed { asked, result }
+            Response::Claimed { asked, result }
         });
     }
 
     /// Runs a request in a task of its own, which ends with one response.
-    fn errand<F: Future<Output = News> + Send + 'static>(&self, errand: Errand, ask: impl FnOnce(Book) -> F) {
-        let (news, asking) = (self.news.clone(), ask(self.log.clone()));
+    fn request<F: Future<Output = Response> + Send + 'static>(
+        &self,
+        request: Request,
+        ask: impl FnOnce(LogHandle) -> F,
+    ) {
+        let (responses, asking) = (self.responses.clone(), ask(self.log.clone()));
         tokio::spawn(async move {
             let answer = AssertUnwindSafe(asking).catch_unwind().await;
-            news.send(answer.unwrap_or(News::Lost(errand)))
+            responses.send(answer.unwrap_or(Response::Lost(request)))
         });
     }
 }
 
 /// Checks the publisher's health, and publishes. A panic and a timeout are failures like any other.
-async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> Outcome {
+async fn publish(publisher: &dyn Publisher, events: &[Outgoing], limit: Duration) -> BatchOutcome {
     let published = async {
         if let Err(unavailable) = publisher.health().await {
-            return Ok(Outcome::Unavailable(0, unavailable.to_string()));
+            return Ok(BatchOutcome::Unavailable(0, unavailable.to_string()));
         }
         Ok(match publisher.publish_batch(events).await {
-            Ok(()) => Outcome::Published,
+            Ok(()) => BatchOutcome::Published,
             Err(error) if error.is_unavailable() => {
-                Outcome::Unavailable(error.published(), error.to_string())
+                BatchOutcome::Unavailable(error.published(), error.to_string())
             }
-            Err(error) => Outcome::Failed(error.published(), error.failure),
+            Err(error) => BatchOutcome::Failed(error.published(), error.failure),
         })
     };
-    guarded("the publisher", limit, published).await.unwrap_or_else(|failure| Outcome::Failed(0, failure))
+    guarded("the publisher", limit, published)
+        .await
+        .unwrap_or_else(|failure| BatchOutcome::Failed(0, failure))
 }
 
 /// Reads a range of the log. Events that cannot be read are recorded and left out: they would block
 /// every publisher for ever.
-async fn read_chunk(log: &Book, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
+async fn read_chunk(log: &LogHandle, from: Position, upto: Position, safe: Position) -> Result<Chunk> {
     // One limit, and so one statement, whatever the range.
-    let read = log.read_bounded(from, upto, MOST, MOST_BYTES).await?;
+    let read = log.read_bounded(from, upto, MAX_ROWS, MAX_BYTES).await?;
     if !read.rows.is_empty() || upto >= safe {
         let upto = read.rows.last().filter(|_| read.cut).map_or(upto, position);
         return Ok(Chunk { from, upto, rows: readable(log, read.rows).await? });
@@ -288,7 +297,7 @@ fn position(row: &Stored) -> Position {
     }
 }
 
-async fn readable(log: &Book, rows: Vec<Stored>) -> Result<Vec<LogEvent>> {
+async fn readable(log: &LogHandle, rows: Vec<Stored>) -> Result<Vec<LogEvent>> {
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
         match row {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::dispatch::{HANDLER, guarded};
-use super::held::{Held, Tag};
+use super::in_flight::{Fence, InFlight};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::handler::{Cx, Failure, Outcome, TxHandler};
@@ -22,32 +22,32 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 use crate::tx::Tx;
 
 /// Delay of the next attempt if the database failed, and not the handler.
-const TROUBLE: Duration = Duration::from_secs(1);
+const DATABASE_RETRY: Duration = Duration::from_secs(1);
 
 /// Time limit of a rollback.
-const ROLLBACK: Duration = Duration::from_secs(5);
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An outbox whose database type is erased.
 pub(crate) type AnyOutbox = Arc<dyn Any + Send + Sync>;
 
 /// A handler that gets a transaction, whatever the database.
 #[async_trait]
-pub(crate) trait InTx: Send + Sync {
+pub(crate) trait TxDispatch: Send + Sync {
     /// Error if this outbox has no transactions for the handler.
-    fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error>;
+    fn check_compatible(&self, outbox: Option<&AnyOutbox>) -> Option<Error>;
 
     /// Handles and settles.
-    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, end: &End<'_>) -> Ended;
+    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome;
 }
 
 /// How the transaction settles the event.
-pub(crate) struct End<'a> {
+pub(crate) struct SettleOnCommit<'a> {
     /// Name of the store, for log lines.
     pub(crate) store: &'a str,
     pub(crate) settlement: Settlement,
     /// Knows whether this node still holds the event, and under which claim.
-    pub(crate) held: &'a Held,
-    pub(crate) tag: Tag,
+    pub(crate) in_flight: &'a InFlight,
+    pub(crate) fence: Fence,
     pub(crate) completion: Completion,
     /// Time limit of the handler.
     pub(crate) limit: Duration,
@@ -55,17 +55,17 @@ pub(crate) struct End<'a> {
     pub(crate) by: Holder,
     /// Time limit of settling and committing, in a fleet: a database that hangs must not keep
     /// shared limits occupied.
-    pub(crate) patience: Option<Duration>,
+    pub(crate) commit_timeout: Option<Duration>,
 }
 
 /// Result of handling in a transaction.
-pub(crate) enum Ended {
+pub(crate) enum TxOutcome {
     /// Done and settled. `wrote`: the follow-up event of a join was written too.
     Settled { wrote: bool },
     /// Another node holds the event by now; nothing has happened.
     Stale,
     /// Rolled back; this result is to be settled.
-    Said(Result<Outcome, Failure>),
+    Returned(Result<Outcome, Failure>),
 }
 
 /// A [`TxHandler`] for one kind of database.
@@ -77,37 +77,40 @@ impl<DB: Database> Transactional<DB> {
     }
 
     /// Settles in the handler's transaction. `None`: this node no longer holds the event.
-    async fn settle(tx: &mut Tx<'static, DB>, end: &End<'_>) -> Result<Option<Settled>, Error> {
-        let mut settlement = [end.settlement.clone()];
-        if matches!(end.by, Holder::Lease { .. }) {
-            end.held.update_claims(&mut settlement);
+    async fn settle(
+        tx: &mut Tx<'static, DB>,
+        settling: &SettleOnCommit<'_>,
+    ) -> Result<Option<Settled>, Error> {
+        let mut settlement = [settling.settlement.clone()];
+        if matches!(settling.by, Holder::Lease { .. }) {
+            settling.in_flight.update_claims(&mut settlement);
         }
-        let settled = tx.settle(&end.by, end.completion, &settlement).await?;
+        let settled = tx.settle(&settling.by, settling.completion, &settlement).await?;
         Ok(Some(settled).filter(|settled| settled.moved > 0))
     }
 
     /// Settles and commits after the handler returned `Done`.
-    async fn finish(mut tx: Tx<'static, DB>, end: &End<'_>) -> Ended {
-        match Self::settle(&mut tx, end).await {
+    async fn finish(mut tx: Tx<'static, DB>, settling: &SettleOnCommit<'_>) -> TxOutcome {
+        match Self::settle(&mut tx, settling).await {
             Ok(Some(Settled { wrote, .. })) => match tx.commit().await {
-                Ok(()) => Ended::Settled { wrote },
-                Err(error) => trouble(end, "commit", &error),
+                Ok(()) => TxOutcome::Settled { wrote },
+                Err(error) => classify(settling, "commit", &error),
             },
             Ok(None) => {
                 roll_back(tx).await;
-                Ended::Stale
+                TxOutcome::Stale
             }
             Err(error) => {
                 roll_back(tx).await;
-                trouble(end, "settle in its transaction", &error)
+                classify(settling, "settle in its transaction", &error)
             }
         }
     }
 }
 
 #[async_trait]
-impl<DB: Database> InTx for Transactional<DB> {
-    fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
+impl<DB: Database> TxDispatch for Transactional<DB> {
+    fn check_compatible(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
         let fits = outbox.is_some_and(|outbox| outbox.is::<Outbox<DB>>());
         (!fits).then(|| {
             let database = DB::NAME;
@@ -117,39 +120,41 @@ impl<DB: Database> InTx for Transactional<DB> {
         })
     }
 
-    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, end: &End<'_>) -> Ended {
+    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome {
         let Some(outbox) = outbox.and_then(|outbox| outbox.downcast_ref::<Outbox<DB>>()) else {
-            let wanted =
-                format!("the handler needs a transaction of {}, but the event is in another database", DB::NAME);
-            return Ended::Said(Err(Failure::dead(wanted)));
+            let wanted = format!(
+                "the handler needs a transaction of {}, but the event is in another database",
+                DB::NAME
+            );
+            return TxOutcome::Returned(Err(Failure::dead(wanted)));
         };
         let mut tx = match outbox.begin_for_handler().await {
             Ok(tx) => tx,
-            Err(error) => return trouble(end, "begin its transaction", &error),
+            Err(error) => return classify(settling, "begin its transaction", &error),
         };
         // To begin may have taken longer than the lease lasts.
-        if !end.held.start(&end.settlement.id, end.tag, Instant::now()) {
+        if !settling.in_flight.start(&settling.settlement.id, settling.fence, Instant::now()) {
             roll_back(tx).await;
-            return Ended::Stale;
+            return TxOutcome::Stale;
         }
-        let result = guarded(HANDLER, end.limit, async { self.0.handle(cx, &mut tx).await }).await;
+        let result = guarded(HANDLER, settling.limit, async { self.0.handle(cx, &mut tx).await }).await;
         if result != Ok(Outcome::Done) {
             roll_back(tx).await;
-            return Ended::Said(result);
+            return TxOutcome::Returned(result);
         }
         let finished = async {
-            let ended = Self::finish(tx, end).await;
-            if matches!(ended, Ended::Settled { .. }) {
-                outbox.sql_store().let_go(&end.settlement.id);
+            let outcome = Self::finish(tx, settling).await;
+            if matches!(outcome, TxOutcome::Settled { .. }) {
+                outbox.sql_store().let_go(&settling.settlement.id);
             }
-            ended
+            outcome
         };
-        match end.patience {
+        match settling.commit_timeout {
             None => finished.await,
             Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {
-                let (store, event) = (end.store, &end.settlement.id);
+                let (store, event) = (settling.store, &settling.settlement.id);
                 tracing::warn!(store, event = %Escaped(event), "no answer to a commit within {limit:?}: the event is redelivered if it was not committed");
-                Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)))
+                TxOutcome::Returned(Ok(Outcome::RetryAfter(DATABASE_RETRY)))
             }),
         }
     }
@@ -159,7 +164,7 @@ impl<DB: Database> InTx for Transactional<DB> {
 /// long, because a statement of a timed-out handler still waits for a lock, goes on in the
 /// background.
 async fn roll_back<DB: Database>(tx: Tx<'static, DB>) {
-    let _ = tokio::time::timeout(ROLLBACK, tx.rollback()).await;
+    let _ = tokio::time::timeout(ROLLBACK_TIMEOUT, tx.rollback()).await;
 }
 
 /// Decides who is to blame for a database error. An error that the handler may have caused counts
@@ -167,11 +172,11 @@ async fn roll_back<DB: Database>(tx: Tx<'static, DB>) {
 ///
 /// If the commit's answer was lost, the event may be settled: then the outcome returned here is
 /// stale and changes nothing.
-fn trouble(end: &End<'_>, what: &str, error: &Error) -> Ended {
+fn classify(settling: &SettleOnCommit<'_>, what: &str, error: &Error) -> TxOutcome {
     if error.is_transient() {
-        let (store, event) = (end.store, &end.settlement.id);
+        let (store, event) = (settling.store, &settling.settlement.id);
         tracing::warn!(store, event = %Escaped(event), %error, "could not {what}: the event is redelivered");
-        return Ended::Said(Ok(Outcome::RetryAfter(TROUBLE)));
+        return TxOutcome::Returned(Ok(Outcome::RetryAfter(DATABASE_RETRY)));
     }
-    Ended::Said(Err(Failure::retry(format!("could not {what}: {error}"))))
+    TxOutcome::Returned(Err(Failure::retry(format!("could not {what}: {error}"))))
 }

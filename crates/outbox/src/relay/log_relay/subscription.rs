@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge};
 
-use super::rhythm::Rhythm;
+use super::pacing::Pacing;
 use crate::handler::Failure;
 use crate::log::{Move, Pair, PairId, PairState, PairStatus, Position};
-use crate::metrics::PairMetrics;
+use crate::metrics::SubscriptionMetrics;
 
 /// A subscription that this node runs, whether it leads it or not.
-pub(super) struct Strand {
+pub(super) struct LocalSubscription {
     pub(super) pair: Pair,
-    pub(super) lead: Option<Lead>,
+    pub(super) leader: Option<Leader>,
     pub(super) meters: Meters,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    pub(super) fn new(metrics: &PairMetrics<'_>, pair: &PairId) -> Self {
+    pub(super) fn new(metrics: &SubscriptionMetrics<'_>, pair: &PairId) -> Self {
         Self {
             published: metrics.counter("log.published", pair),
             errors: metrics.counter("log.errors", pair),
@@ -38,7 +38,7 @@ impl Meters {
 }
 
 /// State of a subscription that this node leads.
-pub(super) struct Lead {
+pub(super) struct Leader {
     pub(super) epoch: i64,
     /// By this process's own clock, counted from before leadership was requested.
     pub(super) until: Instant,
@@ -51,11 +51,11 @@ pub(super) struct Lead {
     pub(super) cursor: Position,
     /// Whether events were published whose position is not saved.
     pub(super) published: bool,
-    pub(super) rhythm: Rhythm,
+    pub(super) pacing: Pacing,
     pub(super) paused: bool,
     /// To be released for another node, as soon as it is at rest.
-    pub(super) giving_up: bool,
-    pub(super) in_flight: Option<InFlight>,
+    pub(super) releasing: bool,
+    pub(super) in_flight: Option<BatchInFlight>,
 }
 
 /// State of a subscription in the table.
@@ -67,7 +67,7 @@ pub(super) struct Saved {
 }
 
 /// A batch that is with a publisher.
-pub(super) struct InFlight {
+pub(super) struct BatchInFlight {
     /// Number of the batch, unique within a log relay.
     batch: u64,
     /// The positions of its events.
@@ -77,7 +77,7 @@ pub(super) struct InFlight {
     task: tokio::task::AbortHandle,
 }
 
-impl Drop for InFlight {
+impl Drop for BatchInFlight {
     /// Cancels the batch when nothing waits for it any more, also after a panic of the whole log
     /// relay: another leader may publish it.
     fn drop(&mut self) {
@@ -87,7 +87,7 @@ impl Drop for InFlight {
 
 /// Outcome of a batch.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum BatchOutcome {
     Published,
     /// So many events from its start were published, then it failed.
     Failed(usize, Failure),
@@ -96,15 +96,15 @@ pub(super) enum Outcome {
     Unavailable(usize, String),
 }
 
-impl Strand {
+impl LocalSubscription {
     pub(super) fn id(&self) -> &PairId {
         &self.pair.id
     }
 
     /// Starts to lead, from the state in the table.
-    pub(super) fn take(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
-        let rhythm = Rhythm::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
-        self.lead = Some(Lead {
+    pub(super) fn start_leading(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
+        let pacing = Pacing::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
+        self.leader = Some(Leader {
             epoch: state.epoch,
             until: asked + ttl,
             saved: Saved::of(state),
@@ -112,18 +112,18 @@ impl Strand {
             saved_at: now,
             cursor: state.position,
             published: false,
-            rhythm,
+            pacing,
             paused: state.status == PairStatus::Paused,
-            giving_up: false,
+            releasing: false,
             in_flight: None,
         });
         self.meters.leading.set(1.0);
     }
 
     /// Stops to lead. The batch in flight is left to the next leader.
-    pub(super) fn lose(&mut self) {
-        if let Some(mut lead) = self.lead.take() {
-            lead.abandon();
+    pub(super) fn stop_leading(&mut self) {
+        if let Some(mut leader) = self.leader.take() {
+            leader.abandon();
             self.meters.leading.set(0.0);
         }
     }
@@ -135,19 +135,19 @@ impl Saved {
     }
 }
 
-impl Lead {
+impl Leader {
     /// Whether it may publish now.
     pub(super) fn is_ready(&self, now: Instant) -> bool {
         self.in_flight.is_none()
             && !self.paused
-            && !self.giving_up
+            && !self.releasing
             && now < self.until
-            && now >= self.rhythm.try_at
+            && now >= self.pacing.try_at
     }
 
     /// Whether it publishes nothing for a reason that may last.
-    pub(super) fn is_held(&self, now: Instant) -> bool {
-        self.paused || self.giving_up || now < self.rhythm.try_at
+    pub(super) fn is_suspended(&self, now: Instant) -> bool {
+        self.paused || self.releasing || now < self.pacing.try_at
     }
 
     /// Records a batch that was sent to the publisher.
@@ -159,12 +159,12 @@ impl Lead {
         task: tokio::task::AbortHandle,
         now: Instant,
     ) {
-        self.rhythm.sent(now);
-        self.in_flight = Some(InFlight { batch, positions, upto, task });
+        self.pacing.sent(now);
+        self.in_flight = Some(BatchInFlight { batch, positions, upto, task });
     }
 
     /// Whether this batch is with the publisher.
-    pub(super) fn is_at(&self, batch: u64) -> bool {
+    pub(super) fn is_sending(&self, batch: u64) -> bool {
         self.in_flight.as_ref().is_some_and(|in_flight| in_flight.batch == batch)
     }
 
@@ -172,37 +172,37 @@ impl Lead {
     /// batches.
     pub(super) fn abandon(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
-            self.rhythm.abandoned(in_flight.positions.len());
+            self.pacing.abandoned(in_flight.positions.len());
         }
     }
 
     /// Applies the outcome of the batch. Returns how many events were published.
-    pub(super) fn ended(&mut self, outcome: &Outcome, now: Instant, random: f64) -> usize {
+    pub(super) fn finish(&mut self, outcome: &BatchOutcome, now: Instant, random: f64) -> usize {
         let Some(batch) = self.in_flight.take() else { return 0 };
         let published = match outcome {
-            Outcome::Published => {
+            BatchOutcome::Published => {
                 self.cursor = self.cursor.max(batch.upto);
-                self.rhythm.went_well(now);
+                self.pacing.succeeded(now);
                 batch.positions.len()
             }
-            Outcome::Failed(published, failure) => {
+            BatchOutcome::Failed(published, failure) => {
                 // A publisher that reports more events than it was given has published all of them,
                 // and still failed.
                 let published = (*published).min(batch.positions.len());
                 if published > 0 {
                     self.cursor = self.cursor.max(batch.positions[published - 1]);
                     // The position has moved: these are not consecutive errors.
-                    self.rhythm.went_well(now);
+                    self.pacing.succeeded(now);
                 }
-                self.rhythm.failed(now, batch.positions.len() - published, failure, random);
+                self.pacing.failed(now, batch.positions.len() - published, failure, random);
                 published
             }
-            Outcome::Unavailable(published, reason) => {
+            BatchOutcome::Unavailable(published, reason) => {
                 let published = (*published).min(batch.positions.len());
                 if published > 0 {
                     self.cursor = self.cursor.max(batch.positions[published - 1]);
                 }
-                self.rhythm.unavailable(now, reason, random);
+                self.pacing.unavailable(now, reason, random);
                 published
             }
         };
@@ -211,15 +211,15 @@ impl Lead {
     }
 
     /// Whether to save soon: events were published, or an error began or ended.
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_unsaved_result(&self) -> bool {
         self.published
-            || self.rhythm.errors != self.saved.errors
-            || self.rhythm.last_error != self.saved.last_error
+            || self.pacing.errors != self.saved.errors
+            || self.pacing.last_error != self.saved.last_error
     }
 
     /// Whether the state in the table is behind at all.
-    pub(super) fn is_behind(&self) -> bool {
-        self.cursor > self.saved.position || self.has_news()
+    pub(super) fn needs_saving(&self) -> bool {
+        self.cursor > self.saved.position || self.has_unsaved_result()
     }
 
     /// The update to save.
@@ -229,14 +229,14 @@ impl Lead {
             epoch: self.epoch,
             from: self.saved.position,
             to: self.cursor,
-            status: self.rhythm.status(),
-            error_count: self.rhythm.errors,
-            last_error: self.rhythm.last_error.clone(),
+            status: self.pacing.status(),
+            error_count: self.pacing.errors,
+            last_error: self.pacing.last_error.clone(),
         }
     }
 
     /// Records that the update is saved.
-    pub(super) fn was_saved(&mut self, saved: &Move) {
+    pub(super) fn mark_saved(&mut self, saved: &Move) {
         self.saved =
             Saved { position: saved.to, errors: saved.error_count, last_error: saved.last_error.clone() };
     }

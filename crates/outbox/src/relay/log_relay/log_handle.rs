@@ -8,9 +8,9 @@ use crate::store::SharedStore;
 
 /// Dereferences to the log.
 #[derive(Clone)]
-pub(super) struct Book(SharedStore);
+pub(super) struct LogHandle(SharedStore);
 
-impl Book {
+impl LogHandle {
     pub(super) fn new(store: SharedStore) -> Result<Self> {
         if store.log().is_none() {
             return Err(Error::Setting(format!("the store {:?} has no log to publish", store.name())));
@@ -24,14 +24,14 @@ impl Book {
 
     /// Has the other nodes reconcile their subscriptions, where the database has notifications.
     /// Elsewhere they poll often.
-    pub(super) async fn ring(&self) {
+    pub(super) async fn notify_nodes(&self) {
         if let Err(error) = self.0.ring().await {
             tracing::debug!(store = self.name(), %error, "could not notify other nodes: they poll");
         }
     }
 }
 
-impl Deref for Book {
+impl Deref for LogHandle {
     type Target = dyn LogStore;
 
     fn deref(&self) -> &(dyn LogStore + 'static) {
