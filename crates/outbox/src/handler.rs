@@ -342,8 +342,9 @@ pub trait TxHandler<DB: Database>: Send + Sync + 'static {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
 }
 
-/// An async function of a message and a transaction: `async fn book(m: Booked, cx: Cx, tx: &mut
-/// Tx<'_, Postgres>)`. Implemented by all functions of this form.
+/// An async function of a message and a transaction:
+/// `async fn book(m: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions of
+/// this form.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler in a transaction",
     label = "not an async function of a message, a `Cx` and a `&mut Tx`",

@@ -15,8 +15,8 @@ pub trait RetryPolicy: fmt::Debug + Send + Sync + 'static {
 
 /// Exponential backoff with jitter, up to a number of attempts.
 ///
-/// The default, for handlers, waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in `[0.5,
-/// 1.5)`, and gives up after the tenth attempt: after about 100 s.
+/// The default, for handlers, waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in
+/// `[0.5, 1.5)`, and gives up after the tenth attempt: after about 100 s.
 /// [Publishing](Backoff::publishing) is retried for about a day.
 ///
 /// ```

@@ -410,8 +410,8 @@ impl<S> RelayBuilder<S> {
         Ok(self)
     }
 
-    /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) ->
-    /// Handled`.
+    /// Handles a [`Message`] with an async function:
+    /// `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
     ///
     /// A message that names no aggregate type is handled whatever aggregate its events belong to.
     pub fn on<M, F, Fut>(self, handler: F) -> Self
