@@ -238,7 +238,8 @@ impl Breaker {
         self.outage().map(|outage| outage.reason).unwrap_or_default()
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    /// Whether the breaker is open or half open.
+    pub(crate) fn is_tripped(&self) -> bool {
         *self.phase.borrow() != BreakerPhase::Closed
     }
 
@@ -504,7 +505,7 @@ mod tests {
         probe(breaker).expect("another may").failed("503");
         assert_eq!(destination.outage().unwrap().reason, "503");
         breaker.record_success();
-        assert!(breaker.is_open(), "a batch that was under way before proves nothing");
+        assert!(breaker.is_tripped(), "a batch that was under way before proves nothing");
         half_opened(breaker).await;
         probe(breaker).expect("and again").succeeded();
         assert!(matches!(breaker.admit(), BreakerDecision::Allowed));

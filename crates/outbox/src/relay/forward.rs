@@ -603,7 +603,7 @@ impl Outages {
     pub(crate) fn types(&self, routes: &Routes) -> Vec<(Arc<Breaker>, Vec<String>)> {
         let open: Vec<(Arc<Breaker>, BTreeSet<EventType>)> = {
             let waits = self.waits();
-            let open = waits.iter().filter(|wait| wait.breaker.is_open());
+            let open = waits.iter().filter(|wait| wait.breaker.is_tripped());
             open.map(|wait| (wait.breaker.clone(), wait.whole.clone())).collect()
         };
         // The router may route them differently by now. It is called while no lock is held.
@@ -632,7 +632,7 @@ impl Outages {
 
     /// Whether events of this type are left in the table.
     pub(crate) fn leaves_in_table(&self, event_type: &EventType) -> bool {
-        self.waits().iter().any(|wait| wait.whole.contains(event_type) && wait.breaker.is_open())
+        self.waits().iter().any(|wait| wait.whole.contains(event_type) && wait.breaker.is_tripped())
     }
 
     /// How long to delay an event that waits for this destination.

@@ -2,9 +2,9 @@
 //!
 //! A pass reads windows forward from the cursor, where the last pass ended. Windows before the
 //! cursor are not read again on every pass: while another transaction stays open for long, the
-//! database cannot vacuum settled rows, and each read from the start would scan all of them. Rows
-//! before the cursor (late commits, rows that other nodes released) are found by a full pass, which
-//! may use a small share of the time: nearly always it is cheap and runs at every poll.
+//! database cannot clean up settled rows, and each read from the start would scan all of them.
+//! Rows before the cursor (late commits, rows that other nodes released) are found by a full pass,
+//! which may use a small share of the time: nearly always it is cheap and runs at every poll.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering;

@@ -174,7 +174,8 @@ impl LogRelay {
         }
     }
 
-    /// The log has gone back, after a failover or a restore: the state in memory is invalid.
+    /// Drops the cache and all leaderships: the log has gone back, after a failover or a restore, and
+    /// the state in memory is invalid.
     fn start_over(&mut self) {
         tracing::error!(
             store = self.log.name(), node = %self.node,
@@ -227,13 +228,14 @@ impl LogRelay {
         }
     }
 
-    /// Cached rows may differ from the log by now, and the log may be shorter than it was.
+    /// Drops the cache and requests the safe position again: cached rows may differ from the log by
+    /// now, and the log may be shorter than it was.
     fn recheck(&mut self) {
         self.chunks.clear();
         (self.recheck, self.hinted) = (Recheck::Needed, true);
     }
 
-    /// After a change there may be more.
+    /// Schedules the next poll of the head soon: after a change there may be more.
     fn watch_soon(&mut self, now: Instant) {
         self.watch_pause = SHORTEST_WATCH_PAUSE.min(self.watch);
         self.watch_at = now + self.watch_pause;
