@@ -21,7 +21,7 @@ pub(crate) struct InFlight {
 
 #[derive(Default)]
 struct InFlightState {
-    entries: HashMap<EventId, Entry>,
+    entries: HashMap<EventId, HeldEvent>,
     /// Settled since the current read began: that read may have seen their rows before.
     settled: HashSet<EventId>,
     presence: Option<Presence>,
@@ -52,7 +52,7 @@ struct Presence {
     until: Instant,
 }
 
-struct Entry {
+struct HeldEvent {
     fence: Fence,
     /// The claim under which the job was queued: an earlier one, if this node has claimed the event
     /// again since.
@@ -72,7 +72,7 @@ struct Entry {
     given_up: bool,
 }
 
-impl Entry {
+impl HeldEvent {
     fn new(fence: Fence, until: Option<Instant>) -> Self {
         let (uncommitted, running, lost, suspect, given_up) = Default::default();
         Self { fence, first: fence, until, uncommitted, running, lost, suspect, given_up }
@@ -113,15 +113,15 @@ impl InFlight {
 
     /// Adds an event, unless it is already here or was settled while it was being read.
     pub(crate) fn admit(&self, id: &EventId, fence: Fence, until: Option<Instant>) -> bool {
-        self.insert(id, Entry::new(fence, until))
+        self.insert(id, HeldEvent::new(fence, until))
     }
 
     /// Adds an event that is about to be written, unless it is already here.
     pub(crate) fn reserve(&self, id: &EventId, fence: Fence, until: Option<Instant>) -> bool {
-        self.insert(id, Entry { uncommitted: true, ..Entry::new(fence, until) })
+        self.insert(id, HeldEvent { uncommitted: true, ..HeldEvent::new(fence, until) })
     }
 
-    fn insert(&self, id: &EventId, entry: Entry) -> bool {
+    fn insert(&self, id: &EventId, entry: HeldEvent) -> bool {
         let mut inner = self.inner();
         let free = !inner.settled.contains(id) && !inner.entries.contains_key(id);
         if free {
@@ -163,7 +163,7 @@ impl InFlight {
             }
             _ => {
                 inner.remove(id);
-                inner.entries.insert(id.clone(), Entry { suspect, ..Entry::new(fence, until) });
+                inner.entries.insert(id.clone(), HeldEvent { suspect, ..HeldEvent::new(fence, until) });
                 true
             }
         }
@@ -271,7 +271,7 @@ impl InFlight {
     /// The leases to renew.
     pub(crate) fn leases(&self) -> Vec<(EventId, Claim)> {
         let inner = self.inner();
-        let renewable = |entry: &Entry| entry.until.is_some() && !entry.lost && !entry.uncommitted;
+        let renewable = |entry: &HeldEvent| entry.until.is_some() && !entry.lost && !entry.uncommitted;
         let leased = inner.entries.iter().filter(|(_, entry)| renewable(entry));
         leased.map(|(id, entry)| (id.clone(), entry.fence as Claim)).collect()
     }
@@ -311,7 +311,7 @@ impl InFlight {
         let inner = self.inner();
         let committed = inner.entries.iter().filter(|(_, entry)| !entry.uncommitted);
         let remaining = committed.filter(|(_, entry)| with_running || !entry.running);
-        let released = |(id, entry): (&EventId, &Entry)| {
+        let released = |(id, entry): (&EventId, &HeldEvent)| {
             let verdict = if entry.suspect { Verdict::ReleasedSuspect } else { Verdict::Released };
             Settlement { id: id.clone(), claim: entry.fence as Claim, verdict }
         };

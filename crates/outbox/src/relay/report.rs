@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_believed_only_if_the_row_of_its_step_says_the_same() {
+    fn a_report_is_accepted_only_if_the_row_of_its_step_agrees() {
         use Step::{Completed, Failed};
         let member = |home: &str, status| Some(JoinMember { home: home.to_owned(), status });
         for (member, became, is_genuine) in [

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publisher_that_says_when_is_asked_then() {
+    fn a_retry_delay_from_the_publisher_is_used() {
         let now = Instant::now();
         let mut pacing = pacing(now);
         pacing.failed(now, 1, &Failure::retry_after(7 * SEC, "busy"), 0.9);
