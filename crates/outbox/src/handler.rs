@@ -243,7 +243,7 @@ impl Cx {
     }
 
     /// The event's position in its table; known whenever order matters. A receiver that ignores
-    /// every position up to the last one of the key ignores every redelivery.
+    /// positions up to the last one it has seen of a key ignores every redelivery.
     pub fn seq(&self) -> Option<i64> {
         self.seq
     }

@@ -108,8 +108,8 @@ pub(crate) struct Reservation {
 pub(crate) enum Reserved {
     /// It has a slot.
     Slot(Reservation),
-    /// The poller delivers it: it is delayed, ordered, about to expire, or not routed by this
-    /// relay.
+    /// The poller delivers it: it is delayed, is ordered, has an expiry time, or is not routed by
+    /// this relay.
     Poller,
     /// It could go the hot path, but the hot queue is full.
     Full,
