@@ -1,8 +1,10 @@
-//! Where the events of the queue go: a publisher behind a gate, and routers that choose between several.
+//! Destinations of queue events: a publisher behind a circuit breaker, and routers that choose
+//! between several.
 //!
-//! The gate is a circuit breaker. It is shut while the destination is unavailable: then nothing is taken for it, no attempt
-//! is counted, and events for other destinations go on. Only a delivery opens it again: once the publisher says that it is
-//! [healthy](Publisher::health), the gate is half open, and one event is sent as a probe.
+//! The breaker is open while the destination is unavailable: then no events are taken for it, no
+//! attempt is counted, and events for other destinations are delivered. Only a delivery closes it
+//! again: once the publisher is [healthy](Publisher::health), the breaker is half open, and one
+//! event is sent as a probe.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +22,8 @@ use crate::log::Publisher;
 use crate::retry::RetryPolicy;
 use crate::store::Routed;
 
-/// The pause before a destination is asked again, after the first failure and at most. Doubles with each failed probe.
+/// The pause before the next health check, after the first failure and at most. Doubles with each
+/// failed probe.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// The longest pause between two calls of [`Publisher::health`], which cost the database nothing.
@@ -29,14 +32,15 @@ const HEALTH_PAUSE: Duration = Duration::from_secs(5);
 /// Time limit of one call of [`Publisher::health`].
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a destination may be unavailable to one event, while it takes others, before that counts as an attempt.
+/// How often a destination may be unavailable to one event, while it accepts others, before that
+/// counts as an attempt.
 const UNCOUNTED: u32 = 3;
 
 /// For how many events [`UNCOUNTED`] is tracked.
 const TRACKED: usize = 10_000;
 
-/// A publisher of the queue's events, and how failures are retried. Cheap to clone; clones share the connection and know
-/// together whether it is [available](Destination::outage).
+/// A publisher of queue events, with a retry policy. Cheap to clone; clones share the connection
+/// and its [availability](Destination::outage).
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,37 +53,38 @@ const TRACKED: usize = 10_000;
 /// ```
 #[derive(Clone)]
 pub struct Destination {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) breaker: Arc<Breaker>,
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
 }
 
 impl Destination {
-    /// Events go to this publisher, in batches.
+    /// Sends events to this publisher, in batches.
     pub fn new(publisher: impl Publisher) -> Self {
-        Self { gate: Arc::new(Gate::new(Arc::new(publisher))), retry: None }
+        Self { breaker: Arc::new(Breaker::new(Arc::new(publisher))), retry: None }
     }
 
-    /// Retries failures by a policy of its own. If not set, the relay's [own policy](crate::RelayBuilder::retry) applies
-    /// if there is one, and [`Backoff::publishing`](crate::Backoff::publishing) otherwise: about a day. An outage of the
+    /// Sets a retry policy of its own. If not set, the relay's [own
+    /// policy](crate::RelayBuilder::retry) applies if there is one, and
+    /// [`Backoff::publishing`](crate::Backoff::publishing) otherwise: about a day. An outage of the
     /// destination is not a failure of any event.
     pub fn retry(mut self, policy: impl RetryPolicy) -> Self {
         self.retry = Some(Arc::new(policy));
         self
     }
 
-    /// What its publisher is called.
+    /// The name of its publisher.
     pub fn name(&self) -> &str {
-        self.gate.publisher.name()
+        self.breaker.publisher.name()
     }
 
-    /// Since when, and why, it is not available.
+    /// The current outage: since when, and why.
     pub fn outage(&self) -> Option<Outage> {
-        self.gate.outage()
+        self.breaker.outage()
     }
 
-    /// Whether both share a connection and a gate.
+    /// Whether both share a connection and a circuit breaker.
     pub fn is_same(&self, other: &Destination) -> bool {
-        Arc::ptr_eq(&self.gate, &other.gate)
+        Arc::ptr_eq(&self.breaker, &other.breaker)
     }
 }
 
@@ -100,11 +105,11 @@ impl fmt::Debug for Destination {
 pub struct Outage {
     /// Since when.
     pub since: DateTime<Utc>,
-    /// Why, for people.
+    /// The reason, for operators.
     pub reason: String,
 }
 
-/// Chooses where an event goes. Pure, and quick: it is asked for every event.
+/// Chooses the destination of an event. Must be pure and fast: it is called for every event.
 ///
 /// ```
 /// use outbox::{Destination, Event, Router};
@@ -118,18 +123,20 @@ pub struct Outage {
 /// }
 /// ```
 pub trait Router: Send + Sync + 'static {
-    /// Where this event goes; `None`: nowhere, as an event that has no handler.
+    /// The destination of this event; `None`: no destination, as an event that has no handler.
     fn route(&self, event: &Event) -> Option<Destination>;
 
-    /// Where *all* events of a type go, whatever else they have; `None` if that depends. During an outage events of
-    /// such a type stay where they are; others are put off one by one.
+    /// The destination of *all* events of a type, whatever their other fields; `None` if it depends
+    /// on them. During an outage events of such a type stay in the table; others are snoozed one by
+    /// one.
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
         let _ = event_type;
         None
     }
 
-    /// Which events it may send anywhere, by their types; `None` if any. A relay that [leaves](crate::Unrouted::Leave) events
-    /// without a route to others takes only these. Asked at each poll: the answer may change.
+    /// The events that may have a destination, by their types; `None` if any may. A relay that
+    /// [leaves](crate::Unrouted::Leave) events without a route to others takes only these. Called
+    /// at each poll: the answer may change.
     fn routed(&self) -> Option<Arc<Routed>> {
         None
     }
@@ -149,7 +156,7 @@ impl<R: Router + ?Sized> Router for Arc<R> {
     }
 }
 
-/// Everything goes to one destination.
+/// Sends all events to one destination.
 impl Router for Destination {
     fn route(&self, _: &Event) -> Option<Destination> {
         Some(self.clone())
@@ -160,63 +167,66 @@ impl Router for Destination {
     }
 }
 
-/// Decides whether events are sent to a destination.
-pub(crate) struct Gate {
+/// Circuit breaker: decides whether events are sent to a destination.
+pub(crate) struct Breaker {
     pub(crate) publisher: Arc<dyn Publisher>,
-    /// Tells this destination from the others of the process.
+    /// Identifies the destination within the process.
     pub(crate) id: u64,
-    state: Mutex<State>,
-    phase: watch::Sender<Phase>,
+    state: Mutex<BreakerState>,
+    phase: watch::Sender<BreakerPhase>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum BreakerPhase {
     /// Events are sent.
+    Closed,
+    /// No event is sent until the publisher is healthy.
     Open,
-    /// Nothing is sent until the publisher is healthy.
-    Shut,
-    /// The publisher is healthy: one event may be sent as a probe. Each time has another number.
+    /// The publisher is healthy: one event may be sent as a probe. Each half-open phase has a
+    /// number of its own.
     HalfOpen(u64),
 }
 
 #[derive(Default)]
-struct State {
+struct BreakerState {
     outage: Option<Outage>,
-    /// Outages and failed probes. Each batch that is published while the gate is open takes one off.
+    /// Outages and failed probes. Each batch that is published while the breaker is closed
+    /// subtracts one.
     failures: u32,
     half_opened: u64,
-    /// Whether a probe is under way.
+    /// Whether a probe is running.
     probing: bool,
     /// How many batches were published, in whole or in part.
     published: u64,
     uncounted: HashMap<EventId, Uncounted>,
 }
 
-/// How often the destination was unavailable to an event, and how many batches had been published by then.
+/// How often the destination was unavailable to an event, and how many batches had been published
+/// by then.
 struct Uncounted {
     times: u32,
     published: u64,
 }
 
 /// Whether a batch may be sent.
-pub(crate) enum Admission {
+pub(crate) enum BreakerDecision {
     /// It may.
-    Open,
+    Allowed,
     /// One event of it may, to find out whether the destination is available.
     Probe(Probe),
     /// No.
     Refused,
 }
 
-impl Gate {
+impl Breaker {
     fn new(publisher: Arc<dyn Publisher>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { publisher, id, state: Mutex::default(), phase: watch::Sender::new(Phase::Open) }
+        Self { publisher, id, state: Mutex::default(), phase: watch::Sender::new(BreakerPhase::Closed) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no one panics while holding this lock")
+    fn state(&self) -> MutexGuard<'_, BreakerState> {
+        self.state.lock().expect("no code panics while it holds this lock")
     }
 
     pub(crate) fn outage(&self) -> Option<Outage> {
@@ -228,39 +238,40 @@ impl Gate {
         self.outage().map(|outage| outage.reason).unwrap_or_default()
     }
 
-    pub(crate) fn is_shut(&self) -> bool {
-        *self.phase.borrow() != Phase::Open
+    /// Whether the breaker is open or half open.
+    pub(crate) fn is_tripped(&self) -> bool {
+        *self.phase.borrow() != BreakerPhase::Closed
     }
 
-    /// The number of the half-open phase, if no probe is under way in it.
+    /// The number of the half-open phase, if no probe is running in it.
     pub(crate) fn wants_probe(&self) -> Option<u64> {
         let state = self.state();
         match *self.phase.borrow() {
-            Phase::HalfOpen(number) => (!state.probing).then_some(number),
-            Phase::Open | Phase::Shut => None,
+            BreakerPhase::HalfOpen(number) => (!state.probing).then_some(number),
+            BreakerPhase::Closed | BreakerPhase::Open => None,
         }
     }
 
-    /// Follows the phases.
-    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+    /// Subscribes to changes of the phase.
+    pub(crate) fn phases(&self) -> watch::Receiver<BreakerPhase> {
         self.phase.subscribe()
     }
 
-    /// Decides about one batch.
-    pub(crate) fn admit(self: &Arc<Self>) -> Admission {
+    /// Decides whether one batch may be sent.
+    pub(crate) fn admit(self: &Arc<Self>) -> BreakerDecision {
         let mut state = self.state();
         match *self.phase.borrow() {
-            Phase::Open => Admission::Open,
-            Phase::HalfOpen(_) if !state.probing => {
+            BreakerPhase::Closed => BreakerDecision::Allowed,
+            BreakerPhase::HalfOpen(_) if !state.probing => {
                 state.probing = true;
-                Admission::Probe(Probe { gate: self.clone() })
+                BreakerDecision::Probe(Probe { breaker: self.clone() })
             }
-            Phase::HalfOpen(_) | Phase::Shut => Admission::Refused,
+            BreakerPhase::HalfOpen(_) | BreakerPhase::Open => BreakerDecision::Refused,
         }
     }
 
-    /// A delivery found the destination unavailable.
-    pub(crate) fn shut(self: &Arc<Self>, reason: &str) {
+    /// Opens the breaker: a delivery found the destination unavailable.
+    pub(crate) fn trip(self: &Arc<Self>, reason: &str) {
         let mut state = self.state();
         if let Some(outage) = &mut state.outage {
             reason.clone_into(&mut outage.reason);
@@ -269,7 +280,7 @@ impl Gate {
         state.outage = Some(Outage { since: Utc::now(), reason: reason.to_owned() });
         state.failures = state.failures.saturating_add(1);
         let pause = pause_after(state.failures);
-        self.phase.send_replace(Phase::Shut);
+        self.phase.send_replace(BreakerPhase::Open);
         drop(state);
         tracing::warn!(
             destination = self.publisher.name(),
@@ -279,16 +290,17 @@ impl Gate {
         tokio::spawn(watch_health(Arc::downgrade(self), pause));
     }
 
-    /// Something was published. That does not open a gate that was shut meanwhile: a probe does.
-    pub(crate) fn works(&self) {
+    /// Records a published batch. That does not close a breaker that has opened meanwhile: only a
+    /// probe does.
+    pub(crate) fn record_success(&self) {
         let mut state = self.state();
         state.published = state.published.wrapping_add(1);
-        if *self.phase.borrow() == Phase::Open {
+        if *self.phase.borrow() == BreakerPhase::Closed {
             state.failures = state.failures.saturating_sub(1);
         }
     }
 
-    /// These events are done with.
+    /// Forgets events that were published.
     pub(crate) fn forget<'a>(&self, ids: impl Iterator<Item = &'a EventId>) {
         let mut state = self.state();
         if !state.uncounted.is_empty() {
@@ -298,20 +310,21 @@ impl Gate {
         }
     }
 
-    /// Whether the destination was unavailable more than once when this event was sent, while it took others: then the event
-    /// is sent alone.
-    pub(crate) fn suspects(&self, id: &EventId) -> bool {
+    /// Whether the destination was unavailable more than once when this event was sent, while it
+    /// accepted others: then the event is sent alone.
+    pub(crate) fn must_send_alone(&self, id: &EventId) -> bool {
         self.state().uncounted.get(id).is_some_and(|known| known.times > 1)
     }
 
     /// Whether there are such events.
-    pub(crate) fn suspects_any(&self) -> bool {
+    pub(crate) fn any_must_send_alone(&self) -> bool {
         self.state().uncounted.values().any(|known| known.times > 1)
     }
 
-    /// The destination was unavailable when this event was sent. True if that happened often while other events were
-    /// published, and the event was `alone`: then it is the event's failure.
-    pub(crate) fn blames(&self, id: &EventId, alone: bool) -> bool {
+    /// Records that the destination was unavailable when this event was sent. True if that happened
+    /// often while other events were published, and the event was sent `alone`: then it is the
+    /// event's failure.
+    pub(crate) fn record_unavailable(&self, id: &EventId, alone: bool) -> bool {
         let mut state = self.state();
         let published = state.published;
         if state.uncounted.len() >= TRACKED && !state.uncounted.contains_key(id) {
@@ -334,7 +347,7 @@ impl Gate {
         }
     }
 
-    /// A call of [`Publisher::health`] failed.
+    /// Records the reason of a failed call of [`Publisher::health`].
     fn still_unavailable(&self, reason: &str) {
         if let Some(outage) = &mut self.state().outage {
             reason.clone_into(&mut outage.reason);
@@ -344,76 +357,84 @@ impl Gate {
     fn half_open(&self) {
         let mut state = self.state();
         state.half_opened += 1;
-        self.phase.send_replace(Phase::HalfOpen(state.half_opened));
+        self.phase.send_replace(BreakerPhase::HalfOpen(state.half_opened));
     }
 }
 
-/// The right to send one event to a destination that may be available again. Dropped without a result, another event may be
-/// the probe.
+/// The right to send one event to a destination that may be available again. If dropped without a
+/// result, another event may be the probe.
 pub(crate) struct Probe {
-    gate: Arc<Gate>,
+    breaker: Arc<Breaker>,
 }
 
 impl Probe {
     /// The event was published: the destination is available.
     pub(crate) fn succeeded(self) {
-        let mut state = self.gate.state();
+        let mut state = self.breaker.state();
         let outage = state.outage.take();
-        self.gate.phase.send_replace(Phase::Open);
+        self.breaker.phase.send_replace(BreakerPhase::Closed);
         drop(state);
         if let Some(outage) = outage {
             let lasted = (Utc::now() - outage.since).to_std().unwrap_or_default();
-            tracing::info!(destination = self.gate.publisher.name(), ?lasted, "destination available again");
+            tracing::info!(
+                destination = self.breaker.publisher.name(),
+                ?lasted,
+                "destination available again"
+            );
         }
     }
 
     /// The destination is unavailable.
     pub(crate) fn failed(self, reason: &str) {
-        let mut state = self.gate.state();
+        let mut state = self.breaker.state();
         state.failures = state.failures.saturating_add(1);
         if let Some(outage) = &mut state.outage {
             reason.clone_into(&mut outage.reason);
         }
-        self.again(pause_after(state.failures), state);
+        self.reopen(pause_after(state.failures), state);
     }
 
-    /// The destination refused this event. Another one may fare better.
+    /// The destination refused this event. Another one may be accepted.
     pub(crate) fn refused(self) {
-        self.again(PAUSE.0, self.gate.state());
+        self.reopen(PAUSE.0, self.breaker.state());
     }
 
-    fn again(&self, pause: Duration, state: MutexGuard<'_, State>) {
-        self.gate.phase.send_replace(Phase::Shut);
+    fn reopen(&self, pause: Duration, state: MutexGuard<'_, BreakerState>) {
+        self.breaker.phase.send_replace(BreakerPhase::Open);
         drop(state);
-        tracing::debug!(destination = self.gate.publisher.name(), ?pause, "probe failed: its events wait on");
-        tokio::spawn(watch_health(Arc::downgrade(&self.gate), pause));
+        tracing::debug!(
+            destination = self.breaker.publisher.name(),
+            ?pause,
+            "probe failed: events of the destination keep waiting"
+        );
+        tokio::spawn(watch_health(Arc::downgrade(&self.breaker), pause));
     }
 }
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        self.gate.state().probing = false;
+        self.breaker.state().probing = false;
     }
 }
 
-/// The pause after so many failures in a row, before jitter.
+/// The pause after so many consecutive failures, before jitter.
 fn pause_after(failures: u32) -> Duration {
     PAUSE.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE.1)
 }
 
 /// Waits, and then calls [`Publisher::health`] until it succeeds or the destination is dropped.
-async fn watch_health(gate: Weak<Gate>, mut pause: Duration) {
+async fn watch_health(breaker: Weak<Breaker>, mut pause: Duration) {
     loop {
         tokio::time::sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
         pause = (pause * 2).min(HEALTH_PAUSE);
-        let Some(gate) = gate.upgrade() else { return };
-        let health = AssertUnwindSafe(gate.publisher.health()).catch_unwind();
+        let Some(breaker) = breaker.upgrade() else { return };
+        let health = AssertUnwindSafe(breaker.publisher.health()).catch_unwind();
         match tokio::time::timeout(HEALTH_TIMEOUT, health).await {
-            Ok(Ok(Ok(()))) => return gate.half_open(),
-            Ok(Ok(Err(unavailable))) => gate.still_unavailable(unavailable.reason()),
-            Ok(Err(_)) => gate.still_unavailable("the publisher's health check panicked"),
+            Ok(Ok(Ok(()))) => return breaker.half_open(),
+            Ok(Ok(Err(unavailable))) => breaker.still_unavailable(unavailable.reason()),
+            Ok(Err(_)) => breaker.still_unavailable("the publisher's health check panicked"),
             Err(_) => {
-                gate.still_unavailable(&format!(
+                breaker.still_unavailable(&format!(
                     "the publisher's health check did not finish within {HEALTH_TIMEOUT:?}"
                 ));
             }
@@ -431,12 +452,12 @@ mod tests {
     use crate::log::{Outgoing, PublishError, Unavailable};
 
     #[derive(Default)]
-    struct Moody(AtomicBool);
+    struct FlakyPublisher(AtomicBool);
 
     #[async_trait]
-    impl Publisher for Moody {
+    impl Publisher for FlakyPublisher {
         fn name(&self) -> &'static str {
-            "moody"
+            "flaky"
         }
 
         async fn publish_batch(&self, _: &[Outgoing]) -> Result<(), PublishError> {
@@ -448,45 +469,46 @@ mod tests {
         }
     }
 
-    fn probe(gate: &Arc<Gate>) -> Option<Probe> {
-        match gate.admit() {
-            Admission::Probe(probe) => Some(probe),
-            Admission::Open | Admission::Refused => None,
+    fn probe(breaker: &Arc<Breaker>) -> Option<Probe> {
+        match breaker.admit() {
+            BreakerDecision::Probe(probe) => Some(probe),
+            BreakerDecision::Allowed | BreakerDecision::Refused => None,
         }
     }
 
-    async fn half_opened(gate: &Gate) {
-        let _ = gate.phases().wait_for(|phase| matches!(phase, Phase::HalfOpen(_))).await;
+    async fn half_opened(breaker: &Breaker) {
+        let _ = breaker.phases().wait_for(|phase| matches!(phase, BreakerPhase::HalfOpen(_))).await;
     }
 
-    /// A healthy publisher half opens the gate; one probe at a time goes through; its success opens the gate.
+    /// A healthy publisher half opens the breaker; one probe is sent at a time; its success closes
+    /// the breaker.
     #[tokio::test]
-    async fn only_the_success_of_one_probe_opens_a_gate() {
-        let moody = Arc::new(Moody::default());
-        let destination = Destination::new(moody.clone());
-        let gate = &destination.gate;
-        gate.shut("gone");
+    async fn only_the_success_of_one_probe_closes_a_breaker() {
+        let flaky = Arc::new(FlakyPublisher::default());
+        let destination = Destination::new(flaky.clone());
+        let breaker = &destination.breaker;
+        breaker.trip("gone");
         assert_eq!(destination.outage().unwrap().reason, "gone");
         while destination.outage().unwrap().reason == "gone" {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(matches!(gate.admit(), Admission::Refused));
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused));
         assert_eq!(destination.outage().unwrap().reason, "connection refused", "the reason is the latest");
-        moody.0.store(true, Ordering::SeqCst);
-        half_opened(gate).await;
-        let first = probe(gate).expect("a probe may pass");
-        assert!(matches!(gate.admit(), Admission::Refused), "one at a time");
+        flaky.0.store(true, Ordering::SeqCst);
+        half_opened(breaker).await;
+        let first = probe(breaker).expect("a probe may pass");
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused), "one at a time");
         drop(first);
-        probe(gate).expect("it had no result").refused();
-        assert!(matches!(gate.admit(), Admission::Refused));
-        half_opened(gate).await;
-        probe(gate).expect("another may").failed("503");
+        probe(breaker).expect("it had no result").refused();
+        assert!(matches!(breaker.admit(), BreakerDecision::Refused));
+        half_opened(breaker).await;
+        probe(breaker).expect("another may").failed("503");
         assert_eq!(destination.outage().unwrap().reason, "503");
-        gate.works();
-        assert!(gate.is_shut(), "a batch that was under way before proves nothing");
-        half_opened(gate).await;
-        probe(gate).expect("and again").succeeded();
-        assert!(matches!(gate.admit(), Admission::Open));
+        breaker.record_success();
+        assert!(breaker.is_tripped(), "a batch that was under way before proves nothing");
+        half_opened(breaker).await;
+        probe(breaker).expect("and again").succeeded();
+        assert!(matches!(breaker.admit(), BreakerDecision::Allowed));
         assert_eq!(destination.outage(), None);
     }
 
@@ -496,28 +518,28 @@ mod tests {
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 30_000, 30_000, 30_000]);
     }
 
-    /// Of an event that others pass by. During a real outage nothing is published, and no event is to blame.
+    /// During a real outage nothing is published, and no event is the cause.
     #[tokio::test]
-    async fn an_event_that_others_pass_by_is_blamed_in_the_end() {
-        let gate = Destination::new(Moody::default()).gate;
+    async fn an_event_that_fails_while_others_are_published_is_blamed_in_the_end() {
+        let breaker = Destination::new(FlakyPublisher::default()).breaker;
         let id = EventId::generate();
-        assert!((0..100).all(|_| !gate.blames(&id, true)));
-        assert!(!gate.suspects(&id));
+        assert!((0..100).all(|_| !breaker.record_unavailable(&id, true)));
+        assert!(!breaker.must_send_alone(&id));
         for _ in 0..100 {
-            gate.works();
-            assert!(!gate.blames(&id, false), "it may have been another one of the batch");
+            breaker.record_success();
+            assert!(!breaker.record_unavailable(&id, false), "it may have been another one of the batch");
         }
-        assert!(gate.suspects(&id) && gate.suspects_any());
-        assert!(!gate.blames(&id, true), "nothing was published since");
-        gate.works();
-        assert!(gate.blames(&id, true));
-        assert!(!gate.suspects_any(), "it starts anew");
-        gate.works();
-        assert!(!gate.blames(&id, true));
-        gate.works();
-        assert!(!gate.blames(&id, true));
-        gate.forget([&id].into_iter());
-        gate.works();
-        assert!(!gate.blames(&id, true), "it was published");
+        assert!(breaker.must_send_alone(&id) && breaker.any_must_send_alone());
+        assert!(!breaker.record_unavailable(&id, true), "nothing was published since");
+        breaker.record_success();
+        assert!(breaker.record_unavailable(&id, true));
+        assert!(!breaker.any_must_send_alone(), "it starts anew");
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true));
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true));
+        breaker.forget([&id].into_iter());
+        breaker.record_success();
+        assert!(!breaker.record_unavailable(&id, true), "it was published");
     }
 }

@@ -1,4 +1,4 @@
-//! Handlers: what your code says about an event, and how it is called.
+//! Handlers: their signatures and outcomes.
 
 use std::fmt;
 use std::future::Future;
@@ -15,21 +15,22 @@ use crate::sql::Database;
 use crate::store::{Delivery, NodeId};
 use crate::tx::Tx;
 
-/// What became of an event, as its handler sees it.
+/// Outcome of one delivery attempt, as the handler returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Handled.
     Done,
-    /// Not yet: ask again after this long. Not an attempt, so it may go on for as long as it takes.
+    /// Not yet: deliver again after this long. Not counted as an attempt, so it may repeat without
+    /// limit.
     RetryAfter(Duration),
     /// Never: the event is dead, for this reason.
     Dead(String),
 }
 
-/// Why a handler failed, and whether trying again can help.
+/// Why a handler failed, and whether a retry can help.
 ///
-/// Every error becomes one with `?`: then it is tried again, as the retry policy says. An error that will never
-/// go away is marked where it is known, with [`or_dead`](OrDead::or_dead):
+/// Every error converts into one with `?`: then the event is retried by the retry policy. Mark a
+/// permanent error where it is known, with [`or_dead`](OrDead::or_dead):
 ///
 /// ```
 /// use outbox::{Cx, Handled, OrDead};
@@ -55,32 +56,32 @@ pub(crate) enum Again {
     Never,
 }
 
-/// What most handlers return.
+/// Return type of most handlers.
 pub type Handled = Result<(), Failure>;
 
 impl Failure {
-    /// Try again, when the retry policy says.
+    /// Retry by the retry policy.
     pub fn retry(reason: impl fmt::Display) -> Self {
         Self { again: Again::ByPolicy, message: reason.to_string(), detail: None }
     }
 
-    /// Try again after this long. Counts as an attempt.
+    /// Retry after this long. Counts as an attempt.
     pub fn retry_after(delay: Duration, reason: impl fmt::Display) -> Self {
         Self { again: Again::After(delay), message: reason.to_string(), detail: None }
     }
 
-    /// Never try again. Does not count as an attempt.
+    /// Do not retry. Does not count as an attempt.
     pub fn dead(reason: impl fmt::Display) -> Self {
         Self { again: Again::Never, message: reason.to_string(), detail: None }
     }
 
-    /// Whether it says that the event is dead: no retry can help.
+    /// Whether the event is dead: no retry can help.
     pub fn is_dead(&self) -> bool {
         self.again == Again::Never
     }
 
-    /// Adds a detail that may hold data, such as the answer of a receiver. It is stored with the attempt,
-    /// is never logged, and is shown only to those who may see payloads.
+    /// Adds a detail that may contain data, such as the answer of a receiver. It is stored with the
+    /// attempt, never logged, and shown only to users who may see payloads.
     ///
     /// ```
     /// use outbox::Failure;
@@ -93,7 +94,7 @@ impl Failure {
         self
     }
 
-    /// The text that is stored: the reason, and the detail behind a mark.
+    /// The stored text: the reason, and the detail behind a mark.
     pub(crate) fn stored(self) -> String {
         match self.detail {
             Some(detail) => format!("{}{DETAIL}{detail}", self.message),
@@ -102,11 +103,11 @@ impl Failure {
     }
 }
 
-/// Stands between the reason and the detail of a stored error.
+/// Separates the reason and the detail of a stored error.
 const DETAIL: &str = "\n[detail] ";
 
-/// The reason of a stored error and its [detail](Failure::with_detail), which is only for those who may see
-/// payloads.
+/// Splits a stored error into its reason and its [detail](Failure::with_detail), which is only for
+/// users who may see payloads.
 ///
 /// ```
 /// use outbox::split_detail;
@@ -129,14 +130,14 @@ impl fmt::Display for Failure {
 
 impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        // What does not parse now will not parse later.
+        // A payload that does not parse now will not parse later.
         let is_unparsable = causes(&error).any(<dyn std::error::Error>::is::<Unparsable>);
         let again = if is_unparsable { Again::Never } else { Again::ByPolicy };
         Self { again, message: chain(&error), detail: None }
     }
 }
 
-/// How far down an error's causes are looked at: an error may name itself as its source.
+/// Limit for the causes of an error: an error may name itself as its source.
 const MOST_CAUSES: usize = 64;
 
 /// The causes of an error, the nearest first.
@@ -146,7 +147,7 @@ fn causes<'a>(
     std::iter::successors(error.source(), |cause| cause.source()).take(MOST_CAUSES)
 }
 
-/// An error with everything that caused it.
+/// The text of an error with all its causes.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in causes(error) {
@@ -159,7 +160,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Marks an error as one that will never go away.
+/// Marks an error as permanent.
 pub trait OrDead<T> {
     /// With `?`: the event is dead at once.
     fn or_dead(self) -> Result<T, Failure>;
@@ -171,14 +172,14 @@ impl<T, E: fmt::Display> OrDead<T> for Result<T, E> {
     }
 }
 
-/// What a handler may return: nothing, an [`Outcome`], or a `Result` of either.
+/// Return types of a handler: nothing, an [`Outcome`], or a `Result` of either.
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
-    label = "not something a handler may return",
+    label = "not a return type of a handler",
     note = "return `()`, `Outcome`, or a `Result` of one of them; the error can be any `std::error::Error`, or `Failure`"
 )]
 pub trait IntoOutcome {
-    /// The one form that the relay knows.
+    /// Converts into the form that the relay uses.
     fn into_outcome(self) -> Result<Outcome, Failure>;
 }
 
@@ -206,7 +207,7 @@ impl<E: Into<Failure>> IntoOutcome for Result<Outcome, E> {
     }
 }
 
-/// The event being handled, and what is known about this attempt. Reads like the [`Event`] itself.
+/// The event being handled, and the facts of this attempt. Dereferences to the [`Event`] itself.
 #[derive(Clone, Debug)]
 pub struct Cx {
     pub(crate) event: Event,
@@ -236,19 +237,19 @@ impl Cx {
         &self.event
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// The event's place in its table; known whenever order matters. A receiver that drops what is not above the
-    /// last one it saw of a key drops every redelivery.
+    /// The event's position in its table; known whenever order matters. A receiver that ignores
+    /// positions up to the last one it has seen of a key ignores every redelivery.
     pub fn seq(&self) -> Option<i64> {
         self.seq
     }
 
-    /// Why it failed last: the reason of the last attempt, with its [detail](split_detail) if it had one. `None` for an event
-    /// that has not failed.
+    /// The error of the last attempt, with its [detail](split_detail) if it had one. `None` for an
+    /// event that has not failed.
     ///
     /// ```
     /// use outbox::{Cx, Handled, split_detail};
@@ -265,7 +266,8 @@ impl Cx {
         self.last_error.as_deref()
     }
 
-    /// When the database stored it, by the database's clock: known on every path, from every store of this crate.
+    /// When the database stored it, by the database's clock: known on every path, from every store
+    /// of this crate.
     pub fn created_at(&self) -> Option<DateTime<Utc>> {
         self.created_at
     }
@@ -275,7 +277,8 @@ impl Cx {
         &self.node
     }
 
-    /// The name of the store that it is in: in a [`Fleet`](crate::Fleet) the database's, to find its outbox by.
+    /// Name of the store of the event: in a [`Fleet`](crate::Fleet) the name of the database, to
+    /// find its outbox by.
     pub fn store(&self) -> &str {
         &self.store
     }
@@ -289,11 +292,12 @@ impl Deref for Cx {
     }
 }
 
-/// Handles events. Most handlers are plain functions, see [`RelayBuilder::on`](crate::RelayBuilder::on); implement
-/// this for one that is more than a function.
+/// Handles events. Most handlers are plain functions, see
+/// [`RelayBuilder::on`](crate::RelayBuilder::on); implement this trait for a handler with state.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Handles one event. An event may come more than once: its [`id`](Event::id) stays the same.
+    /// Handles one event. An event may be delivered more than once: its [`id`](Event::id) stays the
+    /// same.
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure>;
 }
 
@@ -327,26 +331,29 @@ where
     }
 }
 
-/// Handles events in a transaction that settles them as well: what the handler writes takes effect exactly once. Most
-/// such handlers are plain functions, see [`RelayBuilder::on_tx`](crate::RelayBuilder::on_tx); implement this for one that
-/// is more than a function.
+/// Handles events in a transaction that also settles them: writes of the handler take effect
+/// exactly once. Most such handlers are plain functions, see
+/// [`RelayBuilder::on_tx`](crate::RelayBuilder::on_tx); implement this trait for a handler with
+/// state.
 #[async_trait]
 pub trait TxHandler<DB: Database>: Send + Sync + 'static {
-    /// Handles one event. If it says done, what it wrote is committed together with that; otherwise it is rolled back.
+    /// Handles one event. If the handler returns `Done`, its writes are committed together with the
+    /// settlement; otherwise they are rolled back.
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
 }
 
-/// An async function of a message and a transaction: `async fn book(m: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>)`.
-/// Implemented by all that fit.
+/// An async function of a message and a transaction:
+/// `async fn book(m: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions of
+/// this form.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler in a transaction",
     label = "not an async function of a message, a `Cx` and a `&mut Tx`",
     note = "write `async fn handle(message: M, cx: Cx, tx: &mut Tx<'_, DB>) -> Handled`, with `M: Message`"
 )]
 pub trait TxFn<'t, DB: Database, M>: Send + Sync + 'static {
-    /// What it returns.
+    /// The future that it returns.
     type Handling: Future<Output: IntoOutcome> + Send + 't;
-    /// Calls it.
+    /// Calls the function.
     fn call(&self, message: M, cx: Cx, tx: &'t mut Tx<'static, DB>) -> Self::Handling;
 }
 
@@ -378,23 +385,24 @@ where
     }
 }
 
-/// Looks at every event before and after its handler: for audit, logging, measuring.
+/// Sees every event before and after its handler: for audit, logging, measuring.
 ///
-/// `before` runs in the order of registration; an error there counts as the handler's. `after` runs in reverse.
+/// `before` runs in the order of registration; an error there counts as the handler's. `after` runs
+/// in reverse order.
 pub trait Interceptor: Send + Sync + 'static {
-    /// Before the handler. An error keeps the event from its handler.
+    /// Called before the handler. After an error the handler is not called.
     fn before(&self, cx: &Cx) -> Result<(), Failure> {
         let _ = cx;
         Ok(())
     }
 
-    /// After the handler, whatever it said. A panic here is logged and changes nothing.
+    /// Called after the handler, whatever its result. A panic here is logged and changes nothing.
     fn after(&self, cx: &Cx, result: &Result<Outcome, Failure>) {
         let _ = (cx, result);
     }
 }
 
-/// What a relay does with events that it has no handler and no destination for.
+/// How a relay treats events that have no handler and no destination.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -405,7 +413,7 @@ pub trait Interceptor: Send + Sync + 'static {
 /// # outbox.migrate().await?;
 /// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.expect("it has no deduplication key");
 ///
-/// // A relay of the shop leaves it alone.
+/// // A relay of the shop leaves it pending.
 /// let shop = outbox.multi_node().on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
 /// shop.idle().await?;
 /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::New);
@@ -417,19 +425,20 @@ pub trait Interceptor: Send + Sync + 'static {
 /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::Done);
 /// bank.stop().await?;
 ///
-/// // A relay that is alone may prefer to hear of events that it does not know.
+/// // A relay that is alone can report unknown events as dead.
 /// let strict = outbox.multi_node().unrouted(Unrouted::Dead).start().await?;
 /// # strict.stop().await?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unrouted {
-    /// They stay pending, for a relay that routes them: several relays with different handlers share a table. They hold back the
-    /// later events of their ordering keys. [`Admin::unrouted`](crate::Admin::unrouted) tells which events no running relay
-    /// routes.
+    /// They stay pending, for a relay that routes them: several relays with different handlers
+    /// share a table. They hold back the later events of their ordering keys.
+    /// [`Admin::unrouted`](crate::Admin::unrouted) lists events that no running relay routes.
     ///
-    /// Events are told apart by their types and aggregate types when they are taken. What a [`Router`](crate::Router) sends
-    /// nowhere for another reason is put off instead, 5 s at first and 10 min at most, and no attempt is counted.
+    /// The relay selects events by their types and aggregate types when it takes them. An event for
+    /// which a [`Router`](crate::Router) returns no destination for another reason is snoozed
+    /// instead, 5 s at first and 10 min at most, and no attempt is counted.
     #[default]
     Leave,
     /// They are dead at once, not counted as an attempt.

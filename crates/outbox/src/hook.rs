@@ -1,4 +1,4 @@
-//! Hooks around writing: see, change, suppress or refuse what is written.
+//! Hooks around writing: inspect, change, suppress or refuse events.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,16 +6,17 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::event::Event;
 
-/// Looks at everything that an [`Outbox`](crate::Outbox) writes.
+/// Called around every write of an [`Outbox`](crate::Outbox).
 ///
-/// `before_write` → insert → `after_write` → commit or rollback → `after_commit` or `after_rollback`. Each is called
-/// once for a batch. Only `before_write` can stop anything; a panic in the others is logged. When nobody can know
-/// whether a commit happened, because its answer was lost, neither of the last two is called.
+/// `before_write` → insert → `after_write` → commit or rollback → `after_commit` or
+/// `after_rollback`. Each is called once for a batch. Only `before_write` can stop a write; a panic
+/// in the others is logged. When it is unknown whether a commit happened, because its answer was
+/// lost, neither of the last two is called.
 ///
 /// ```
 /// use outbox::{Event, WriterHook};
 ///
-/// /// Adds nothing, suppresses what is internal.
+/// /// Suppresses internal events.
 /// struct NoInternals;
 ///
 /// impl WriterHook for NoInternals {
@@ -26,22 +27,23 @@ use crate::event::Event;
 /// }
 /// ```
 pub trait WriterHook: Send + Sync + 'static {
-    /// Before the insert: return what to write instead, nothing to suppress the write, or an error to refuse it.
+    /// Called before the insert: return the events to write instead, none to suppress the write, or
+    /// an error to refuse it.
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
         Ok(events)
     }
 
-    /// The rows are inserted, the transaction is still open.
+    /// Called after the insert, while the transaction is still open.
     fn after_write(&self, events: &[Event]) {
         let _ = events;
     }
 
-    /// The transaction is committed.
+    /// Called after the commit.
     fn after_commit(&self, events: &[Event]) {
         let _ = events;
     }
 
-    /// The transaction is rolled back.
+    /// Called after the rollback.
     fn after_rollback(&self, events: &[Event]) {
         let _ = events;
     }
@@ -66,25 +68,25 @@ impl Hooks {
     }
 
     pub(crate) fn after_write(&self, events: &[Event]) {
-        self.tell("after_write", |hook| hook.after_write(events));
+        self.notify("after_write", |hook| hook.after_write(events));
     }
 
     pub(crate) fn after_commit(&self, events: &[Event]) {
-        self.tell("after_commit", |hook| hook.after_commit(events));
+        self.notify("after_commit", |hook| hook.after_commit(events));
     }
 
     pub(crate) fn after_rollback(&self, events: &[Event]) {
-        self.tell("after_rollback", |hook| hook.after_rollback(events));
+        self.notify("after_rollback", |hook| hook.after_rollback(events));
     }
 
-    fn tell(&self, when: &str, call: impl Fn(&dyn WriterHook)) {
+    fn notify(&self, when: &str, call: impl Fn(&dyn WriterHook)) {
         for hook in &self.0 {
             guarded(when, || call(&**hook));
         }
     }
 }
 
-/// Runs a callback that must not disturb anything; a panic is logged.
+/// Runs a callback that must not affect its caller; a panic is logged.
 pub(crate) fn guarded(what: &str, callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
         tracing::error!("a {what} callback panicked; nothing else is affected");

@@ -1,4 +1,4 @@
-//! The inbox: what a consumer has done already, noted in the transaction in which it does it.
+//! The inbox: which events a consumer has processed, recorded in the consumer's transaction.
 
 use crate::error::{Error, Result};
 use crate::event::check_text;
@@ -8,7 +8,8 @@ use crate::tx::Tx;
 
 /// The longest name of a consumer, in characters.
 const MAX_CONSUMER: usize = 128;
-/// The longest id, in characters. Longer than our own: ids may be somebody else's.
+/// The longest id, in characters. Longer than an event id of this crate: ids may come from other
+/// systems.
 const MAX_ID: usize = 255;
 
 fn check(consumer: &str, id: &str) -> Result<()> {
@@ -19,8 +20,9 @@ fn check(consumer: &str, id: &str) -> Result<()> {
 impl<DB: Database> Outbox<DB> {
     /// Whether a consumer sees an event for the first time: `true` once, `false` ever after.
     ///
-    /// For consumers behind a broker, which delivers again after every crash and lost acknowledgement. The answer is
-    /// noted in the consumer's own transaction, beside what it does: both are committed, or neither.
+    /// For consumers behind a broker, which redelivers after every crash and lost acknowledgement.
+    /// The answer is recorded in the consumer's own transaction, together with its writes: both are
+    /// committed, or neither.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -40,13 +42,15 @@ impl<DB: Database> Outbox<DB> {
     /// # Ok(()) }
     /// ```
     ///
-    /// Another transaction that asks for the same event meanwhile waits for the end of this one, and is told `false` if
-    /// it was committed and `true` if not. As with any two transactions, the database may end one of them with an error
-    /// instead (a deadlock, a serialization failure, a lock timeout): [`Error::is_transient`], try it again.
+    /// Another transaction that asks for the same event meanwhile waits for the end of this one,
+    /// and gets `false` if it was committed and `true` if not. As with any two transactions, the
+    /// database may end one of them with an error instead (a deadlock, a serialization failure, a
+    /// lock timeout): [`Error::is_transient`], retry it.
     ///
-    /// Ids have 1 to 255 characters and consumers 1 to 128, without control characters; they are compared exactly. Entries
-    /// are forgotten when they are [purged](crate::PurgeSettings::inbox_retention), after 30 days if not set: a delivery
-    /// that comes later still would be new.
+    /// Ids have 1 to 255 characters and consumers 1 to 128, without control characters; they are
+    /// compared exactly. Entries are deleted when they are
+    /// [purged](crate::PurgeSettings::inbox_retention), after 30 days if not set: a redelivery
+    /// after that would be new.
     pub async fn once(&self, tx: &mut Tx<'_, DB>, consumer: &str, id: impl AsRef<str>) -> Result<bool> {
         let id = id.as_ref();
         check(consumer, id)?;
@@ -55,8 +59,8 @@ impl<DB: Database> Outbox<DB> {
         first
     }
 
-    /// [`once`](Outbox::once) for many events, in one statement for each thousand. The answers are in the order of the
-    /// ids; one that is named twice is new the first time only.
+    /// [`once`](Outbox::once) for many events, in one statement for each thousand. The answers are
+    /// in the order of the ids; an id that is named twice is new the first time only.
     pub async fn once_each(
         &self,
         tx: &mut Tx<'_, DB>,
@@ -76,9 +80,10 @@ impl<DB: Database> Outbox<DB> {
         first
     }
 
-    /// [`once`](Outbox::once) in a transaction that stays yours.
+    /// [`once`](Outbox::once) in a transaction that the caller commits.
     ///
-    /// On PostgreSQL mind its errors: after one, a commit is a rollback, and no error.
+    /// Check for errors on PostgreSQL: after an error the transaction is aborted, and its commit
+    /// rolls back without an error.
     pub async fn once_on(
         &self,
         tx: &mut sqlx::Transaction<'_, DB>,

@@ -53,6 +53,7 @@ mod join;
 mod log;
 pub mod metrics;
 mod outbox;
+mod poison;
 mod queue;
 mod relay;
 mod retry;
@@ -60,7 +61,6 @@ mod retry;
 pub mod settings;
 mod sql;
 pub mod store;
-mod suspect;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod text;

@@ -1,5 +1,5 @@
-//! What the relay counts, on the `metrics` facade: install any recorder (Prometheus, OpenTelemetry) and they are
-//! there.
+//! Metrics of the relay, on the `metrics` facade: install any recorder (Prometheus, OpenTelemetry)
+//! to export them.
 //!
 //! | name | kind | counts |
 //! | --- | --- | --- |
@@ -9,12 +9,12 @@
 //! | `outbox.enqueue.cold` | counter | events read by the poller |
 //! | `outbox.dispatch.success` | counter | events handled |
 //! | `outbox.dispatch.failure` | counter | attempts that failed and will be retried |
-//! | `outbox.dispatch.dead` | counter | events given up |
-//! | `outbox.dispatch.deferred` | counter | events that their handler put off |
-//! | `outbox.settle.stale` | counter | verdicts that came too late to count |
+//! | `outbox.dispatch.dead` | counter | events dead-lettered |
+//! | `outbox.dispatch.deferred` | counter | events that their handler snoozed |
+//! | `outbox.settle.stale` | counter | stale verdicts: another node held the event by then |
 //! | `outbox.queue.hot.depth`, `outbox.queue.cold.depth` | gauge | events waiting for a worker |
-//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; looked up every 5 s while events are due, at least every 30 s |
-//! | `outbox.unrouted` | gauge | of the first 2,000 pending events, those that no running relay routes; looked up with the lag, by relays that do not route everything |
+//! | `outbox.lag.oldest.ms` | gauge | how long the oldest due event has waited; measured every 5 s while events are due, at least every 30 s |
+//! | `outbox.unrouted` | gauge | of the first 2,000 pending events, those that no running relay routes; measured with the lag, by relays that do not route everything |
 //! | `outbox.take.last.seconds` | gauge | when the database last completed a take, in seconds since 1970: `time() - …` is its age |
 //! | `outbox.settle.last.seconds` | gauge | the same of the last settlement |
 //! | `outbox.task.failing` | gauge | 1 while the task fails: `take`, `settle`, `renew`, `log_relay`, … |
@@ -26,8 +26,9 @@
 //! | `outbox.log.takeovers` | counter | pairs that this node took over from a leader whose lease had run out |
 //! | `outbox.log.lag` | gauge | how many positions the pair is behind the end of the log |
 //!
-//! Each carries the label `store`, those of the log also `topic` and `publisher`, that of a destination also `destination`, those of a task also
-//! `task`. A [`Fleet`](crate::Fleet) has some of its own, without a label:
+//! Each has the label `store`; those of the log also `topic` and `publisher`, that of a destination
+//! also `destination`, those of a task also `task`. A [`Fleet`](crate::Fleet) has metrics of its
+//! own, without a label:
 //!
 //! | name | kind | counts |
 //! | --- | --- | --- |
@@ -35,14 +36,14 @@
 //! | `outbox.fleet.connections` | gauge | connections that are open, over all databases |
 //! | `outbox.fleet.troubled` | gauge | databases that do not answer, or cannot be reached |
 //!
-//! No event's id, key or tenant is ever a label.
+//! Ids, keys and tenants of events are never labels.
 
 use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::log::PairId;
 use crate::store::RelayTask;
 
-/// Handles to all of the relay's metrics, looked up once.
+/// Handles to all metrics of the relay, looked up once.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     pub(crate) hot_enqueued: Counter,
@@ -89,7 +90,7 @@ impl Metrics {
         }
     }
 
-    /// Whether a destination is not available.
+    /// Whether a destination is unavailable.
     pub(crate) fn unavailable(&self, destination: &str) -> Gauge {
         let labels = [("store", self.store.clone()), ("destination", destination.to_owned())];
         gauge!(format!("{}.destination.unavailable", self.prefix), &labels)
@@ -108,19 +109,19 @@ impl Metrics {
     }
 }
 
-/// Makes the metrics of pairs.
-pub(crate) struct PairMetrics<'a> {
+/// Creates the metrics of subscriptions.
+pub(crate) struct SubscriptionMetrics<'a> {
     prefix: &'a str,
     store: &'a str,
 }
 
-impl<'a> PairMetrics<'a> {
+impl<'a> SubscriptionMetrics<'a> {
     pub(crate) fn new(prefix: &'a str, store: &'a str) -> Self {
         Self { prefix, store }
     }
 
     fn labels(&self, pair: &PairId) -> [(&'static str, String); 3] {
-        let PairMetrics { store, .. } = self;
+        let SubscriptionMetrics { store, .. } = self;
         [
             ("store", (*store).to_owned()),
             ("topic", pair.topic().to_owned()),

@@ -1,4 +1,4 @@
-//! The outbox: where an application writes its events, and where it starts its relay.
+//! The outbox: writes events, and starts the relay.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,13 +20,13 @@ use crate::hook::{Hooks, WriterHook};
 use crate::log::LogAdmin;
 use crate::queue::WorkQueue;
 use crate::relay::hot::{HotDoor, Reserved};
-use crate::relay::in_tx::AnyOutbox;
+use crate::relay::tx_dispatch::AnyOutbox;
 use crate::relay::{Mode, OneOutbox, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
 use crate::store::{Acted, JoinAct, SharedStore, Store};
-use crate::tx::{Batch, Receipt, Tx};
+use crate::tx::{Receipt, Tx, WrittenBatch};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
 ///
@@ -52,7 +52,7 @@ use crate::tx::{Batch, Receipt, Tx};
 /// # Ok(()) }
 /// ```
 ///
-/// It is typed by its database: a SQLite outbox does not take a PostgreSQL transaction.
+/// It is typed by its database: a SQLite outbox does not accept a PostgreSQL transaction.
 ///
 /// ```compile_fail
 /// # async fn wrong(outbox: outbox::Outbox<sqlx::Sqlite>, pool: sqlx::PgPool) -> outbox::Result<()> {
@@ -65,28 +65,28 @@ pub struct Outbox<DB: Database> {
 
 struct Shared<DB: Database> {
     store: Arc<SqlStore<DB>>,
-    /// In a fleet: the same store, within its bounds.
+    /// In a fleet: the same store, within the fleet's limits.
     guarded: Option<Arc<Guarded>>,
     hooks: Hooks,
     door: HotDoor,
     max_payload: usize,
-    /// Whether events without a key get their aggregate as one.
+    /// Whether events without a key get their aggregate as key.
     by_aggregate: Arc<AtomicBool>,
-    /// Whether other processes are about to be told that something was appended.
-    ringing: AtomicBool,
+    /// Whether a notification of other processes about an append is scheduled.
+    notifying: AtomicBool,
 }
 
-/// Others are about to be told.
-struct Ringing<DB: Database>(Arc<Shared<DB>>);
+/// A scheduled notification of other processes.
+struct ScheduledNotification<DB: Database>(Arc<Shared<DB>>);
 
-impl<DB: Database> Drop for Ringing<DB> {
+impl<DB: Database> Drop for ScheduledNotification<DB> {
     fn drop(&mut self) {
-        self.0.ringing.store(false, Ordering::Release);
+        self.0.notifying.store(false, Ordering::Release);
     }
 }
 
-/// How long to wait for more to tell other processes of.
-const BEFORE_RINGING: Duration = Duration::from_millis(5);
+/// Delay of that notification, to cover further appends.
+const NOTIFY_DELAY: Duration = Duration::from_millis(5);
 
 impl<DB: Database> Clone for Outbox<DB> {
     fn clone(&self) -> Self {
@@ -129,12 +129,13 @@ impl fmt::Debug for OutboxBuilder {
 }
 
 impl OutboxBuilder {
-    /// With all defaults.
+    /// A builder with all defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The table of the events, instead of `outbox_event`. The other tables' names are made from it.
+    /// The table of the events, instead of `outbox_event`. The names of the other tables derive
+    /// from it.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.options = self.options.table(table);
         self
@@ -146,27 +147,28 @@ impl OutboxBuilder {
         self
     }
 
-    /// What to call this outbox in log lines and metrics.
+    /// Name of this outbox in log lines and metrics.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.options = self.options.name(name);
         self
     }
 
-    /// How many connections to open at most; 10 if not set. SQLite writes on one, whatever this says.
+    /// How many connections to open at most; 10 if not set. SQLite writes on one, whatever the
+    /// setting.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.options = self.options.max_connections(connections);
         self
     }
 
-    /// Whether a pooler stands in front of PostgreSQL; found out when connecting if not set. With
-    /// [`on_pool`](OutboxBuilder::on_pool) nothing is found out: say it there.
+    /// Whether a pooler is in front of PostgreSQL; detected when connecting if not set. Not
+    /// detected with [`on_pool`](OutboxBuilder::on_pool): set it there.
     pub fn pooler(mut self, pooler: Pooler) -> Self {
         self.options = self.options.pooler(pooler);
         self
     }
 
-    /// A PostgreSQL URL that leads to the server itself, past a pooler: the relay waits for
-    /// notifications on it. Without it a relay behind a pooler polls.
+    /// A PostgreSQL URL of the server itself, bypassing a pooler: the relay waits for notifications
+    /// on it. Without it a relay behind a pooler polls.
     pub fn direct_url(mut self, url: impl Into<String>) -> Self {
         self.options = self.options.direct_url(url);
         self
@@ -174,8 +176,7 @@ impl OutboxBuilder {
 
     /// How large a payload may be; [`MAX_PAYLOAD`] if not set. A relay of this outbox dead-letters
     /// larger ones, which other programs have written, without reading them, and publishers of the
-    /// log pass them over. A relay in another process needs the same value: it has a limit of its
-    /// own.
+    /// log skip them. A relay in another process needs the same value: it has a limit of its own.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = Some(bytes);
         self.options = self.options.max_payload(bytes);
@@ -188,15 +189,16 @@ impl OutboxBuilder {
         self
     }
 
-    /// Orders the events of one aggregate: an event without a key gets its aggregate's type and id as one.
+    /// Orders the events of one aggregate: an event without a key gets its aggregate's type and id
+    /// as key.
     pub fn order_by_aggregate(mut self) -> Self {
         self.by_aggregate = true;
         self
     }
 
-    /// Takes over the settings of the outbox: name, table, schema, connections, direct URL, largest
-    /// payload, and the order by aggregate of mode `ordered`. The URL is given to the last call:
-    /// see [`Settings::database_url`](crate::settings::Settings::database_url).
+    /// Applies the settings of the outbox: name, table, schema, connections, direct URL, largest
+    /// payload, and the order by aggregate of mode `ordered`. The URL is an argument of the last
+    /// call: see [`Settings::database_url`](crate::settings::Settings::database_url).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -219,13 +221,13 @@ impl OutboxBuilder {
         }
     }
 
-    /// The clock that decides what is due. For tests.
+    /// The clock that decides which events are due. For tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.options = self.options.clock(clock);
         self
     }
 
-    /// Takes a server that speaks MySQL's protocol for TiDB, whatever its version says. For tests.
+    /// Treats a server with MySQL's protocol as TiDB, whatever its version string. For tests.
     #[cfg(feature = "mysql")]
     #[doc(hidden)]
     pub fn assume_tidb(mut self) -> Self {
@@ -242,23 +244,24 @@ impl OutboxBuilder {
         self
     }
 
-    /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
+    /// Opens a SQLite file, created if it does not exist; `:memory:` for a database that ends with
+    /// the outbox.
     #[cfg(feature = "sqlite")]
     pub async fn sqlite(self, file: &str) -> Result<Outbox<sqlx::Sqlite>> {
         let url = if file.starts_with("sqlite:") { file.to_owned() } else { format!("sqlite:{file}") };
         self.open(&url).await
     }
 
-    /// Connects to PostgreSQL. A server on another machine is [verified](crate::connect) unless the URL
-    /// says otherwise.
+    /// Connects to PostgreSQL. A server on another machine is [verified](crate::connect) unless the
+    /// URL says otherwise.
     #[cfg(feature = "postgres")]
     pub async fn postgres(self, url: &str) -> Result<Outbox<sqlx::Postgres>> {
         self.expect_scheme(url, &["postgres", "postgresql"])?;
         self.open(url).await
     }
 
-    /// Connects to MySQL or MariaDB. A server on another machine is [verified](crate::connect) unless
-    /// the URL says otherwise.
+    /// Connects to MySQL or MariaDB. A server on another machine is [verified](crate::connect)
+    /// unless the URL says otherwise.
     #[cfg(feature = "mysql")]
     pub async fn mysql(self, url: &str) -> Result<Outbox<sqlx::MySql>> {
         self.expect_scheme(url, &["mysql", "mariadb"])?;
@@ -275,11 +278,11 @@ impl OutboxBuilder {
         Err(crate::Error::Url { url: crate::error::without_credentials(url), reason })
     }
 
-    /// Lives beside the application's own pool. Transactions come from that pool; the relay opens a few connections of
-    /// its own with the same options.
+    /// Uses the application's own pool for transactions; the relay opens a few connections of its
+    /// own with the same options.
     ///
-    /// sqlx's pool asks a connection whether it is still there before and after each transaction. One that outbox opens does so
-    /// only if it was idle, which saves two round trips.
+    /// sqlx's pool checks a connection before and after each transaction. A connection that outbox
+    /// opens is checked only if it was idle, which saves two round trips.
     pub fn on_pool<DB: Database>(self, pool: &Pool<DB>) -> Result<Outbox<DB>> {
         let store = SqlStore::beside(pool, &self.options)?.shared();
         let by_aggregate = Arc::new(AtomicBool::new(self.by_aggregate));
@@ -298,7 +301,7 @@ impl OutboxBuilder {
         self
     }
 
-    /// In a fleet.
+    /// Opens the outbox of a fleet's database.
     pub(crate) fn on_line<DB: Database>(
         self,
         line: Arc<Line<DB>>,
@@ -324,7 +327,7 @@ impl OutboxBuilder {
                 door: HotDoor::default(),
                 max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
                 by_aggregate,
-                ringing: AtomicBool::new(false),
+                notifying: AtomicBool::new(false),
             }),
         }
     }
@@ -332,7 +335,8 @@ impl OutboxBuilder {
 
 #[cfg(feature = "sqlite")]
 impl Outbox<sqlx::Sqlite> {
-    /// Opens a SQLite file, made if it is not there; `:memory:` for one that ends with the outbox.
+    /// Opens a SQLite file, created if it does not exist; `:memory:` for a database that ends with
+    /// the outbox.
     pub async fn sqlite(file: &str) -> Result<Self> {
         OutboxBuilder::new().sqlite(file).await
     }
@@ -355,13 +359,14 @@ impl Outbox<sqlx::MySql> {
 }
 
 impl<DB: Database> Outbox<DB> {
-    /// The pool that [`begin`](Outbox::begin) takes connections from. Beside an outbox of a [`Fleet`](crate::Fleet) it is
-    /// one of its own, small, and not counted in the fleet's connections: prefer `begin` there.
+    /// The pool that [`begin`](Outbox::begin) takes connections from. For an outbox of a
+    /// [`Fleet`](crate::Fleet) it is a small separate pool, not counted in the fleet's connections:
+    /// prefer `begin` there.
     pub fn pool(&self) -> &Pool<DB> {
         self.shared.store.pool()
     }
 
-    /// The store, for those who need it without the types: relays, tools.
+    /// The store without the database type, for relays and tools.
     pub fn store(&self) -> SharedStore {
         match &self.shared.guarded {
             Some(guarded) => guarded.clone(),
@@ -369,7 +374,7 @@ impl<DB: Database> Outbox<DB> {
         }
     }
 
-    /// Whether its connections are a fleet's.
+    /// Whether it uses the connections of a fleet.
     pub(crate) fn is_in_fleet(&self) -> bool {
         self.shared.guarded.is_some()
     }
@@ -387,12 +392,13 @@ impl<DB: Database> Outbox<DB> {
         self.store().migrate().await
     }
 
-    /// The statements that [`migrate`](Outbox::migrate) runs, for those who run their own migrations.
+    /// The statements that [`migrate`](Outbox::migrate) runs, for applications with their own
+    /// migrations.
     pub fn migration_sql(&self) -> Result<String> {
         self.shared.store.migration_sql()
     }
 
-    /// Begins a transaction to do business and write events in. May be cancelled at any time.
+    /// Begins a transaction for business writes and events. May be cancelled at any time.
     pub async fn begin(&self) -> Result<Tx<'static, DB>> {
         if let Some(guarded) = &self.shared.guarded {
             guarded.prepare().await?;
@@ -410,21 +416,22 @@ impl<DB: Database> Outbox<DB> {
         Ok(Tx::new(tx, self.clone()))
     }
 
-    /// Goes on with a transaction that you began yourself.
+    /// Continues a transaction that the caller has begun.
     ///
-    /// It may be a savepoint, sqlx's transaction in a transaction. Its commit decides nothing yet, so then no hook or
-    /// callback is told of it, and the events wait for the poller to see the outer commit.
+    /// It may be a savepoint, sqlx's nested transaction. Its commit decides nothing yet, so no hook
+    /// or callback is called for it, and the events wait until the poller sees the outer commit.
     pub fn adopt<'c>(&self, tx: sqlx::Transaction<'c, DB>) -> Tx<'c, DB> {
         Tx::new(tx, self.clone())
     }
 
-    /// Starts an event with this outbox's limits, for [`write`](Outbox::write) and its like.
+    /// Starts an event with this outbox's limits, for [`write`](Outbox::write) and the other write
+    /// methods.
     pub fn event(&self, event_type: impl Into<EventType>) -> EventBuilder {
         Event::new(event_type).max_payload(self.shared.max_payload)
     }
 
-    /// Writes an event in a transaction. Returns its id, or `None` if a hook suppressed it or an event with the same
-    /// deduplication key is already there.
+    /// Writes an event in a transaction. Returns its id, or `None` if a hook suppressed it or an
+    /// event with the same deduplication key exists.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -450,7 +457,8 @@ impl<DB: Database> Outbox<DB> {
         Ok(self.write_all(tx, [event]).await?.pop())
     }
 
-    /// Writes many events in a transaction, in one statement, in this order. Returns the ids of those stored.
+    /// Writes many events in a transaction, in one statement, in this order. Returns the ids of
+    /// those stored.
     pub async fn write_all<E: IntoEvent>(
         &self,
         tx: &mut Tx<'_, DB>,
@@ -478,8 +486,8 @@ impl<DB: Database> Outbox<DB> {
         Ok(ids)
     }
 
-    /// Writes events in a transaction that stays yours, so that the outbox does not see its end. The [`Receipt`] is for
-    /// after the commit.
+    /// Writes events in a transaction that the caller commits, so that the outbox does not see its
+    /// end. Use the [`Receipt`] after the commit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -510,7 +518,7 @@ impl<DB: Database> Outbox<DB> {
 
     /// Writes many events in a transaction of their own.
     pub async fn send_all<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<EventId>> {
-        // Made first: a mistake in one costs no transaction.
+        // Built first: an invalid event costs no transaction.
         let events = self.prepare(events)?;
         if events.is_empty() {
             return Ok(Vec::new());
@@ -530,33 +538,34 @@ impl<DB: Database> Outbox<DB> {
         self.shared.max_payload
     }
 
-    /// Has the relay of this process look now, if one runs.
+    /// Wakes the relay of this process, if one runs.
     pub(crate) fn wake(&self) {
         if let Some(engine) = self.shared.door.engine() {
             engine.wake.notify_one();
         }
     }
 
-    /// Tells other processes that something was appended, where the database carries such news: after the commit and on another
-    /// connection, since it would hold up everybody's commits, and once for all that is appended in a moment.
+    /// Notifies other processes of an append, where the database has notifications: after the
+    /// commit and on another connection, since it would delay the commits of all writers, and once
+    /// for all appends within a short time.
     pub(crate) fn ring_elsewhere(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.ringing.swap(true, Ordering::AcqRel) {
+        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.notifying.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.shared.clone();
-        // Also if the runtime ends meanwhile.
-        let ringing = Ringing(shared.clone());
+        // Reset also if the runtime ends meanwhile.
+        let notifying = ScheduledNotification(shared.clone());
         runtime.spawn(async move {
-            tokio::time::sleep(BEFORE_RINGING).await;
-            drop(ringing);
+            tokio::time::sleep(NOTIFY_DELAY).await;
+            drop(notifying);
             if let Err(error) = shared.store.ring().await {
-                tracing::debug!(store = shared.store.name(), %error, "could not tell others of an append: they look for it");
+                tracing::debug!(store = shared.store.name(), %error, "could not notify other processes of an append: they poll for it");
             }
         });
     }
 
-    /// Does something to a join in a transaction.
+    /// Changes a join in a transaction.
     pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinAct) -> Result<Acted> {
         tx.is_whole()?;
         let acted = self.shared.store.join_on(tx.connection(), act).await;
@@ -571,7 +580,7 @@ impl<DB: Database> Outbox<DB> {
         acted
     }
 
-    /// Makes the events, and asks the hooks.
+    /// Builds the events, and calls the hooks.
     pub(crate) fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
         let limit = self.shared.max_payload;
         let events = events
@@ -582,19 +591,19 @@ impl<DB: Database> Outbox<DB> {
             return Ok(events);
         }
         let mut events = self.shared.hooks.before_write(events)?;
-        // After the hooks: what they wrote instead is ordered as well.
+        // After the hooks: events that they returned instead are ordered as well.
         if self.shared.by_aggregate.load(Ordering::Relaxed) {
             events = events.into_iter().map(Event::ordered_by_aggregate).collect();
         }
         Ok(events)
     }
 
-    /// Inserts events, born leased to this node where they have a place in its hot queue. `hot`: the caller sees the
-    /// commit, so they may have one.
-    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<Batch> {
+    /// Inserts events, with a lease of this node where they have a slot in its hot queue. `hot`:
+    /// the caller sees the commit, so they may have one.
+    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<WrittenBatch> {
         let Shared { store, hooks, door, .. } = &*self.shared;
         let engine = door.engine();
-        let mut batch = Batch {
+        let mut batch = WrittenBatch {
             events: Vec::new(),
             reserved: Vec::new(),
             hinted: Vec::new(),
@@ -613,8 +622,8 @@ impl<DB: Database> Outbox<DB> {
             };
             let mut leased = false;
             match reserved {
-                Reserved::Place(place) => {
-                    batch.reserved.push(place);
+                Reserved::Slot(reservation) => {
+                    batch.reserved.push(reservation);
                     leased = true;
                 }
                 Reserved::Full => {
@@ -637,17 +646,17 @@ impl<DB: Database> Outbox<DB> {
         let dated = !batch.reserved.is_empty();
         let stored = store.write(conn, &rows, birth.as_ref(), dated).instrument(span).await?;
         let times: HashMap<&EventId, _> = stored.iter().map(|(event, at)| (event.id(), *at)).collect();
-        for place in &mut batch.reserved {
-            if let Some(Some(at)) = times.get(place.event().id()) {
-                place.stored_at(*at);
+        for reservation in &mut batch.reserved {
+            if let Some(Some(at)) = times.get(reservation.event().id()) {
+                reservation.stored_at(*at);
             }
         }
         drop(times);
         batch.events = stored.into_iter().map(|(event, _)| event).collect();
         if batch.events.len() < rows.len() {
-            // What was already there by its deduplication key needs no place.
+            // Events that exist by their deduplication key need no slot.
             let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();
-            batch.reserved.retain(|place| stored.contains(place.event().id()));
+            batch.reserved.retain(|reservation| stored.contains(reservation.event().id()));
             batch.hinted.retain(|event| stored.contains(event.id()));
         }
         for event in &batch.events {
@@ -658,12 +667,12 @@ impl<DB: Database> Outbox<DB> {
         Ok(batch)
     }
 
-    /// Looks into the outbox, and repairs: dead events, cancelling, purging, statistics.
+    /// Inspects and repairs the outbox: dead events, cancelling, purging, statistics.
     pub fn admin(&self) -> Admin {
         Admin::new(self.store())
     }
 
-    /// Looks at the publishers of the log, and sets them right: pausing, resuming, resetting, how far behind they are.
+    /// Inspects and controls the publishers of the log: pausing, resuming, resetting, their lag.
     pub fn log_admin(&self) -> LogAdmin {
         LogAdmin::new(self.store())
     }
@@ -676,52 +685,56 @@ impl<DB: Database> Outbox<DB> {
         RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
     }
 
-    /// A relay in the mode of the settings, with everything else that they say of a relay. See
+    /// A relay in the mode of the settings, with all their relay settings. See
     /// [`settings`](crate::settings).
     #[cfg(feature = "settings")]
     pub fn relay(&self, settings: &crate::settings::Settings) -> RelayBuilder {
         settings.groups().apply(self.in_mode(settings.mode()))
     }
 
-    /// The events as a work queue, for those who take work themselves instead of running a relay.
+    /// The events as a work queue, for applications that take work themselves instead of running a
+    /// relay.
     pub fn queue(&self) -> WorkQueue {
         WorkQueue::new(self.store()).waking(self.door())
     }
 
-    /// A relay for one node. Holds the whole outbox by a lease, so that events need not be leased one by one: the
-    /// fastest way. A second one stands by until the first is gone.
+    /// A relay for one node. Holds the whole outbox by one lease, so that events need not be leased
+    /// one by one: the fastest mode. A second one stands by until the first is gone.
     pub fn single_node(&self) -> RelayBuilder {
         self.in_mode(Mode::SingleNode)
     }
 
-    /// A relay for several nodes that share the work. Every event is leased to the node that handles it.
+    /// A relay for several nodes that share the work. Every event is leased to the node that
+    /// handles it.
     pub fn multi_node(&self) -> RelayBuilder {
         self.in_mode(Mode::MultiNode)
     }
 
-    /// A relay for events whose order matters: those of one key, or else of one aggregate, are delivered one after
-    /// another, with any number of workers and nodes, and through retries.
+    /// A relay for events whose order matters: events of one key, or else of one aggregate, are
+    /// delivered one after another, with any number of workers and nodes, and through retries.
     ///
-    /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode. This one orders events
-    /// without a key by their aggregate, whatever program writes them: the relay tells the table to give such events
-    /// their aggregate as key.
+    /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode.
+    /// This one orders events without a key by their aggregate, whatever program writes them: the
+    /// relay configures the table to give such events their aggregate as key.
     pub fn ordered(&self) -> RelayBuilder {
         self.in_mode(Mode::Ordered)
     }
 
-    /// No delivery from here: CDC or another process does it. Purges what is DONE, if [`purge`](RelayBuilder::purge) says so, and
-    /// by age alone only with [`delete_undelivered`](crate::PurgeSettings::delete_undelivered), which is for CDC.
+    /// No delivery from here: CDC or another process does it. Purges DONE events, if
+    /// [`purge`](RelayBuilder::purge) is set, and by age alone only with
+    /// [`delete_undelivered`](crate::PurgeSettings::delete_undelivered), which is for CDC.
     pub fn writer_only(&self) -> RelayBuilder {
         self.in_mode(Mode::WriterOnly)
     }
 
-    /// A relay that publishes the log and leaves the queue to others: see [`publish`](RelayBuilder::publish). Every other relay
-    /// publishes as well, if it is given something to.
+    /// A relay that publishes the log and leaves the queue to others: see
+    /// [`publish`](RelayBuilder::publish). Every other relay publishes as well, if it has
+    /// publishers.
     pub fn log_only(&self) -> RelayBuilder {
         self.in_mode(Mode::LogOnly)
     }
 
-    /// Closes the connections. What is used after that gives an error.
+    /// Closes the connections. Later calls return an error.
     pub async fn close(&self) {
         self.shared.store.close().await;
     }

@@ -1,4 +1,4 @@
-//! When to try again, and when to give up: decided in pure functions.
+//! When to retry, and when to give up: decided in pure functions.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,17 +6,18 @@ use std::time::Duration;
 use crate::handler::{Again, Failure, Outcome};
 use crate::store::Verdict;
 
-/// Decides after a failure whether and when to try again.
+/// Decides after a failure whether and when to retry.
 pub trait RetryPolicy: fmt::Debug + Send + Sync + 'static {
-    /// The delay before the next attempt, after this many have failed; `None` to give up. `random` is in `[0, 1)`,
-    /// for jitter.
+    /// The delay before the next attempt, after this many have failed; `None` to give up. `random`
+    /// is in `[0, 1)`, for jitter.
     fn delay(&self, failed: u32, random: f64) -> Option<Duration>;
 }
 
 /// Exponential backoff with jitter, up to a number of attempts.
 ///
-/// The default, for handlers, waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in `[0.5, 1.5)`, and gives up after
-/// the tenth attempt: after about 100 s. [Publishing](Backoff::publishing) is retried for about a day.
+/// The default, for handlers, waits `min(60 s, 200 ms × 2^(n−1))`, times a random factor in
+/// `[0.5, 1.5)`, and gives up after the tenth attempt: after about 100 s.
+/// [Publishing](Backoff::publishing) is retried for about a day.
 ///
 /// ```
 /// use std::time::Duration;
@@ -42,8 +43,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The default for publishing: waits `min(10 min, 1 s × 2^(n−1))`, times a random factor in `[0.5, 1.5)`, and gives up after
-    /// 154 attempts, which span about 24 hours: as long as it may take to repair a receiver.
+    /// The default for publishing: waits `min(10 min, 1 s × 2^(n−1))`, times a random factor in
+    /// `[0.5, 1.5)`, and gives up after 154 attempts, which span about 24 hours: time to repair a
+    /// receiver.
     pub fn publishing() -> Self {
         Self { base: Duration::from_secs(1), max: Duration::from_secs(600), attempts: 154, jitter: true }
     }
@@ -70,13 +72,13 @@ impl Backoff {
         self
     }
 
-    /// How often to try in all; 0 is taken as 1.
+    /// How many attempts to make in all; 0 is taken as 1.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts.max(1);
         self
     }
 
-    /// Exact delays. Events that failed together come back together: mind the stampede.
+    /// Exact delays. Events that failed together are retried together: beware of a stampede.
     pub fn no_jitter(mut self) -> Self {
         self.jitter = false;
         self
@@ -95,7 +97,8 @@ impl RetryPolicy for Backoff {
     }
 }
 
-/// What becomes of an event after its handler has spoken. `attempts` is how often it had failed before.
+/// Verdict on an event after its handler has returned. `attempts` is how often it had failed
+/// before.
 pub(crate) fn decide(
     result: Result<Outcome, Failure>,
     attempts: u32,

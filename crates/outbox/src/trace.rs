@@ -1,24 +1,25 @@
-//! The trace that an event belongs to: from the span that it is written in to the span that it is handled in, and on to
-//! brokers, by its headers `traceparent` and `tracestate` (W3C Trace Context).
+//! Trace context of an event: from the span in which the event is written to the span in which it
+//! is handled, and on to brokers, in its headers `traceparent` and `tracestate` (W3C Trace
+//! Context).
 //!
-//! With the feature `opentelemetry` this goes by itself, through the propagator that the application has set up. Without it,
-//! headers that the application sets are passed on as any others.
+//! With the feature `opentelemetry` this is automatic, through the propagator that the application
+//! has set up. Without it, headers that the application sets are passed on like any others.
 
 use std::collections::BTreeMap;
 
 use tracing::Span;
 
-/// The headers of a trace.
+/// Header names of the trace context.
 pub(crate) const HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 
-/// Puts the current trace into the headers of an event that is made, unless the caller did.
+/// Adds the current trace context to the headers of a new event, unless the caller did.
 #[cfg(feature = "opentelemetry")]
 pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-    struct Into<'a>(&'a mut BTreeMap<String, String>);
+    struct HeaderInjector<'a>(&'a mut BTreeMap<String, String>);
 
-    impl opentelemetry::propagation::Injector for Into<'_> {
+    impl opentelemetry::propagation::Injector for HeaderInjector<'_> {
         fn set(&mut self, key: &str, value: String) {
             // A tracestate is empty most of the time.
             if !value.is_empty() {
@@ -32,21 +33,21 @@ pub(crate) fn inject(headers: &mut BTreeMap<String, String>) {
     }
     let context = Span::current().context();
     opentelemetry::global::get_text_map_propagator(|propagator| {
-        propagator.inject_context(&context, &mut Into(headers));
+        propagator.inject_context(&context, &mut HeaderInjector(headers));
     });
 }
 
 #[cfg(not(feature = "opentelemetry"))]
 pub(crate) fn inject(_: &mut BTreeMap<String, String>) {}
 
-/// Has a span go on with the trace of an event.
+/// Makes a span part of the trace of an event.
 #[cfg(feature = "opentelemetry")]
-pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
+pub(crate) fn continue_trace(span: &Span, headers: &BTreeMap<String, String>) {
     use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-    struct From<'a>(&'a BTreeMap<String, String>);
+    struct HeaderExtractor<'a>(&'a BTreeMap<String, String>);
 
-    impl opentelemetry::propagation::Extractor for From<'_> {
+    impl opentelemetry::propagation::Extractor for HeaderExtractor<'_> {
         fn get(&self, key: &str) -> Option<&str> {
             self.0.get(key).map(String::as_str)
         }
@@ -56,11 +57,12 @@ pub(crate) fn go_on(span: &Span, headers: &BTreeMap<String, String>) {
         }
     }
 
-    let context =
-        opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(headers)));
-    // Where nobody records spans there is no parent to set.
+    let context = opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.extract(&HeaderExtractor(headers))
+    });
+    // Without a subscriber that records spans there is no parent to set.
     let _ = span.set_parent(context);
 }
 
 #[cfg(not(feature = "opentelemetry"))]
-pub(crate) fn go_on(_: &Span, _: &BTreeMap<String, String>) {}
+pub(crate) fn continue_trace(_: &Span, _: &BTreeMap<String, String>) {}

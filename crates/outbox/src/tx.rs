@@ -1,4 +1,4 @@
-//! The transaction handle: your transaction, and what happens after its end.
+//! The transaction handle: the application's transaction, and the actions after its end.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -16,11 +16,11 @@ use crate::sql::Database;
 use crate::sql::source::Work;
 use crate::store::{Completion, Holder, Settled, Settlement};
 
-/// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection. Dropping it rolls
-/// back.
+/// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection.
+/// Dropping it rolls back.
 ///
-/// After a commit the events go straight to the relay of this process, if one runs. Only what the commit kept: an
-/// event written after a savepoint that was rolled back is never delivered.
+/// After a commit the relay of this process, if one runs, gets the events directly. Only committed
+/// events: an event written after a savepoint that was rolled back is never delivered.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -39,21 +39,23 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 pub struct Tx<'c, DB: Database> {
     inner: Option<Work<'c, DB>>,
     outbox: Outbox<DB>,
-    batches: Vec<Batch>,
+    batches: Vec<WrittenBatch>,
     callbacks: Vec<(When, Callback)>,
-    /// Whether this is a transaction in a transaction: then its commit is not the end of anything.
+    /// Whether this is a nested transaction (savepoint): its commit is not the end of the outer
+    /// one.
     savepoint: bool,
-    /// Whether the connection was handed out after the first write. Then the events may be gone again: by a rollback
-    /// to a savepoint, or by an error that made PostgreSQL give up the transaction.
-    unsure: bool,
-    /// Whether the connection was handed out after the last write, so that nobody knows whether the transaction is
-    /// still good.
+    /// Whether the connection was handed out after the first write. Then the events may be gone
+    /// again: by a rollback to a savepoint, or by an error after which PostgreSQL aborted the
+    /// transaction.
+    events_uncertain: bool,
+    /// Whether the connection was handed out after the last write, so that it is unknown whether
+    /// the transaction is still valid.
     touched: bool,
-    /// Whether the inbox said that something is to be done here: then it must not be lost without an error.
+    /// Whether the inbox was asked in this transaction: then a rollback must not go unnoticed.
     receiving: bool,
-    /// Whether an append to the log was begun and not finished, or the database has ended the transaction by itself: what comes
-    /// after that would not be part of it.
-    half: bool,
+    /// Whether an append to the log was begun and not finished, or the database has ended the
+    /// transaction by itself: later statements would not be part of it.
+    incomplete: bool,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -64,15 +66,15 @@ enum When {
     Rollback,
 }
 
-/// What one call to `write` wrote.
-pub(crate) struct Batch {
+/// The events of one call of `write`.
+pub(crate) struct WrittenBatch {
     pub(crate) events: Vec<Event>,
     pub(crate) reserved: Vec<Reservation>,
     /// Events for the poller.
     pub(crate) hinted: Vec<Event>,
     /// How many found the hot queue full.
     pub(crate) dropped: u64,
-    /// How many skipped it because they are delayed.
+    /// How many skipped the hot queue because they are delayed.
     pub(crate) delayed: u64,
     pub(crate) engine: Option<Arc<Engine>>,
 }
@@ -87,10 +89,10 @@ impl<'c, DB: Database> Tx<'c, DB> {
             batches: Vec::new(),
             callbacks: Vec::new(),
             savepoint,
-            unsure: false,
+            events_uncertain: false,
             touched: false,
             receiving: false,
-            half: false,
+            incomplete: false,
         }
     }
 
@@ -112,41 +114,42 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.outbox.clone().write_all(self, events).await
     }
 
-    /// Runs after the commit, and only then.
+    /// Runs a callback after the commit, and only then.
     pub fn after_commit(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.callbacks.push((When::Commit, Box::new(callback)));
     }
 
-    /// Runs after a rollback: by call, also one that fails, by drop, or because the database refused the commit.
+    /// Runs a callback after a rollback: by call, also one that fails, by drop, or because the
+    /// database refused the commit.
     pub fn after_rollback(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.callbacks.push((When::Rollback, Box::new(callback)));
     }
 
-    /// Commits, then hands the events over.
+    /// Commits, then hands the events over to the relay.
     ///
-    /// When the answer is lost on its way, nobody knows whether the commit happened: that is
-    /// [`Error::CommitUnknown`]. Events that were committed are then delivered by the poller.
+    /// When the answer is lost, it is unknown whether the commit happened: that is
+    /// [`Error::CommitUnknown`]. Committed events are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
         self.is_whole()?;
-        // PostgreSQL answers the commit of a transaction that it has given up with a rollback, and no error.
-        if self.unsure || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
-            self.keep_what_is_there().await?;
+        // PostgreSQL answers the commit of an aborted transaction with a rollback, and no error.
+        if self.events_uncertain || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
+            self.retain_stored_events().await?;
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
-        // From here on a drop must not claim a rollback: the outcome is open.
-        let ended = Ended {
+        // From here on a drop must not report a rollback: the outcome is open.
+        let after_end = AfterEnd {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
         match inner.commit().await {
-            // Released, not committed: what becomes of it is for the outer transaction to say.
+            // Released, not committed: the outer transaction decides.
             Ok(()) if self.savepoint => Ok(()),
             Ok(()) => {
-                ended.committed(self.outbox.hooks());
+                after_end.committed(self.outbox.hooks());
                 Ok(())
             }
             Err(sqlx::Error::Database(e)) => {
-                ended.rolled_back(self.outbox.hooks());
+                after_end.rolled_back(self.outbox.hooks());
                 Err(sqlx::Error::Database(e).into())
             }
             Err(lost) => Err(Error::CommitUnknown(lost.into())),
@@ -155,18 +158,19 @@ impl<'c, DB: Database> Tx<'c, DB> {
 
     /// Rolls back.
     ///
-    /// Callbacks and hooks run also if this fails or is cancelled: the connection is closed or rolled back before its next
-    /// use, and a transaction whose connection is gone cannot be committed any more.
+    /// Callbacks and hooks run also if this fails or is cancelled: the connection is closed or
+    /// rolled back before its next use, and a transaction whose connection is gone can no longer be
+    /// committed.
     pub async fn rollback(mut self) -> Result<()> {
         match self.inner.take() {
-            // The drop of the handle tells callbacks and hooks, however this ends.
+            // Dropping the handle calls callbacks and hooks, whatever the result.
             Some(inner) => Ok(inner.rollback().await?),
             None => Ok(()),
         }
     }
 
-    /// Looks which events are still in the table, and forgets the others.
-    async fn keep_what_is_there(&mut self) -> Result<()> {
+    /// Reads which events are still in the table, and forgets the others.
+    async fn retain_stored_events(&mut self) -> Result<()> {
         let ids: Vec<EventId> =
             self.batches.iter().flat_map(|b| b.events.iter().map(|e| e.id().clone())).collect();
         let Some(inner) = self.inner.as_mut() else { return Ok(()) };
@@ -175,17 +179,17 @@ impl<'c, DB: Database> Tx<'c, DB> {
         for batch in &mut self.batches {
             batch.events.retain(|event| kept.contains(event.id().as_str()));
             batch.hinted.retain(|event| kept.contains(event.id().as_str()));
-            batch.reserved.retain(|place| kept.contains(place.event().id().as_str()));
+            batch.reserved.retain(|reservation| kept.contains(reservation.event().id().as_str()));
         }
         Ok(())
     }
 
     fn end_rolled_back(&mut self) {
-        let ended = Ended {
+        let after_end = AfterEnd {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
         };
-        ended.rolled_back(self.outbox.hooks());
+        after_end.rolled_back(self.outbox.hooks());
     }
 
     /// Settles events in this transaction.
@@ -204,21 +208,21 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.inner.as_mut().expect("only commit and rollback take it, and they consume the handle")
     }
 
-    pub(crate) fn wrote(&mut self, batch: Batch) {
+    pub(crate) fn wrote(&mut self, batch: WrittenBatch) {
         self.batches.push(batch);
         self.touched = false;
     }
 
-    /// The inbox was asked, on this connection.
+    /// Records a query of the inbox on this connection.
     pub(crate) fn received(&mut self, answered: bool) {
         self.receiving = true;
-        self.unsure |= !answered;
+        self.events_uncertain |= !answered;
         self.touched &= !answered;
     }
 
-    /// Whether every append to the log has come to its end.
+    /// Error if an append to the log was not finished.
     pub(crate) fn is_whole(&self) -> Result<()> {
-        if self.half {
+        if self.incomplete {
             return Err(Error::Lifecycle(
                 "the transaction is over: an append to the log was cancelled, or the database rolled it back after an error; \
                  begin again",
@@ -227,17 +231,17 @@ impl<'c, DB: Database> Tx<'c, DB> {
         Ok(())
     }
 
-    /// An append to the log begins: dropped before its end, half of it may be there.
+    /// Records that an append to the log begins: if dropped before its end, it may be incomplete.
     pub(crate) fn appending(&mut self) {
-        self.half = true;
+        self.incomplete = true;
     }
 
-    /// It has ended, one way or another.
+    /// Records that the append has ended, with or without an error.
     pub(crate) fn appended(&mut self) {
-        self.half = false;
+        self.incomplete = false;
     }
 
-    /// The log has answered on this connection, so the transaction is good.
+    /// Records that the log has answered on this connection, so the transaction is valid.
     pub(crate) fn answered(&mut self) {
         self.touched = false;
     }
@@ -246,21 +250,22 @@ impl<'c, DB: Database> Tx<'c, DB> {
         self.savepoint
     }
 
-    /// A write failed: PostgreSQL may have given up the transaction, and other databases may have ended it.
+    /// Records a failed write: PostgreSQL may have aborted the transaction, and other databases may
+    /// have ended it.
     pub(crate) fn write_failed(&mut self, error: &Error) {
-        self.unsure = true;
-        self.half |= matches!(error, Error::Database(error) if error.ends_transaction());
+        self.events_uncertain = true;
+        self.incomplete |= matches!(error, Error::Database(error) if error.ends_transaction());
     }
 }
 
-/// What is left to do when a transaction has ended. Dropped, the outcome is unknown: nobody is told, and what may have
-/// been committed is left to the poller.
-struct Ended {
-    batches: Vec<Batch>,
+/// Actions after the end of a transaction. If dropped, the outcome is unknown: no hook or callback
+/// is called, and the poller delivers events that may have been committed.
+struct AfterEnd {
+    batches: Vec<WrittenBatch>,
     callbacks: Vec<(When, Callback)>,
 }
 
-impl Ended {
+impl AfterEnd {
     fn committed(mut self, hooks: &Hooks) {
         for batch in std::mem::take(&mut self.batches) {
             batch.hand_over(hooks);
@@ -276,10 +281,10 @@ impl Ended {
     }
 }
 
-impl Drop for Ended {
+impl Drop for AfterEnd {
     fn drop(&mut self) {
-        for place in self.batches.drain(..).flat_map(|batch| batch.reserved) {
-            place.leave_to_the_poller();
+        for reservation in self.batches.drain(..).flat_map(|batch| batch.reserved) {
+            reservation.release_later();
         }
     }
 }
@@ -292,11 +297,11 @@ fn run(callbacks: Vec<(When, Callback)>, now: When) {
     }
 }
 
-impl Batch {
-    /// The events are committed: passes them to the relay, and tells the hooks.
+impl WrittenBatch {
+    /// Passes committed events to the relay, and calls the hooks.
     pub(crate) fn hand_over(self, hooks: &Hooks) {
-        for place in self.reserved {
-            place.hand_over();
+        for reservation in self.reserved {
+            reservation.hand_over();
         }
         if let Some(engine) = &self.engine {
             for event in &self.hinted {
@@ -325,7 +330,7 @@ impl<DB: Database> Deref for Tx<'_, DB> {
 
 impl<DB: Database> DerefMut for Tx<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        self.unsure |= !self.batches.is_empty();
+        self.events_uncertain |= !self.batches.is_empty();
         self.touched = true;
         self.connection()
     }
@@ -336,7 +341,7 @@ impl<DB: Database> Drop for Tx<'_, DB> {
         if let Some(inner) = self.inner.take() {
             inner.abandon();
         }
-        // A commit has taken what there was to tell.
+        // A commit has already taken the callbacks and batches.
         self.end_rolled_back();
     }
 }
@@ -348,18 +353,18 @@ impl<DB: Database> fmt::Debug for Tx<'_, DB> {
     }
 }
 
-/// What was written into a transaction that the outbox does not see the end of.
+/// The events written into a transaction whose end the outbox does not see.
 ///
-/// Say [`committed`](Receipt::committed) after your commit, and the relay looks at once. Forgotten, the events come
-/// with the next poll.
-#[must_use = "say `committed()` after your commit, or the events wait for the next poll"]
+/// Call [`committed`](Receipt::committed) after your commit to wake the relay at once. Otherwise
+/// the events are delivered with the next poll.
+#[must_use = "call `committed()` after your commit, or the events wait for the next poll"]
 #[derive(Debug)]
 pub struct Receipt {
     ids: Vec<EventId>,
     batch: ReceiptBatch,
 }
 
-struct ReceiptBatch(Batch, Hooks);
+struct ReceiptBatch(WrittenBatch, Hooks);
 
 impl fmt::Debug for ReceiptBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -368,7 +373,7 @@ impl fmt::Debug for ReceiptBatch {
 }
 
 impl Receipt {
-    pub(crate) fn new(batch: Batch, hooks: Hooks) -> Self {
+    pub(crate) fn new(batch: WrittenBatch, hooks: Hooks) -> Self {
         let ids = batch.events.iter().map(|event| event.id().clone()).collect();
         Self { ids, batch: ReceiptBatch(batch, hooks) }
     }
@@ -378,13 +383,13 @@ impl Receipt {
         &self.ids
     }
 
-    /// The transaction is committed: the relay looks now.
+    /// Call after the commit: wakes the relay.
     pub fn committed(self) {
         let ReceiptBatch(batch, hooks) = self.batch;
         batch.hand_over(&hooks);
     }
 
-    /// The transaction is rolled back: hooks are told.
+    /// Call after a rollback: calls the hooks.
     pub fn rolled_back(self) {
         let ReceiptBatch(batch, hooks) = self.batch;
         hooks.after_rollback(&batch.events);

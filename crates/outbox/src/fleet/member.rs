@@ -15,7 +15,7 @@ use crate::error::{Error, Result, without_credentials};
 use crate::outbox::Outbox;
 use crate::relay::Handle;
 use crate::relay::hot::HotDoor;
-use crate::relay::in_tx::AnyOutbox;
+use crate::relay::tx_dispatch::AnyOutbox;
 use crate::sql::budget::{Budget, Seat};
 use crate::sql::line::Line;
 use crate::sql::{Database, warn_if_unverified};

@@ -8,8 +8,8 @@ use super::{WorkItem, WorkQueue};
 use crate::error::Result;
 use crate::escape::Escaped;
 use crate::event::{Event, EventId};
+use crate::poison::{self, Start};
 use crate::store::{Claim, EXCLUSIVE, Holder, NodeId, OnDead, Origin, Settlement, Take, Taken, Verdict};
-use crate::suspect::{self, Start};
 
 /// Behind rows that cannot be had, windows grow up to this, so that a small batch finds what is far behind.
 const WIDEST: usize = 500;
@@ -196,7 +196,7 @@ impl Claiming<'_> {
                 continue;
             }
             if delivery.suspect.is_some() {
-                match suspect::start(store, &self.by, event.id(), claim).await {
+                match poison::start(store, &self.by, event.id(), claim).await {
                     Start::Go => self.suspect = Some(delivery.goes_alone()),
                     Start::Bury(reason) => {
                         aside.bury(event, claim, reason, on_dead);

@@ -1,4 +1,4 @@
-//! How a relay is set up. Required things are arguments, optional ones methods.
+//! Settings of a relay. Required settings are arguments, optional ones methods.
 
 use std::fmt;
 use std::future::Future;
@@ -10,7 +10,7 @@ use super::Relay;
 use super::bytes::{ByteBudget, QUEUE_BYTES};
 use super::dispatch::{Call, Route, Routes};
 use super::hot::HotDoor;
-use super::in_tx::{AnyOutbox, Transactional};
+use super::tx_dispatch::{AnyOutbox, Transactional};
 use crate::admin::ATTEMPTS_KEPT;
 use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ impl Mode {
     }
 }
 
-/// Everything that can be set, with the defaults of each mode.
+/// All settings, with the defaults of each mode.
 #[derive(Clone, Debug)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
@@ -96,7 +96,7 @@ pub(crate) struct RelaySettings {
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
     pub(crate) pairs: Vec<Pair>,
-    /// The pace of pairs that do not set their own.
+    /// Pace of subscriptions that do not set their own.
     pub(crate) pair_defaults: PaceSettings,
     pub(crate) pair_lease: Duration,
     pub(crate) log_watch: Duration,
@@ -146,7 +146,7 @@ impl RelaySettings {
         let at_most = |name: &str, ok: bool, limit: &str| {
             if ok { Ok(()) } else { Err(Error::Setting(format!("{name} must be at most {limit}"))) }
         };
-        // Far beyond sense, and far below what overflows.
+        // Far above any useful value, and far below overflow.
         at_most("workers", self.workers <= 1_000_000, "1,000,000")?;
         at_most("hot_capacity", self.hot_capacity <= 1_000_000, "1,000,000")?;
         at_most("cold_capacity", self.cold_capacity <= 1_000_000, "1,000,000")?;
@@ -187,7 +187,7 @@ impl RelaySettings {
     }
 }
 
-/// What is purged, and how often. Every batch is a short transaction of its own.
+/// Retention times and interval of purging. Every batch is a short transaction of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PurgeSettings {
     pub(crate) every: Duration,
@@ -203,8 +203,9 @@ pub struct PurgeSettings {
 }
 
 impl Default for PurgeSettings {
-    /// DONE rows seven days after they became so, inbox entries and failed attempts after thirty, 500 at a time, every hour. Dead
-    /// events are kept until a person decides, events of the log and audit entries for ever.
+    /// DONE rows seven days after they became DONE, inbox entries and failed attempts after thirty,
+    /// 500 at a time, every hour. Dead events are kept until an operator decides, events of the log
+    /// and audit entries for ever.
     fn default() -> Self {
         let what = Purge { what: Purgeable::Done, older_than: Duration::from_secs(7 * 86_400), limit: 500 };
         Self {
@@ -220,29 +221,32 @@ impl Default for PurgeSettings {
 }
 
 impl PurgeSettings {
-    /// How long rows are kept after they became DONE.
+    /// How long DONE rows are kept.
     pub fn retention(mut self, keep: Duration) -> Self {
         self.what.older_than = keep;
         self
     }
 
-    /// How long the [inbox](crate::Outbox::once) remembers an event: longer than anybody may deliver it again.
+    /// How long the [inbox](crate::Outbox::once) remembers an event: longer than a redelivery can
+    /// take.
     pub fn inbox_retention(mut self, keep: Duration) -> Self {
         self.inbox = keep;
         self
     }
 
-    /// How long failed [attempts](crate::Admin::attempts) are kept, also those of events that are done or gone; 30 days if not set.
+    /// How long failed [attempts](crate::Admin::attempts) are kept, also those of events that are
+    /// done or deleted; 30 days if not set.
     pub fn attempts_retention(mut self, keep: Duration) -> Self {
         self.attempts = keep;
         self
     }
 
-    /// How long events of the [log](crate::Log) are kept; for ever if not set. One that a publisher has not passed yet is not deleted
-    /// however old it is, nor is the last event of the log.
+    /// How long events of the [log](crate::Log) are kept; for ever if not set. An event that a
+    /// publisher has not passed yet is not deleted, however old it is, nor is the last event of the
+    /// log.
     ///
-    /// The log is what decisions are made from: events that are gone are gone for [projections and conditions](crate::Log::project)
-    /// as well, and for publishers that are added or reset later.
+    /// Decisions are made from the log: deleted events are missing in [projections and
+    /// conditions](crate::Log::project), and for publishers that are added or reset later.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -266,8 +270,8 @@ impl PurgeSettings {
         self
     }
 
-    /// How long audit entries are kept; for ever if not set. The relay's role needs the right to DELETE them, which the printed
-    /// rights of a relay leave out.
+    /// How long audit entries are kept; for ever if not set. The relay's role needs the privilege
+    /// to DELETE them, which the printed grants of a relay leave out.
     pub fn audit_retention(mut self, keep: Duration) -> Self {
         self.audit = Some(keep);
         self
@@ -285,24 +289,26 @@ impl PurgeSettings {
         self
     }
 
-    /// How long dead events are kept; for ever if not set. One that holds back its key, because a later event with its ordering
-    /// key is pending, is not deleted even then.
+    /// How long dead events are kept; for ever if not set. A dead event that holds back its key,
+    /// because a later event with its ordering key is pending, is not deleted even then.
     pub fn dead_retention(mut self, keep: Duration) -> Self {
         self.dead = Some(keep);
         self
     }
 
-    /// Keeps dead events until a person decides, however old: the default.
+    /// Keeps dead events until an operator decides, however old: the default.
     pub fn keep_dead(mut self) -> Self {
         self.dead = None;
         self
     }
 
-    /// Deletes every row by the time it was created, **also events that were never delivered**: only for tables that CDC
-    /// reads, where no relay ever marks a row DONE. Only with [`writer_only`](crate::Outbox::writer_only); a relay that delivers
-    /// does not start with it.
+    /// Deletes every row by the time it was created, **also events that were never delivered**:
+    /// only for tables that CDC reads, where no relay marks a row DONE. Only with
+    /// [`writer_only`](crate::Outbox::writer_only); a relay that delivers does not start with this
+    /// setting.
     ///
-    /// Not for a relay in another process: when that is down for longer than the retention, its events are gone.
+    /// Not for a relay in another process: when that relay is down for longer than the retention,
+    /// its events are gone.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -322,14 +328,15 @@ impl PurgeSettings {
     }
 }
 
-/// Sets up a [`Relay`]. Made by [`Outbox::single_node`](crate::Outbox::single_node) and its siblings.
+/// Sets up a [`Relay`]. Created by [`Outbox::single_node`](crate::Outbox::single_node) and its
+/// siblings.
 #[must_use = "a relay does nothing until `start()`"]
 pub struct RelayBuilder<S = OneOutbox> {
-    /// What it delivers from.
+    /// Where the events come from.
     pub(crate) source: S,
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Routes,
-    /// The first mistake: reported by `start`, so that calls can be chained.
+    /// The first error: reported by `start`, so that calls can be chained.
     mistake: Option<Error>,
 }
 
@@ -338,7 +345,7 @@ pub struct RelayBuilder<S = OneOutbox> {
 pub struct OneOutbox {
     pub(crate) store: SharedStore,
     pub(crate) door: HotDoor,
-    /// The outbox itself, if there is one: handlers may want its transactions.
+    /// The outbox itself, if there is one: handlers may need its transactions.
     pub(crate) outbox: Option<AnyOutbox>,
 }
 
@@ -381,8 +388,8 @@ impl RelayBuilder {
         Self::new(store, HotDoor::default(), Mode::WriterOnly)
     }
 
-    /// Checks the settings and the tables, then starts. After an error nothing runs. May be cancelled at any time: what has
-    /// begun is then finished, and stopped, in the background.
+    /// Checks the settings and the tables, then starts. After an error nothing runs. May be
+    /// cancelled at any time: the start is then finished, and the relay stopped, in the background.
     pub async fn start(self) -> Result<Relay> {
         let Self { source, settings, routes, .. } = self.checked()?;
         Finished::new(Relay::start(source, settings, Arc::new(routes), None)).await
@@ -394,7 +401,7 @@ impl<S> RelayBuilder<S> {
         Self { source, settings: RelaySettings::new(mode), routes: Routes::default(), mistake: None }
     }
 
-    /// Without mistakes.
+    /// Returns the first configuration error, if there is one.
     pub(crate) fn checked(mut self) -> Result<Self> {
         if let Some(mistake) = self.mistake.take() {
             return Err(mistake);
@@ -403,7 +410,8 @@ impl<S> RelayBuilder<S> {
         Ok(self)
     }
 
-    /// Handles a [`Message`] with an async function: `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
+    /// Handles a [`Message`] with an async function:
+    /// `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
     ///
     /// A message that names no aggregate type is handled whatever aggregate its events belong to.
     pub fn on<M, F, Fut>(self, handler: F) -> Self
@@ -415,7 +423,8 @@ impl<S> RelayBuilder<S> {
         self.handler(M::AGGREGATE_TYPE, M::TYPE, TypedFn(handler, PhantomData))
     }
 
-    /// Handles events of a type, whatever aggregate they belong to, with an async function of the event.
+    /// Handles events of a type, whatever aggregate they belong to, with an async function of the
+    /// event.
     pub fn on_type<F, Fut>(self, event_type: impl Into<EventType>, handler: F) -> Self
     where
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
@@ -424,7 +433,8 @@ impl<S> RelayBuilder<S> {
         self.handler(GLOBAL, event_type, RawFn(handler))
     }
 
-    /// Handles events of a type and an aggregate type. Goes before a handler for the type alone.
+    /// Handles events of a type and an aggregate type. Takes precedence over a handler for the type
+    /// alone.
     pub fn on_aggregate<F, Fut>(
         self,
         aggregate_type: impl Into<AggregateType>,
@@ -438,7 +448,7 @@ impl<S> RelayBuilder<S> {
         self.handler(aggregate_type, event_type, RawFn(handler))
     }
 
-    /// Handles every event that no other handler is for.
+    /// Handles every event that has no other handler.
     pub fn on_any<F, Fut>(self, handler: F) -> Self
     where
         F: Fn(Cx) -> Fut + Send + Sync + 'static,
@@ -456,10 +466,12 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// Sends events of these types to a [`Publisher`](crate::Publisher), whatever aggregate they belong to, in batches.
+    /// Sends events of these types to a [`Publisher`](crate::Publisher), whatever aggregate they
+    /// belong to, in batches.
     ///
-    /// While its destination is [not available](crate::PublishError::unavailable) they wait, and no attempt is counted. Other
-    /// errors are retried as a handler's are, of each event by itself.
+    /// While the destination is [unavailable](crate::PublishError::unavailable) its events wait,
+    /// and no attempt is counted. Other errors are retried as a handler's are, each event by
+    /// itself.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -483,18 +495,22 @@ impl<S> RelayBuilder<S> {
         })
     }
 
-    /// Sends every event that no handler is for to a [`Publisher`](crate::Publisher), as [`forward`](RelayBuilder::forward) does.
+    /// Sends every event that has no handler to a [`Publisher`](crate::Publisher), as
+    /// [`forward`](RelayBuilder::forward) does.
     pub fn forward_any(self, to: impl Into<Destination>) -> Self {
         let destination = to.into();
         self.fallback(destination.into())
     }
 
-    /// Has a [`Router`] choose where events go that no handler is for, as [`forward`](RelayBuilder::forward) does. What it
-    /// sends nowhere goes to [`on_any`](RelayBuilder::on_any) or [`forward_any`](RelayBuilder::forward_any), if there is one.
+    /// Uses a [`Router`] to choose the destination of events that have no handler, as
+    /// [`forward`](RelayBuilder::forward) does. Events without a destination go to
+    /// [`on_any`](RelayBuilder::on_any) or [`forward_any`](RelayBuilder::forward_any), if there is
+    /// one.
     pub fn forward_by(mut self, router: impl Router) -> Self {
         if !self.routes.add_router(Arc::new(router)) {
-            self.mistake
-                .get_or_insert(Error::Setting("there is a router already: forward_by is for one".to_owned()));
+            self.mistake.get_or_insert(Error::Setting(
+                "the relay has a router already: call forward_by once".to_owned(),
+            ));
         }
         self
     }
@@ -502,8 +518,9 @@ impl<S> RelayBuilder<S> {
     /// Handles a [`Message`] with an async function that gets a transaction:
     /// `async fn book(amount: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>) -> Handled`.
     ///
-    /// What it writes in that transaction is committed together with the event being done, or not at all: whatever
-    /// crashes, it takes effect exactly once. Only done commits; a failure, a deferral and a burial roll back.
+    /// Writes in that transaction are committed together with the settlement of the event, or not
+    /// at all: they take effect exactly once, whatever crashes. Only `Done` commits; a failure, a
+    /// snooze and a dead event roll back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -529,9 +546,9 @@ impl<S> RelayBuilder<S> {
     /// # Ok(()) }
     /// ```
     ///
-    /// The transaction is open while the handler runs: keep it short, above all on SQLite, which has one writer. Further
-    /// events are written into it with [`Tx::write`](crate::Tx::write): `outbox.send` would wait for another connection,
-    /// on SQLite for ever.
+    /// The transaction is open while the handler runs: keep it short, above all on SQLite, which
+    /// has one writer. Write further events into it with [`Tx::write`](crate::Tx::write):
+    /// `outbox.send` would wait for another connection, on SQLite for ever.
     pub fn on_tx<DB, M, F>(self, handler: F) -> Self
     where
         DB: Database,
@@ -541,18 +558,20 @@ impl<S> RelayBuilder<S> {
         self.tx_handler::<DB>(M::AGGREGATE_TYPE, M::TYPE, TypedTxFn(handler, PhantomData))
     }
 
-    /// Registers a [`TxHandler`]. A second one for the same pair is an error.
+    /// Registers a [`TxHandler`]. A second one for the same aggregate type and event type is an
+    /// error.
     pub fn tx_handler<DB: Database>(
         self,
         aggregate_type: impl Into<AggregateType>,
         event_type: impl Into<EventType>,
         handler: impl TxHandler<DB>,
     ) -> Self {
-        let call = Call::InTx(Arc::new(Transactional::<DB>::new(handler)));
+        let call = Call::Tx(Arc::new(Transactional::<DB>::new(handler)));
         self.route(aggregate_type.into(), event_type.into(), call.into())
     }
 
-    /// Registers a [`Handler`]. A second one for the same pair is an error.
+    /// Registers a [`Handler`]. A second one for the same aggregate type and event type is an
+    /// error.
     pub fn handler(
         self,
         aggregate_type: impl Into<AggregateType>,
@@ -563,7 +582,7 @@ impl<S> RelayBuilder<S> {
         self.route(aggregate_type.into(), event_type.into(), call.into())
     }
 
-    /// Registers a [`Handler`] whose failures are retried in their own way.
+    /// Registers a [`Handler`] with a retry policy of its own.
     pub fn handler_with_retry(
         self,
         aggregate_type: impl Into<AggregateType>,
@@ -574,10 +593,11 @@ impl<S> RelayBuilder<S> {
         self.handler(aggregate_type, event_type, handler).with_retry(retry)
     }
 
-    /// Retries failures of the handler that was registered right before in its own way, however it was registered: with
-    /// [`on`](Self::on), [`on_type`](Self::on_type), [`on_aggregate`](Self::on_aggregate), [`on_any`](Self::on_any),
-    /// [`on_tx`](Self::on_tx), [`handler`](Self::handler) or [`tx_handler`](Self::tx_handler). The policy of a publisher is set by
-    /// [`Destination::retry`].
+    /// Sets the retry policy of the handler that was registered right before, however it was
+    /// registered: with [`on`](Self::on), [`on_type`](Self::on_type),
+    /// [`on_aggregate`](Self::on_aggregate), [`on_any`](Self::on_any), [`on_tx`](Self::on_tx),
+    /// [`handler`](Self::handler) or [`tx_handler`](Self::tx_handler). The policy of a publisher is
+    /// set by [`Destination::retry`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -601,7 +621,8 @@ impl<S> RelayBuilder<S> {
     }
 
     /// Limits the time of the handler that was registered right before, instead of
-    /// [`handler_timeout`](Self::handler_timeout). As [`with_retry`](Self::with_retry) it follows a handler.
+    /// [`handler_timeout`](Self::handler_timeout). Follows a handler, as
+    /// [`with_retry`](Self::with_retry) does.
     pub fn with_timeout(mut self, limit: Duration) -> Self {
         if limit.is_zero() {
             self.mistake.get_or_insert(Error::Setting("with_timeout must be greater than 0".to_owned()));
@@ -613,8 +634,9 @@ impl<S> RelayBuilder<S> {
         match self.routes.last_handler() {
             Some(route) => set(route),
             None => {
-                let mistake =
-                    format!("{method} follows a handler: on, on_type, on_aggregate, on_any, on_tx, handler");
+                let mistake = format!(
+                    "{method} must follow a handler: on, on_type, on_aggregate, on_any, on_tx, handler"
+                );
                 self.mistake.get_or_insert(Error::Setting(mistake));
             }
         }
@@ -638,21 +660,23 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// What to do with events that have no handler and no destination; [left alone](Unrouted::Leave) if not set.
+    /// Treatment of events that have no handler and no destination; [left pending](Unrouted::Leave)
+    /// if not set.
     pub fn unrouted(mut self, unrouted: Unrouted) -> Self {
         self.routes.unrouted = unrouted;
         self
     }
 
-    /// How failures are retried, of handlers and of publishers that have no [policy of their own](Destination::retry). If not
-    /// set, [`Backoff::default`](crate::Backoff::default) for handlers, and [`Backoff::publishing`](crate::Backoff::publishing) for publishers.
+    /// Retry policy of handlers, and of publishers that have no [policy of their
+    /// own](Destination::retry). If not set, [`Backoff::default`](crate::Backoff::default) for
+    /// handlers, and [`Backoff::publishing`](crate::Backoff::publishing) for publishers.
     pub fn retry(mut self, retry: impl RetryPolicy) -> Self {
         self.settings.retry = Some(Arc::new(retry));
         self.settings.publish_retry = None;
         self
     }
 
-    /// The same with a policy for handlers and another for publishers.
+    /// Separate retry policies for handlers and for publishers.
     #[cfg(feature = "settings")]
     pub(crate) fn retry_by_kind(mut self, of_handlers: Backoff, of_publishers: Backoff) -> Self {
         self.settings.retry = Some(Arc::new(of_handlers));
@@ -660,11 +684,13 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How many handlers run at once; 4 if not set. Of a fleet, over all databases together; 64 if not set.
+    /// How many handlers run at once; 4 if not set. In a fleet, over all databases together; 64 if
+    /// not set.
     ///
-    /// With [publishers](Self::forward) it bounds batches, not events: a worker hands up to 250 events at once to the publisher, which
-    /// has all of them under way, or as many as its own setting says, such as `concurrency` of a webhook (16). With 4 workers
-    /// that is up to 1,000 events, or 64 requests.
+    /// With [publishers](Self::forward) it bounds batches, not events: a worker sends up to 250
+    /// events at once to the publisher, which sends all of them concurrently, or as many as its own
+    /// setting allows, such as `concurrency` of a webhook (16). With 4 workers that is up to 1,000
+    /// events, or 64 requests.
     pub fn workers(mut self, workers: usize) -> Self {
         self.settings.workers = workers;
         self
@@ -682,9 +708,9 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// How many bytes the events may take that were read and are not settled yet; 64 MiB if not set. The relay
-    /// reads no further until a quarter of it is free. One event is always read, however large. The relays of a
-    /// fleet share it.
+    /// How many bytes the events may use that were read and are not settled yet; 64 MiB if not set.
+    /// The relay reads no further until a quarter of the budget is free. One event is always read,
+    /// however large. The relays of a fleet share the budget.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -699,7 +725,7 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// Leaves everything to the poller, which still looks at once when something was written.
+    /// Leaves all events to the poller, which is still woken by every write.
     pub fn no_hot_path(mut self) -> Self {
         self.settings.hot = false;
         self
@@ -711,86 +737,91 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// The longest time between two polls; 5 s if not set. After something was found the next poll comes sooner.
+    /// The longest time between two polls; 5 s if not set. After a poll that found events the next
+    /// one comes sooner.
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.settings.poll_interval = interval;
         self
     }
 
-    /// Leaves events alone that were created more recently than this.
+    /// Skips events that were created more recently than this.
     pub fn skip_recent(mut self, age: Duration) -> Self {
         self.settings.skip_recent = age;
         self
     }
 
-    /// How long an event is leased; 30 s if not set. Renewed at a third of that while its handler runs: this is how long a crash
-    /// delays the events in the hands of the node, if no other relay releases them sooner; see [`presence`](Self::presence).
-    /// `single_node` holds no leases on events.
+    /// How long an event is leased; 30 s if not set. Renewed at a third of that while its handler
+    /// runs. A crash delays the events that the node holds by the lease, if no other relay releases
+    /// them sooner; see [`presence`](Self::presence). `single_node` holds no leases on events.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// How long this relay counts as present after it has announced itself; 20 s if not set. It announces itself four times as
-    /// often. When it has not been seen for so long, other relays release its leases, and it handles nothing that it holds
-    /// until it has announced itself again and renewed them.
+    /// How long this relay counts as present after it has announced itself; 20 s if not set. It
+    /// announces itself four times in that time. When the time is over, other relays release its
+    /// leases, and this relay handles no event that it holds until it has announced itself again
+    /// and renewed them.
     pub fn presence(mut self, presence: Duration) -> Self {
         self.settings.presence = presence;
         self
     }
 
-    /// The name of this node, instead of a generated one. No other running node may have it: a relay that starts under the name of one
-    /// that did not stop properly takes its leases back at once.
+    /// The name of this node, instead of a generated one. No other running node may have it: a
+    /// relay that starts under the name of a relay that crashed releases the leases of that relay
+    /// at once.
     pub fn node(mut self, node: impl Into<NodeId>) -> Self {
         self.settings.node = node.into();
         self
     }
 
-    /// How long `stop` waits for what is queued; 5 s if not set.
+    /// How long `stop` waits for queued events; 5 s if not set.
     pub fn drain(mut self, time: Duration) -> Self {
         self.settings.drain = time;
         self
     }
 
-    /// How long a handler may take; 5 min if not set. Longer counts as a failure, and the handler is dropped.
+    /// How long a handler may take; 5 min if not set. A longer run is a failure, and the handler is
+    /// dropped.
     pub fn handler_timeout(mut self, limit: Duration) -> Self {
         self.settings.handler_timeout = limit;
         self
     }
 
-    /// How long a verdict waits for others to be written with; 20 ms if not set.
+    /// How long a verdict waits to be written in a batch with others; 20 ms if not set.
     pub fn settle_linger(mut self, linger: Duration) -> Self {
         self.settings.linger = linger;
         self
     }
 
-    /// What happens to events that are done; they are kept until purged if not set.
+    /// Whether done events are kept or deleted; kept until purged if not set.
     pub fn completion(mut self, completion: Completion) -> Self {
         self.settings.completion = completion;
         self
     }
 
-    /// What a dead event does to the later ones of its key; they wait if not set.
+    /// Effect of a dead event on the later events of its key; they wait if not set.
     pub fn on_dead(mut self, on_dead: OnDead) -> Self {
         self.settings.on_dead = on_dead;
         self
     }
 
-    /// What is purged and how often. Undelivered events are never deleted, in no mode, unless
-    /// [`delete_undelivered`](PurgeSettings::delete_undelivered) says so.
+    /// Retention times and interval of purging. No mode deletes undelivered events unless
+    /// [`delete_undelivered`](PurgeSettings::delete_undelivered) is set.
     pub fn purge(mut self, purge: PurgeSettings) -> Self {
         self.settings.purge = Some(purge);
         self
     }
 
-    /// Purges nothing: another node, or a person, does.
+    /// Purges nothing: another node, or an operator, does.
     pub fn no_purge(mut self) -> Self {
         self.settings.purge = None;
         self
     }
 
-    /// Publishes the events of the [log](crate::Log) that a topic selects, to a publisher, at a position of its own:
-    /// `relay.publish(topic.to(publisher))`. Any number of pairs; several nodes that run the same ones share them.
+    /// Publishes the events of the [log](crate::Log) that a topic selects to a publisher, which has
+    /// a position of its own: `relay.publish(topic.to(publisher))`. Any number of pairs of topic
+    /// and publisher; nodes that run the same pairs share them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -817,29 +848,31 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// The pace of pairs that do not set their own.
+    /// Pace of subscriptions that do not set their own.
     #[cfg(feature = "settings")]
     pub(crate) fn pair_defaults(mut self, defaults: PaceSettings) -> Self {
         self.settings.pair_defaults = defaults;
         self
     }
 
-    /// How long a node leads a pair without being heard of; 3 s if not set. This is how long a crash delays publishing; twice as long
-    /// on PostgreSQL while there was nothing to publish for some time, when leases are renewed less often.
+    /// How long a node leads a pair without renewing its lease; 3 s if not set. A crash delays
+    /// publishing by this time; by twice as long on PostgreSQL after a time without new events,
+    /// when leases are renewed less often.
     pub fn pair_lease(mut self, lease: Duration) -> Self {
         self.settings.pair_lease = lease;
         self
     }
 
-    /// How often to ask the database for the newest position, by one small query for all pairs; every 250 ms if not set. An append
-    /// in the same process is seen at once, one elsewhere by this, except on PostgreSQL: there writers notify the relay, and nothing is
-    /// asked while they do.
+    /// How often to query the newest position, in one small query for all pairs; every 250 ms if
+    /// not set. An append in the same process is seen at once, an append of another process by this
+    /// query, except on PostgreSQL: there writers notify the relay, and the query is not needed
+    /// while they do.
     pub fn log_watch(mut self, interval: Duration) -> Self {
         self.settings.log_watch = interval;
         self
     }
 
-    /// What the names of the metrics start with; `outbox` if not set.
+    /// Prefix of the metric names; `outbox` if not set.
     pub fn metrics_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.metrics_prefix = prefix.into();
         self

@@ -1,4 +1,5 @@
-//! Dispatching: workers take strands from the lanes, call handlers, and say what became of each event.
+//! Dispatch: workers take work units from the queues, call handlers, and send the verdicts to the
+//! settler.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -11,23 +12,23 @@ use futures_util::FutureExt;
 use tracing::Instrument as _;
 
 use super::forward::{self, Sent, forward};
-use super::in_tx::{AnyOutbox, End, Ended, InTx};
-use super::lanes::Strand;
+use super::key_queues::{KeyQueueRef, NextEvent, NextStep, TURN};
+use super::queues::WorkUnit;
 use super::report;
-use super::runs::{Next, RunKey, TURN, Way};
-use super::settle::{Spoken, Told};
+use super::settle::{EventVerdict, SettleRequest};
+use super::tx_dispatch::{AnyOutbox, SettleOnCommit, TxDispatch, TxOutcome};
 use super::{Engine, Job};
 use crate::EVENTS;
-use crate::destination::{Destination, Gate, Router};
+use crate::destination::{Breaker, Destination, Router};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
 use crate::log::Outgoing;
+use crate::poison::{self, Admitted, Start};
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Routed, Settlement, Verdict};
-use crate::suspect::{self, Admitted, Start};
 
 /// Which handler serves which events.
 #[derive(Default)]
@@ -36,20 +37,20 @@ pub(crate) struct Routes {
     router: Option<Arc<dyn Router>>,
     fallback: Option<Route>,
     /// The handler that was added last.
-    last: Option<Last>,
+    last: Option<LastAdded>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     pub(crate) unrouted: Unrouted,
-    /// What handlers and destinations were registered for.
+    /// Event types that handlers and destinations were registered for.
     named: OnceLock<Arc<Routed>>,
 }
 
-/// Where the handler stands that was added last.
-enum Last {
+/// Where to find the handler that was added last.
+enum LastAdded {
     OfType { event_type: String, aggregate_type: String },
     Fallback,
 }
 
-/// A handler, how its failures are retried if not as all others, and how long it may take.
+/// A handler, with its own retry policy and time limit if it has them.
 #[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) call: Call,
@@ -68,9 +69,9 @@ impl From<Call> for Route {
 pub(crate) enum Call {
     /// With the event.
     Plain(Arc<dyn Handler>),
-    /// With the event, and a transaction that settles it as well.
-    InTx(Arc<dyn InTx>),
-    /// Not by itself: a publisher gets it, with others.
+    /// With the event, and a transaction that also settles it.
+    Tx(Arc<dyn TxDispatch>),
+    /// Not called by itself: a publisher gets the event, in a batch with others.
     Publish(Destination),
 }
 
@@ -89,31 +90,32 @@ impl Routes {
         }
         routes.push((aggregate_type.to_owned(), route));
         let (event_type, aggregate_type) = (event_type.to_owned(), aggregate_type.to_owned());
-        self.last = Some(Last::OfType { event_type, aggregate_type });
+        self.last = Some(LastAdded::OfType { event_type, aggregate_type });
         true
     }
 
-    /// The handler that was added last; `None` if there is none, or if a publisher came after it.
+    /// The handler that was added last; `None` if there is none, or if a publisher was added after
+    /// it.
     pub(crate) fn last_handler(&mut self) -> Option<&mut Route> {
         let route = match self.last.as_ref()? {
-            Last::OfType { event_type, aggregate_type } => {
+            LastAdded::OfType { event_type, aggregate_type } => {
                 let routes = self.by_type.get_mut(event_type)?;
                 routes.iter_mut().find(|(aggregate, _)| aggregate == aggregate_type).map(|(_, route)| route)
             }
-            Last::Fallback => self.fallback.as_mut(),
+            LastAdded::Fallback => self.fallback.as_mut(),
         };
         route.filter(|route| !matches!(route.call, Call::Publish(_)))
     }
 
-    /// Serves what no other handler does; false if there is one already.
+    /// Sets the handler of events that have no other; false if there is one already.
     pub(crate) fn add_fallback(&mut self, route: Route) -> bool {
         let free = self.fallback.is_none();
         self.fallback.get_or_insert(route);
-        self.last = Some(Last::Fallback);
+        self.last = Some(LastAdded::Fallback);
         free
     }
 
-    /// Decides about what no handler is for; false if there is such a router already.
+    /// Sets the router of events that have no handler; false if there is one already.
     pub(crate) fn add_router(&mut self, router: Arc<dyn Router>) -> bool {
         let free = self.router.is_none();
         self.router.get_or_insert(router);
@@ -121,39 +123,40 @@ impl Routes {
         free
     }
 
-    /// Where an event goes, if a publisher gets it.
+    /// The destination of an event, if a publisher gets it.
     pub(crate) fn destination(&self, event: &Event) -> Option<Destination> {
         match self.find(event)?.call {
             Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::InTx(_) => None,
+            Call::Plain(_) | Call::Tx(_) => None,
         }
     }
 
-    /// What a worker at the key of this event does about it.
-    fn way(&self, event: &Event) -> Way {
+    /// How a worker of this event's key treats it.
+    fn next_step(&self, event: &Event) -> NextStep {
         match self.find(event) {
-            Some(Route { call: Call::Publish(_), .. }) => Way::Elsewhere,
-            // Its own transaction settles it: what comes before it must be settled by then, or a crash would bring that again
-            // after it.
-            Some(Route { call: Call::InTx(_), .. }) => Way::Caught,
-            Some(Route { call: Call::Plain(_), .. }) | None => Way::Here,
+            Some(Route { call: Call::Publish(_), .. }) => NextStep::Publish,
+            // Its own transaction settles it: the events before it must be settled by then, or a
+            // crash would redeliver those after it.
+            Some(Route { call: Call::Tx(_), .. }) => NextStep::HandleWhenSettled,
+            Some(Route { call: Call::Plain(_), .. }) | None => NextStep::Handle,
         }
     }
 
-    /// Whether all events of a type, whatever else they have, go through this gate.
-    pub(crate) fn sends_all(&self, event_type: &EventType, gate: &Arc<Gate>) -> bool {
-        self.destination_of_type(event_type).is_some_and(|destination| Arc::ptr_eq(&destination.gate, gate))
+    /// Whether all events of a type, whatever their other fields, go through this breaker.
+    pub(crate) fn sends_all(&self, event_type: &EventType, breaker: &Arc<Breaker>) -> bool {
+        self.destination_of_type(event_type)
+            .is_some_and(|destination| Arc::ptr_eq(&destination.breaker, breaker))
     }
 
     /// Whether events may go to more than one destination.
     pub(crate) fn may_split(&self) -> bool {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
-        let mut gates = routes.filter_map(|route| match &route.call {
-            Call::Publish(destination) => Some(destination.gate.id),
-            Call::Plain(_) | Call::InTx(_) => None,
+        let mut breakers = routes.filter_map(|route| match &route.call {
+            Call::Publish(destination) => Some(destination.breaker.id),
+            Call::Plain(_) | Call::Tx(_) => None,
         });
-        let first = gates.next();
-        self.router.is_some() || gates.any(|gate| Some(gate) != first)
+        let first = breakers.next();
+        self.router.is_some() || breakers.any(|breaker| Some(breaker) != first)
     }
 
     /// The types that handlers and destinations were registered for.
@@ -168,7 +171,7 @@ impl Routes {
         }
         let named = self.named.get_or_init(|| Arc::new(self.named()));
         let Some(router) = &self.router else { return Some(named.clone()) };
-        // A router that panics says nothing.
+        // A router that panics restricts nothing.
         let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.routed())).ok().flatten()?;
         let mut all = Routed::clone(named);
         all.types.extend(writable(&asked.types));
@@ -193,12 +196,13 @@ impl Routes {
         routed
     }
 
-    /// Whether this relay leaves an event to others.
+    /// Whether this relay leaves an event to other relays.
     pub(crate) fn leaves(&self, event: &Event) -> bool {
         self.unrouted == Unrouted::Leave && !is_report(event) && self.find(event).is_none()
     }
 
-    /// Where all events of a type go, whatever else they have, if that is one destination.
+    /// The destination of all events of a type, whatever their other fields, if it is the same for
+    /// all.
     pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
         if *event_type == join::REPORT {
             return None;
@@ -216,25 +220,25 @@ impl Routes {
         }
         let mut destinations = calls.into_iter().map(|call| match call {
             Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::InTx(_) => None,
+            Call::Plain(_) | Call::Tx(_) => None,
         });
         let first = destinations.next()??;
         destinations.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(first)
     }
 
-    /// Why some handler cannot work with this outbox.
+    /// Error if some handler cannot work with this outbox.
     pub(crate) fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
         routes
             .filter_map(|route| match &route.call {
-                Call::InTx(handler) => handler.misfit(outbox),
+                Call::Tx(handler) => handler.check_compatible(outbox),
                 Call::Plain(_) | Call::Publish(_) => None,
             })
             .next()
     }
 
-    /// Who serves an event: the handler for the aggregate type, or the one registered without an aggregate type, or whom the
-    /// router names, or the fallback.
+    /// The route of an event: the handler for the aggregate type, or the one registered without an
+    /// aggregate type, or the destination that the router returns, or the fallback.
     fn find(&self, event: &Event) -> Option<Route> {
         if is_report(event) {
             return None;
@@ -245,8 +249,10 @@ impl Routes {
             let router = self.router.as_ref()?;
             match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
                 Ok(destination) => destination.map(Route::from),
-                // Not "nowhere": that would be the end of the event.
-                Err(panic) => Some(Call::Plain(Arc::new(Broken(panicked("the router", &*panic)))).into()),
+                // Not "no destination": that would dead-letter the event.
+                Err(panic) => {
+                    Some(Call::Plain(Arc::new(FailingHandler(panicked("the router", &*panic)))).into())
+                }
             }
         };
         let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
@@ -254,10 +260,12 @@ impl Routes {
     }
 }
 
-/// A router with more patterns than this is not asked by the database: the relay takes everything.
+/// With more patterns than this the database does not filter by the router's types: the relay takes
+/// everything.
 const MOST_PATTERNS: usize = 100;
 
-/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when it is asked for one.
+/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when a
+/// query contains one.
 fn is_writable(name: &str) -> bool {
     !name.contains('\0')
 }
@@ -266,107 +274,110 @@ fn writable<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<It
     names.into_iter().filter(|name| is_writable(name)).cloned()
 }
 
-/// For how long an event is put off that was taken and has no route after all: as long as it is there, within limits. So
-/// a relay that routes it gets it soon, and many of them cost few writes.
-fn left_alone_for(age: Duration) -> Duration {
+/// Delay of an event that was taken and has no route after all: the age of the event, within
+/// limits. So a relay that routes it gets it soon, and many such events cost few writes.
+fn unrouted_delay(age: Duration) -> Duration {
     age.clamp(Duration::from_secs(5), Duration::from_secs(600))
 }
 
-/// In the place of a handler that could not be found.
-struct Broken(Failure);
+/// Stands in for a handler that could not be determined, because the router panicked.
+struct FailingHandler(Failure);
 
 #[async_trait]
-impl Handler for Broken {
+impl Handler for FailingHandler {
     async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
         Err(self.0.clone())
     }
 }
 
-/// Whether the relay itself handles it.
+/// Whether the relay itself handles the event.
 fn is_report(event: &Event) -> bool {
     *event.event_type() == join::REPORT
 }
 
 /// A worker: one of as many as handlers may run at once.
-pub(crate) async fn work(engine: Arc<Engine>) {
-    while let Some(strand) = engine.lanes.next().await {
-        let _handler = match &engine.place {
-            Some(place) => place.handler().await,
+pub(crate) async fn run_worker(engine: Arc<Engine>) {
+    while let Some(unit) = engine.queues.next().await {
+        let _handler = match &engine.fleet {
+            Some(fleet) => fleet.handler().await,
             None => None,
         };
-        if let Strand::Key(run) = &strand
-            && engine.is_rerouted(run)
+        if let WorkUnit::Key(queue) = &unit
+            && engine.is_rerouted(queue)
         {
-            forward::give_back(&engine, run).await;
+            forward::release_key_queue(&engine, queue).await;
             continue;
         }
-        if let Some(destination) = engine.destination(&strand) {
-            forward(&engine, strand, &destination).await;
+        if let Some(destination) = engine.destination(&unit) {
+            forward(&engine, unit, &destination).await;
             continue;
         }
-        match strand {
-            Strand::One(job) => {
+        match unit {
+            WorkUnit::One(job) => {
                 if job.cold {
-                    engine.lanes.uncount_cold(1);
+                    engine.queues.uncount_cold(1);
                 }
                 let mut admitted = None;
-                let told = handle(&engine, &job, &mut admitted).await;
-                if let Some(told) = told {
-                    engine.settler.say(Spoken::verdicts(vec![told], job.epoch)).await;
+                let entry = handle(&engine, &job, &mut admitted).await;
+                if let Some(entry) = entry {
+                    engine.settler.send(SettleRequest::verdicts(vec![entry], job.epoch)).await;
                 }
             }
-            Strand::Key(key) => follow(&engine, key).await,
+            WorkUnit::Key(key) => handle_key(&engine, key).await,
         }
     }
 }
 
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn follow(engine: &Arc<Engine>, key: RunKey) {
+async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef) {
     for _ in 0..TURN {
-        let job = match engine.runs.next(&key, |job| engine.routes.way(&job.delivery.event)) {
-            Next::Job(job) => job,
-            Next::Refused => return forward::give_back(engine, &key).await,
-            Next::Not(Way::Elsewhere) => break,
-            Next::Not(_) => {
-                engine.settler.catch_up().await;
+        let job = match engine.key_queues.next(&key, |job| engine.routes.next_step(&job.delivery.event)) {
+            NextEvent::Job(job) => job,
+            NextEvent::Refused => return forward::release_key_queue(engine, &key).await,
+            NextEvent::Blocked(NextStep::Publish) => break,
+            NextEvent::Blocked(_) => {
+                engine.settler.flush().await;
                 continue;
             }
-            Next::Nothing => return,
+            NextEvent::Empty => return,
         };
-        engine.lanes.uncount_cold(1);
+        engine.queues.uncount_cold(1);
         let epoch = job.epoch;
         let mut admitted = None;
-        let told = handle(engine, &job, &mut admitted).await;
-        if let Some(Told { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = told {
-            let (key, told) = (Some(key.clone()), told.into_iter().collect());
-            engine.settler.say(Spoken::Verdicts { told, epoch, key, halted: false, urgent: false }).await;
+        let entry = handle(engine, &job, &mut admitted).await;
+        if let Some(EventVerdict { settlement: Settlement { verdict: Verdict::Done, .. }, .. }) = entry {
+            let (key, entries) = (Some(key.clone()), entry.into_iter().collect());
+            engine
+                .settler
+                .send(SettleRequest::Verdicts { entries, epoch, key, halted: false, urgent: false })
+                .await;
             continue;
         }
-        // Everything behind it goes back: it has to wait.
-        let rest = engine.runs.halt(&key);
-        engine.lanes.uncount_cold(rest.len());
-        let behind = rest.iter().map(|job| job.told(job.released()));
-        let told = told.into_iter().chain(behind).collect();
-        let spoken = Spoken::Verdicts { told, epoch, key: Some(key), halted: true, urgent: true };
-        engine.settler.say(spoken).await;
+        // All later events of the key are released: they have to wait.
+        let rest = engine.key_queues.halt(&key);
+        engine.queues.uncount_cold(rest.len());
+        let later = rest.iter().map(|job| job.event_verdict(job.released()));
+        let entries = entry.into_iter().chain(later).collect();
+        let request = SettleRequest::Verdicts { entries, epoch, key: Some(key), halted: true, urgent: true };
+        engine.settler.send(request).await;
         return;
     }
-    // The others get a turn, or a publisher does.
-    engine.lanes.push_cold(vec![Strand::Key(key)]);
+    // Other work units get a turn, or the next event is for a publisher.
+    engine.queues.push_cold(vec![WorkUnit::Key(key)]);
 }
 
 /// Whether an event may be handled now.
 pub(super) enum Ready {
     /// It may.
-    Go,
-    /// No: this is to become of it.
+    Run,
+    /// No: it gets this verdict.
     Verdict(Verdict),
-    /// It is not this node's to handle any more.
-    Gone,
+    /// This node no longer holds it.
+    NotHeld,
 }
 
-/// Looks whether an event may be handled, right before it is. One that may have killed its process is admitted, unless
-/// another that goes with it was: that has to be kept until the verdict is said.
+/// Checks whether an event may be handled, right before it is. A suspect is admitted first, unless
+/// another suspect of the same batch was: the permit has to be kept until the verdict is sent.
 pub(super) async fn ready<'a>(
     engine: &'a Arc<Engine>,
     job: &Job,
@@ -375,9 +386,9 @@ pub(super) async fn ready<'a>(
     let delivery = &job.delivery;
     let event = &delivery.event;
     if !engine.may_start(job) {
-        tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "not handled: the lease is over");
-        engine.let_go(job);
-        return Ready::Gone;
+        tracing::debug!(store = engine.name(), event = %Escaped(event.id()), "event not handled: its lease has run out");
+        engine.release(job);
+        return Ready::NotHeld;
     }
     if let Some(expires_in) = delivery.expires_in {
         let waited = chrono::Duration::from_std(job.taken.elapsed()).unwrap_or(chrono::Duration::MAX);
@@ -387,44 +398,45 @@ pub(super) async fn ready<'a>(
         }
     }
     if delivery.suspect.is_none() {
-        return Ready::Go;
+        return Ready::Run;
     }
     if admitted.is_none() {
-        *admitted = Some(engine.suspects.admit(delivery.goes_alone()).await);
+        *admitted = Some(engine.crash_guard.admit(delivery.goes_alone()).await);
     }
     if delivery.goes_alone() {
-        // What became of those before is written: if the process dies, only this one is counted.
-        engine.settler.catch_up().await;
+        // The verdicts on earlier events are written: if the process dies, only this event is
+        // counted.
+        engine.settler.flush().await;
     }
     // That may have taken longer than the lease lasts.
     if !engine.may_start(job) {
-        engine.let_go(job);
-        return Ready::Gone;
+        engine.release(job);
+        return Ready::NotHeld;
     }
     match count_start(engine, job).await {
-        Start::Go => Ready::Go,
+        Start::Go => Ready::Run,
         Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
-        // Given back, if it is this node's still: it should not wait for its lease to run out.
+        // Released, if this node still holds it: it should not wait for its lease to run out.
         Start::Leave => {
-            engine.let_go(job);
-            Ready::Gone
+            engine.release(job);
+            Ready::NotHeld
         }
     }
 }
 
-/// Suspects that are being handled. If that is cut short, because the relay does not wait for them any longer, they are
-/// cleared: whoever had them in hand is still there to say so.
-pub(super) struct Watch<'a> {
+/// Suspects that are being handled. If that is cut short, because the relay stops waiting for them,
+/// they are cleared: the process that handled them is still alive.
+pub(super) struct RunningSuspects<'a> {
     engine: &'a Arc<Engine>,
     suspects: Vec<(Settlement, i64)>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> RunningSuspects<'a> {
     pub(super) fn new(engine: &'a Arc<Engine>) -> Self {
         Self { engine, suspects: Vec::new() }
     }
 
-    /// This one is about to be handled.
+    /// Adds an event that is about to be handled, if it is a suspect.
     pub(super) fn add(&mut self, job: &Job) {
         if job.delivery.suspect.is_some() {
             let cleared = Verdict::Again { after: Duration::ZERO, counted: false, error: None };
@@ -432,70 +444,75 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// All of them came to their end.
-    pub(super) fn over(mut self) {
+    /// Ends the guard: all of them were handled to the end.
+    pub(super) fn finished(mut self) {
         self.suspects.clear();
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for RunningSuspects<'_> {
     fn drop(&mut self) {
         for (settlement, epoch) in self.suspects.drain(..) {
-            self.engine.speak(Spoken::verdicts(vec![Told::to_write(settlement)], epoch));
+            self.engine
+                .settle_later(SettleRequest::verdicts(vec![EventVerdict::to_write(settlement)], epoch));
         }
     }
 }
 
-/// Handles one event. `None`: it is not this node's to handle any more.
-async fn handle<'a>(engine: &'a Arc<Engine>, job: &Job, admitted: &mut Option<Admitted<'a>>) -> Option<Told> {
+/// Handles one event. `None`: this node no longer holds it.
+async fn handle<'a>(
+    engine: &'a Arc<Engine>,
+    job: &Job,
+    admitted: &mut Option<Admitted<'a>>,
+) -> Option<EventVerdict> {
     match ready(engine, job, admitted).await {
-        Ready::Go => {
-            let mut watch = Watch::new(engine);
-            watch.add(job);
-            let told = handle_now(engine, job).await;
-            watch.over();
-            told
+        Ready::Run => {
+            let mut running = RunningSuspects::new(engine);
+            running.add(job);
+            let entry = handle_now(engine, job).await;
+            running.finished();
+            entry
         }
-        Ready::Verdict(verdict) => Some(job.told(verdict)),
-        Ready::Gone => None,
+        Ready::Verdict(verdict) => Some(job.event_verdict(verdict)),
+        Ready::NotHeld => None,
     }
 }
 
-async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<Told> {
+async fn handle_now(engine: &Arc<Engine>, job: &Job) -> Option<EventVerdict> {
     let delivery = &job.delivery;
     let event = &delivery.event;
     let route = engine.routes.find(event);
     if route.is_none() && engine.routes.unrouted == Unrouted::Leave && !is_report(event) {
         let age = delivery.created_at.and_then(|at| (Utc::now() - at).to_std().ok()).unwrap_or_default();
         let error = Some(no_handler(event.event_type(), event.aggregate_type().as_str()));
-        let verdict = Verdict::Again { after: left_alone_for(age), counted: false, error };
-        report(engine, job, &verdict, false);
-        return Some(job.told(verdict));
+        let verdict = Verdict::Again { after: unrouted_delay(age), counted: false, error };
+        log_verdict(engine, job, &verdict, false);
+        return Some(job.event_verdict(verdict));
     }
     let (result, settled) = match call(engine, job, route.as_ref()).await {
-        Ended::Said(result) => (result, false),
-        Ended::Settled { wrote } => {
+        TxOutcome::Returned(result) => (result, false),
+        TxOutcome::Settled { wrote } => {
             if wrote {
                 engine.wake.notify_one();
             }
             (Ok(Outcome::Done), true)
         }
-        Ended::Stale => {
+        TxOutcome::Stale => {
             engine.metrics.stale.increment(1);
-            tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "came too late: rolled back");
-            engine.let_go(job);
+            tracing::warn!(store = engine.name(), event = %Escaped(event.id()), "handler's transaction rolled back: another node holds the event");
+            engine.release(job);
             return None;
         }
     };
     let own = route.as_ref().and_then(|route| route.retry.as_deref());
     let policy = own.or(engine.settings.retry.as_deref());
     let verdict = decide_safely(engine.name(), result, delivery.attempts, policy, &Backoff::default());
-    report(engine, job, &verdict, route.is_some() || is_report(event));
-    Some(Told { written: settled, ..job.told(verdict) })
+    log_verdict(engine, job, &verdict, route.is_some() || is_report(event));
+    Some(EventVerdict { written: settled, ..job.event_verdict(verdict) })
 }
 
-/// A retry policy is the user's code as well: one that panics must not end the worker. `default` applies if there is none, or
-/// if it panics.
+/// Applies the retry policy, which is the user's code as well: one that panics must not end the
+/// worker. `default` applies if there is no policy, or if it panics.
 pub(super) fn decide_safely(
     store: &str,
     result: Result<Outcome, Failure>,
@@ -514,42 +531,43 @@ pub(super) fn decide_safely(
     })
 }
 
-/// Notes in the database that an event starts which may have killed its process before.
+/// Records in the database that a suspect is started.
 async fn count_start(engine: &Engine, job: &Job) -> Start {
-    let Some(by) = engine.station.holder() else { return Start::Leave };
+    let Some(by) = engine.ownership.holder() else { return Start::Leave };
     let id = job.delivery.event.id();
     // This node may have claimed the event again since.
-    let claim = engine.held.claim(id, job.tag()).unwrap_or(job.delivery.claim);
-    suspect::start(&*engine.store, &by, id, claim).await
+    let claim = engine.in_flight.claim(id, job.fence()).unwrap_or(job.delivery.claim);
+    poison::start(&*engine.store, &by, id, claim).await
 }
 
 /// Runs interceptors and the handler.
-async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> Ended {
+async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> TxOutcome {
     let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
     let (entered, refused) = before(&engine.routes.interceptors, &cx);
-    let ended = match (refused, route) {
-        (Some(failure), _) => Ended::Said(Err(failure)),
+    let outcome = match (refused, route) {
+        (Some(failure), _) => TxOutcome::Returned(Err(failure)),
         (None, Some(route)) => run(engine, job, route, cx.clone()).await,
-        (None, None) if is_report(&cx) => Ended::Said(report::tell(engine, &cx).await),
+        (None, None) if is_report(&cx) => TxOutcome::Returned(report::deliver(engine, &cx).await),
         (None, None) => {
             let reason = no_handler(cx.event_type(), cx.aggregate_type().as_str());
-            Ended::Said(Err(match engine.routes.unrouted {
+            TxOutcome::Returned(Err(match engine.routes.unrouted {
                 Unrouted::Dead => Failure::dead(reason),
-                // `handle_now` has put those off that are left alone.
+                // `handle_now` has already snoozed the events that are left to others.
                 Unrouted::Retry | Unrouted::Leave => Failure::retry(reason),
             }))
         }
     };
-    let said = match &ended {
-        Ended::Said(result) => result,
-        Ended::Settled { .. } => &Ok(Outcome::Done),
-        Ended::Stale => &Err(Failure::retry("somebody else holds the event by now")),
+    let result = match &outcome {
+        TxOutcome::Returned(result) => result,
+        TxOutcome::Settled { .. } => &Ok(Outcome::Done),
+        TxOutcome::Stale => &Err(Failure::retry("another node holds the event by now")),
     };
-    after(engine, &cx, entered, said);
-    ended
+    after(engine, &cx, entered, result);
+    outcome
 }
 
-/// Shows an event to the interceptors. Returns how many have seen it, and the failure of one that refused it.
+/// Calls the interceptors before an event. Returns how many were called, and the failure of one
+/// that refused the event.
 pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, Option<Failure>) {
     for (entered, interceptor) in interceptors.iter().enumerate() {
         let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(cx)));
@@ -560,10 +578,10 @@ pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, 
     (interceptors.len(), None)
 }
 
-/// Shows those that have seen an event what became of it.
-pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outcome, Failure>) {
+/// Calls those interceptors that were called before the event, with its result.
+pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, result: &Result<Outcome, Failure>) {
     for interceptor in engine.routes.interceptors[..entered].iter().rev() {
-        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, said)));
+        let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, result)));
         if let Err(panic) = after {
             let Failure { message, .. } = panicked("an interceptor", &*panic);
             tracing::error!(store = engine.name(), event = %Escaped(cx.id()), error = message, "after-interceptor failed");
@@ -571,76 +589,76 @@ pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, said: &Result<Outc
     }
 }
 
-async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> Ended {
+async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> TxOutcome {
     let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
-    // What a handler logs belongs to its event.
+    // Log lines of a handler belong to its event's span.
     let span = tracing::info_span!(
         "outbox.handle", store = engine.name(), event = %Escaped(cx.id()), event_type = %Escaped(cx.event_type()), attempt = cx.attempt()
     );
-    crate::trace::go_on(&span, cx.headers());
+    crate::trace::continue_trace(&span, cx.headers());
     match &route.call {
         Call::Plain(handler) => {
-            // Made inside of the guarded future: a handler may panic before its first await.
+            // Created inside of the guarded future: a handler may panic before its first await.
             let handled = async move { handler.handle(cx).await }.instrument(span);
-            Ended::Said(guarded(HANDLER, limit, handled).await)
+            TxOutcome::Returned(guarded(HANDLER, limit, handled).await)
         }
-        // Where it goes has changed since this worker took it.
+        // The route has changed since this worker took the event.
         Call::Publish(destination) => {
             let one = [forward::outgoing(job)];
             let is_held = |_: &Outgoing| engine.may_start(job);
-            let sent = forward::publish(engine, &destination.gate, &one, &is_held).await.pop();
-            Ended::Said(sent.unwrap_or(Sent::Untried).into_handled())
+            let sent = forward::publish(engine, &destination.breaker, &one, &is_held).await.pop();
+            TxOutcome::Returned(sent.unwrap_or(Sent::NotAttempted).into_handled())
         }
-        Call::InTx(handler) => {
-            let end = End {
+        Call::Tx(handler) => {
+            let settling = SettleOnCommit {
                 store: engine.name(),
                 settlement: job.settlement(Verdict::Done),
-                held: &engine.held,
-                tag: job.tag(),
+                in_flight: &engine.in_flight,
+                fence: job.fence(),
                 completion: engine.settings.completion,
                 limit,
-                // Not asked of this node's clock: SQLite's one writer, which this handler is, keeps leadership from
-                // being renewed, and nobody can have taken over meanwhile.
-                by: engine.station.holder_in(job.epoch),
-                // Twice what any operation may take: there are several.
-                patience: engine.place.as_ref().map(|place| place.seat.patience * 2),
+                // Does not ask this node's clock: SQLite's one writer, which this handler is, keeps
+                // leadership from being renewed, and no other node can have taken over meanwhile.
+                by: engine.ownership.holder_in(job.epoch),
+                // Twice the limit of one operation: there are several.
+                commit_timeout: engine.fleet.as_ref().map(|fleet| fleet.seat.patience * 2),
             };
-            handler.run(engine.outbox.as_ref(), cx, &end).instrument(span).await
+            handler.run(engine.outbox.as_ref(), cx, &settling).instrument(span).await
         }
     }
 }
 
-/// What a handler is called when it goes wrong.
+/// Name of a handler in error messages.
 pub(super) const HANDLER: &str = "the handler";
 
-/// Runs somebody else's code. A panic and a timeout are failures like any other.
+/// Runs user code. A panic and a timeout are failures like any other.
 pub(super) async fn guarded<T>(
-    who: &str,
+    name: &str,
     limit: Duration,
-    doing: impl Future<Output = Result<T, Failure>>,
+    future: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    match tokio::time::timeout(limit, AssertUnwindSafe(doing).catch_unwind()).await {
+    match tokio::time::timeout(limit, AssertUnwindSafe(future).catch_unwind()).await {
         Ok(Ok(result)) => result,
-        Ok(Err(panic)) => Err(panicked(who, &*panic)),
-        Err(_) => Err(Failure::retry(format!("{who} did not finish within {limit:?}"))),
+        Ok(Err(panic)) => Err(panicked(name, &*panic)),
+        Err(_) => Err(Failure::retry(format!("{name} did not finish within {limit:?}"))),
     }
 }
 
-fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let message = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(no message)");
-    Failure::retry(format!("{who} panicked: {message}"))
+    Failure::retry(format!("{name} panicked: {message}"))
 }
 
-/// Log lines name the event, never its payload.
-pub(super) fn report(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
+/// Logs a verdict. Log lines name the event, never its payload.
+pub(super) fn log_verdict(engine: &Engine, job: &Job, verdict: &Verdict, has_handler: bool) {
     let event = &job.delivery.event;
     let (store, id, event_type) = (engine.name(), event.id(), event.event_type());
     let attempt = job.delivery.attempts + 1;
-    // A detail may hold data: it is stored, and not logged.
+    // A detail may contain data: it is stored, and not logged.
     let plain = |error: &Option<String>| error.as_deref().map(|error| split_detail(error).0.to_owned());
     match verdict {
         Verdict::Dead { reason, .. } => {

@@ -1,8 +1,9 @@
-//! Forwarding: workers hand events to publishers, many at a time.
+//! Forwarding: workers send events to publishers, in batches.
 //!
-//! A worker that comes upon an event for a destination takes along what else is queued for it. The events of a key stay in
-//! their order, and behind one that was not published the rest of its key goes back. While a destination is unavailable its
-//! events are not taken from the table at all, where that can be told by their type; one of them is, to probe.
+//! A worker that takes an event for a destination adds other queued events for the same
+//! destination. The events of a key stay in their order, and behind one that was not published the
+//! rest of its key is released. While a destination is unavailable its events are not taken from
+//! the table at all, if their type determines the destination; one of them is, as a probe.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -11,120 +12,125 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::dispatch::{Ready, Routes, Watch, after, before, decide_safely, guarded, ready, report};
-use super::lanes::Strand;
-use super::runs::{RunKey, TURN};
-use super::settle::{Spoken, Told};
+use super::dispatch::{
+    Ready, Routes, RunningSuspects, after, before, decide_safely, guarded, log_verdict, ready,
+};
+use super::key_queues::{KeyQueueRef, TURN};
+use super::queues::WorkUnit;
+use super::settle::{EventVerdict, SettleRequest};
 use super::{Engine, Job};
-use crate::destination::{Admission, Destination, Gate, Phase, Probe};
+use crate::destination::{Breaker, BreakerDecision, BreakerPhase, Destination, Probe};
 use crate::event::{Event, EventId, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
 use crate::log::{Fate, Outgoing, PublishError};
+use crate::poison::Admitted;
 use crate::retry::Backoff;
 use crate::store::{NodeOutage, Verdict};
-use crate::suspect::Admitted;
 
-/// At most this many events at a time.
-const MOST: usize = 250;
+/// Most events in one batch.
+const MAX_BATCH: usize = 250;
 
-/// How long an event is put off that cannot be left in the table until its destination is available again: as long as the outage
-/// has lasted, within these limits.
-const PUT_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// Delay of an event that cannot be left in the table until its destination is available again: the
+/// duration of the outage, within these limits.
+const SNOOZE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// The time between two such events of one destination: it bounds what an outage writes, however many events wait.
-const PUT_OFF_APART: Duration = Duration::from_millis(10);
+/// Time between two such events of one destination: bounds the writes of an outage, however many
+/// events wait.
+const SNOOZE_SPACING: Duration = Duration::from_millis(10);
 
-/// No event is put off for longer than this.
-const LONGEST_PUT_OFF: Duration = Duration::from_secs(300);
+/// The longest delay of an event.
+const LONGEST_SNOOZE: Duration = Duration::from_secs(300);
 
-/// A probe that was taken and not sent is given up for lost after this.
+/// A probe that was taken and not sent counts as lost after this.
 pub(super) const PROBE_LOST: Duration = Duration::from_secs(2);
 
-/// What became of an event that was to be published.
+/// Result of publishing one event.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Sent {
     Done,
     Failed(Failure),
     /// Not sent: it waits behind one that was not published.
-    Untried,
-    /// Not sent, or not known to have arrived: there is no destination at the moment.
+    NotAttempted,
+    /// Not sent, or not known to have arrived: the destination is unavailable.
     Unavailable,
 }
 
 impl Sent {
-    /// The same as a handler would say it.
+    /// The result as a handler would return it.
     pub(super) fn into_handled(self) -> Result<Outcome, Failure> {
         match self {
             Sent::Done => Ok(Outcome::Done),
             Sent::Failed(failure) => Err(failure),
-            Sent::Untried | Sent::Unavailable => Ok(Outcome::RetryAfter(PUT_OFF.0)),
+            Sent::NotAttempted | Sent::Unavailable => Ok(Outcome::RetryAfter(SNOOZE.0)),
         }
     }
 }
 
-/// Publishes a strand, and what else is queued for the same destination.
-pub(super) async fn forward(engine: &Arc<Engine>, strand: Strand, to: &Destination) {
-    let Some(batch) = Batch::gather(engine, strand, to) else { return };
+/// Publishes a work unit, and other queued events for the same destination.
+pub(super) async fn forward(engine: &Arc<Engine>, unit: WorkUnit, to: &Destination) {
+    let Some(batch) = PublishBatch::gather(engine, unit, to) else { return };
     let mut admitted = None;
     let verdicts = batch.publish(engine, to, &mut admitted).await;
     batch.settle(engine, verdicts).await;
 }
 
 /// Events for one destination, those of each key in order.
-struct Batch {
+struct PublishBatch {
     jobs: Vec<Job>,
-    /// The runs that this worker is at now, and which jobs are of each.
-    runs: Vec<(RunKey, Range<usize>)>,
+    /// The key queues that this worker has, and the range of jobs of each.
+    key_queues: Vec<(KeyQueueRef, Range<usize>)>,
 }
 
-impl Batch {
-    fn gather(engine: &Engine, first: Strand, to: &Destination) -> Option<Self> {
-        let mut batch = Self { jobs: Vec::new(), runs: Vec::new() };
+impl PublishBatch {
+    fn gather(engine: &Engine, first: WorkUnit, to: &Destination) -> Option<Self> {
+        let mut batch = Self { jobs: Vec::new(), key_queues: Vec::new() };
         batch.add(engine, first, to);
         if batch.jobs.first().is_some_and(|job| !job.delivery.goes_alone()) {
-            let wanted = |strand: &Strand| match strand {
-                Strand::One(job) => engine.is_for(job, to),
-                Strand::Key(run) => {
-                    run.id.destination.is_none_or(|gate| gate == to.gate.id)
-                        && engine.runs.peek(run, |job| engine.is_for(job, to)).unwrap_or(false)
+            let wanted = |unit: &WorkUnit| match unit {
+                WorkUnit::One(job) => engine.fits_batch(job, to),
+                WorkUnit::Key(queue) => {
+                    queue.id.destination.is_none_or(|breaker| breaker == to.breaker.id)
+                        && engine.key_queues.peek(queue, |job| engine.fits_batch(job, to)).unwrap_or(false)
                 }
             };
-            while batch.jobs.len() < MOST {
-                let more = engine.lanes.take_more(MOST - batch.jobs.len(), wanted);
+            while batch.jobs.len() < MAX_BATCH {
+                let more = engine.queues.take_more(MAX_BATCH - batch.jobs.len(), wanted);
                 if more.is_empty() {
                     break;
                 }
-                more.into_iter().for_each(|strand| batch.add(engine, strand, to));
+                more.into_iter().for_each(|unit| batch.add(engine, unit, to));
             }
         }
-        // A run whose next event goes elsewhere by now still needs a worker.
-        (!batch.jobs.is_empty() || !batch.runs.is_empty()).then_some(batch)
+        // A queue whose next event goes to another destination by now still needs a worker.
+        (!batch.jobs.is_empty() || !batch.key_queues.is_empty()).then_some(batch)
     }
 
-    fn add(&mut self, engine: &Engine, strand: Strand, to: &Destination) {
-        match strand {
-            Strand::One(job) => {
+    fn add(&mut self, engine: &Engine, unit: WorkUnit, to: &Destination) {
+        match unit {
+            WorkUnit::One(job) => {
                 if job.cold {
-                    engine.lanes.uncount_cold(1);
+                    engine.queues.uncount_cold(1);
                 }
                 self.jobs.push(job);
             }
-            Strand::Key(key) => {
+            WorkUnit::Key(key) => {
                 let first = self.jobs.is_empty();
-                let alone = first && engine.runs.peek(&key, |job| job.delivery.goes_alone()).unwrap_or(false);
-                let most = if alone { 1 } else { TURN.min(MOST.saturating_sub(self.jobs.len()).max(1)) };
-                let jobs = engine.runs.next_while(&key, most, |job| {
-                    engine.leads_to(&job.delivery.event, to) && (alone || !job.delivery.goes_alone())
+                let alone =
+                    first && engine.key_queues.peek(&key, |job| job.delivery.goes_alone()).unwrap_or(false);
+                let most = if alone { 1 } else { TURN.min(MAX_BATCH.saturating_sub(self.jobs.len()).max(1)) };
+                let jobs = engine.key_queues.next_while(&key, most, |job| {
+                    engine.goes_to(&job.delivery.event, to) && (alone || !job.delivery.goes_alone())
                 });
-                engine.lanes.uncount_cold(jobs.len());
+                engine.queues.uncount_cold(jobs.len());
                 let start = self.jobs.len();
                 self.jobs.extend(jobs);
-                self.runs.push((key, start..self.jobs.len()));
+                self.key_queues.push((key, start..self.jobs.len()));
             }
         }
     }
 
-    /// Publishes what may be published. `None` for an event that is not this node's to handle any more.
+    /// Publishes the events that may be published. `None` for an event that this node no longer
+    /// holds.
     async fn publish<'a>(
         &self,
         engine: &'a Arc<Engine>,
@@ -135,7 +141,7 @@ impl Batch {
         let mut stopped: HashSet<&str> = HashSet::new();
         let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
         let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
-        let mut watch = Watch::new(engine);
+        let mut running = RunningSuspects::new(engine);
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
             verdicts.push(Some(job.released()));
@@ -143,13 +149,13 @@ impl Batch {
                 continue;
             }
             let verdict = match ready(engine, job, admitted).await {
-                Ready::Go => self.intercept(engine, to, index, &mut entered).map(Some),
+                Ready::Run => self.intercept(engine, to, index, &mut entered).map(Some),
                 Ready::Verdict(verdict) => Some(Some(verdict)),
-                Ready::Gone => Some(None),
+                Ready::NotHeld => Some(None),
             };
             match verdict {
                 None => {
-                    watch.add(job);
+                    running.add(job);
                     sending.push((index, outgoing(job)));
                 }
                 Some(verdict) => {
@@ -162,8 +168,8 @@ impl Batch {
         let jobs = sending.iter().map(|(index, _)| &self.jobs[*index]);
         let jobs: HashMap<&EventId, &Job> = jobs.map(|job| (job.delivery.event.id(), job)).collect();
         let is_held = |event: &Outgoing| jobs.get(event.id()).is_some_and(|job| engine.may_start(job));
-        let sent = publish(engine, &to.gate, &events, &is_held).await;
-        watch.over();
+        let sent = publish(engine, &to.breaker, &events, &is_held).await;
+        running.finished();
         if sent.contains(&Sent::Done) {
             engine.monitor.published(to.name());
         }
@@ -173,17 +179,17 @@ impl Batch {
                 after(engine, &cx, entered, &sent.clone().into_handled());
             }
             let verdict = match sent {
-                Sent::Untried => cleared(job, job.released()),
-                Sent::Unavailable => cleared(job, engine.put_off(&job.delivery.event, &to.gate)),
+                Sent::NotAttempted => cleared(job, job.released()),
+                Sent::Unavailable => cleared(job, engine.snooze(&job.delivery.event, &to.breaker)),
                 sent => decide(engine, job, sent.into_handled(), to),
             };
-            report(engine, job, &verdict, true);
+            log_verdict(engine, job, &verdict, true);
             verdicts[*index] = Some(verdict);
         }
         verdicts
     }
 
-    /// Asks the interceptors. A verdict if one refuses.
+    /// Calls the interceptors. Returns a verdict if one refuses.
     fn intercept(
         &self,
         engine: &Engine,
@@ -205,65 +211,79 @@ impl Batch {
         let result = Err(failure);
         after(engine, &cx, count, &result);
         let verdict = decide(engine, job, result, to);
-        report(engine, job, &verdict, true);
+        log_verdict(engine, job, &verdict, true);
         Some(verdict)
     }
 
-    /// Says what became of the events, and what is next for their keys.
+    /// Sends the verdicts to the settler, and continues or halts the key queues.
     async fn settle(self, engine: &Arc<Engine>, verdicts: Vec<Option<Verdict>>) {
         let mut verdicts = verdicts;
-        for (run, range) in &self.runs {
+        for (queue, range) in &self.key_queues {
             let jobs = range.clone().map(|n| (&self.jobs[n], verdicts[n].take())).collect();
-            settle_run(engine, run, jobs, false).await;
+            settle_key_queue(engine, queue, jobs, false).await;
         }
-        let mut free: HashMap<i64, Vec<Told>> = HashMap::new();
+        let mut unkeyed: HashMap<i64, Vec<EventVerdict>> = HashMap::new();
         for (job, verdict) in self.jobs.iter().zip(verdicts) {
-            let told = verdict.map(|verdict| job.told(verdict));
-            free.entry(job.epoch).or_default().extend(told);
+            let entries = verdict.map(|verdict| job.event_verdict(verdict));
+            unkeyed.entry(job.epoch).or_default().extend(entries);
         }
-        for (epoch, told) in free.into_iter().filter(|(_, told)| !told.is_empty()) {
-            engine.settler.say(Spoken::verdicts(told, epoch)).await;
+        for (epoch, entries) in unkeyed.into_iter().filter(|(_, entries)| !entries.is_empty()) {
+            engine.settler.send(SettleRequest::verdicts(entries, epoch)).await;
         }
     }
 }
 
-/// Gives back the events of a run which go elsewhere by now: what is queued there already must not come after them.
-pub(super) async fn give_back(engine: &Arc<Engine>, run: &RunKey) {
-    settle_run(engine, run, Vec::new(), true).await;
+/// Releases the events of a queue that go to another destination by now: events that are queued
+/// there already must not come after them.
+pub(super) async fn release_key_queue(engine: &Arc<Engine>, queue: &KeyQueueRef) {
+    settle_key_queue(engine, queue, Vec::new(), true).await;
 }
 
-/// Settles the events of a run, up to the first that is not done; behind that one, or if `halted`, everything goes back.
-async fn settle_run(engine: &Arc<Engine>, run: &RunKey, jobs: Vec<(&Job, Option<Verdict>)>, halted: bool) {
+/// Settles the events of a queue, up to the first that is not done; the later ones, or all if
+/// `halted`, are released.
+async fn settle_key_queue(
+    engine: &Arc<Engine>,
+    queue: &KeyQueueRef,
+    jobs: Vec<(&Job, Option<Verdict>)>,
+    halted: bool,
+) {
     let halted = halted
-        || engine.runs.is_refused(run)
+        || engine.key_queues.is_refused(queue)
         || jobs.iter().any(|(_, verdict)| *verdict != Some(Verdict::Done));
-    let mut told: HashMap<i64, Vec<Told>> = HashMap::new();
+    let mut entries: HashMap<i64, Vec<EventVerdict>> = HashMap::new();
     for (job, verdict) in jobs {
-        let verdict = verdict.map(|verdict| job.told(verdict));
-        told.entry(job.epoch).or_default().extend(verdict);
+        let verdict = verdict.map(|verdict| job.event_verdict(verdict));
+        entries.entry(job.epoch).or_default().extend(verdict);
     }
-    let rest = if halted { engine.runs.halt(run) } else { Vec::new() };
-    engine.lanes.uncount_cold(rest.len());
+    let rest = if halted { engine.key_queues.halt(queue) } else { Vec::new() };
+    engine.queues.uncount_cold(rest.len());
     for job in &rest {
-        told.entry(job.epoch).or_default().push(job.told(job.released()));
+        entries.entry(job.epoch).or_default().push(job.event_verdict(job.released()));
     }
-    let mut told: Vec<(i64, Vec<Told>)> = told.into_iter().collect();
-    told.sort_unstable_by_key(|(epoch, _)| *epoch);
-    let last = told.len().saturating_sub(1);
-    for (n, (epoch, told)) in told.into_iter().enumerate() {
-        let key = Some(run.clone());
+    let mut entries: Vec<(i64, Vec<EventVerdict>)> = entries.into_iter().collect();
+    entries.sort_unstable_by_key(|(epoch, _)| *epoch);
+    let last = entries.len().saturating_sub(1);
+    for (n, (epoch, entries)) in entries.into_iter().enumerate() {
+        let key = Some(queue.clone());
         engine
             .settler
-            .say(Spoken::Verdicts { told, epoch, key, halted: halted && n == last, urgent: halted })
+            .send(SettleRequest::Verdicts {
+                entries,
+                epoch,
+                key,
+                halted: halted && n == last,
+                urgent: halted,
+            })
             .await;
     }
-    if !halted && engine.runs.goes_on(run) {
-        engine.lanes.push_cold(vec![Strand::Key(run.clone())]);
+    if !halted && engine.key_queues.end_turn(queue) {
+        engine.queues.push_cold(vec![WorkUnit::Key(queue.clone())]);
     }
 }
 
-/// The verdict on an event that was started and goes back. A suspect is cleared by it: the process is still there. Its
-/// start was counted, and an outage would have it dead-lettered by its fourth probe.
+/// The verdict on an event that was started and is released. It clears a suspect: the process is
+/// still alive. Its start was counted, and an outage would have it dead-lettered at its fourth
+/// probe.
 fn cleared(job: &Job, verdict: Verdict) -> Verdict {
     if job.delivery.suspect.is_some() && verdict.is_release() {
         return Verdict::Again { after: Duration::ZERO, counted: false, error: None };
@@ -288,43 +308,47 @@ pub(super) fn outgoing(job: &Job) -> Outgoing {
     }
 }
 
-/// Whether this node still holds an event: asked right before the event is sent, because a batch may have waited for a
-/// suspect, or be sent one by one.
+/// Whether this node still holds an event: checked right before the event is sent, because a batch
+/// may have waited for a suspect, or be sent one by one.
 pub(super) type IsHeld<'a> = dyn Fn(&Outgoing) -> bool + Send + Sync + 'a;
 
-/// Has a batch published, and says what became of each event. If the destination may be available again after an outage, one
-/// event goes first.
+/// Publishes a batch, and returns the result of each event. If the destination may be available
+/// again after an outage, one event is sent first.
 pub(super) async fn publish(
     engine: &Engine,
-    gate: &Arc<Gate>,
+    breaker: &Arc<Breaker>,
     events: &[Outgoing],
     is_held: &IsHeld<'_>,
 ) -> Vec<Sent> {
     if events.is_empty() {
         return Vec::new();
     }
-    if events.len() > 1 && gate.suspects_any() && events.iter().any(|event| gate.suspects(event.id())) {
-        return Box::pin(publish_apart(engine, gate, events, is_held)).await;
+    if events.len() > 1
+        && breaker.any_must_send_alone()
+        && events.iter().any(|event| breaker.must_send_alone(event.id()))
+    {
+        return Box::pin(publish_suspects_last(engine, breaker, events, is_held)).await;
     }
-    let probe = match gate.admit() {
-        Admission::Open => return send_held(engine, gate, events, None, is_held).await,
-        Admission::Refused => return vec![Sent::Unavailable; events.len()],
-        Admission::Probe(probe) => probe,
+    let probe = match breaker.admit() {
+        BreakerDecision::Allowed => return send_held(engine, breaker, events, None, is_held).await,
+        BreakerDecision::Refused => return vec![Sent::Unavailable; events.len()],
+        BreakerDecision::Probe(probe) => probe,
     };
     let chosen = choose(events);
-    let first = send_held(engine, gate, &events[chosen..=chosen], Some(probe), is_held).await.pop();
+    let first = send_held(engine, breaker, &events[chosen..=chosen], Some(probe), is_held).await.pop();
     let first = first.unwrap_or(Sent::Unavailable);
     let rest: Vec<Outgoing> =
         events.iter().enumerate().filter(|(n, _)| *n != chosen).map(|(_, event)| event.clone()).collect();
     let mut sent = match first {
-        Sent::Done => Box::pin(publish(engine, gate, &rest, is_held)).await,
+        Sent::Done => Box::pin(publish(engine, breaker, &rest, is_held)).await,
         _ => vec![Sent::Unavailable; rest.len()],
     };
     sent.insert(chosen, first);
     sent
 }
 
-/// The event of a batch that is the probe: any that is the first of its key, so that no event is always the one.
+/// The event of a batch that is the probe: a random one among the first events of their keys, so
+/// that it is not always the same.
 fn choose(events: &[Outgoing]) -> usize {
     let mut keys = HashSet::new();
     let is_first = |event: &Outgoing, keys: &mut HashSet<String>| {
@@ -334,18 +358,18 @@ fn choose(events: &[Outgoing]) -> usize {
     firsts[rand::random_range(0..firsts.len())]
 }
 
-/// What a publisher made of a batch.
+/// A publisher's answer to a batch.
 enum Answer {
     Published,
-    /// It is not healthy: nothing was sent.
+    /// The publisher is not healthy: nothing was sent.
     Unhealthy(String),
     /// The destination is unavailable.
     Unavailable(PublishError, String),
     Failed(PublishError),
 }
 
-async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
-    let publisher = &gate.publisher;
+async fn call_publisher(breaker: &Breaker, events: &[Outgoing]) -> Answer {
+    let publisher = &breaker.publisher;
     if let Err(unavailable) = publisher.health().await {
         return Answer::Unhealthy(unavailable.to_string());
     }
@@ -355,9 +379,10 @@ async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
             let reason = error.to_string();
             Answer::Unavailable(error, reason)
         }
-        // What the publisher pins to an event is that event's failure, whatever becomes of the destination.
+        // A failure that the publisher assigns to an event is that event's failure, whatever the
+        // state of the destination.
         Err(error) if error.fate(0).is_some() => Answer::Failed(error),
-        // It failed, and is gone: that may be why.
+        // The batch failed, and the destination is unavailable: that may be the cause.
         Err(error) => match publisher.health().await {
             Ok(()) => Answer::Failed(error),
             Err(unavailable) => Answer::Unavailable(error, unavailable.to_string()),
@@ -365,30 +390,33 @@ async fn ask(gate: &Gate, events: &[Outgoing]) -> Answer {
     }
 }
 
-/// Sends those events of a batch that this node holds, of each key up to the first that it does not.
+/// Sends those events of a batch that this node holds, of each key up to the first that it does
+/// not.
 async fn send_held(
     engine: &Engine,
-    gate: &Arc<Gate>,
+    breaker: &Arc<Breaker>,
     events: &[Outgoing],
     probe: Option<Probe>,
     is_held: &IsHeld<'_>,
 ) -> Vec<Sent> {
-    let held = held_of(events, is_held);
+    let held = sendable(events, is_held);
     if held.iter().all(|held| *held) {
-        return send(engine, gate, events, probe, is_held).await;
+        return send(engine, breaker, events, probe, is_held).await;
     }
     let rest: Vec<Outgoing> =
         events.iter().zip(&held).filter(|(_, held)| **held).map(|(event, _)| event.clone()).collect();
     let mut sent = if rest.is_empty() {
         Vec::new().into_iter()
     } else {
-        send(engine, gate, &rest, probe, is_held).await.into_iter()
+        send(engine, breaker, &rest, probe, is_held).await.into_iter()
     };
-    held.iter().map(|held| if *held { sent.next().unwrap_or(Sent::Untried) } else { Sent::Untried }).collect()
+    held.iter()
+        .map(|held| if *held { sent.next().unwrap_or(Sent::NotAttempted) } else { Sent::NotAttempted })
+        .collect()
 }
 
-/// Which of the events go: those that are held, of each key up to the first that is not.
-fn held_of(events: &[Outgoing], is_held: &IsHeld<'_>) -> Vec<bool> {
+/// Which of the events are sent: those that are held, of each key up to the first that is not.
+fn sendable(events: &[Outgoing], is_held: &IsHeld<'_>) -> Vec<bool> {
     let mut lost: HashSet<&str> = HashSet::new();
     let mut held = Vec::with_capacity(events.len());
     for event in events {
@@ -405,7 +433,7 @@ fn held_of(events: &[Outgoing], is_held: &IsHeld<'_>) -> Vec<bool> {
 /// Sends a batch, which is one event if it is a probe.
 async fn send(
     engine: &Engine,
-    gate: &Arc<Gate>,
+    breaker: &Arc<Breaker>,
     events: &[Outgoing],
     probe: Option<Probe>,
     is_held: &IsHeld<'_>,
@@ -413,14 +441,14 @@ async fn send(
     let all = |sent: Sent| vec![sent; events.len()];
     let unavailable = |probe: Option<Probe>, reason: &str| match probe {
         Some(probe) => probe.failed(reason),
-        None => gate.shut(reason),
+        None => breaker.trip(reason),
     };
     let (began, limit) = (Instant::now(), engine.settings.handler_timeout);
-    let answer = async { Ok(ask(gate, events).await) };
+    let answer = async { Ok(call_publisher(breaker, events).await) };
     let error = match guarded("the publisher", limit, answer).await {
         Ok(Answer::Published) => {
-            gate.works();
-            gate.forget(events.iter().map(|event| event.id()));
+            breaker.record_success();
+            breaker.forget(events.iter().map(|event| event.id()));
             if let Some(probe) = probe {
                 probe.succeeded();
             }
@@ -432,31 +460,31 @@ async fn send(
         }
         Ok(Answer::Unavailable(error, reason)) => {
             if error.published() > 0 {
-                gate.works();
+                breaker.record_success();
             }
             unavailable(probe, &reason);
-            let sent = |(index, event): (usize, &Outgoing)| match error.fate(index).map(known) {
+            let sent = |(index, event): (usize, &Outgoing)| match error.fate(index).map(sent_result) {
                 Some(sent @ (Sent::Done | Sent::Failed(_))) => sent,
-                _ if gate.blames(event.id(), events.len() == 1) => Sent::Failed(Failure::retry(format!(
-                    "{reason} (the destination took other events meanwhile)"
-                ))),
+                _ if breaker.record_unavailable(event.id(), events.len() == 1) => Sent::Failed(
+                    Failure::retry(format!("{reason} (the destination took other events meanwhile)")),
+                ),
                 _ => Sent::Unavailable,
             };
             return events.iter().enumerate().map(sent).collect();
         }
         Ok(Answer::Failed(error)) => error,
-        // It took too long: so it would for each.
+        // The batch timed out: so would each event.
         Err(failure) if began.elapsed() >= limit => {
             if let Some(probe) = probe {
                 probe.failed(&failure.message);
             }
             return all(Sent::Failed(failure));
         }
-        // It panicked.
+        // The publisher panicked.
         Err(failure) => failure.into(),
     };
     if error.published() > 0 {
-        gate.works();
+        breaker.record_success();
     }
     match probe {
         Some(probe) if error.published() > 0 => probe.succeeded(),
@@ -465,27 +493,27 @@ async fn send(
     }
     match (error.fate(0), events) {
         (Some(_), _) => {
-            (0..events.len()).map(|index| error.fate(index).map_or(Sent::Untried, known)).collect()
+            (0..events.len()).map(|index| error.fate(index).map_or(Sent::NotAttempted, sent_result)).collect()
         }
         (None, [_]) => all(Sent::Failed(error.failure)),
-        // The failure is unknown to be of any of them: one at a time tells.
-        (None, _) => Box::pin(publish_each(engine, gate, events, is_held)).await,
+        // The failure is not assigned to an event: sending one by one finds the event.
+        (None, _) => Box::pin(publish_each(engine, breaker, events, is_held)).await,
     }
 }
 
-fn known(fate: Fate) -> Sent {
+fn sent_result(fate: Fate) -> Sent {
     match fate {
         Fate::Published => Sent::Done,
         Fate::Failed(failure) => Sent::Failed(failure),
-        Fate::Untried => Sent::Untried,
+        Fate::Untried => Sent::NotAttempted,
     }
 }
 
-/// Those first that always went well; then one by one those that the destination was unavailable for while it took others, and
-/// what is behind them in their keys.
-async fn publish_apart(
+/// Publishes first the events that need not be sent alone; then one by one those for which the
+/// destination was unavailable while it accepted others, and the later events of their keys.
+async fn publish_suspects_last(
     engine: &Engine,
-    gate: &Arc<Gate>,
+    breaker: &Arc<Breaker>,
     events: &[Outgoing],
     is_held: &IsHeld<'_>,
 ) -> Vec<Sent> {
@@ -493,7 +521,7 @@ async fn publish_apart(
     let (mut good, mut suspect) = (Vec::new(), Vec::new());
     for (index, event) in events.iter().enumerate() {
         let key = event.ordering_key();
-        if gate.suspects(event.id()) || key.is_some_and(|key| keys.contains(key)) {
+        if breaker.must_send_alone(event.id()) || key.is_some_and(|key| keys.contains(key)) {
             keys.extend(key);
             suspect.push(index);
         } else {
@@ -501,9 +529,9 @@ async fn publish_apart(
         }
     }
     let of = |indexes: &[usize]| indexes.iter().map(|n| events[*n].clone()).collect::<Vec<_>>();
-    let mut sent = vec![Sent::Untried; events.len()];
+    let mut sent = vec![Sent::NotAttempted; events.len()];
     let mut stopped: HashSet<&str> = HashSet::new();
-    for (index, one) in good.iter().zip(publish(engine, gate, &of(&good), is_held).await) {
+    for (index, one) in good.iter().zip(publish(engine, breaker, &of(&good), is_held).await) {
         if one != Sent::Done {
             stopped.extend(events[*index].ordering_key());
         }
@@ -513,16 +541,16 @@ async fn publish_apart(
         .into_iter()
         .filter(|n| events[*n].ordering_key().is_none_or(|key| !stopped.contains(key)))
         .collect();
-    for (index, one) in suspect.iter().zip(publish_each(engine, gate, &of(&suspect), is_held).await) {
+    for (index, one) in suspect.iter().zip(publish_each(engine, breaker, &of(&suspect), is_held).await) {
         sent[*index] = one;
     }
     sent
 }
 
-/// One by one, of each key up to the first that fails.
+/// Publishes one by one, of each key up to the first that fails.
 async fn publish_each(
     engine: &Engine,
-    gate: &Arc<Gate>,
+    breaker: &Arc<Breaker>,
     events: &[Outgoing],
     is_held: &IsHeld<'_>,
 ) -> Vec<Sent> {
@@ -531,11 +559,11 @@ async fn publish_each(
     for event in events {
         let key = event.ordering_key();
         if key.is_some_and(|key| stopped.contains(key)) {
-            sent.push(Sent::Untried);
+            sent.push(Sent::NotAttempted);
             continue;
         }
-        let one = publish(engine, gate, std::slice::from_ref(event), is_held).await.pop();
-        let one = one.unwrap_or(Sent::Untried);
+        let one = publish(engine, breaker, std::slice::from_ref(event), is_held).await.pop();
+        let one = one.unwrap_or(Sent::NotAttempted);
         if one != Sent::Done {
             stopped.extend(key);
         }
@@ -544,53 +572,57 @@ async fn publish_each(
     sent
 }
 
-/// Destinations that are not available, and the types of events that are left in the table because of that.
+/// Destinations that are unavailable, and the event types that are left in the table because of
+/// that.
 #[derive(Default)]
-pub(crate) struct Waiting {
-    gates: Mutex<Vec<Wait>>,
+pub(crate) struct Outages {
+    waits: Mutex<Vec<DestinationWait>>,
     changed: Notify,
 }
 
-/// What waits for one destination.
-struct Wait {
-    gate: Arc<Gate>,
-    /// All events of these types do, and are left in the table.
+/// Events that wait for one destination.
+struct DestinationWait {
+    breaker: Arc<Breaker>,
+    /// Types with all their events waiting: left in the table.
     whole: BTreeSet<EventType>,
-    /// Some events of these do, and come again.
+    /// Types with some of their events waiting: redelivered later.
     part: BTreeSet<EventType>,
     /// The half-open phase in which an event was taken as a probe, and when.
     probed: Option<(u64, Instant)>,
-    /// When the next event that is put off may come again.
+    /// When the next delayed event may be redelivered.
     next: Instant,
 }
 
-impl Waiting {
-    fn gates(&self) -> MutexGuard<'_, Vec<Wait>> {
-        self.gates.lock().expect("no one panics while holding this lock")
+impl Outages {
+    fn waits(&self) -> MutexGuard<'_, Vec<DestinationWait>> {
+        self.waits.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Types that are not to be taken now: all their events go to a gate that is shut, by what the routes say at this moment.
-    /// By gate.
-    pub(crate) fn types(&self, routes: &Routes) -> Vec<(Arc<Gate>, Vec<String>)> {
-        let shut: Vec<(Arc<Gate>, BTreeSet<EventType>)> = {
-            let gates = self.gates();
-            let shut = gates.iter().filter(|wait| wait.gate.is_shut());
-            shut.map(|wait| (wait.gate.clone(), wait.whole.clone())).collect()
+    /// Types that are not to be taken now, by breaker: all their events go to a destination whose
+    /// breaker is open, by the current routes.
+    pub(crate) fn types(&self, routes: &Routes) -> Vec<(Arc<Breaker>, Vec<String>)> {
+        let open: Vec<(Arc<Breaker>, BTreeSet<EventType>)> = {
+            let waits = self.waits();
+            let open = waits.iter().filter(|wait| wait.breaker.is_tripped());
+            open.map(|wait| (wait.breaker.clone(), wait.whole.clone())).collect()
         };
-        // A router may have changed its mind since they were put off. It is asked while nothing is locked.
-        let still = |gate: Arc<Gate>, whole: BTreeSet<EventType>| {
-            let types = whole.iter().filter(|event_type| routes.sends_all(event_type, &gate));
+        // The router may route them differently by now. It is called while no lock is held.
+        let still = |breaker: Arc<Breaker>, whole: BTreeSet<EventType>| {
+            let types = whole.iter().filter(|event_type| routes.sends_all(event_type, &breaker));
             let types: Vec<String> = types.map(ToString::to_string).collect();
-            (!types.is_empty()).then_some((gate, types))
+            (!types.is_empty()).then_some((breaker, types))
         };
-        shut.into_iter().filter_map(|(gate, whole)| still(gate, whole)).collect()
+        open.into_iter().filter_map(|(breaker, whole)| still(breaker, whole)).collect()
     }
 
-    /// Whether an event should be taken now to probe this gate. Once in each half-open phase, unless the probe was lost.
-    pub(crate) fn begin_probe(&self, gate: &Arc<Gate>) -> bool {
-        let Some(phase) = gate.wants_probe() else { return false };
-        let mut gates = self.gates();
-        let Some(wait) = gates.iter_mut().find(|wait| Arc::ptr_eq(&wait.gate, gate)) else { return false };
+    /// Whether an event should be taken now to probe this destination. True once in each half-open
+    /// phase, unless the probe was lost.
+    pub(crate) fn begin_probe(&self, breaker: &Arc<Breaker>) -> bool {
+        let Some(phase) = breaker.wants_probe() else { return false };
+        let mut waits = self.waits();
+        let Some(wait) = waits.iter_mut().find(|wait| Arc::ptr_eq(&wait.breaker, breaker)) else {
+            return false;
+        };
         let is_new = wait.probed.is_none_or(|(of, at)| of != phase || at.elapsed() >= PROBE_LOST);
         if is_new {
             wait.probed = Some((phase, Instant::now()));
@@ -599,46 +631,54 @@ impl Waiting {
     }
 
     /// Whether events of this type are left in the table.
-    pub(crate) fn leaves(&self, event_type: &EventType) -> bool {
-        self.gates().iter().any(|wait| wait.whole.contains(event_type) && wait.gate.is_shut())
+    pub(crate) fn leaves_in_table(&self, event_type: &EventType) -> bool {
+        self.waits().iter().any(|wait| wait.whole.contains(event_type) && wait.breaker.is_tripped())
     }
 
-    /// How long to put an event off that waits for this gate.
-    fn delay(&self, gate: &Arc<Gate>) -> Duration {
-        let lasted = gate.outage().and_then(|outage| (chrono::Utc::now() - outage.since).to_std().ok());
-        let grown = lasted.unwrap_or_default().clamp(PUT_OFF.0, PUT_OFF.1);
+    /// How long to delay an event that waits for this destination.
+    fn delay(&self, breaker: &Arc<Breaker>) -> Duration {
+        let lasted = breaker.outage().and_then(|outage| (chrono::Utc::now() - outage.since).to_std().ok());
+        let grown = lasted.unwrap_or_default().clamp(SNOOZE.0, SNOOZE.1);
         let now = Instant::now();
-        let mut gates = self.gates();
-        let Some(wait) = gates.iter_mut().find(|wait| Arc::ptr_eq(&wait.gate, gate)) else { return grown };
-        wait.next = wait.next.max(now + grown) + PUT_OFF_APART;
-        (wait.next - now).min(LONGEST_PUT_OFF)
-    }
-
-    /// The destinations that are not available.
-    pub(crate) fn outages(&self) -> Vec<NodeOutage> {
-        let gates = self.gates();
-        let told = |wait: &Wait| {
-            let types = wait.whole.iter().chain(&wait.part).map(ToString::to_string).collect();
-            Some(NodeOutage::new(wait.gate.publisher.name(), wait.gate.outage()?, types))
+        let mut waits = self.waits();
+        let Some(wait) = waits.iter_mut().find(|wait| Arc::ptr_eq(&wait.breaker, breaker)) else {
+            return grown;
         };
-        gates.iter().filter_map(told).collect()
+        wait.next = wait.next.max(now + grown) + SNOOZE_SPACING;
+        (wait.next - now).min(LONGEST_SNOOZE)
     }
 
-    /// Waits until something has changed.
+    /// The destinations that are unavailable.
+    pub(crate) fn list(&self) -> Vec<NodeOutage> {
+        let waits = self.waits();
+        let outage = |wait: &DestinationWait| {
+            let types = wait.whole.iter().chain(&wait.part).map(ToString::to_string).collect();
+            Some(NodeOutage::new(wait.breaker.publisher.name(), wait.breaker.outage()?, types))
+        };
+        waits.iter().filter_map(outage).collect()
+    }
+
+    /// Waits until the outages have changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Notes that a type waits for this gate. Says whether nothing did before.
-    fn add(&self, gate: &Arc<Gate>, event_type: &EventType, whole: bool) -> bool {
-        let mut gates = self.gates();
-        let known = gates.iter().position(|wait| Arc::ptr_eq(&wait.gate, gate));
+    /// Records that a type waits for this destination. Returns whether it is the first one.
+    fn add(&self, breaker: &Arc<Breaker>, event_type: &EventType, whole: bool) -> bool {
+        let mut waits = self.waits();
+        let known = waits.iter().position(|wait| Arc::ptr_eq(&wait.breaker, breaker));
         let at = known.unwrap_or_else(|| {
             let (whole, part) = (BTreeSet::new(), BTreeSet::new());
-            gates.push(Wait { gate: gate.clone(), whole, part, probed: None, next: Instant::now() });
-            gates.len() - 1
+            waits.push(DestinationWait {
+                breaker: breaker.clone(),
+                whole,
+                part,
+                probed: None,
+                next: Instant::now(),
+            });
+            waits.len() - 1
         });
-        let types = if whole { &mut gates[at].whole } else { &mut gates[at].part };
+        let types = if whole { &mut waits[at].whole } else { &mut waits[at].part };
         if !types.contains(event_type) {
             types.insert(event_type.clone());
             self.changed.notify_one();
@@ -646,78 +686,79 @@ impl Waiting {
         known.is_none()
     }
 
-    fn remove(&self, gate: &Arc<Gate>) {
-        self.gates().retain(|wait| !Arc::ptr_eq(&wait.gate, gate));
+    fn remove(&self, breaker: &Arc<Breaker>) {
+        self.waits().retain(|wait| !Arc::ptr_eq(&wait.breaker, breaker));
         self.changed.notify_one();
     }
 }
 
 impl Engine {
-    /// Where the next event of a strand goes, if it goes to a publisher.
-    pub(super) fn destination(&self, strand: &Strand) -> Option<Destination> {
-        match strand {
-            Strand::One(job) => self.routes.destination(&job.delivery.event),
-            Strand::Key(run) => self.destination_of_run(run),
+    /// Destination of the next event of a work unit, if a publisher gets it.
+    pub(super) fn destination(&self, unit: &WorkUnit) -> Option<Destination> {
+        match unit {
+            WorkUnit::One(job) => self.routes.destination(&job.delivery.event),
+            WorkUnit::Key(queue) => self.destination_of_queue(queue),
         }
     }
 
-    pub(super) fn destination_of_run(&self, run: &RunKey) -> Option<Destination> {
-        self.runs.peek(run, |job| self.routes.destination(&job.delivery.event)).flatten()
+    pub(super) fn destination_of_queue(&self, queue: &KeyQueueRef) -> Option<Destination> {
+        self.key_queues.peek(queue, |job| self.routes.destination(&job.delivery.event)).flatten()
     }
 
-    /// Whether the next event of a run that goes to one destination does not go there any more.
-    pub(super) fn is_rerouted(&self, run: &RunKey) -> bool {
-        let gate = |job: &Job| self.routes.destination(&job.delivery.event).map(|to| to.gate.id);
-        let destination = run.id.destination;
-        destination.is_some() && self.runs.peek(run, gate).is_some_and(|gate| gate != destination)
+    /// Whether the next event of a queue with a fixed destination no longer goes there.
+    pub(super) fn is_rerouted(&self, queue: &KeyQueueRef) -> bool {
+        let breaker = |job: &Job| self.routes.destination(&job.delivery.event).map(|to| to.breaker.id);
+        let destination = queue.id.destination;
+        destination.is_some()
+            && self.key_queues.peek(queue, breaker).is_some_and(|breaker| breaker != destination)
     }
 
-    fn leads_to(&self, event: &Event, to: &Destination) -> bool {
+    fn goes_to(&self, event: &Event, to: &Destination) -> bool {
         self.routes.destination(event).is_some_and(|destination| destination.is_same(to))
     }
 
-    /// Whether it can go to this destination together with others.
-    fn is_for(&self, job: &Job, to: &Destination) -> bool {
-        !job.delivery.goes_alone() && self.leads_to(&job.delivery.event, to)
+    /// Whether the event can be sent to this destination in a batch with others.
+    fn fits_batch(&self, job: &Job, to: &Destination) -> bool {
+        !job.delivery.goes_alone() && self.goes_to(&job.delivery.event, to)
     }
 
-    /// What becomes of an event whose destination is unavailable: it stays in the table, untouched, if its type tells that it
-    /// waits; else it comes again, ever later.
-    fn put_off(self: &Arc<Self>, event: &Event, gate: &Arc<Gate>) -> Verdict {
-        let whole = self.routes.sends_all(event.event_type(), gate);
-        if self.waiting.add(gate, event.event_type(), whole) {
-            tokio::spawn(self.clone().follow_outage(gate.clone()));
+    /// Verdict on an event whose destination is unavailable: it stays in the table, untouched, if
+    /// its type determines the destination; otherwise it is redelivered, after ever longer delays.
+    fn snooze(self: &Arc<Self>, event: &Event, breaker: &Arc<Breaker>) -> Verdict {
+        let whole = self.routes.sends_all(event.event_type(), breaker);
+        if self.outages.add(breaker, event.event_type(), whole) {
+            tokio::spawn(self.clone().follow_outage(breaker.clone()));
         }
         if whole {
             return Verdict::Released;
         }
-        let error = Some(format!("{} is unavailable: {}", gate.publisher.name(), gate.reason()));
-        Verdict::Again { after: self.waiting.delay(gate), counted: false, error }
+        let error = Some(format!("{} is unavailable: {}", breaker.publisher.name(), breaker.reason()));
+        Verdict::Again { after: self.outages.delay(breaker), counted: false, error }
     }
 
-    /// Has the taker look when a gate may be probed, and when it is open again.
-    async fn follow_outage(self: Arc<Self>, gate: Arc<Gate>) {
-        let unavailable = self.metrics.unavailable(gate.publisher.name());
+    /// Wakes the taker when a destination may be probed, and when it is available again.
+    async fn follow_outage(self: Arc<Self>, breaker: Arc<Breaker>) {
+        let unavailable = self.metrics.unavailable(breaker.publisher.name());
         unavailable.set(1.0);
-        let (mut phases, mut reason) = (gate.phases(), gate.reason());
-        while *phases.borrow_and_update() != Phase::Open {
-            if gate.wants_probe().is_some() {
+        let (mut phases, mut reason) = (breaker.phases(), breaker.reason());
+        while *phases.borrow_and_update() != BreakerPhase::Closed {
+            if breaker.wants_probe().is_some() {
                 self.wake.notify_one();
             }
-            let now = gate.reason();
+            let now = breaker.reason();
             if now != reason {
                 reason = now;
-                self.waiting.changed.notify_one();
+                self.outages.changed.notify_one();
             }
             tokio::select! {
-                // The sender is the gate's own: it cannot be gone.
+                // The breaker owns the sender: it cannot be dropped.
                 _ = phases.changed() => {}
                 () = self.stop.cancelled() => break,
             }
         }
         // Before the next outage can set it.
         unavailable.set(0.0);
-        self.waiting.remove(&gate);
+        self.outages.remove(&breaker);
         self.wake.notify_one();
     }
 }
@@ -735,23 +776,23 @@ mod tests {
             Outgoing::new(event.build().unwrap())
         };
         let batch = [event(0, "a"), event(1, "b"), event(2, "a"), event(3, ""), event(4, "b")];
-        let held = held_of(&batch, &|event| event.id().as_str() != "e0");
+        let held = sendable(&batch, &|event| event.id().as_str() != "e0");
         assert_eq!(held, [false, true, false, true, true]);
     }
 
     /// However many there are, and however long it takes.
     #[tokio::test]
     async fn events_that_cannot_be_left_in_the_table_come_back_one_after_another() {
-        let gate = Destination::new(LogPublisher::new()).gate;
-        let waiting = Waiting::default();
-        gate.shut("gone");
-        waiting.add(&gate, &EventType::from("e"), false);
-        let delays: Vec<Duration> = (0..1_001).map(|_| waiting.delay(&gate)).collect();
-        assert!(delays[0] >= PUT_OFF.0 && delays[0] < 2 * PUT_OFF.0);
-        assert!(delays[1_000] >= delays[0] + 900 * PUT_OFF_APART, "{:?}", delays[1_000]);
+        let breaker = Destination::new(LogPublisher::new()).breaker;
+        let outages = Outages::default();
+        breaker.trip("gone");
+        outages.add(&breaker, &EventType::from("e"), false);
+        let delays: Vec<Duration> = (0..1_001).map(|_| outages.delay(&breaker)).collect();
+        assert!(delays[0] >= SNOOZE.0 && delays[0] < 2 * SNOOZE.0);
+        assert!(delays[1_000] >= delays[0] + 900 * SNOOZE_SPACING, "{:?}", delays[1_000]);
         for _ in 0..100_000 {
-            let _ = waiting.delay(&gate);
+            let _ = outages.delay(&breaker);
         }
-        assert_eq!(waiting.delay(&gate), LONGEST_PUT_OFF);
+        assert_eq!(outages.delay(&breaker), LONGEST_SNOOZE);
     }
 }

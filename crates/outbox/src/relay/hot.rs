@@ -1,9 +1,9 @@
-//! The door between writing and the relay of the same process: events go through it after commit, without being read
-//! back.
+//! Hot path: hands committed events from writers to the relay of the same process, without reading
+//! them back.
 //!
-//! A place is reserved before the row is inserted, so that a hand-over never fails and a full queue costs a write
-//! nothing. A reserved event counts as held from then on, so that the poller, which may see the row the moment it is
-//! committed, leaves it alone.
+//! A slot is reserved before the row is inserted, so a hand-over never fails and a full queue does
+//! not delay a write. A reserved event counts as held from then on, so the poller, which may see
+//! the row the moment it is committed, skips it.
 
 use std::fmt;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::{Engine, Job, tag};
+use super::{Engine, Job, fence};
 use crate::event::{Due, Event, EventId};
 use crate::sql::dialect::BirthLease;
 use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
 
-/// Open while a relay runs.
+/// Connects writers to the relay of the same process. Open while a relay runs.
 #[derive(Clone, Default)]
 pub(crate) struct HotDoor {
-    behind: Arc<RwLock<Behind>>,
-    /// Rung when something was appended to the log.
+    state: Arc<RwLock<HotPathState>>,
+    /// Notified when events were appended to the log.
     pub(crate) bell: Arc<Notify>,
 }
 
-/// What is behind the door.
+/// State of the hot path.
 #[derive(Default)]
-enum Behind {
+enum HotPathState {
     #[default]
-    Nothing,
-    /// A relay that is about to start.
+    Closed,
+    /// A relay is about to start.
     Starting,
-    Relay(Arc<Engine>),
+    Open(Arc<Engine>),
 }
 
 impl fmt::Debug for HotDoor {
@@ -43,59 +43,60 @@ impl fmt::Debug for HotDoor {
 
 impl HotDoor {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.behind.read().expect("no one panics while holding this lock") {
-            Behind::Relay(engine) => Some(engine.clone()),
-            Behind::Nothing | Behind::Starting => None,
+        match &*self.state.read().expect("no code panics while it holds this lock") {
+            HotPathState::Open(engine) => Some(engine.clone()),
+            HotPathState::Closed | HotPathState::Starting => None,
         }
     }
 
-    fn behind(&self) -> RwLockWriteGuard<'_, Behind> {
-        self.behind.write().expect("no one panics while holding this lock")
+    fn state(&self) -> RwLockWriteGuard<'_, HotPathState> {
+        self.state.write().expect("no code panics while it holds this lock")
     }
 
-    /// Takes the door for a relay that is about to start. Dropped, it is free again. `None`: another relay has it.
-    pub(crate) fn claim(&self) -> Option<DoorClaim> {
-        let mut behind = self.behind();
-        if !matches!(*behind, Behind::Nothing) {
+    /// Reserves the hot path for a relay that is about to start. Dropping the guard frees it.
+    /// `None`: another relay has it.
+    pub(crate) fn claim(&self) -> Option<HotPathGuard> {
+        let mut state = self.state();
+        if !matches!(*state, HotPathState::Closed) {
             return None;
         }
-        *behind = Behind::Starting;
-        Some(DoorClaim(self.clone()))
+        *state = HotPathState::Starting;
+        Some(HotPathGuard(self.clone()))
     }
 
     pub(crate) fn close(&self, engine: &Arc<Engine>) {
-        let mut behind = self.behind();
-        if matches!(&*behind, Behind::Relay(current) if Arc::ptr_eq(current, engine)) {
-            *behind = Behind::Nothing;
+        let mut state = self.state();
+        if matches!(&*state, HotPathState::Open(current) if Arc::ptr_eq(current, engine)) {
+            *state = HotPathState::Closed;
         }
     }
 }
 
-/// The right to open the door.
-pub(crate) struct DoorClaim(HotDoor);
+/// The right to open the hot path.
+pub(crate) struct HotPathGuard(HotDoor);
 
-impl DoorClaim {
+impl HotPathGuard {
     pub(crate) fn open(self, engine: Arc<Engine>) {
-        *self.0.behind() = Behind::Relay(engine);
+        *self.0.state() = HotPathState::Open(engine);
     }
 }
 
-impl Drop for DoorClaim {
+impl Drop for HotPathGuard {
     fn drop(&mut self) {
-        let mut behind = self.0.behind();
-        if matches!(*behind, Behind::Starting) {
-            *behind = Behind::Nothing;
+        let mut state = self.0.state();
+        if matches!(*state, HotPathState::Starting) {
+            *state = HotPathState::Closed;
         }
     }
 }
 
-/// How long a commit whose answer was lost may still be under way.
-const UNKNOWN: Duration = Duration::from_secs(2);
+/// How long a commit whose answer was lost may still be in progress.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A place in the hot queue for one event. Dropped, the event goes by the poller.
+/// A slot in the hot queue for one event. If dropped, the poller delivers the event.
 pub(crate) struct Reservation {
     engine: Arc<Engine>,
-    place: Option<OwnedSemaphorePermit>,
+    slot: Option<OwnedSemaphorePermit>,
     event: Event,
     epoch: i64,
     claim: Claim,
@@ -103,41 +104,42 @@ pub(crate) struct Reservation {
     created_at: Option<DateTime<Utc>>,
 }
 
-/// What the relay says to an event that is about to be written.
+/// Whether an event that is about to be written goes the hot path.
 pub(crate) enum Reserved {
-    /// It has a place.
-    Place(Reservation),
-    /// It is for the poller, by what it is: delayed, ordered, about to expire, or not routed by this relay.
+    /// It has a slot.
+    Slot(Reservation),
+    /// The poller delivers it: it is delayed, is ordered, has an expiry time, or is not routed by
+    /// this relay.
     Poller,
-    /// It would have gone the hot way, but there is no place.
+    /// It could go the hot path, but the hot queue is full.
     Full,
 }
 
 impl Engine {
-    /// Reserves a place for an event, if it may go the hot way.
+    /// Reserves a slot for an event, if it may go the hot path.
     pub(crate) fn reserve(self: &Arc<Self>, event: &Event) -> Reserved {
         if !self.settings.hot
             || event.is_delayed()
             || event.ordering_key().is_some()
             || event.expires_at().is_some()
-            // It would come back at once, which is a write.
-            || self.waiting.leaves(event.event_type())
-            // Born free, for a relay that routes it.
+            // The event would be released at once, which is a write.
+            || self.outages.leaves_in_table(event.event_type())
+            // Written without a lease, for a relay that routes it.
             || self.routes.leaves(event)
         {
             return Reserved::Poller;
         }
-        let Some(epoch) = self.station.epoch() else { return Reserved::Poller };
-        let Some(place) = self.lanes.reserve() else { return Reserved::Full };
+        let Some(epoch) = self.ownership.epoch() else { return Reserved::Poller };
+        let Some(slot) = self.queues.reserve() else { return Reserved::Full };
         let since = Instant::now();
         let (claim, until) =
-            if self.station.is_exclusive() { (0, None) } else { (1, Some(since + self.settings.lease)) };
-        if !self.held.reserve(event.id(), tag(epoch, claim), until) {
+            if self.ownership.is_exclusive() { (0, None) } else { (1, Some(since + self.settings.lease)) };
+        if !self.in_flight.reserve(event.id(), fence(epoch, claim), until) {
             return Reserved::Poller;
         }
-        Reserved::Place(Reservation {
+        Reserved::Slot(Reservation {
             engine: self.clone(),
-            place: Some(place),
+            slot: Some(slot),
             event: event.clone(),
             epoch,
             claim,
@@ -146,37 +148,37 @@ impl Engine {
         })
     }
 
-    /// The lease that rows with a place are born with, if rows are leased.
+    /// The lease that rows with a slot are inserted with, if rows are leased.
     pub(crate) fn birth_lease(&self) -> Option<BirthLease> {
-        let exclusive = self.station.is_exclusive();
+        let exclusive = self.ownership.is_exclusive();
         (!exclusive).then(|| BirthLease { owner: self.node().clone(), lease: self.settings.lease })
     }
 
-    /// Frees a row that was born leased to this node, which will not handle it.
-    fn give_back_one(self: &Arc<Self>, id: &EventId, claim: Claim, after: Duration) {
-        let Some(by @ Holder::Lease { .. }) = self.station.holder() else { return };
+    /// Releases a row that was inserted with a lease of this node, which will not handle it.
+    fn release_one(self: &Arc<Self>, id: &EventId, claim: Claim, after: Duration) {
+        let Some(by @ Holder::Lease { .. }) = self.ownership.holder() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let released = Settlement { id: id.clone(), claim, verdict: Verdict::Released };
         let engine = self.clone();
         runtime.spawn(async move {
             tokio::time::sleep(after).await;
             if let Err(error) = engine.store.settle(&by, engine.settings.completion, &[released]).await {
-                tracing::warn!(store = engine.name(), %error, "could not give an event back: its lease has to run out");
+                tracing::warn!(store = engine.name(), %error, "could not release an event: it waits until its lease runs out");
             }
         });
     }
 
-    /// Tells the poller of a committed event that does not go the hot way.
+    /// Wakes the poller for a committed event that does not go the hot path.
     pub(crate) fn hint(&self, event: &Event) {
         if self.routes.leaves(event) {
             return;
         }
         match event.due() {
             Due::Now => self.wake.notify_one(),
-            Due::After(delay) => self.alarm.at(Instant::now() + delay),
+            Due::After(delay) => self.due_timer.at(Instant::now() + delay),
             Due::At(at) | Due::Later(at) => {
                 let delay = (at - chrono::Utc::now()).to_std().unwrap_or_default();
-                self.alarm.at(Instant::now() + delay);
+                self.due_timer.at(Instant::now() + delay);
             }
         }
     }
@@ -187,20 +189,20 @@ impl Reservation {
         &self.event
     }
 
-    /// Notes when the database stored it.
+    /// Records when the database stored the event.
     pub(crate) fn stored_at(&mut self, at: DateTime<Utc>) {
         self.created_at = Some(at);
     }
 
-    /// The event is committed: hands it over.
+    /// Hands the committed event over to the workers.
     pub(crate) fn hand_over(mut self) {
         let engine = self.engine.clone();
         if engine.stop.is_cancelled() {
-            // Too late for this relay: the next one finds it.
-            return engine.give_back_one(self.event.id(), self.claim, Duration::ZERO);
+            // Too late for this relay: the next one takes the event.
+            return engine.release_one(self.event.id(), self.claim, Duration::ZERO);
         }
-        let Some(place) = self.place.take() else { return };
-        engine.held.committed(self.event.id(), tag(self.epoch, self.claim));
+        let Some(slot) = self.slot.take() else { return };
+        engine.in_flight.committed(self.event.id(), fence(self.epoch, self.claim));
         let delivery = Delivery {
             event: self.event.clone(),
             seq: None,
@@ -213,24 +215,24 @@ impl Reservation {
             last_error: None,
         };
         let job = Job { delivery, epoch: self.epoch, taken: self.since, cold: false, memory: None };
-        if engine.lanes.push_hot(job, place) {
+        if engine.queues.push_hot(job, slot) {
             engine.metrics.hot_enqueued.increment(1);
         } else {
-            engine.held.forget(self.event.id(), tag(self.epoch, self.claim));
-            engine.give_back_one(self.event.id(), self.claim, Duration::ZERO);
+            engine.in_flight.forget(self.event.id(), fence(self.epoch, self.claim));
+            engine.release_one(self.event.id(), self.claim, Duration::ZERO);
         }
     }
 
-    /// Nobody knows whether the event is committed. If it is, its row is free once the commit is surely over.
-    pub(crate) fn leave_to_the_poller(self) {
-        self.engine.give_back_one(self.event.id(), self.claim, UNKNOWN);
+    /// Releases the row of an event whose commit is unknown, once the commit is surely over.
+    pub(crate) fn release_later(self) {
+        self.engine.release_one(self.event.id(), self.claim, COMMIT_TIMEOUT);
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.place.take().is_some() {
-            self.engine.held.forget(self.event.id(), tag(self.epoch, self.claim));
+        if self.slot.take().is_some() {
+            self.engine.in_flight.forget(self.event.id(), fence(self.epoch, self.claim));
         }
     }
 }

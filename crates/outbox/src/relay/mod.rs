@@ -1,50 +1,54 @@
-//! The relay: takes due events, hands them to handlers, settles what became of them.
+//! The relay: takes due events, dispatches them to handlers and publishers, settles the outcomes.
 //!
 //! ```text
-//!   write ── reserve ──► commit ──► hot lane ─┐
-//!                                             ├─► workers ──► settler ──► store
-//!   store ──► taker ─────────────► cold lane ─┘
+//!   write ── reserve ──► commit ──► hot queue ─┐
+//!                                              ├─► workers ──► settler ──► store
+//!   store ──► taker ─────────────► cold queue ─┘
 //! ```
 //!
-//! | room | what happens there |
+//! | module | subject |
 //! | --- | --- |
-//! | `hot` | the door that a writer in the same process uses |
-//! | `take` | one task reads or claims what is due |
-//! | `bytes` | how much memory the events may take that were read |
-//! | `lanes`, `runs`, `held` | what is queued, in which order, and what this node holds |
-//! | `dispatch` | workers call handlers |
-//! | `forward` | workers hand events to publishers, in batches |
-//! | `settle` | one task writes verdicts in batches |
-//! | `tally` | counts what was settled |
-//! | `upkeep` | leases, leadership, purge |
-//! | `doze` | sleeping until a row is written |
-//! | `presence` | announcing this relay, and releasing the leases of relays that vanished |
-//! | `publish` | the log: one task for all pairs of topic and publisher |
-//! | `supervise`, `monitor` | catching panics of all these tasks; health of the relay |
+//! | `builder` | settings of a relay |
+//! | `hot` | hand-over of committed events from writers in the same process |
+//! | `take` | the taking task: reads or claims due events |
+//! | `bytes` | memory limit of the events that were read |
+//! | `queues`, `key_queues`, `in_flight` | the hot and the cold queue, the order within a key, the events this node holds |
+//! | `ownership` | the right to act: leases on rows, or leadership of the table |
+//! | `dispatch`, `tx_dispatch` | workers call handlers, also in a transaction that settles the event |
+//! | `forward` | workers send events to publishers, in batches |
+//! | `report` | reports the outcome of a step to a join in another database |
+//! | `settle` | the settling task: writes verdicts in batches |
+//! | `stats` | counters of settled events |
+//! | `maintenance` | renewal of leases and leadership, purge |
+//! | `wakeup` | insert notifications |
+//! | `presence` | announces this relay, and releases the leases of relays that vanished |
+//! | `log_relay` | publishes the log: one task for all subscriptions |
+//! | `supervise`, `monitor` | restart of tasks that panicked; health of the relay |
+//! | `sync` | locks and counters that the schedule tests can interleave |
 
 mod builder;
 mod bytes;
 mod dispatch;
-mod doze;
 mod forward;
-mod held;
 pub(crate) mod hot;
-pub(crate) mod in_tx;
-mod lanes;
+mod in_flight;
+mod key_queues;
+mod log_relay;
+mod maintenance;
 mod monitor;
+mod ownership;
 mod presence;
-mod publish;
+mod queues;
 mod report;
-mod runs;
 #[cfg(test)]
 mod schedules;
 mod settle;
-mod station;
+mod stats;
 pub(crate) mod supervise;
 mod sync;
 mod take;
-mod tally;
-mod upkeep;
+pub(crate) mod tx_dispatch;
+mod wakeup;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -61,115 +65,120 @@ pub(crate) use builder::RelaySettings;
 pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
 pub(crate) use dispatch::Routes;
 
-use self::forward::Waiting;
-use self::held::Held;
+use self::forward::Outages;
 use self::hot::HotDoor;
-use self::in_tx::AnyOutbox;
-use self::lanes::Lanes;
+use self::in_flight::InFlight;
+use self::key_queues::KeyQueues;
+use self::log_relay::{LogRelay, LogRelayHandle};
+use self::maintenance::Renewer;
 use self::monitor::Monitor;
-use self::publish::{Bench, Desk};
-use self::runs::Runs;
-use self::settle::{Settler, Speaker, Spoken, Told};
-use self::station::Station;
+use self::ownership::Ownership;
+use self::queues::Queues;
+use self::settle::{EventVerdict, SettleQueue, SettleRequest, Settler};
+use self::stats::{Observation, RelayStats};
 use self::supervise::Supervisor;
-use self::take::{Alarm, Taker};
-use self::tally::{Subject, Tally};
-use self::upkeep::Hold;
+use self::take::{DueTimer, Taker};
+use self::tx_dispatch::AnyOutbox;
 use crate::error::{Error, Result};
 use crate::fleet::share::Place;
 use crate::metrics::Metrics;
+use crate::poison::CrashGuard;
 use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
-use crate::suspect::Suspects;
 
-/// A delivery on its way through this node.
+/// One delivery, from the take or the hot hand-over until its verdict is sent to the settler.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
-    /// The epoch in which it was taken; 0 with leases.
+    /// Epoch in which the event was taken; 0 with leases.
     pub(crate) epoch: i64,
-    /// When it was asked for.
+    /// When the take or the write began.
     pub(crate) taken: Instant,
-    /// Whether it is counted in the cold lane.
+    /// Whether the event is counted in the cold queue.
     pub(crate) cold: bool,
-    /// Its part of the [byte budget](bytes::ByteBudget), if it was read from the table.
+    /// Share of the [byte budget](bytes::ByteBudget), if the event was read from the table.
     pub(crate) memory: Option<Arc<bytes::ReservedBytes>>,
 }
 
 impl Job {
-    /// What became of it, to be settled.
+    /// The row change that this verdict makes.
     pub(crate) fn settlement(&self, verdict: Verdict) -> Settlement {
         Settlement { id: self.delivery.event.id().clone(), claim: self.delivery.claim, verdict }
     }
 
-    /// The same, to be written and counted.
-    pub(crate) fn told(&self, verdict: Verdict) -> Told {
-        let subject = (!verdict.is_release()).then(|| Subject::of(self));
-        Told { settlement: self.settlement(verdict), written: false, subject, _memory: self.memory.clone() }
+    /// The verdict as the settler needs it, with the data for the counters.
+    pub(crate) fn event_verdict(&self, verdict: Verdict) -> EventVerdict {
+        let observation = (!verdict.is_release()).then(|| Observation::of(self));
+        EventVerdict {
+            settlement: self.settlement(verdict),
+            written: false,
+            observation,
+            _memory: self.memory.clone(),
+        }
     }
 
-    /// It is given back without having been handled.
+    /// Verdict that releases the event unhandled.
     pub(crate) fn released(&self) -> Verdict {
         self.delivery.released()
     }
 
-    /// What tells this hold of the event from another.
-    pub(crate) fn tag(&self) -> held::Tag {
-        tag(self.epoch, self.delivery.claim)
+    /// Fence of this job's claim.
+    pub(crate) fn fence(&self) -> in_flight::Fence {
+        fence(self.epoch, self.delivery.claim)
     }
 }
 
 /// The epoch where there is one, the claim elsewhere.
-fn tag(epoch: i64, claim: Claim) -> held::Tag {
+fn fence(epoch: i64, claim: Claim) -> in_flight::Fence {
     if epoch > 0 { epoch } else { claim.into() }
 }
 
-/// What all tasks of a relay share.
+/// State that all tasks of a relay share.
 pub(crate) struct Engine {
     pub(crate) store: SharedStore,
-    /// What it is called, for everybody who handles its events.
+    /// Name of the store, for handler contexts.
     pub(crate) store_name: Arc<str>,
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Arc<Routes>,
-    /// Where handlers get their transactions from.
+    /// Source of the transactions of handlers.
     pub(crate) outbox: Option<AnyOutbox>,
-    /// Its place in a fleet, if it is part of one.
-    pub(crate) place: Option<Place>,
+    /// Limits of the fleet that the database belongs to, if any.
+    pub(crate) fleet: Option<Place>,
     pub(crate) metrics: Metrics,
-    pub(crate) lanes: Lanes,
-    pub(crate) held: Held,
-    pub(crate) runs: Runs,
-    pub(crate) station: Station,
-    /// Something may be due: look now.
+    pub(crate) queues: Queues,
+    pub(crate) in_flight: InFlight,
+    pub(crate) key_queues: KeyQueues,
+    pub(crate) ownership: Ownership,
+    /// Wakes the taker: events may be due.
     pub(crate) wake: Notify,
-    /// At the whole table, that is.
-    pub(crate) everywhere: AtomicBool,
-    /// What the last look at the whole table cost, in microseconds.
+    /// The next pass starts at the beginning of the table.
+    pub(crate) rescan: AtomicBool,
+    /// Cost of the last full pass, in microseconds.
     pub(crate) full_pass_micros: AtomicU64,
-    /// Whether another relay may have vanished, as the last announcement was told.
+    /// Whether another relay may have vanished, by the answer to the last announcement.
     pub(crate) may_take_over: AtomicBool,
-    /// Whether writers notify of appends to the log: then they need not be looked for.
-    pub(crate) log_calls: Arc<AtomicBool>,
-    /// Something will be due: look then.
-    pub(crate) alarm: Alarm,
-    /// Leases have to be renewed before anything held by them is started.
+    /// Whether writers notify of appends to the log, so that the log relay need not poll.
+    pub(crate) log_notified: Arc<AtomicBool>,
+    /// Times at which events become due.
+    pub(crate) due_timer: DueTimer,
+    /// Wakes the renewer: leases have to be renewed before any event held by them is started.
     pub(crate) renew: Notify,
-    /// Told after every settlement and every pass: for those who wait for quiet.
+    /// Notified after every settlement and every pass, for `idle`.
     pub(crate) progress: Notify,
-    /// Destinations that are not available.
-    pub(crate) waiting: Waiting,
-    /// Where verdicts go.
-    pub(crate) settler: Speaker,
-    /// What became of them.
-    pub(crate) tally: Tally,
-    /// Where events run that may have killed their process before.
-    pub(crate) suspects: Suspects,
+    /// Destinations that are unavailable.
+    pub(crate) outages: Outages,
+    /// Queue of the settling task.
+    pub(crate) settler: SettleQueue,
+    /// Counters of settled events.
+    pub(crate) stats: RelayStats,
+    /// Admits events that may have crashed their process before.
+    pub(crate) crash_guard: CrashGuard,
     /// Health of this relay.
     pub(crate) monitor: Arc<Monitor>,
     /// Runs the tasks, and knows whether one failed for good.
     pub(crate) supervisor: Arc<Supervisor>,
-    /// No more taking.
+    /// Cancelled when the relay stops taking.
     pub(crate) stop: CancellationToken,
-    /// No more settling either: what is still held is given back.
+    /// Cancelled when the relay stops settling: events still held are released.
     pub(crate) over: CancellationToken,
 }
 
@@ -182,25 +191,27 @@ impl Engine {
         &self.settings.node
     }
 
-    /// Whether an event may be handled now: this node holds it. Then it counts as running.
+    /// Whether this node may handle the event now. If so, the event counts as running.
     pub(crate) fn may_start(&self, job: &Job) -> bool {
-        self.station.covers(job.epoch) && self.held.start(job.delivery.event.id(), job.tag(), Instant::now())
+        self.ownership.is_current(job.epoch)
+            && self.in_flight.start(job.delivery.event.id(), job.fence(), Instant::now())
     }
 
-    /// An event is not this node's any more, as far as it knows.
-    pub(crate) fn let_go(self: &Arc<Self>, job: &Job) {
-        self.held.forget(job.delivery.event.id(), job.tag());
-        if !self.station.is_exclusive() {
-            // If it is nobody else's either, it should not wait for others that were leased with it.
-            self.speak(Spoken::verdicts(vec![job.told(job.released())], job.epoch));
+    /// Drops an event that this node no longer holds, as far as this node knows.
+    pub(crate) fn release(self: &Arc<Self>, job: &Job) {
+        self.in_flight.forget(job.delivery.event.id(), job.fence());
+        if !self.ownership.is_exclusive() {
+            // If no other node holds the event either, it need not wait until the group lease that
+            // it was taken with runs out.
+            self.settle_later(SettleRequest::verdicts(vec![job.event_verdict(job.released())], job.epoch));
         }
     }
 
-    /// The right to everything in memory is lost: somebody else has it.
-    pub(crate) fn drop_everything(&self) {
-        self.lanes.clear();
-        self.runs.clear();
-        self.held.clear();
+    /// Drops everything in memory: another node holds the table.
+    pub(crate) fn reset(&self) {
+        self.queues.clear();
+        self.key_queues.clear();
+        self.in_flight.clear();
     }
 }
 
@@ -221,31 +232,31 @@ impl Engine {
 pub struct Relay {
     handle: Handle,
     door: HotDoor,
-    /// Cancelled to have the relay stop.
+    /// Cancelled to stop the relay.
     quit: CancellationToken,
-    /// Runs until the relay is stopped, or a task has failed for good; then shuts down.
-    life: Option<JoinHandle<Result<()>>>,
-    /// Whether everything has come to its end.
+    /// Runs until the relay is stopped or a task has failed for good; then shuts down.
+    main_task: Option<JoinHandle<Result<()>>>,
+    /// True once the relay has shut down.
     ended: watch::Receiver<bool>,
 }
 
-/// What can be asked of a relay while it runs.
+/// Access to a running relay.
 #[derive(Clone)]
 pub(crate) struct Handle {
     engine: Arc<Engine>,
     taker: Option<Arc<tokio::sync::Mutex<Taker>>>,
-    bench: Option<Bench>,
+    log_relay_handle: Option<LogRelayHandle>,
 }
 
 #[derive(Default)]
 struct Tasks {
     purge: Option<JoinHandle<()>>,
-    desk: Option<JoinHandle<()>>,
-    ear: Option<JoinHandle<()>>,
-    doze: Option<JoinHandle<()>>,
+    log_relay: Option<JoinHandle<()>>,
+    append_listener: Option<JoinHandle<()>>,
+    wakeup: Option<JoinHandle<()>>,
     announce: Option<JoinHandle<()>>,
     takeover: Option<JoinHandle<()>>,
-    hold: Option<JoinHandle<()>>,
+    renewer: Option<JoinHandle<()>>,
     taker: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
     settler: Option<JoinHandle<()>>,
@@ -253,8 +264,19 @@ struct Tasks {
 
 impl Tasks {
     fn abort_handles(&self) -> Vec<AbortHandle> {
-        let Self { purge, desk, ear, doze, announce, takeover, hold, taker, workers, settler } = self;
-        let single = [purge, desk, ear, doze, announce, takeover, hold, taker, settler];
+        let Self {
+            purge,
+            log_relay,
+            append_listener,
+            wakeup,
+            announce,
+            takeover,
+            renewer,
+            taker,
+            workers,
+            settler,
+        } = self;
+        let single = [purge, log_relay, append_listener, wakeup, announce, takeover, renewer, taker, settler];
         single.into_iter().flatten().chain(workers).map(JoinHandle::abort_handle).collect()
     }
 }
@@ -267,17 +289,17 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// Makes the engine, asks for what it needs to hold, and starts every task. Nothing runs before all that can fail
-    /// is done.
+    /// Builds the engine, acquires leadership where the mode needs it, and starts every task. No
+    /// task runs before every step that can fail is done.
     pub(crate) async fn start(
         source: OneOutbox,
         settings: RelaySettings,
         routes: Arc<Routes>,
-        place: Option<Place>,
+        fleet: Option<Place>,
     ) -> Result<Self> {
         let OneOutbox { store, door, outbox } = source;
-        if let Some(misfit) = routes.misfit(outbox.as_ref()) {
-            return Err(misfit);
+        if let Some(error) = routes.misfit(outbox.as_ref()) {
+            return Err(error);
         }
         store.check_schema().await?;
         let claim = if settings.mode.delivers() {
@@ -288,7 +310,7 @@ impl Relay {
         if settings.mode.orders_by_aggregate() {
             store.order_by_aggregate().await?;
         }
-        let (settler, heard) = Speaker::new(settings.hot_capacity + settings.cold_capacity);
+        let (settler, requests) = SettleQueue::new(settings.hot_capacity + settings.cold_capacity);
         let metrics = Metrics::new(&settings.metrics_prefix, store.name());
         let monitor = Arc::new(Monitor::new(metrics.clone(), settings.poll_interval));
         let supervisor = Arc::new(Supervisor::new(store.name(), monitor.clone()));
@@ -296,20 +318,20 @@ impl Relay {
             metrics,
             monitor,
             supervisor: supervisor.clone(),
-            lanes: Lanes::new(settings.hot_capacity, settings.cold_capacity),
-            held: Held::default(),
-            runs: Runs::default(),
-            station: Station::new(&settings),
+            queues: Queues::new(settings.hot_capacity, settings.cold_capacity),
+            in_flight: InFlight::default(),
+            key_queues: KeyQueues::default(),
+            ownership: Ownership::new(&settings),
             wake: Notify::new(),
-            everywhere: AtomicBool::new(false),
+            rescan: AtomicBool::new(false),
             full_pass_micros: AtomicU64::new(0),
             may_take_over: AtomicBool::new(true),
-            log_calls: Arc::default(),
-            alarm: Alarm::default(),
+            log_notified: Arc::default(),
+            due_timer: DueTimer::default(),
             renew: Notify::new(),
-            waiting: Waiting::default(),
+            outages: Outages::default(),
             progress: Notify::new(),
-            suspects: Suspects::default(),
+            crash_guard: CrashGuard::default(),
             stop: CancellationToken::new(),
             over: CancellationToken::new(),
             store_name: store.name().into(),
@@ -317,34 +339,35 @@ impl Relay {
             outbox,
             settings,
             routes,
-            place,
+            fleet,
             settler,
-            tally: Tally::default(),
+            stats: RelayStats::default(),
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
-        let desk = if engine.settings.pairs.is_empty() {
+        let log_relay = if engine.settings.pairs.is_empty() {
             None
         } else {
-            Some(Desk::new(&engine, door.bell.clone()).await?)
+            Some(LogRelay::new(&engine, door.bell.clone()).await?)
         };
         if engine.settings.mode.delivers() {
-            engine.take_back().await?;
+            engine.release_predecessor().await?;
             engine.announce_once().await?;
-            let hold = match Hold::new(engine.clone()).await {
-                Ok(hold) => shared(hold),
+            let renewer = match Renewer::new(engine.clone()).await {
+                Ok(renewer) => shared(renewer),
                 Err(error) => {
-                    // Others would take it for a relay that vanished. What cannot be taken back is out of date soon.
+                    // Other relays would take this one for a relay that vanished. If the row cannot
+                    // be removed, it soon expires.
                     engine.retire().await;
                     return Err(error);
                 }
             };
-            let settler = shared(Settler::new(engine.clone(), heard));
+            let settler = shared(Settler::new(engine.clone(), requests));
             tasks.settler = Some(supervisor.spawn(RelayTask::Settle, move || {
                 let settler = settler.clone();
                 async move { settler.lock().await.run().await }
             }));
-            let worker = |_| supervisor.spawn_once(RelayTask::Dispatch, dispatch::work(engine.clone()));
+            let worker = |_| supervisor.spawn_once(RelayTask::Dispatch, dispatch::run_worker(engine.clone()));
             tasks.workers = (0..engine.settings.workers).map(worker).collect();
             let shared_taker = shared(Taker::new(engine.clone()));
             taker = Some(shared_taker.clone());
@@ -352,48 +375,56 @@ impl Relay {
             tasks.taker = Some(
                 supervisor.spawn(RelayTask::Take, move || take::run(taking.clone(), shared_taker.clone())),
             );
-            tasks.hold = Some(supervisor.spawn(RelayTask::Renew, move || {
-                let hold = hold.clone();
-                async move { hold.lock().await.keep().await }
+            tasks.renewer = Some(supervisor.spawn(RelayTask::Renew, move || {
+                let renewer = renewer.clone();
+                async move { renewer.lock().await.run().await }
             }));
             let watching = engine.clone();
-            tasks.doze = Some(supervisor.spawn(RelayTask::Watch, move || doze::doze(watching.clone())));
+            tasks.wakeup = Some(supervisor.spawn(RelayTask::Watch, move || wakeup::listen(watching.clone())));
             let announcing = engine.clone();
             tasks.announce =
                 Some(supervisor.spawn(RelayTask::Announce, move || presence::announce(announcing.clone())));
-            if !engine.station.is_exclusive() {
+            if !engine.ownership.is_exclusive() {
                 let releasing = engine.clone();
                 tasks.takeover = Some(
                     supervisor.spawn(RelayTask::Takeover, move || presence::take_over(releasing.clone())),
                 );
             }
             if let Some(claim) = claim {
-                // Without a hot path too: then writers only say that there is something to take.
+                // Also without a hot path: then a write only wakes the taker.
                 claim.open(engine.clone());
             }
         }
-        if desk.is_some() {
+        if log_relay.is_some() {
             let (listening, bell) = (engine.clone(), door.bell.clone());
-            tasks.ear = Some(
+            tasks.append_listener = Some(
                 supervisor
-                    .spawn(RelayTask::LogWatch, move || publish::listen(listening.clone(), bell.clone())),
+                    .spawn(RelayTask::LogWatch, move || log_relay::listen(listening.clone(), bell.clone())),
             );
         }
-        let bench = desk.as_ref().map(Desk::bench);
-        if let (Some(desk), Some(bench)) = (desk, bench.clone()) {
-            let (publishing, bell, mut first) = (engine.clone(), door.bell.clone(), Some(desk));
-            tasks.desk = Some(supervisor.spawn(RelayTask::LogRelay, move || {
-                publish::run(publishing.clone(), bell.clone(), bench.clone(), first.take())
+        let log_relay_handle = log_relay.as_ref().map(LogRelay::handle);
+        if let (Some(log_relay), Some(log_relay_handle)) = (log_relay, log_relay_handle.clone()) {
+            let (publishing, bell, mut first) = (engine.clone(), door.bell.clone(), Some(log_relay));
+            tasks.log_relay = Some(supervisor.spawn(RelayTask::LogRelay, move || {
+                log_relay::run(publishing.clone(), bell.clone(), log_relay_handle.clone(), first.take())
             }));
         }
         if engine.settings.purge.is_some() {
             let purging = engine.clone();
-            tasks.purge = Some(supervisor.spawn(RelayTask::Purge, move || upkeep::purge(purging.clone())));
+            tasks.purge =
+                Some(supervisor.spawn(RelayTask::Purge, move || maintenance::purge(purging.clone())));
         }
         tracing::info!(store = engine.name(), node = %engine.node(), mode = ?engine.settings.mode, "relay started");
         let (quit, (over, ended)) = (CancellationToken::new(), watch::channel(false));
-        let life = tokio::spawn(live(engine.clone(), door.clone(), tasks, quit.clone(), over));
-        Ok(Self { handle: Handle { engine, taker, bench }, door, quit, life: Some(life), ended })
+        let main_task =
+            tokio::spawn(run_until_stopped(engine.clone(), door.clone(), tasks, quit.clone(), over));
+        Ok(Self {
+            handle: Handle { engine, taker, log_relay_handle },
+            door,
+            quit,
+            main_task: Some(main_task),
+            ended,
+        })
     }
 
     /// The name under which this relay holds events.
@@ -401,41 +432,44 @@ impl Relay {
         self.handle.engine.node()
     }
 
-    /// Whether it delivers: false while another `single_node` relay holds the outbox and this one stands by.
+    /// Whether it delivers: false while another `single_node` relay holds the outbox and this one
+    /// stands by.
     pub fn is_active(&self) -> bool {
         self.handle.is_active()
     }
 
-    /// Looks for due events now instead of at the next interval.
+    /// Looks for due events now instead of at the next poll.
     pub fn wake(&self) {
         self.handle.wake();
     }
 
-    /// Runs one poll cycle: takes due events until there are no more, or no room for more. Returns how many.
+    /// Runs one poll cycle: takes due events until there are no more or the queues are full.
+    /// Returns how many.
     pub async fn poll_once(&self) -> Result<usize> {
         self.handle.poll_once().await
     }
 
-    /// Waits until nothing is due and nothing is being handled, and every publisher that this node leads has published the
-    /// whole log; one that is paused or fails does not count. What waits for a later time does not count, nor what
-    /// an earlier event of its key holds back.
+    /// Waits until no event is due or being handled, and every publisher that this node leads has
+    /// published the whole log. Publishers that are paused or fail do not count, nor do events that
+    /// are scheduled for later or held back by an earlier event of their key.
     pub async fn idle(&self) -> Result<()> {
         self.handle.idle().await
     }
 
-    /// Health of this relay: its last successes, and the errors that it meets now.
+    /// Health of this relay: its last successes, and its current errors.
     pub fn health(&self) -> RelayHealth {
         self.handle.health()
     }
 
-    /// Waits until the relay has ended by itself: a background task panicked five times within a minute, or where no
-    /// restart is safe. Returns the [cause](Error::TaskFailed); what the relay held has been given back by then, or waits
-    /// for its lease to run out. Never returns while the relay runs.
+    /// Waits until the relay has ended by itself: a background task panicked five times within a
+    /// minute, or panicked where no restart is safe. Returns the [cause](Error::TaskFailed); by
+    /// then the relay has released its events, or they wait for their lease to run out. Does not
+    /// return while the relay runs.
     ///
     /// ```no_run
     /// # async fn run(relay: outbox::Relay) -> outbox::Result<()> {
     /// tokio::select! {
-    ///     ended = relay.stopped() => return ended,          // have the process end, and be started again
+    ///     ended = relay.stopped() => return ended,          // end the process, to be restarted
     ///     _ = tokio::signal::ctrl_c() => {}
     /// }
     /// relay.stop().await
@@ -450,13 +484,14 @@ impl Relay {
         self.handle.clone()
     }
 
-    /// Stops: purge first, then taking, then handling, which gets the drain time to finish what is queued. What was
-    /// not finished is given back, and delivered later. An error if the relay has [ended](Relay::stopped) before.
+    /// Stops the relay: first purging, then taking, then handling, which gets the drain time to
+    /// finish the queued events. Unfinished events are released, and delivered later. Returns an
+    /// error if the relay has [ended](Relay::stopped) before.
     pub async fn stop(mut self) -> Result<()> {
         self.quit.cancel();
-        match self.life.take() {
+        match self.main_task.take() {
             // Cancelled: the runtime ends.
-            Some(life) => life.await.unwrap_or(Ok(())),
+            Some(main_task) => main_task.await.unwrap_or(Ok(())),
             None => Ok(()),
         }
     }
@@ -464,7 +499,7 @@ impl Relay {
 
 impl Handle {
     pub(crate) fn is_active(&self) -> bool {
-        self.engine.station.holder().is_some()
+        self.engine.ownership.holder().is_some()
     }
 
     pub(crate) fn wake(&self) {
@@ -490,9 +525,9 @@ impl Handle {
 
     pub(crate) async fn idle(&self) -> Result<()> {
         self.queue_idle().await?;
-        if let Some(bench) = &self.bench {
+        if let Some(log_relay_handle) = &self.log_relay_handle {
             tokio::select! {
-                () = bench.quiet() => {}
+                () = log_relay_handle.wait_idle() => {}
                 () = self.engine.supervisor.failed() => {}
             }
         }
@@ -504,17 +539,19 @@ impl Handle {
         loop {
             self.check()?;
             let progress = self.engine.progress.notified();
-            let quiet = || self.engine.held.len() == 0 && !self.engine.runs.has_free();
-            // Alone: what another pass takes meanwhile would be seen neither here nor in the table.
+            let quiet = || self.engine.in_flight.len() == 0 && !self.engine.key_queues.has_resumable();
+            // The lock excludes other passes: events that another pass takes meanwhile would be
+            // seen neither here nor in the table.
             let mut taker = taker.lock().await;
-            // Before the pass: what is settled while it reads may set free what it could not take.
+            // Before the pass: a settlement during the read may make events takeable that the read
+            // has skipped.
             let was_quiet = quiet();
             let took = if self.is_active() { taker.full_pass().await? } else { 1 };
             drop(taker);
             if was_quiet && took == 0 && quiet() {
                 return Ok(());
             }
-            // Progress is a hint as well: look again now and then.
+            // The notification is only a hint: check again after a short time.
             let _ = tokio::time::timeout(Duration::from_millis(20), progress).await;
         }
     }
@@ -529,13 +566,13 @@ impl Drop for Relay {
     }
 }
 
-/// For a task that keeps its state over restarts. Not poisoned by a panic.
+/// Wraps state that a task keeps over restarts. A panic does not poison the lock.
 fn shared<T>(state: T) -> Arc<tokio::sync::Mutex<T>> {
     Arc::new(tokio::sync::Mutex::new(state))
 }
 
-/// Waits until the relay is to stop, or a task has failed for good, and shuts it down.
-async fn live(
+/// Waits until the relay has to stop or a task has failed for good, and shuts it down.
+async fn run_until_stopped(
     engine: Arc<Engine>,
     door: HotDoor,
     tasks: Tasks,
@@ -547,7 +584,7 @@ async fn live(
         () = engine.supervisor.failed() => {}
     }
     let handles = tasks.abort_handles();
-    // A lock may be poisoned, and a store that made a task panic may do so again.
+    // A lock may be poisoned, and a store that made a task panic may panic again.
     let stopped = AssertUnwindSafe(shut_down(engine.clone(), door, tasks)).catch_unwind().await;
     if stopped.is_err() {
         handles.iter().for_each(AbortHandle::abort);
@@ -557,7 +594,7 @@ async fn live(
         (Some(failed), _) => Err(failed.into()),
         (None, Ok(stopped)) => stopped,
         (None, Err(panic)) => Err(Error::Store(format!(
-            "the relay could not give back what it held, whose leases have to run out: {}",
+            "the relay panicked while it released its events, which wait until their leases run out: {}",
             supervise::message(&*panic)
         ))),
     };
@@ -565,7 +602,7 @@ async fn live(
     result
 }
 
-/// How long cancelled handlers get to notice.
+/// Time for cancelled handlers to end.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
 async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<()> {
@@ -574,7 +611,7 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     for task in [tasks.purge, tasks.taker].into_iter().flatten() {
         let _ = task.await;
     }
-    engine.lanes.close(engine.settings.workers);
+    engine.queues.close(engine.settings.workers);
     let deadline = tokio::time::Instant::now() + engine.settings.drain;
     let mut unfinished = Vec::new();
     for mut worker in tasks.workers {
@@ -588,28 +625,32 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     for worker in unfinished {
         all_ended &= tokio::time::timeout_at(grace, worker).await.is_ok();
     }
-    // The settler ends when it has written everything that was said before this. One that failed for good hears nothing.
+    // The settler ends after it has written every request sent before this one. A settler that
+    // failed for good no longer receives.
     if let Some(mut settler) = tasks.settler {
         tokio::select! {
             biased;
             _ = &mut settler => {}
-            () = engine.settler.say(Spoken::Last) => {
+            () = engine.settler.send(SettleRequest::Last) => {
                 let _ = settler.await;
             }
         }
     }
     engine.over.cancel();
     let announced = tasks.announce.is_some();
-    let rest = [tasks.hold, tasks.desk, tasks.ear, tasks.doze, tasks.takeover, tasks.announce];
+    let rest =
+        [tasks.renewer, tasks.log_relay, tasks.append_listener, tasks.wakeup, tasks.takeover, tasks.announce];
     for task in rest.into_iter().flatten() {
         let _ = task.await;
     }
     let (result, leases_left) = match engine.supervisor.failure().map(|failed| failed.task) {
-        // Of some events the outcome is known, but not written: their leases run out, as after a crash.
+        // For some events the outcome is known but not written: their leases run out, as after a
+        // crash.
         Some(RelayTask::Settle) => (Ok(()), true),
-        // What a worker was at may be what made it panic: it comes again with care, when its lease has run out.
-        Some(RelayTask::Dispatch) => (give_back(&engine, false).await, true),
-        _ => (give_back(&engine, all_ended).await, false),
+        // The event that a worker was handling may have caused the panic: the event is redelivered
+        // as a suspect, when its lease has run out.
+        Some(RelayTask::Dispatch) => (release_all(&engine, false).await, true),
+        _ => (release_all(&engine, all_ended).await, false),
     };
     if announced && result.is_ok() && !leases_left {
         engine.retire().await;
@@ -618,25 +659,25 @@ async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<(
     result
 }
 
-/// Frees at once what this node still holds, so that others need not wait for leases to run out. What a handler that
-/// could not be cancelled is still at stays held.
-async fn give_back(engine: &Engine, with_running: bool) -> Result<()> {
-    let Some(by) = engine.station.holder() else { return Ok(()) };
-    let rest = engine.held.remaining(with_running);
+/// Releases the events that this node still holds, so that other nodes need not wait until the
+/// leases run out. Events whose handler could not be cancelled stay held.
+async fn release_all(engine: &Engine, with_running: bool) -> Result<()> {
+    let Some(by) = engine.ownership.holder() else { return Ok(()) };
+    let rest = engine.in_flight.remaining(with_running);
     match &by {
         crate::store::Holder::Lease { .. } if !rest.is_empty() => {
             let count = engine.store.settle(&by, engine.settings.completion, &rest).await?.moved;
-            tracing::info!(store = engine.name(), count, "gave back what was not finished");
+            tracing::info!(store = engine.name(), count, "released unfinished events");
         }
         crate::store::Holder::Exclusive { owner, epoch } if with_running => {
-            // Of events that a leader before this one had in hand when it vanished, some may not have been read yet.
-            let clean = !engine.station.expects_suspects();
+            // Some events that an earlier leader held when it vanished may not have been read yet.
+            let clean = !engine.ownership.expects_suspects();
             engine.store.resign(crate::store::EXCLUSIVE, owner, *epoch, clean).await?;
         }
         _ => {}
     }
-    engine.station.step_down();
-    engine.drop_everything();
+    engine.ownership.release();
+    engine.reset();
     Ok(())
 }
 
@@ -662,15 +703,15 @@ pub(crate) mod tests {
         Job { delivery, epoch: 0, taken: Instant::now(), cold: true, memory: None }
     }
 
-    /// The event is in memory until then: counters need its type.
+    /// The event stays in memory until then: counters need its type.
     #[test]
     fn the_bytes_of_an_event_are_counted_until_its_verdict_is_written() {
         let budget = bytes::ByteBudget::new(100);
         let job = Job { memory: Some(Arc::new(budget.reserve(60))), ..job("e") };
-        let told = job.told(Verdict::Done);
+        let verdict = job.event_verdict(Verdict::Done);
         drop(job);
-        assert_eq!(budget.room(), Some(40));
-        drop(told);
-        assert_eq!(budget.room(), Some(100));
+        assert_eq!(budget.available(), Some(40));
+        drop(verdict);
+        assert_eq!(budget.available(), Some(100));
     }
 }

@@ -1,4 +1,4 @@
-//! What a relay knows of its own health: last successes, current errors, calls that do not come back.
+//! Health of a relay: last successes, current errors, database calls that do not return.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,15 @@ use tokio::sync::Notify;
 use crate::metrics::Metrics;
 use crate::store::{RelayHealth, RelayTask, TaskError};
 
-/// How long a call may take, beside three poll intervals for a take, before it counts as an error.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of a call (plus three poll intervals for a take) before it counts as an error.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long the database may refuse a verdict before that counts as an error.
-const REFUSED: Duration = Duration::from_secs(5);
+const REFUSED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Health of one relay. Tasks report to it; probes, `announce` and metrics read it.
 pub(crate) struct Monitor {
-    inner: Mutex<Inner>,
+    inner: Mutex<MonitorState>,
     /// Notified when an error begins, lasts, changes or ends.
     changed: Notify,
     metrics: Metrics,
@@ -26,12 +26,12 @@ pub(crate) struct Monitor {
 }
 
 #[derive(Default)]
-struct Inner {
+struct MonitorState {
     health: RelayHealth,
     errors: BTreeMap<RelayTask, TaskError>,
-    /// Calls of the database that have not come back yet.
-    under_way: BTreeMap<RelayTask, Instant>,
-    /// How many verdicts the database refuses, and since when, while it takes others.
+    /// Database calls that have not returned yet.
+    pending: BTreeMap<RelayTask, Instant>,
+    /// How many verdicts the database refuses, and since when, while it accepts others.
     refused: Option<(usize, chrono::DateTime<Utc>)>,
 }
 
@@ -40,20 +40,21 @@ impl Monitor {
         Self { inner: Mutex::default(), changed: Notify::new(), metrics, poll_interval }
     }
 
-    /// Valid also after a panic: health has to be told then more than ever, and each field stands for itself.
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    /// Ignores poisoning: health must be reported after a panic too, and each field is valid by
+    /// itself.
+    fn inner(&self) -> MutexGuard<'_, MonitorState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call of the database begins.
+    /// Records the start of a database call.
     pub(crate) fn began(&self, task: RelayTask) {
-        self.inner().under_way.insert(task, Instant::now());
+        self.inner().pending.insert(task, Instant::now());
     }
 
-    /// The call came back without an error.
+    /// Records that the call returned without an error.
     pub(crate) fn succeeded(&self, task: RelayTask) {
         let mut inner = self.inner();
-        inner.under_way.remove(&task);
+        inner.pending.remove(&task);
         let now = Utc::now();
         match task {
             RelayTask::Take => {
@@ -69,14 +70,15 @@ impl Monitor {
         self.clear(&mut inner, task);
     }
 
-    /// The task has nothing to do: another relay has the table. What failed before is that relay's concern.
-    pub(crate) fn rests(&self, task: RelayTask) {
+    /// Records that the task has nothing to do, for example because another relay holds the table.
+    /// Its earlier errors are cleared.
+    pub(crate) fn idle(&self, task: RelayTask) {
         let mut inner = self.inner();
-        inner.under_way.remove(&task);
+        inner.pending.remove(&task);
         self.clear(&mut inner, task);
     }
 
-    fn clear(&self, inner: &mut Inner, task: RelayTask) {
+    fn clear(&self, inner: &mut MonitorState, task: RelayTask) {
         if inner.errors.remove(&task).is_some() {
             let refused = task == RelayTask::Settle && inner.refused.is_some();
             self.metrics.failing(task).set(if refused { 1.0 } else { 0.0 });
@@ -84,27 +86,27 @@ impl Monitor {
         }
     }
 
-    /// The call came back with an error, or the task panicked.
+    /// Records that the call returned an error, or the task panicked.
     pub(crate) fn failed(&self, task: RelayTask, error: &str) {
         self.metrics.errors(task).increment(1);
         let mut inner = self.inner();
-        inner.under_way.remove(&task);
+        inner.pending.remove(&task);
         let before = inner.errors.remove(&task);
         let (since, failures) =
             before.as_ref().map_or((Utc::now(), 0), |error| (error.since, error.failures));
         let now = TaskError::new(task, since, error, failures + 1);
-        let is_news =
+        let is_change =
             before.is_none_or(|before| before.is_lasting() != now.is_lasting() || before.error != now.error);
         inner.errors.insert(task, now);
         drop(inner);
-        if is_news {
+        if is_change {
             self.metrics.failing(task).set(1.0);
             self.changed.notify_one();
         }
     }
 
-    /// The database refuses so many verdicts at the moment, for a reason of theirs. Verdicts that it takes do not
-    /// end that.
+    /// Records how many verdicts the database refuses at the moment, for a reason of their own.
+    /// Verdicts that it accepts do not end that.
     pub(crate) fn refused(&self, count: usize) {
         let mut inner = self.inner();
         let before = inner.refused.take();
@@ -116,7 +118,7 @@ impl Monitor {
         }
     }
 
-    /// A destination took something.
+    /// Records a delivery to a destination.
     pub(crate) fn published(&self, destination: &str) {
         let now = Utc::now();
         let published = &mut self.inner().health.published;
@@ -127,7 +129,7 @@ impl Monitor {
         }
     }
 
-    /// The relay has ended, and this is why.
+    /// Records why the relay has ended.
     pub(crate) fn ended(&self, why: &str) {
         self.inner().health.ended = Some(why.to_owned());
         self.changed.notify_one();
@@ -138,12 +140,12 @@ impl Monitor {
         self.changed.notified().await;
     }
 
-    /// What is known now.
+    /// The current health.
     pub(crate) fn health(&self) -> RelayHealth {
         let (inner, now) = (self.inner(), Instant::now());
         let mut errors = inner.errors.clone();
-        for (task, began) in &inner.under_way {
-            if let Some(waited) = stalled(now.saturating_duration_since(*began), self.patience(*task)) {
+        for (task, began) in &inner.pending {
+            if let Some(waited) = stalled(now.saturating_duration_since(*began), self.stall_limit(*task)) {
                 let ago = chrono::Duration::from_std(waited).unwrap_or_default();
                 let since = errors.get(task).map_or_else(|| Utc::now() - ago, |error| error.since);
                 let error = format!("no answer from the database for {} s", waited.as_secs());
@@ -151,7 +153,7 @@ impl Monitor {
             }
         }
         if let Some((count, since)) = inner.refused
-            && (Utc::now() - since).to_std().is_ok_and(|lasted| lasted >= REFUSED)
+            && (Utc::now() - since).to_std().is_ok_and(|lasted| lasted >= REFUSED_LIMIT)
         {
             let error = format!("the database refuses to settle {count} events, which are tried again");
             errors
@@ -161,17 +163,17 @@ impl Monitor {
         RelayHealth { errors: errors.into_values().collect(), ..inner.health.clone() }
     }
 
-    fn patience(&self, task: RelayTask) -> Duration {
+    fn stall_limit(&self, task: RelayTask) -> Duration {
         match task {
-            RelayTask::Take => self.poll_interval.saturating_mul(3).saturating_add(PATIENCE),
-            _ => PATIENCE,
+            RelayTask::Take => self.poll_interval.saturating_mul(3).saturating_add(STALL_LIMIT),
+            _ => STALL_LIMIT,
         }
     }
 }
 
-/// How long a call has not come back, if that is longer than it may be.
-fn stalled(waited: Duration, patience: Duration) -> Option<Duration> {
-    (waited > patience).then_some(waited)
+/// How long a call has not returned, if that is longer than allowed.
+fn stalled(waited: Duration, stall_limit: Duration) -> Option<Duration> {
+    (waited > stall_limit).then_some(waited)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a time is good enough to the millisecond")]
@@ -196,8 +198,11 @@ mod tests {
         monitor.failed(RelayTask::Take, "no such column");
         monitor.failed(RelayTask::Take, "no such column");
         let health = monitor.health();
-        let told = health.problem(RelayTask::Take).expect("three times in a row");
-        assert_eq!((told.since, told.error.as_str(), told.failures), (first.since, "no such column", 3));
+        let problem = health.problem(RelayTask::Take).expect("three times in a row");
+        assert_eq!(
+            (problem.since, problem.error.as_str(), problem.failures),
+            (first.since, "no such column", 3)
+        );
         assert_eq!(health.last_take, None);
         monitor.succeeded(RelayTask::Take);
         let health = monitor.health();
@@ -205,18 +210,18 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_does_not_come_back_is_an_error() {
-        let (patience, second) = (Duration::from_secs(45), Duration::from_secs(1));
-        assert_eq!(stalled(patience, patience), None);
-        assert_eq!(stalled(patience + second, patience), Some(patience + second));
+    fn a_call_that_does_not_return_is_an_error() {
+        let (stall_limit, second) = (Duration::from_secs(45), Duration::from_secs(1));
+        assert_eq!(stalled(stall_limit, stall_limit), None);
+        assert_eq!(stalled(stall_limit + second, stall_limit), Some(stall_limit + second));
         let monitor = monitor();
-        assert_eq!(monitor.patience(RelayTask::Take), patience, "three polls, and 30 s");
+        assert_eq!(monitor.stall_limit(RelayTask::Take), stall_limit, "three polls, and 30 s");
         let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-        monitor.inner().under_way.insert(RelayTask::Take, long_ago);
+        monitor.inner().pending.insert(RelayTask::Take, long_ago);
         let health = monitor.health();
-        let told = health.problem(RelayTask::Take).expect("it hangs").to_string();
-        assert!(told.ends_with("no answer from the database for 60 s"), "{told}");
-        monitor.rests(RelayTask::Take);
+        let problem = health.problem(RelayTask::Take).expect("it hangs").to_string();
+        assert!(problem.ends_with("no answer from the database for 60 s"), "{problem}");
+        monitor.idle(RelayTask::Take);
         assert_eq!(monitor.health(), RelayHealth::default());
     }
 
@@ -230,14 +235,14 @@ mod tests {
         monitor.succeeded(RelayTask::Settle);
         monitor.refused(2);
         let health = monitor.health();
-        let told = health.problem(RelayTask::Settle).expect("for 6 s now").to_string();
-        assert!(told.contains("refuses to settle 2 events"), "{told}");
+        let problem = health.problem(RelayTask::Settle).expect("for 6 s now").to_string();
+        assert!(problem.contains("refuses to settle 2 events"), "{problem}");
         monitor.refused(0);
         assert_eq!(monitor.health().problem(RelayTask::Settle), None);
     }
 
     #[tokio::test]
-    async fn a_change_is_told_once() {
+    async fn a_change_is_reported_once() {
         let monitor = monitor();
         monitor.failed(RelayTask::Take, "no");
         monitor.changed().await;

@@ -1,25 +1,32 @@
-//! Presence: announcing that this relay runs, and releasing the leases of relays that vanished.
+//! Presence: announces that this relay runs, and releases the leases of relays that vanished.
 //!
-//! A relay announces itself four times in the time of its presence. One that has not been seen for that time has vanished, by the
-//! database's clock, and each relay that is left releases the leases of those that vanished: a crash delays the events in the
-//! hands of the crashed relay by that time, however long their leases are.
+//! A relay announces itself four times in its presence time. A relay that has not announced itself
+//! for that time, by the database's clock, has vanished, and each remaining relay releases the
+//! leases of those that vanished: a crash delays the events of the crashed relay by that time,
+//! however long their leases are.
 //!
 //! Why that is safe, also if the relay is alive and only could not announce itself:
 //!
-//! - **It handles nothing more by then.** Its own deadline, on its own monotonic clock and counted from before the announcement
-//!   was sent, is over before the database's time is; see `Presence` in `held`. It takes nothing either until it is seen again.
-//! - **It settles nothing more.** A release raises the claims of the events, as taking over an expired lease does, and a verdict
-//!   names its claim.
-//! - **It does not come back in between.** A release locks the row of the node, and an announcement waits for that.
-//! - **Nothing is released because the database was away.** After an outage that kept all relays from announcing themselves,
-//!   the first one to come back would find that all others have vanished. So a relay releases nothing before it has been present
-//!   without a gap for the time that others have: by then those that are alive have announced themselves as well.
-//! - **Order per key is kept**: it is the store that decides what may be taken, and what is still leased holds back its key.
-//! - **An event that kills relays is found out**: what was released is suspect, as what has an expired lease is.
+//! - **It handles nothing more by then.** Its own deadline, on its own monotonic clock and counted
+//!   from before the announcement was sent, ends before the database's time does; see `Presence` in
+//!   `in_flight`. It takes no events either until it has announced itself again.
+//! - **It settles nothing more.** A release increments the claims of the events, as taking over an
+//!   expired lease does, and a verdict names its claim.
+//! - **It does not come back in between.** A release locks the row of the node, and an announcement
+//!   waits for that lock.
+//! - **Nothing is released because the database was away.** After an outage that kept all relays
+//!   from announcing themselves, the first one to come back would find that all others have
+//!   vanished. So a relay releases nothing before it has been present without a gap for its
+//!   presence time: by then the relays that are alive have announced themselves as well.
+//! - **Order per key is kept**: the store decides which events may be taken, and events that are
+//!   still leased hold back their key.
+//! - **An event that crashes relays is detected**: a released event is a suspect, as an event with
+//!   an expired lease is.
 //!
-//! A handler that was already running goes on, as with a lease that cannot be renewed: its event may be handled a second time.
-//! Relays of older versions do not say how long they count as present, and owners of work items do not announce themselves:
-//! their leases run out. A `single_node` relay holds no leases on events; its leadership runs out after 15 s.
+//! A handler that was already running goes on, as with a lease that cannot be renewed: its event
+//! may be handled a second time. Relays of older versions do not store their presence time, and
+//! owners of work items do not announce themselves: their leases run out. A `single_node` relay
+//! holds no leases on events; its leadership runs out after 15 s.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,26 +38,30 @@ use crate::error::Result;
 use crate::escape::Escaped;
 use crate::store::{Node, NodeOutage, NodeRoutes, NodeState, RelayTask, UnroutedEvents};
 
-/// So many times the time between two announcements is the longest between two measurements of the lag.
+/// The longest pause between two measurements of the lag, in announcement intervals.
 const LONGEST_LAG_PAUSE: u32 = 6;
 
-/// How soon an announcement that failed is tried again, at most.
+/// The longest pause before a failed announcement is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Announces this relay, and measures how long the oldest due event has waited, until the relay is over.
+/// Announces this relay, and measures how long the oldest due event has waited, until the relay has
+/// ended.
 ///
-/// Side by side: other reads may keep all connections for reads busy for longer than presence lasts.
+/// Both concurrently: other reads may keep all connections for reads busy for longer than presence
+/// lasts.
 pub(super) async fn announce(engine: Arc<Engine>) {
     tokio::join!(keep_announcing(&engine), measure_lag(&engine));
 }
 
-/// Asks less and less often while nothing is due: events that can be taken tell how long they waited when they are taken.
+/// Measures less and less often while nothing is due: a take measures the waiting time of the
+/// events that it takes.
 async fn measure_lag(engine: &Engine) {
     let every = Node::announces_every(engine.settings.presence);
     let mut known = BTreeSet::new();
     let mut pause = every;
     loop {
-        // Asked of the table: what waits for a destination, or behind a dead event, is not taken.
+        // Read from the table: events that wait for a destination, or behind a dead event, are not
+        // taken.
         if let Ok(oldest) = engine.store.oldest_due().await {
             engine.metrics.oldest_lag_ms.set(oldest.unwrap_or_default().as_secs_f64() * 1_000.0);
             pause = if oldest.is_some() { every } else { (pause * 2).min(every * LONGEST_LAG_PAUSE) };
@@ -63,14 +74,14 @@ async fn measure_lag(engine: &Engine) {
     }
 }
 
-/// How many pending events are looked at to find those that no running relay routes.
-const LOOK_AT: usize = 2_000;
+/// How many pending events are scanned for those that no running relay routes.
+const SCAN_LIMIT: usize = 2_000;
 
 /// Counts pending events that no running relay routes, and logs each of their types once.
 async fn measure_unrouted(engine: &Engine, known: &mut BTreeSet<(String, String)>) {
-    // While this relay takes everything there are none, and nothing needs to be asked.
+    // While this relay takes all events there are none, and no query is needed.
     let found = if engine.routes.routed().is_some() {
-        engine.store.unrouted(LOOK_AT).await
+        engine.store.unrouted(SCAN_LIMIT).await
     } else {
         Ok(UnroutedEvents::default())
     };
@@ -89,23 +100,23 @@ async fn measure_unrouted(engine: &Engine, known: &mut BTreeSet<(String, String)
     *known = types;
 }
 
-/// Announces this relay, with the destinations that are not available to it and what it has counted.
+/// Announces this relay, with its unavailable destinations and its counters.
 async fn keep_announcing(engine: &Engine) {
     let every = Node::announces_every(engine.settings.presence);
-    // The first announcement was made before anything else was started.
+    // The first announcement was made before any other task was started.
     let mut pause = every;
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = engine.waiting.changed() => {}
-            () = counted(engine) => {}
+            () = engine.outages.changed() => {}
+            () = counts_changed(engine) => {}
             () = health_changed(engine) => {}
             () = engine.over.cancelled() => return,
         }
         pause = match engine.announce_once().await {
             Ok(()) => every,
             Err(error) => {
-                let present = engine.held.present_for(Instant::now()).is_some();
+                let present = engine.in_flight.present_for(Instant::now()).is_some();
                 tracing::warn!(store = engine.name(), node = %engine.node(), %error, present, "could not announce this relay");
                 RETRY.min(every)
             }
@@ -113,13 +124,13 @@ async fn keep_announcing(engine: &Engine) {
     }
 }
 
-/// Waits until something was counted, and at least for as long as counts may be out of date.
-async fn counted(engine: &Engine) {
+/// Resolves once a counter has changed, but not more often than `Node::COUNTS_SAID`.
+async fn counts_changed(engine: &Engine) {
     tokio::time::sleep(Node::COUNTS_SAID).await;
-    engine.tally.changed().await;
+    engine.stats.changed().await;
 }
 
-/// Waits until an error began or ended. One that comes and goes does not make a write each time.
+/// Resolves once an error has begun or ended, but not more often than `Node::COUNTS_SAID`.
 async fn health_changed(engine: &Engine) {
     tokio::time::sleep(Node::COUNTS_SAID).await;
     engine.monitor.changed().await;
@@ -127,18 +138,18 @@ async fn health_changed(engine: &Engine) {
 
 /// Releases the leases of relays that vanished, until the relay is stopped.
 ///
-/// Not by the task that announces: a release may have to wait for row locks.
+/// Not in the announcing task: a release may have to wait for row locks.
 pub(super) async fn take_over(engine: Arc<Engine>) {
     let every = Node::announces_every(engine.settings.presence);
     let taking_over = async {
         loop {
             tokio::time::sleep(every).await;
-            let present_for = engine.held.present_for(Instant::now());
+            let present_for = engine.in_flight.present_for(Instant::now());
             if present_for.is_none_or(|present_for| present_for < engine.settings.presence) {
                 continue;
             }
             if !engine.may_take_over.load(Ordering::Relaxed) {
-                engine.monitor.rests(RelayTask::Takeover);
+                engine.monitor.idle(RelayTask::Takeover);
                 continue;
             }
             match engine.store.release_vanished().await {
@@ -148,7 +159,7 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
                         tracing::warn!(store = engine.name(), %node, events, "relay vanished: released its leases");
                     }
                     if released.iter().any(|(_, events)| *events > 0) {
-                        engine.look_everywhere();
+                        engine.request_rescan();
                     }
                 }
                 Err(error) => {
@@ -165,15 +176,16 @@ pub(super) async fn take_over(engine: Arc<Engine>) {
 }
 
 impl Engine {
-    /// Removes the row of this relay, which holds nothing any more. One that could not give back its leases keeps its row:
-    /// the others find by it what they may release.
+    /// Removes the row of this relay, which holds nothing any more. A relay that could not release
+    /// its leases keeps its row: the others find its leases by it.
     pub(super) async fn retire(&self) {
         if let Err(error) = self.store.retire(self.node()).await {
-            tracing::debug!(store = self.name(), %error, "could not say that this relay has stopped");
+            tracing::debug!(store = self.name(), %error, "could not remove this relay's row");
         }
     }
 
-    /// Announces this relay. If that comes after its presence had lapsed, everything it holds has to be renewed first.
+    /// Announces this relay. If its presence had lapsed, everything that it holds has to be renewed
+    /// first.
     pub(super) async fn announce_once(&self) -> Result<()> {
         let asked = Instant::now();
         self.monitor.began(RelayTask::Announce);
@@ -182,25 +194,27 @@ impl Engine {
             announced.inspect_err(|error| self.monitor.failed(RelayTask::Announce, &error.to_string()))?;
         self.may_take_over.store(others, Ordering::Relaxed);
         self.monitor.succeeded(RelayTask::Announce);
-        if self.held.announced(asked, Instant::now(), self.settings.presence) && !self.station.is_exclusive()
+        if self.in_flight.announced(asked, Instant::now(), self.settings.presence)
+            && !self.ownership.is_exclusive()
         {
             tracing::warn!(
                 store = self.name(),
                 node = %self.node(),
                 "could not announce this relay in time: others may have released its leases; renewing them"
             );
-            self.runs.doubt();
+            self.key_queues.invalidate();
             self.renew.notify_one();
         }
         Ok(())
     }
 
-    /// Releases leases that a process of the same name has left behind. One that was stopped has left none, and its name is gone
-    /// from the table.
+    /// Releases leases that an earlier process of the same name has left. A process that was
+    /// stopped has left none, and its name is no longer in the table.
     ///
-    /// Before this relay announces itself, and long before it takes anything: what is leased to its name is that process's.
-    pub(super) async fn take_back(&self) -> Result<()> {
-        if self.station.is_exclusive()
+    /// Runs before this relay announces itself, and long before it takes events: all leases of its
+    /// name belong to that process.
+    pub(super) async fn release_predecessor(&self) -> Result<()> {
+        if self.ownership.is_exclusive()
             || !self.store.nodes().await?.iter().any(|node| node.node == *self.node())
         {
             return Ok(());
@@ -211,7 +225,7 @@ impl Engine {
                 store = self.name(),
                 node = %self.node(),
                 events = released.events,
-                "a relay of this name did not stop properly: took back its leases"
+                "a relay of this name did not stop properly: released its leases"
             );
         }
         Ok(())
@@ -221,11 +235,11 @@ impl Engine {
         NodeState {
             mode: self.settings.mode.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            active: self.station.holder().is_some(),
-            outages: self.waiting.outages(),
+            active: self.ownership.holder().is_some(),
+            outages: self.outages.list(),
             on_dead: self.settings.on_dead,
             routes: NodeRoutes::of(self.routes.routed().as_deref()),
-            counts: self.tally.counts(),
+            counts: self.stats.counts(),
             health: self.monitor.health(),
             presence_ms: u64::try_from(self.settings.presence.as_millis()).ok(),
             released: false,

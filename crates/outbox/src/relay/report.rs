@@ -1,12 +1,12 @@
-//! Tells a join in another database the outcome of one of its steps.
+//! Reports the outcome of a step to a join in another database.
 //!
-//! The database of the step writes a report, an event of the type [`REPORT`](crate::join::REPORT), in the transaction of
-//! the settlement; this module handles that event. A report comes at least once, and a join counts a step once however
-//! often it is told.
+//! The database of the step writes a report, an event of the type [`REPORT`](crate::join::REPORT),
+//! in the transaction of the settlement; this module handles that event. A report is delivered at
+//! least once, and a join counts a step once, however often it is reported.
 //!
-//! Every writer of the table can insert a row of that type. A report is therefore believed only if the reporting
-//! database has the row that attaches the step to the join, with the same home and the same outcome: writers have no
-//! rights on that table.
+//! Every writer of the table can insert a row of that type. A report is therefore accepted only if
+//! the reporting database has the row that attaches the step to the join, with the same home and
+//! the same outcome: writers have no privileges on that table.
 
 use std::time::Duration;
 
@@ -18,16 +18,17 @@ use crate::handler::{Cx, Failure, Outcome};
 use crate::join::{JoinError, JoinId, REPORT_PATIENCE, Report, Step};
 use crate::store::{JoinAct, JoinMember};
 
-/// Pause before a report is tried again: as long as the report is old, within these bounds. Not an attempt: a report must
-/// not die because the join's database is away for an hour.
+/// Bounds of the delay before a report is tried again, which is otherwise the age of the report.
+/// Not an attempt: a report must not be dead-lettered because the join's database is down for an
+/// hour.
 const SOONEST: Duration = Duration::from_secs(5);
 const LATEST: Duration = Duration::from_secs(600);
 
-/// Verifies a report and tells the join.
-pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
+/// Verifies a report and delivers it to the join.
+pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
     let report: Report = match cx.payload() {
         Ok(report) => report,
-        Err(_) => return Err(Failure::dead("forged join report: the payload is not one of a report")),
+        Err(_) => return Err(Failure::dead("forged join report: the payload is not a report")),
     };
     let Report { home, join, step, became } = report;
     if [&home, &join, &step].iter().any(|text| text.contains('\0')) {
@@ -51,7 +52,7 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
         Verified::Outdated => return Ok(Outcome::Done),
         Verified::Forged(reason) => return Err(Failure::dead(format!("forged join report: {reason}"))),
     }
-    let homes = engine.place.as_ref().map(|place| &*place.homes);
+    let homes = engine.fleet.as_ref().map(|fleet| &*fleet.homes);
     let Some(store) = homes.and_then(|homes| homes.home(&home)) else {
         if age > REPORT_PATIENCE {
             return Err(Failure::dead(
@@ -60,7 +61,7 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
             ));
         }
         let (store, event) = (engine.name(), cx.id());
-        tracing::warn!(store, event = %Escaped(event), home, join = %Escaped(&join), "no database of this name here: the relay of a fleet that has it tells the join");
+        tracing::warn!(store, event = %Escaped(event), home, join = %Escaped(&join), "the join's database is unknown to this relay: the relay of a fleet that has it delivers the report");
         return Ok(Outcome::RetryAfter(pause(age)));
     };
     let act = JoinAct::Report { join, step, became };
@@ -71,13 +72,14 @@ pub(super) async fn tell(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
             }
             Ok(Outcome::Done)
         }
-        // It was given up, or needs no more: nothing is left to tell.
+        // The join was given up, or needs no more steps: there is nothing to report.
         Err(Error::Join(JoinError::Closed { .. })) => Ok(Outcome::Done),
         Err(error @ Error::Join(JoinError::Full { .. })) => Err(Failure::dead(error)),
-        // A join that is not known may be one whose transaction is still open, but not for ever.
+        // An unknown join may have been created by a transaction that is still open, but not for
+        // ever.
         Err(error @ Error::Join(_)) if age > REPORT_PATIENCE => Err(Failure::dead(error)),
         Err(error) => {
-            tracing::warn!(store = engine.name(), event = %Escaped(cx.id()), home, %error, "could not tell a join");
+            tracing::warn!(store = engine.name(), event = %Escaped(cx.id()), home, %error, "could not report a step to its join");
             Ok(Outcome::RetryAfter(pause(age)))
         }
     }
@@ -109,11 +111,11 @@ fn pause(age: Duration) -> Duration {
 /// Result of comparing a report with the row of its step.
 #[derive(Debug, PartialEq, Eq)]
 enum Verified {
-    /// The row says the same.
+    /// The row has the same home and outcome.
     Genuine,
-    /// The step failed, was replayed and is completed by now: a later report says so.
+    /// The step failed, was replayed and is completed by now: a later report has that outcome.
     Outdated,
-    /// The row says something else, or there is none.
+    /// The row differs, or there is none.
     Forged(&'static str),
 }
 
@@ -123,7 +125,8 @@ fn verify(member: Option<&JoinMember>, home: &str, became: Step) -> Verified {
             "no event of this database is such a step of the join, or its row was purged",
         );
     };
-    // A database that goes by two names is its own neighbour: the first report makes the step one of its own.
+    // A database that has two names is its own neighbour: the first report makes the step one of
+    // its own.
     if member.home != home && !member.home.is_empty() {
         return Verified::Forged("the step belongs to a join in another database");
     }
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_believed_only_if_the_row_of_its_step_says_the_same() {
+    fn a_report_is_accepted_only_if_the_row_of_its_step_agrees() {
         use Step::{Completed, Failed};
         let member = |home: &str, status| Some(JoinMember { home: home.to_owned(), status });
         for (member, became, is_genuine) in [

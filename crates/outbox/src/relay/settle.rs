@@ -8,190 +8,201 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::bytes::ReservedBytes;
-use super::runs::RunKey;
-use super::tally::Subject;
-use super::{Engine, tag};
+use super::key_queues::KeyQueueRef;
+use super::stats::Observation;
+use super::{Engine, fence};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::store::{Holder, RelayTask, Settled, Settlement, Verdict};
 
-/// A batch is full with this many verdicts. What was said together is written together, so it may have some more.
+/// A batch is full with this many verdicts. The verdicts of one request are written together, so a
+/// batch may have some more.
 const BATCH: usize = 2_000;
 
-/// How long to wait before verdicts are tried again that the database refused: at first, and at most.
+/// Pause before the next try of verdicts that the database refused: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What became of an event.
+/// Verdict on one event.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct EventVerdict {
     pub(crate) settlement: Settlement,
-    /// Whether it is in the database already: the handler's own transaction settled it.
+    /// Whether the verdict is in the database already: the handler's own transaction settled the
+    /// event.
     pub(crate) written: bool,
     /// The event, if it is to be counted and could be decoded.
-    pub(crate) subject: Option<Subject>,
-    /// Its part of the [byte budget](super::bytes::ByteBudget), which the event takes until then.
+    pub(crate) observation: Option<Observation>,
+    /// Share of the [byte budget](super::bytes::ByteBudget), which the event uses until the verdict
+    /// is written.
     pub(crate) _memory: Option<Arc<ReservedBytes>>,
 }
 
-impl Told {
+impl EventVerdict {
     pub(crate) fn to_write(settlement: Settlement) -> Self {
-        Self { settlement, written: false, subject: None, _memory: None }
+        Self { settlement, written: false, observation: None, _memory: None }
     }
 }
 
-/// What a worker says to the settler.
+/// A request to the settler.
 #[derive(Debug)]
-pub(crate) enum Spoken {
-    /// Verdicts that belong together: one, or a failed event and those of its key behind it.
+pub(crate) enum SettleRequest {
+    /// Verdicts that belong together: one, or that of a failed event and of the later events of its
+    /// key.
     Verdicts {
-        /// What became of the events.
-        told: Vec<Told>,
-        /// The epoch that they were taken in; 0 with leases.
+        /// The verdicts.
+        entries: Vec<EventVerdict>,
+        /// Epoch in which the events were taken; 0 with leases.
         epoch: i64,
-        /// Their run, if they have an ordering key.
-        key: Option<RunKey>,
+        /// Their key queue, if they have an ordering key.
+        key: Option<KeyQueueRef>,
         /// Whether handling of the key has halted until this is written.
         halted: bool,
-        /// Whether somebody waits for it: a key for its next events, an event for its next attempt.
+        /// Whether it must not wait for a batch: the key waits for its next events, or the event
+        /// for its next attempt.
         urgent: bool,
     },
-    /// Somebody waits until all that was said before is written.
-    Waiting(oneshot::Sender<()>),
-    /// Nothing comes after this.
+    /// Dropped once every earlier request is written.
+    Flush(oneshot::Sender<()>),
+    /// The last request.
     Last,
 }
 
-impl Spoken {
-    /// Of events without a key.
-    pub(crate) fn verdicts(told: Vec<Told>, epoch: i64) -> Self {
-        let urgent = told.iter().any(|told| told.settlement.verdict != Verdict::Done);
-        Spoken::Verdicts { told, epoch, key: None, halted: false, urgent }
+impl SettleRequest {
+    /// Verdicts on events without a key.
+    pub(crate) fn verdicts(entries: Vec<EventVerdict>, epoch: i64) -> Self {
+        let urgent = entries.iter().any(|entry| entry.settlement.verdict != Verdict::Done);
+        SettleRequest::Verdicts { entries, epoch, key: None, halted: false, urgent }
     }
 
-    /// Whether it may wait a little for others to be written with.
+    /// Whether it may wait a little to be written in a batch with others.
     fn can_wait(&self) -> bool {
-        matches!(self, Spoken::Verdicts { urgent: false, .. })
+        matches!(self, SettleRequest::Verdicts { urgent: false, .. })
     }
 
     fn len(&self) -> usize {
         match self {
-            Spoken::Verdicts { told, .. } => told.len(),
-            Spoken::Waiting(_) | Spoken::Last => 0,
+            SettleRequest::Verdicts { entries, .. } => entries.len(),
+            SettleRequest::Flush(_) | SettleRequest::Last => 0,
         }
     }
 }
 
-/// The workers' side of the settler. Verdicts that are not written yet are counted: when there are many of them, workers wait
-/// before they go on, however many they say at a time. What a crash repeats is bounded by that, and so is memory.
-pub(crate) struct Speaker {
-    spoken: mpsc::UnboundedSender<Spoken>,
-    /// As many permits as there is room for verdicts.
-    room: Semaphore,
+/// The workers' side of the settler. Unwritten verdicts are counted: when there are many of them,
+/// workers wait before they go on, however many they send at a time. This bounds memory, and the
+/// deliveries that a crash repeats.
+pub(crate) struct SettleQueue {
+    sender: mpsc::UnboundedSender<SettleRequest>,
+    /// One permit for each verdict that may still be queued.
+    permits: Semaphore,
     capacity: usize,
-    /// Somebody waits, or there is much to write: do not linger.
-    hurry: Notify,
+    /// A caller waits, or there is much to write: end the batch delay.
+    flush_now: Notify,
 }
 
-impl Speaker {
-    /// With room for so many verdicts, and where they are heard.
-    pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<Spoken>) {
-        let (spoken, heard) = mpsc::unbounded_channel();
-        (Self { spoken, room: Semaphore::new(capacity), capacity, hurry: Notify::new() }, heard)
+impl SettleQueue {
+    /// A queue of this capacity, and its receiver.
+    pub(crate) fn new(capacity: usize) -> (Self, mpsc::UnboundedReceiver<SettleRequest>) {
+        let (sender, requests) = mpsc::unbounded_channel();
+        (Self { sender, permits: Semaphore::new(capacity), capacity, flush_now: Notify::new() }, requests)
     }
 
-    /// How much room something takes. The last word takes some as well: it waits behind those that wait for room.
-    fn size(&self, spoken: &Spoken) -> u32 {
-        spoken.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
+    /// How many permits a request takes. `Last` takes one as well, so that it queues behind the
+    /// requests that wait for permits.
+    fn size(&self, request: &SettleRequest) -> u32 {
+        request.len().clamp(1, self.capacity).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Says something, when there is room for it.
-    pub(crate) async fn say(&self, spoken: Spoken) {
-        if let Ok(room) = self.room.acquire_many(self.size(&spoken)).await {
-            room.forget();
+    /// Sends a request, when there is capacity for it.
+    pub(crate) async fn send(&self, request: SettleRequest) {
+        if let Ok(permits) = self.permits.acquire_many(self.size(&request)).await {
+            permits.forget();
         }
-        self.hand_over(spoken);
+        self.enqueue(request);
     }
 
-    /// The same from where waiting is not possible: gives it back if there is no room.
-    fn try_say(&self, spoken: Spoken) -> Result<(), Spoken> {
-        match self.room.try_acquire_many(self.size(&spoken)) {
-            Ok(room) => room.forget(),
-            Err(_) => return Err(spoken),
+    /// As `send`, where waiting is not possible: returns the request if there is no capacity.
+    fn try_send(&self, request: SettleRequest) -> Result<(), SettleRequest> {
+        match self.permits.try_acquire_many(self.size(&request)) {
+            Ok(permits) => permits.forget(),
+            Err(_) => return Err(request),
         }
-        self.hand_over(spoken);
+        self.enqueue(request);
         Ok(())
     }
 
-    /// Waits until what was said before is written, or not this node's to write any more.
-    pub(crate) async fn catch_up(&self) {
+    /// Waits until every earlier request is written, or this node may no longer write it.
+    pub(crate) async fn flush(&self) {
         let (waiting, written) = oneshot::channel();
-        self.say(Spoken::Waiting(waiting)).await;
-        // Nobody answers; the question is dropped when all before it is written.
+        self.send(SettleRequest::Flush(waiting)).await;
+        // Nothing is sent on this channel; the sender is dropped when all requests before it are
+        // written.
         let _ = written.await;
     }
 
-    fn hand_over(&self, spoken: Spoken) {
-        let urgent = !spoken.can_wait();
-        // Nobody hears it any more once the relay is over.
-        let _ = self.spoken.send(spoken);
-        let waiting = self.capacity.saturating_sub(self.room.available_permits());
-        if urgent || waiting >= self.enough() {
-            self.hurry.notify_one();
+    fn enqueue(&self, request: SettleRequest) {
+        let urgent = !request.can_wait();
+        // The receiver is gone once the relay has ended.
+        let _ = self.sender.send(request);
+        let waiting = self.capacity.saturating_sub(self.permits.available_permits());
+        if urgent || waiting >= self.full_batch() {
+            self.flush_now.notify_one();
         }
     }
 
-    /// How many verdicts need not wait for more: a full batch, or so many that workers will soon wait for room.
-    fn enough(&self) -> usize {
+    /// How many verdicts need not wait for more: a full batch, or so many that workers will soon
+    /// wait for capacity.
+    fn full_batch(&self) -> usize {
         BATCH.min(self.capacity / 2)
     }
 
-    /// What was said is written.
+    /// Returns the permits of a written request.
     fn written(&self, size: u32) {
-        self.room.add_permits(size as usize);
+        self.permits.add_permits(size as usize);
     }
 }
 
 impl Engine {
-    /// Says something to the settler from where waiting is not possible.
-    pub(crate) fn speak(self: &Arc<Self>, spoken: Spoken) {
-        if let Err(spoken) = self.settler.try_say(spoken) {
+    /// Sends a request to the settler where waiting is not possible.
+    pub(crate) fn settle_later(self: &Arc<Self>, request: SettleRequest) {
+        if let Err(request) = self.settler.try_send(request) {
             let engine = self.clone();
-            tokio::spawn(async move { engine.settler.say(spoken).await });
+            tokio::spawn(async move { engine.settler.send(request).await });
         }
     }
 }
 
-/// Verdicts that are written together or not at all: all that was said at once of one run, or of events without a key.
+/// Verdicts that are written together or not at all: all that one request has for one key queue, or
+/// for events without a key.
 #[derive(Clone)]
 struct Group {
-    all: Arc<Vec<Told>>,
-    /// Which of them.
+    all: Arc<Vec<EventVerdict>>,
+    /// The part of `all` that belongs to this group.
     range: Range<usize>,
     epoch: i64,
-    key: Option<RunKey>,
+    key: Option<KeyQueueRef>,
     halted: bool,
 }
 
 impl Group {
-    fn new(told: Vec<Told>, epoch: i64, key: Option<RunKey>, halted: bool) -> Self {
-        Self { range: 0..told.len(), all: Arc::new(told), epoch, key, halted }
+    fn new(entries: Vec<EventVerdict>, epoch: i64, key: Option<KeyQueueRef>, halted: bool) -> Self {
+        Self { range: 0..entries.len(), all: Arc::new(entries), epoch, key, halted }
     }
 
-    fn told(&self) -> &[Told] {
+    fn entries(&self) -> &[EventVerdict] {
         &self.all[self.range.clone()]
     }
 
-    /// What is to be written in the name of this holder.
+    /// The settlements that this holder has to write.
     fn to_write(&self, by: &Holder) -> impl Iterator<Item = &Settlement> {
-        // With leadership memory alone knows what was given back: there is nothing to write, but for a suspect, which
-        // the next leader has to know of.
+        // With leadership only memory knows which events were released, so there is nothing to
+        // write, except for a suspect, which the next leader has to know of.
         let leased = matches!(by, Holder::Lease { .. });
-        let unwritten = self.told().iter().filter(|told| !told.written).map(|told| &told.settlement);
+        let unwritten = self.entries().iter().filter(|entry| !entry.written).map(|entry| &entry.settlement);
         unwritten.filter(move |settlement| leased || settlement.verdict != Verdict::Released)
     }
 
-    /// The smallest groups that can be written by themselves: events without a key do not wait for each other.
+    /// The smallest groups that can be written by themselves: events without a key do not wait for
+    /// each other.
     fn split(self) -> Vec<Self> {
         if self.key.is_some() {
             return vec![self];
@@ -200,40 +211,41 @@ impl Group {
     }
 }
 
-/// How many verdicts there are.
-fn verdicts(batch: &[Spoken]) -> usize {
-    batch.iter().map(Spoken::len).sum()
+/// Number of verdicts in these requests.
+fn verdict_count(batch: &[SettleRequest]) -> usize {
+    batch.iter().map(SettleRequest::len).sum()
 }
 
 /// Why a write did not succeed.
-enum Obstacle {
+enum WriteFailure {
     /// The database refuses this group, for a reason of the group's own.
     Refused(Error),
-    /// The relay ends, and the database has not answered for as long as that may take.
+    /// The relay ends, and the database has not answered within the drain time.
     OutOfTime(Error),
-    /// The right to write is gone.
+    /// This node may no longer write these verdicts.
     NotHeld,
 }
 
-/// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a key is never written before
-/// an earlier one.
-struct Aside {
+/// Groups that the database refused. Behind each wait the later verdicts of its key: a verdict of a
+/// key is never written before an earlier one.
+struct RefusedGroups {
     groups: Vec<Group>,
     /// When they are tried again.
     next: Instant,
     pause: Duration,
 }
 
-impl Aside {
+impl RefusedGroups {
     fn new() -> Self {
         Self { groups: Vec::new(), next: Instant::now(), pause: SHORTEST_PAUSE }
     }
 
-    fn holds(&self, key: Option<&RunKey>) -> bool {
+    fn contains(&self, key: Option<&KeyQueueRef>) -> bool {
         key.is_some() && self.groups.iter().any(|group| group.key.as_ref() == key)
     }
 
-    /// Takes groups in, to be tried after the current pause. None of them is written before those that are here.
+    /// Adds groups, to be tried after the current pause. None of them is written before those that
+    /// are here.
     fn add(&mut self, groups: Vec<Group>) {
         if groups.is_empty() {
             return;
@@ -245,7 +257,7 @@ impl Aside {
         self.groups.extend(groups);
     }
 
-    /// These were tried again in vain.
+    /// Keeps the groups that were refused again.
     fn put_back(&mut self, groups: Vec<Group>, progress: bool) {
         self.pause = if progress { SHORTEST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
         self.next = Instant::now() + self.pause;
@@ -253,64 +265,65 @@ impl Aside {
     }
 }
 
-/// The settling task. It tries for as long as its relay lives: an event whose verdict was said is not let go before that is written,
-/// or another relay holds the event.
+/// The settling task. It retries for as long as its relay runs: an event with a verdict is not
+/// dropped before the verdict is written, or another relay holds the event.
 ///
-/// Its state survives a panic: the next run goes on with the batch that was being written. What is written already is written again
-/// then, which changes nothing, as after an answer that was lost.
+/// Its state survives a panic: the next run continues with the batch that was being written.
+/// Verdicts that are already written are written again then, which changes nothing, as after a lost
+/// answer.
 pub(crate) struct Settler {
     engine: Arc<Engine>,
-    heard: mpsc::UnboundedReceiver<Spoken>,
-    /// Heard, to be written next.
-    gathered: Vec<Spoken>,
-    batch: Option<Batch>,
-    aside: Aside,
+    requests: mpsc::UnboundedReceiver<SettleRequest>,
+    /// Received, to be written next.
+    gathered: Vec<SettleRequest>,
+    batch: Option<SettleBatch>,
+    refused_groups: RefusedGroups,
 }
 
-/// What is being written.
+/// The requests that are being written.
 #[derive(Default)]
-struct Batch {
+struct SettleBatch {
     groups: Vec<Group>,
-    /// Those who wait until it is written. Nothing is sent to them.
+    /// Callers that wait until the batch is written. Nothing is sent to them.
     waiting: Vec<oneshot::Sender<()>>,
-    /// Nothing comes after it.
+    /// No request comes after this batch.
     last: bool,
-    /// Room that it takes.
+    /// Permits that the requests hold.
     sizes: Vec<u32>,
 }
 
-impl Batch {
-    fn new(all: Vec<Spoken>, sizes: Vec<u32>) -> Self {
+impl SettleBatch {
+    fn new(all: Vec<SettleRequest>, sizes: Vec<u32>) -> Self {
         let mut batch = Self { sizes, ..Self::default() };
-        for spoken in all {
-            match spoken {
-                Spoken::Verdicts { told, epoch, key, halted, .. } => {
-                    batch.groups.push(Group::new(told, epoch, key, halted));
+        for request in all {
+            match request {
+                SettleRequest::Verdicts { entries, epoch, key, halted, .. } => {
+                    batch.groups.push(Group::new(entries, epoch, key, halted));
                 }
-                Spoken::Waiting(waiter) => batch.waiting.push(waiter),
-                Spoken::Last => batch.last = true,
+                SettleRequest::Flush(waiter) => batch.waiting.push(waiter),
+                SettleRequest::Last => batch.last = true,
             }
         }
-        // An older epoch before a newer one; within one as they were said.
+        // An older epoch before a newer one; within one in the order of sending.
         batch.groups.sort_by_key(|group| group.epoch);
         batch
     }
 }
 
 impl Settler {
-    pub(crate) fn new(engine: Arc<Engine>, heard: mpsc::UnboundedReceiver<Spoken>) -> Self {
-        Self { engine, heard, gathered: Vec::new(), batch: None, aside: Aside::new() }
+    pub(crate) fn new(engine: Arc<Engine>, requests: mpsc::UnboundedReceiver<SettleRequest>) -> Self {
+        Self { engine, requests, gathered: Vec::new(), batch: None, refused_groups: RefusedGroups::new() }
     }
 
     pub(crate) async fn run(&mut self) {
         loop {
             if self.batch.is_none() {
                 if self.gathered.is_empty() {
-                    let again = !self.aside.groups.is_empty();
+                    let again = !self.refused_groups.groups.is_empty();
                     let first = tokio::select! {
-                        first = self.heard.recv() => first,
-                        () = tokio::time::sleep_until(self.aside.next.into()), if again => {
-                            self.try_again().await;
+                        first = self.requests.recv() => first,
+                        () = tokio::time::sleep_until(self.refused_groups.next.into()), if again => {
+                            self.retry_refused().await;
                             self.report_refused();
                             self.engine.progress.notify_waiters();
                             continue;
@@ -320,45 +333,47 @@ impl Settler {
                     self.gathered.push(first);
                 }
                 self.fill();
-                self.linger().await;
-                let sizes = self.gathered.iter().map(|spoken| self.engine.settler.size(spoken)).collect();
-                self.batch = Some(Batch::new(std::mem::take(&mut self.gathered), sizes));
+                self.batch_delay().await;
+                let sizes = self.gathered.iter().map(|request| self.engine.settler.size(request)).collect();
+                self.batch = Some(SettleBatch::new(std::mem::take(&mut self.gathered), sizes));
             }
             self.settle().await;
             self.report_refused();
-            let Some(Batch { waiting, last, sizes, .. }) = self.batch.take() else { return };
+            let Some(SettleBatch { waiting, last, sizes, .. }) = self.batch.take() else { return };
             drop(waiting);
             sizes.into_iter().for_each(|size| self.engine.settler.written(size));
             self.engine.progress.notify_waiters();
             if last {
-                self.end().await;
+                self.finish().await;
                 return;
             }
         }
     }
 
-    /// Adds what has been said, until the batch is full.
+    /// Adds requests that are already queued, until the batch is full.
     fn fill(&mut self) {
-        let mut verdicts = verdicts(&self.gathered);
-        while verdicts < BATCH
-            && let Ok(spoken) = self.heard.try_recv()
+        let mut count = verdict_count(&self.gathered);
+        while count < BATCH
+            && let Ok(request) = self.requests.try_recv()
         {
-            verdicts += spoken.len();
-            self.gathered.push(spoken);
+            count += request.len();
+            self.gathered.push(request);
         }
     }
 
-    /// Gives verdicts that can wait a few milliseconds of company: one write for many costs the database far less than
-    /// many writes, and the handlers have long gone on.
-    async fn linger(&mut self) {
-        let enough = self.engine.settler.enough();
+    /// Lets verdicts that can wait be joined by others for a few milliseconds: one write for many
+    /// costs the database far less than many writes, and the handlers do not wait for it.
+    async fn batch_delay(&mut self) {
+        let full_batch = self.engine.settler.full_batch();
         let over = tokio::time::sleep(self.engine.settings.linger);
         tokio::pin!(over);
-        // Being told to hurry may be about what was written since: then there is time.
-        while verdicts(&self.gathered) < enough && self.gathered.iter().all(Spoken::can_wait) {
+        // The notification may refer to a request that is already written; if the batch is still
+        // small, keep waiting.
+        while verdict_count(&self.gathered) < full_batch && self.gathered.iter().all(SettleRequest::can_wait)
+        {
             let in_time = tokio::select! {
                 () = &mut over => false,
-                () = self.engine.settler.hurry.notified() => true,
+                () = self.engine.settler.flush_now.notified() => true,
             };
             self.fill();
             if !in_time {
@@ -367,109 +382,112 @@ impl Settler {
         }
     }
 
-    /// Writes the batch and lets go of its events. What the database refuses is put aside.
+    /// Writes the batch and drops its events. Refused groups are kept for later.
     async fn settle(&mut self) {
         while let Some(epoch) = self.batch.as_ref().and_then(|batch| Some(batch.groups.first()?.epoch)) {
             let all = self.batch.as_ref().map_or(&[][..], |batch| &batch.groups);
             let of_epoch = || all.iter().filter(|group| group.epoch == epoch).cloned();
-            let (behind, groups): (Vec<_>, Vec<_>) =
-                of_epoch().partition(|group| self.aside.holds(group.key.as_ref()));
+            let (deferred, groups): (Vec<_>, Vec<_>) =
+                of_epoch().partition(|group| self.refused_groups.contains(group.key.as_ref()));
             let mut left = self.write(epoch, groups).await;
-            // A few that are refused do not hold up the others; so many do.
-            while self.aside.groups.len() + left.len() > self.engine.settler.capacity
+            // A few refused groups do not delay the others; more than the capacity do.
+            while self.refused_groups.groups.len() + left.len() > self.engine.settler.capacity
                 && !self.engine.stop.is_cancelled()
             {
                 tokio::time::sleep(LONGEST_PAUSE).await;
                 left = self.write(epoch, left).await;
-                self.try_again().await;
+                self.retry_refused().await;
             }
             if let Some(batch) = &mut self.batch {
                 batch.groups.retain(|group| group.epoch != epoch);
             }
-            self.put_aside(behind);
-            self.put_aside(left);
+            self.keep_refused(deferred);
+            self.keep_refused(left);
         }
     }
 
-    fn put_aside(&mut self, groups: Vec<Group>) {
+    fn keep_refused(&mut self, groups: Vec<Group>) {
         for key in groups.iter().filter_map(|group| group.key.as_ref()) {
-            self.engine.runs.refused(key);
+            self.engine.key_queues.refused(key);
         }
-        self.aside.add(groups);
+        self.refused_groups.add(groups);
     }
 
-    /// Writes what was put aside, as far as the database takes it now.
-    async fn try_again(&mut self) {
-        let all = self.aside.groups.len();
-        let epochs: BTreeSet<i64> = self.aside.groups.iter().map(|group| group.epoch).collect();
+    /// Writes refused groups, as far as the database accepts them now.
+    async fn retry_refused(&mut self) {
+        let all = self.refused_groups.groups.len();
+        let epochs: BTreeSet<i64> = self.refused_groups.groups.iter().map(|group| group.epoch).collect();
         let mut left = Vec::new();
         for epoch in epochs {
-            let of_epoch = self.aside.groups.iter().filter(|group| group.epoch == epoch).cloned().collect();
+            let of_epoch =
+                self.refused_groups.groups.iter().filter(|group| group.epoch == epoch).cloned().collect();
             left.extend(self.write(epoch, of_epoch).await);
         }
         let progress = left.len() < all;
-        self.aside.put_back(left, progress);
+        self.refused_groups.put_back(left, progress);
     }
 
-    /// Health counts refused verdicts apart: other verdicts are written meanwhile.
+    /// Reports refused verdicts to the monitor separately: other verdicts are written meanwhile.
     fn report_refused(&self) {
-        let refused = self.aside.groups.iter().map(|group| group.range.len()).sum();
+        let refused = self.refused_groups.groups.iter().map(|group| group.range.len()).sum();
         self.engine.monitor.refused(refused);
     }
 
-    /// The relay ends: what is refused now stays as it is in the database, and comes again when its lease runs out.
-    async fn end(&mut self) {
-        if self.aside.groups.is_empty() {
+    /// The relay ends: the events of refused verdicts stay as they are in the database, and are
+    /// redelivered when their lease runs out.
+    async fn finish(&mut self) {
+        if self.refused_groups.groups.is_empty() {
             return;
         }
-        self.try_again().await;
+        self.retry_refused().await;
         self.report_refused();
         let store = self.engine.name();
-        for group in std::mem::take(&mut self.aside.groups) {
-            for Told { settlement: s, .. } in group.told() {
-                tracing::error!(store, event = %Escaped(&s.id), "the relay ends without having settled the event: it comes again");
+        for group in std::mem::take(&mut self.refused_groups.groups) {
+            for EventVerdict { settlement: s, .. } in group.entries() {
+                tracing::error!(store, event = %Escaped(&s.id), "the relay ends before the event is settled: the event is redelivered");
             }
-            self.let_go(&group);
+            self.release(&group);
         }
     }
 
-    /// Writes groups of one epoch and lets go of their events. Returns those that the database refuses, and with each the later ones of
-    /// its key.
+    /// Writes groups of one epoch and drops their events. Returns the groups that the database
+    /// refuses, and with each the later ones of its key.
     async fn write(&self, epoch: i64, groups: Vec<Group>) -> Vec<Group> {
         let engine = &self.engine;
-        if !engine.station.may_settle(epoch) {
-            // Another node has led since these were taken.
+        if !engine.ownership.may_settle(epoch) {
+            // Another node has led since these events were taken.
             self.stale(groups);
             return Vec::new();
         }
-        let by = engine.station.holder_in(epoch);
+        let by = engine.ownership.holder_in(epoch);
         let error = match self.write_one(&by, epoch, &groups).await {
             Ok(()) => {
                 self.settled(&groups);
                 return Vec::new();
             }
-            Err(Obstacle::NotHeld) => {
+            Err(WriteFailure::NotHeld) => {
                 self.stale(groups);
                 return Vec::new();
             }
-            Err(Obstacle::OutOfTime(error)) => {
-                tracing::error!(store = engine.name(), %error, "could not settle before the relay ends");
+            Err(WriteFailure::OutOfTime(error)) => {
+                tracing::error!(store = engine.name(), %error, "could not settle events before the relay ends");
                 return groups;
             }
-            Err(Obstacle::Refused(error)) => error,
+            Err(WriteFailure::Refused(error)) => error,
         };
         self.write_each(&by, epoch, groups, &error).await
     }
 
-    /// The groups as a whole are refused: writes one by one, so that one bad verdict does not hold up the others.
+    /// Writes the groups one by one after the database refused them together, so that one bad
+    /// verdict does not delay the others.
     async fn write_each(&self, by: &Holder, epoch: i64, groups: Vec<Group>, error: &Error) -> Vec<Group> {
         let engine = &self.engine;
         let groups: Vec<Group> = groups.into_iter().flat_map(Group::split).collect();
         if groups.len() > 1 {
-            tracing::warn!(store = engine.name(), %error, "a batch of verdicts was refused, writing them one by one");
+            tracing::warn!(store = engine.name(), %error, "the database refused a batch of verdicts: writing them one by one");
         }
         let (mut settled, mut left) = (Vec::new(), Vec::new());
-        let mut refused: HashSet<RunKey> = HashSet::new();
+        let mut refused: HashSet<KeyQueueRef> = HashSet::new();
         let (mut first, mut over) = (None, false);
         for group in groups {
             if over || group.key.as_ref().is_some_and(|key| refused.contains(key)) {
@@ -478,13 +496,16 @@ impl Settler {
             }
             match self.write_one(by, epoch, std::slice::from_ref(&group)).await {
                 Ok(()) => settled.push(group),
-                Err(Obstacle::NotHeld) => self.stale(vec![group]),
-                Err(Obstacle::Refused(error)) => {
-                    first.get_or_insert((group.told().first().map(|told| told.settlement.id.clone()), error));
+                Err(WriteFailure::NotHeld) => self.stale(vec![group]),
+                Err(WriteFailure::Refused(error)) => {
+                    first.get_or_insert((
+                        group.entries().first().map(|entry| entry.settlement.id.clone()),
+                        error,
+                    ));
                     refused.extend(group.key.clone());
                     left.push(group);
                 }
-                Err(Obstacle::OutOfTime(_)) => {
+                Err(WriteFailure::OutOfTime(_)) => {
                     over = true;
                     left.push(group);
                 }
@@ -501,8 +522,9 @@ impl Settler {
         left
     }
 
-    /// Writes groups in one go. Tries again for as long as the database is in trouble, and not the verdicts.
-    async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), Obstacle> {
+    /// Writes groups in one transaction. Retries as long as the database fails, and not the
+    /// verdicts.
+    async fn write_one(&self, by: &Holder, epoch: i64, groups: &[Group]) -> Result<(), WriteFailure> {
         let engine = &self.engine;
         let mut to_write: Vec<Settlement> =
             groups.iter().flat_map(|group| group.to_write(by)).cloned().collect();
@@ -514,14 +536,15 @@ impl Settler {
         loop {
             engine.monitor.began(RelayTask::Settle);
             if matches!(by, Holder::Lease { .. }) {
-                // The lease of an event may have run out while this waited, and been claimed again by this node.
-                engine.held.update_claims(&mut to_write);
+                // The lease of an event may have run out while this write waited, and been claimed
+                // again by this node.
+                engine.in_flight.update_claims(&mut to_write);
             }
             let error = match engine.store.settle(by, engine.settings.completion, &to_write).await {
                 Ok(Settled { moved, wrote }) => {
                     engine.monitor.succeeded(RelayTask::Settle);
                     if wrote {
-                        // What follows a join is there to be taken.
+                        // The follow-up event of a join is ready to be taken.
                         engine.wake.notify_one();
                     }
                     let stale = (to_write.len() as u64).saturating_sub(moved);
@@ -530,7 +553,7 @@ impl Settler {
                         tracing::warn!(
                             store = engine.name(),
                             stale,
-                            "verdicts came too late: others hold the events"
+                            "stale verdicts dropped: other nodes hold the events"
                         );
                     }
                     return Ok(());
@@ -538,14 +561,14 @@ impl Settler {
                 Err(error) => error,
             };
             engine.monitor.failed(RelayTask::Settle, &error.to_string());
-            if !engine.station.may_settle(epoch) {
-                return Err(Obstacle::NotHeld);
+            if !engine.ownership.may_settle(epoch) {
+                return Err(WriteFailure::NotHeld);
             }
             if !error.is_transient() {
-                return Err(Obstacle::Refused(error));
+                return Err(WriteFailure::Refused(error));
             }
             if engine.stop.is_cancelled() && began.elapsed() > engine.settings.drain {
-                return Err(Obstacle::OutOfTime(error));
+                return Err(WriteFailure::OutOfTime(error));
             }
             tracing::warn!(store = engine.name(), %error, count = to_write.len(), "could not settle, trying again");
             tokio::time::sleep(pause).await;
@@ -553,57 +576,61 @@ impl Settler {
         }
     }
 
-    /// These are written.
+    /// Updates the state in memory after these groups are written.
     fn settled(&self, groups: &[Group]) {
         let engine = &self.engine;
-        let exclusive = engine.station.is_exclusive();
-        let given_back = groups.iter().any(|group| {
-            let released = |told: &Told| told.settlement.verdict.is_release();
-            group.key.is_none() && group.told().iter().any(released)
+        let exclusive = engine.ownership.is_exclusive();
+        let any_released = groups.iter().any(|group| {
+            let released = |entry: &EventVerdict| entry.settlement.verdict.is_release();
+            group.key.is_none() && group.entries().iter().any(released)
         });
-        let events = groups.iter().flat_map(|group| group.told().iter().map(|told| (group.epoch, told)));
-        let settled = events.map(|(epoch, Told { settlement: s, .. })| (&s.id, tag(epoch, s.claim)));
-        engine.held.settled(settled, exclusive);
-        let all = || groups.iter().flat_map(Group::told);
-        self.remind(all());
+        let events = groups.iter().flat_map(|group| group.entries().iter().map(|entry| (group.epoch, entry)));
+        let settled =
+            events.map(|(epoch, EventVerdict { settlement: s, .. })| (&s.id, fence(epoch, s.claim)));
+        engine.in_flight.settled(settled, exclusive);
+        let all = || groups.iter().flat_map(Group::entries);
+        self.schedule_retries(all());
         self.count(all());
         let keys =
             groups.iter().filter_map(|group| Some((group.key.clone()?, group.range.len(), group.halted)));
-        engine.runs.settled(keys);
-        if given_back {
-            // They lie before the place that the taker has come to, and no key leads back to them.
-            engine.look_everywhere();
-        } else if engine.runs.has_free() {
+        engine.key_queues.settled(keys);
+        if any_released {
+            // The released events lie before the taker's cursor, and no key leads back to them.
+            engine.request_rescan();
+        } else if engine.key_queues.has_resumable() {
             engine.wake.notify_one();
         }
     }
 
-    /// These are not this node's to write any more.
+    /// Drops groups that this node may no longer write.
     fn stale(&self, groups: Vec<Group>) {
         for group in groups {
-            let unwritten = group.told().iter().filter(|told| !told.written).count();
+            let unwritten = group.entries().iter().filter(|entry| !entry.written).count();
             self.engine.metrics.stale.increment(unwritten as u64);
-            self.let_go(&group);
-            self.count(group.told().iter().filter(|told| told.written));
+            self.release(&group);
+            self.count(group.entries().iter().filter(|entry| entry.written));
             let (events, halted) = (group.range.len(), group.halted);
-            self.engine.runs.settled(group.key.map(|key| (key, events, halted)));
+            self.engine.key_queues.settled(group.key.map(|key| (key, events, halted)));
         }
-        if self.engine.runs.has_free() {
+        if self.engine.key_queues.has_resumable() {
             self.engine.wake.notify_one();
         }
     }
 
-    /// Whatever becomes of these events is not for this node to say.
-    fn let_go(&self, group: &Group) {
-        let all = group.told().iter().map(|Told { settlement: s, .. }| (&s.id, tag(group.epoch, s.claim)));
-        self.engine.held.settled(all, false);
+    /// Removes the events of a group from memory: another holder decides about them.
+    fn release(&self, group: &Group) {
+        let all = group
+            .entries()
+            .iter()
+            .map(|EventVerdict { settlement: s, .. }| (&s.id, fence(group.epoch, s.claim)));
+        self.engine.in_flight.settled(all, false);
     }
 
-    fn count<'a>(&self, told: impl Iterator<Item = &'a Told> + Clone) {
-        self.engine.tally.add(told.clone().map(|told| (&told.settlement, &told.subject)));
+    fn count<'a>(&self, entries: impl Iterator<Item = &'a EventVerdict> + Clone) {
+        self.engine.stats.add(entries.clone().map(|entry| (&entry.settlement, &entry.observation)));
         let metrics = &self.engine.metrics;
         let (mut done, mut again, mut deferred, mut dead) = (0, 0, 0, 0);
-        for Told { settlement, .. } in told {
+        for EventVerdict { settlement, .. } in entries {
             match &settlement.verdict {
                 Verdict::Done => done += 1,
                 Verdict::Again { counted: true, .. } => again += 1,
@@ -618,17 +645,17 @@ impl Settler {
         metrics.dead.increment(dead);
     }
 
-    /// Has the taker look when what is to be tried again is due.
-    fn remind<'a>(&self, told: impl Iterator<Item = &'a Told>) {
-        for Told { settlement, .. } in told {
+    /// Wakes the taker when events that are to be retried become due.
+    fn schedule_retries<'a>(&self, entries: impl Iterator<Item = &'a EventVerdict>) {
+        for EventVerdict { settlement, .. } in entries {
             match &settlement.verdict {
-                // What is too far away to be a time is too far away to wait for.
+                // A time beyond the range of the clock is too far away to wait for.
                 Verdict::Again { after, .. } => {
                     if let Some(time) = Instant::now().checked_add(*after) {
-                        self.engine.alarm.at(time);
+                        self.engine.due_timer.at(time);
                     }
                 }
-                // What it held back may be free now.
+                // Events that it held back may be takeable now.
                 Verdict::Dead { .. } => self.engine.wake.notify_one(),
                 Verdict::Done | Verdict::Released | Verdict::ReleasedSuspect => {}
             }
@@ -641,47 +668,47 @@ mod tests {
     use super::*;
     use crate::event::EventId;
 
-    fn done(count: usize) -> Spoken {
+    fn done(count: usize) -> SettleRequest {
         let one = || Settlement { id: EventId::generate(), claim: 1, verdict: Verdict::Done };
-        Spoken::verdicts((0..count).map(|_| Told::to_write(one())).collect(), 0)
+        SettleRequest::verdicts((0..count).map(|_| EventVerdict::to_write(one())).collect(), 0)
     }
 
-    /// However many are said at a time: it is verdicts that are counted, not words.
+    /// However many are sent at a time: the limit counts verdicts, not requests.
     #[tokio::test]
     async fn workers_wait_while_many_verdicts_are_unwritten() {
-        let (speaker, mut heard) = Speaker::new(1_000);
+        let (settle_queue, mut requests) = SettleQueue::new(1_000);
         for _ in 0..4 {
-            speaker.say(done(250)).await;
+            settle_queue.send(done(250)).await;
         }
-        assert!(speaker.try_say(done(1)).is_err(), "there is no room");
-        let first = heard.recv().await.expect("something was said");
-        speaker.written(speaker.size(&first));
-        assert!(speaker.try_say(done(250)).is_ok());
+        assert!(settle_queue.try_send(done(1)).is_err(), "the queue is full");
+        let first = requests.recv().await.expect("a request was sent");
+        settle_queue.written(settle_queue.size(&first));
+        assert!(settle_queue.try_send(done(250)).is_ok());
     }
 
     #[tokio::test]
-    async fn more_than_there_is_room_for_is_said_alone() {
-        let (speaker, _heard) = Speaker::new(100);
-        speaker.say(done(250)).await;
-        assert!(speaker.try_say(done(1)).is_err());
+    async fn a_request_above_the_capacity_is_sent_alone() {
+        let (settle_queue, _requests) = SettleQueue::new(100);
+        settle_queue.send(done(250)).await;
+        assert!(settle_queue.try_send(done(1)).is_err());
     }
 
     #[tokio::test]
-    async fn the_last_word_comes_behind_those_that_wait() {
-        let (speaker, mut heard) = Speaker::new(10);
-        let speaker = Arc::new(speaker);
-        speaker.say(done(10)).await;
-        let (first, second) = (speaker.clone(), speaker.clone());
-        let waits = tokio::spawn(async move { first.say(done(3)).await });
+    async fn the_last_request_queues_behind_those_that_wait() {
+        let (settle_queue, mut requests) = SettleQueue::new(10);
+        let settle_queue = Arc::new(settle_queue);
+        settle_queue.send(done(10)).await;
+        let (first, second) = (settle_queue.clone(), settle_queue.clone());
+        let waits = tokio::spawn(async move { first.send(done(3)).await });
         tokio::task::yield_now().await;
-        let last = tokio::spawn(async move { second.say(Spoken::Last).await });
+        let last = tokio::spawn(async move { second.send(SettleRequest::Last).await });
         tokio::task::yield_now().await;
-        speaker.written(10);
+        settle_queue.written(10);
         waits.await.expect("it does not panic");
         last.await.expect("it does not panic");
         let mut lengths = Vec::new();
-        while let Ok(spoken) = heard.try_recv() {
-            lengths.push(spoken.len());
+        while let Ok(request) = requests.try_recv() {
+            lengths.push(request.len());
         }
         assert_eq!(lengths, [10, 3, 0]);
     }

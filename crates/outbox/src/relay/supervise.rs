@@ -1,16 +1,18 @@
 //! Supervision: every background task of a relay runs under a supervisor that catches panics.
 //!
-//! A task that panics is logged with its name and the message, and runs again after a pause. What tasks share
-//! survives: the settler keeps its receiver and the batch it was writing, the taker begins a new pass over the table,
-//! the log relay takes its publishers up again from the table under a new name. Five panics of a task within a minute
-//! end the relay with an error.
+//! A task that panics is logged with its name and the message, and runs again after a pause. Shared
+//! state survives: the settler keeps its receiver and the batch it was writing, the taker begins a
+//! new pass over the table, the log relay takes its publishers again from the table under a new
+//! name. Five panics of a task within a minute end the relay with an error.
 //!
 //! Two kinds of panic end the relay at once, because no restart is safe:
 //!
-//! - A worker's. The events it had in hand may have been handled or not, and their key has no worker any more. The
-//!   relay leaves them leased, as a crash does: they come again when the lease is over, with care.
-//! - One between the claim of events and their being queued, or with a lock held (a poisoned lock makes every task that
-//!   uses it panic): events would be held, and renewed, that no task knows of.
+//! - A worker's. The events that it was handling may have been handled or not, and their key has no
+//!   worker any more. The relay leaves them leased, as a crash does: they are redelivered as
+//!   suspects when the lease has run out.
+//! - One between the claim of events and their being queued, or with a lock held (a poisoned lock
+//!   makes every task that uses it panic): events would be held, and renewed, that no task knows
+//!   of.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +31,7 @@ use crate::escape::Escaped;
 use crate::store::RelayTask;
 
 /// This many panics of a task …
-const MOST: usize = 5;
+const MAX_PANICS: usize = 5;
 
 /// … within this time end the relay.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -37,9 +39,9 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The pause after the first panic. Doubles with each one that follows within the window.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What follows a panic.
+/// Reaction to a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum AfterPanic {
     Restart { after: Duration },
     End,
 }
@@ -49,26 +51,26 @@ enum Then {
 struct Panics(VecDeque<Instant>);
 
 impl Panics {
-    /// Decides what follows a panic at this moment.
-    fn panicked(&mut self, at: Instant) -> Then {
+    /// Decides the reaction to a panic at this moment.
+    fn panicked(&mut self, at: Instant) -> AfterPanic {
         self.0.retain(|before| at.saturating_duration_since(*before) < WINDOW);
         self.0.push_back(at);
         match self.0.len() {
-            count if count >= MOST => Then::End,
-            count => Then::Restart { after: PAUSE * (1 << (count - 1)) },
+            count if count >= MAX_PANICS => AfterPanic::End,
+            count => AfterPanic::Restart { after: PAUSE * (1 << (count - 1)) },
         }
     }
 }
 
 /// Why a relay has ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Failed {
+pub(crate) struct TaskFailure {
     pub(crate) task: RelayTask,
     pub(crate) cause: String,
 }
 
-impl From<Failed> for Error {
-    fn from(Failed { task, cause }: Failed) -> Self {
+impl From<TaskFailure> for Error {
+    fn from(TaskFailure { task, cause }: TaskFailure) -> Self {
         Error::TaskFailed { task, cause }
     }
 }
@@ -78,7 +80,7 @@ pub(crate) struct Supervisor {
     store: Arc<str>,
     monitor: Arc<Monitor>,
     panics: Mutex<HashMap<RelayTask, Panics>>,
-    failed: watch::Sender<Option<Failed>>,
+    failed: watch::Sender<Option<TaskFailure>>,
 }
 
 impl Supervisor {
@@ -104,16 +106,17 @@ impl Supervisor {
             loop {
                 let Err(panic) = AssertUnwindSafe(run()).catch_unwind().await else { return };
                 let cause = message(&*panic);
-                let then = supervisor.panics().entry(task).or_default().panicked(Instant::now());
-                match then {
-                    Then::Restart { after } => {
+                let reaction = supervisor.panics().entry(task).or_default().panicked(Instant::now());
+                match reaction {
+                    AfterPanic::Restart { after } => {
                         let store = &*supervisor.store;
                         tracing::error!(store, %task, cause, restart_in = ?after, "a task of the relay panicked");
                         supervisor.monitor.failed(task, &format!("the task panicked: {cause}"));
                         tokio::time::sleep(after).await;
                     }
-                    Then::End => {
-                        let cause = format!("{MOST} panics within {} s, the last: {cause}", WINDOW.as_secs());
+                    AfterPanic::End => {
+                        let cause =
+                            format!("{MAX_PANICS} panics within {} s, the last: {cause}", WINDOW.as_secs());
                         return supervisor.end(task, cause);
                     }
                 }
@@ -135,8 +138,8 @@ impl Supervisor {
         })
     }
 
-    /// Does something that must not be left half done. `None` after a panic, which ends the relay.
-    pub(crate) fn whole<T>(&self, task: RelayTask, doing: impl FnOnce() -> T) -> Option<T> {
+    /// Runs code that must not be left half done. `None` after a panic, which ends the relay.
+    pub(crate) fn all_or_nothing<T>(&self, task: RelayTask, doing: impl FnOnce() -> T) -> Option<T> {
         match std::panic::catch_unwind(AssertUnwindSafe(doing)) {
             Ok(done) => Some(done),
             Err(panic) => {
@@ -146,9 +149,9 @@ impl Supervisor {
         }
     }
 
-    /// Ends the relay. The first reason counts.
+    /// Ends the relay. The first cause counts.
     fn end(&self, task: RelayTask, cause: String) {
-        let failed = Failed { task, cause };
+        let failed = TaskFailure { task, cause };
         tracing::error!(store = &*self.store, %task, cause = failed.cause, "a task of the relay failed for good: the relay ends");
         self.monitor.failed(task, &failed.cause);
         self.monitor.ended(&Error::from(failed.clone()).to_string());
@@ -160,13 +163,13 @@ impl Supervisor {
     }
 
     /// Why the relay has ended, if a task failed.
-    pub(crate) fn failure(&self) -> Option<Failed> {
+    pub(crate) fn failure(&self) -> Option<TaskFailure> {
         self.failed.borrow().clone()
     }
 
     /// Waits until a task has failed for good.
     pub(crate) async fn failed(&self) {
-        // The sender is this supervisor's own: it cannot be gone.
+        // The supervisor owns the sender: it cannot be dropped.
         let _ = self.failed.subscribe().wait_for(Option::is_some).await;
     }
 }
@@ -194,17 +197,17 @@ mod tests {
     fn pauses_grow_and_the_fifth_panic_within_a_minute_ends_the_relay() {
         let (mut panics, start) = (Panics::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let pause = |ms| Then::Restart { after: Duration::from_millis(ms) };
-        let then: Vec<Then> = (0..5).map(|n| panics.panicked(at(n))).collect();
-        assert_eq!(then, [pause(100), pause(200), pause(400), pause(800), Then::End]);
+        let pause = |ms| AfterPanic::Restart { after: Duration::from_millis(ms) };
+        let reaction: Vec<AfterPanic> = (0..5).map(|n| panics.panicked(at(n))).collect();
+        assert_eq!(reaction, [pause(100), pause(200), pause(400), pause(800), AfterPanic::End]);
     }
 
     #[test]
     fn a_panic_now_and_then_does_not_end_the_relay() {
         let (mut panics, start) = (Panics::default(), Instant::now());
         for n in 0..100 {
-            let then = panics.panicked(start + Duration::from_secs(20) * n);
-            assert_ne!(then, Then::End, "three within a minute at most");
+            let reaction = panics.panicked(start + Duration::from_secs(20) * n);
+            assert_ne!(reaction, AfterPanic::End, "three within a minute at most");
         }
     }
 
@@ -236,11 +239,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_must_not_be_left_half_done_ends_the_relay_at_once() {
+    async fn a_panic_in_code_that_must_not_be_left_half_done_ends_the_relay_at_once() {
         let supervisor = supervisor();
-        assert_eq!(supervisor.whole(RelayTask::Take, || 7), Some(7));
+        assert_eq!(supervisor.all_or_nothing(RelayTask::Take, || 7), Some(7));
         assert!(supervisor.failure().is_none());
-        assert_eq!(supervisor.whole(RelayTask::Take, || -> u8 { panic!("half") }), None);
+        assert_eq!(supervisor.all_or_nothing(RelayTask::Take, || -> u8 { panic!("half") }), None);
         supervisor.spawn_once(RelayTask::Dispatch, async { panic!("later") }).await.expect("it is caught");
         let failed = supervisor.failure().expect("it has failed");
         assert_eq!((failed.task, failed.cause.as_str()), (RelayTask::Take, "it panicked: half"), "the first");

@@ -1,7 +1,7 @@
-//! The locks and counters of the queues. In the product they are those of the standard library.
+//! Locks and counters of the queues: those of the standard library, outside of unit tests.
 //!
-//! In unit tests each use of one is a place where another thread may come first: `schedules.rs` runs the queues in one
-//! order of threads after another. Nothing waits while it holds such a lock.
+//! In unit tests each use is a point where the scheduler may switch threads: `schedules.rs` runs
+//! the queues in many interleavings. No code waits while it holds such a lock.
 
 #[cfg(not(test))]
 pub(crate) use std::sync::Mutex;
@@ -9,28 +9,29 @@ pub(crate) use std::sync::Mutex;
 pub(crate) use std::sync::atomic::AtomicUsize;
 
 #[cfg(test)]
-pub(crate) use watched::{AtomicUsize, Mutex, explore};
+pub(crate) use instrumented::{AtomicUsize, Mutex, explore};
 
 #[cfg(test)]
-mod watched {
+mod instrumented {
     use std::cell::Cell;
     use std::sync::atomic::Ordering;
     use std::sync::{LockResult, MutexGuard};
 
     thread_local! {
-        /// Whether this thread explores. All threads of a schedule share one thread of the system.
+        /// Whether this thread explores interleavings. All threads of a schedule share one OS
+        /// thread.
         static EXPLORING: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Runs something in as many random orders of its threads.
+    /// Runs a test in this many random interleavings of its threads.
     pub(crate) fn explore(orders: usize, run: impl Fn() + Send + Sync + 'static) {
         EXPLORING.set(true);
         shuttle::check_random(run, orders);
         EXPLORING.set(false);
     }
 
-    /// Another thread may come first.
-    fn others_first() {
+    /// A point where the scheduler may switch to another thread.
+    fn switch_point() {
         if EXPLORING.get() {
             shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
         }
@@ -45,7 +46,7 @@ mod watched {
         }
 
         pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-            others_first();
+            switch_point();
             self.0.lock()
         }
     }
@@ -58,20 +59,20 @@ mod watched {
         }
 
         pub(crate) fn load(&self, order: Ordering) -> usize {
-            others_first();
+            switch_point();
             let value = self.0.load(order);
-            // What was read may be out of date before anything is done about it.
-            others_first();
+            // The value may be out of date before it is used.
+            switch_point();
             value
         }
 
         pub(crate) fn store(&self, value: usize, order: Ordering) {
-            others_first();
+            switch_point();
             self.0.store(value, order);
         }
 
         pub(crate) fn fetch_add(&self, value: usize, order: Ordering) -> usize {
-            others_first();
+            switch_point();
             self.0.fetch_add(value, order)
         }
 
@@ -81,7 +82,7 @@ mod watched {
             fetch: Ordering,
             update: impl FnMut(usize) -> Option<usize>,
         ) -> Result<usize, usize> {
-            others_first();
+            switch_point();
             self.0.fetch_update(set, fetch, update)
         }
     }

@@ -1,4 +1,4 @@
-//! What has been read of the log, shared by all pairs of this node: read once, published to many.
+//! Cache of log events, shared by all subscriptions of this node: read once, published to many.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,21 +6,22 @@ use std::time::{Duration, Instant};
 
 use crate::log::{LogEvent, Outgoing, Position, Topic};
 
-/// How many bytes of events are kept for pairs that come by later.
-const KEPT: usize = 24 << 20;
-/// How many bytes one read should bring.
-const READ: usize = 2 << 20;
-/// How many positions one read covers at first, and at least and most.
+/// Bytes of events that are cached for other subscriptions.
+const CACHE_BYTES: usize = 24 << 20;
+/// Bytes that one read should return.
+const READ_BYTES: usize = 2 << 20;
+/// How many positions one read covers at first, at least and at most.
 const SPAN: (i64, i64, i64) = (100, 16, 1_000);
-/// The most rows that such a read brings, and the most bytes: sizes may change from one event to the next.
-pub(super) const MOST: usize = 1_000;
-pub(super) const MOST_BYTES: usize = 16 << 20;
-/// For how long what was read is taken for what there is: an event may be mended, or deleted for good reason.
-const LIFE: Duration = Duration::from_secs(5);
-/// What an event costs beside its payload.
+/// The most rows and the most bytes that such a read returns: sizes may change from one event to
+/// the next.
+pub(super) const MAX_ROWS: usize = 1_000;
+pub(super) const MAX_BYTES: usize = 16 << 20;
+/// How long cached rows are valid: an event may be repaired or deleted.
+const CACHE_TTL: Duration = Duration::from_secs(5);
+/// Memory of an event besides its payload.
 const OVERHEAD: usize = 400;
 
-/// A stretch of the log, without gaps: everything after one position and up to another.
+/// A range of the log without gaps: all events after one position and up to another.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) from: Position,
@@ -34,18 +35,18 @@ impl Chunk {
     }
 }
 
-/// Stretches that do not overlap, and may have gaps between them.
+/// Ranges that do not overlap, and may have gaps between them.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
-    held: BTreeMap<Position, Held>,
+    cached: BTreeMap<Position, CachedChunk>,
     bytes: usize,
     clock: u64,
-    /// The average size of an event, once some were seen.
+    /// The average size of an event, once some were read.
     size: Option<usize>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct CachedChunk {
     chunk: Arc<Chunk>,
     read: Instant,
     bytes: usize,
@@ -53,40 +54,44 @@ struct Held {
 }
 
 impl Chunks {
-    /// The stretch that says what comes after this position.
+    /// The cached range that contains the next position.
     pub(super) fn after(&mut self, position: Position) -> Option<Arc<Chunk>> {
         self.clock += 1;
-        let (_, held) = self.held.range_mut(..=position).next_back()?;
-        if held.chunk.upto <= position || held.read.elapsed() > LIFE {
+        let (_, cached) = self.cached.range_mut(..=position).next_back()?;
+        if cached.chunk.upto <= position || cached.read.elapsed() > CACHE_TTL {
             return None;
         }
-        held.used = self.clock;
-        Some(held.chunk.clone())
+        cached.used = self.clock;
+        Some(cached.chunk.clone())
     }
 
-    /// Whether it is known what comes after this position.
+    /// Whether the range after this position is cached.
     pub(super) fn covers(&self, position: Position) -> bool {
-        let held = self.held.range(..=position).next_back();
-        held.is_some_and(|(_, held)| held.chunk.upto > position && held.read.elapsed() <= LIFE)
+        let cached = self.cached.range(..=position).next_back();
+        cached.is_some_and(|(_, cached)| cached.chunk.upto > position && cached.read.elapsed() <= CACHE_TTL)
     }
 
-    /// Forgets everything.
+    /// Removes all ranges.
     pub(super) fn clear(&mut self) {
-        (self.held, self.bytes) = (BTreeMap::new(), 0);
+        (self.cached, self.bytes) = (BTreeMap::new(), 0);
     }
 
-    /// How far to read from here: as much as fits into memory, and not into what is known already.
-    pub(super) fn reach(&self, from: Position, safe: Position) -> Position {
+    /// How far to read from here: as much as fits into memory, and not into a cached range.
+    pub(super) fn read_end(&self, from: Position, safe: Position) -> Position {
         let (first, least, most) = SPAN;
-        let span = self.size.map_or(first, |size| i64::try_from(READ / size.max(1)).unwrap_or(most));
+        let span = self.size.map_or(first, |size| i64::try_from(READ_BYTES / size.max(1)).unwrap_or(most));
         let upto = Position::new(from.get().saturating_add(span.clamp(least, most))).min(safe);
-        match self.held.range(from..).find(|(start, held)| **start > from && held.read.elapsed() <= LIFE) {
+        match self
+            .cached
+            .range(from..)
+            .find(|(start, cached)| **start > from && cached.read.elapsed() <= CACHE_TTL)
+        {
             Some((start, _)) => upto.min(*start),
             None => upto,
         }
     }
 
-    /// Adds what was read, and forgets what has not been used for longest.
+    /// Adds a range, and evicts the least recently used ones.
     pub(super) fn add(&mut self, chunk: Chunk) -> Arc<Chunk> {
         let bytes = chunk.bytes();
         if !chunk.rows.is_empty() {
@@ -95,30 +100,31 @@ impl Chunks {
         }
         let chunk = Arc::new(chunk);
         self.clock += 1;
-        let held = Held { chunk: chunk.clone(), read: Instant::now(), bytes, used: self.clock };
+        let cached = CachedChunk { chunk: chunk.clone(), read: Instant::now(), bytes, used: self.clock };
         self.bytes += bytes;
-        if let Some(replaced) = self.held.insert(chunk.from, held) {
+        if let Some(replaced) = self.cached.insert(chunk.from, cached) {
             self.bytes -= replaced.bytes;
         }
-        while self.bytes > KEPT && self.held.len() > 2 {
-            let oldest = self.held.iter().min_by_key(|(_, held)| held.used).map(|(from, _)| *from);
-            let Some(held) = oldest.and_then(|from| self.held.remove(&from)) else { break };
-            self.bytes -= held.bytes;
+        while self.bytes > CACHE_BYTES && self.cached.len() > 2 {
+            let oldest = self.cached.iter().min_by_key(|(_, cached)| cached.used).map(|(from, _)| *from);
+            let Some(cached) = oldest.and_then(|from| self.cached.remove(&from)) else { break };
+            self.bytes -= cached.bytes;
         }
         chunk
     }
 
-    /// What a pair at `cursor` has to publish next: at most `width` events, and nothing beyond `safe`.
+    /// The next events for a subscription at `cursor`: at most `batch_size` events, and none beyond
+    /// `safe`.
     pub(super) fn gather(
         &mut self,
         topic: &Topic,
         cursor: Position,
         safe: Position,
-        width: usize,
+        batch_size: usize,
         (attempt, epoch): (u32, i64),
     ) -> Gathered {
         let mut gathered = Gathered { events: Vec::new(), upto: cursor, missing: false };
-        while gathered.upto < safe && gathered.events.len() < width {
+        while gathered.upto < safe && gathered.events.len() < batch_size {
             let Some(chunk) = self.after(gathered.upto) else {
                 gathered.missing = true;
                 break;
@@ -135,7 +141,7 @@ impl Chunks {
                         seq: None,
                         created_at: Some(event.created_at),
                     });
-                    if gathered.events.len() == width {
+                    if gathered.events.len() == batch_size {
                         return gathered;
                     }
                 }
@@ -146,14 +152,14 @@ impl Chunks {
     }
 }
 
-/// What there is to publish.
+/// Events to publish.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// In order; they may be none.
+    /// In order; may be empty.
     pub(super) events: Vec<Outgoing>,
-    /// Once these are published, everything up to here is done with.
+    /// The position of the subscription once these events are published.
     pub(super) upto: Position,
-    /// What comes after that has to be read first.
+    /// The next range has to be read first.
     pub(super) missing: bool,
 }
 
@@ -182,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_gets_what_its_topic_selects_and_moves_on_over_the_rest() {
+    fn a_subscription_gets_the_events_its_topic_selects_and_moves_past_the_rest() {
         let mut chunks = Chunks::default();
         chunks.add(chunk(0, 3, vec![event(1, "A"), event(2, "B"), event(3, "A")]));
         chunks.add(chunk(3, 9, vec![event(5, "B"), event(9, "B")]));
@@ -199,19 +205,23 @@ mod tests {
 
         let b = Topic::new("b").types(["B"]);
         let gathered = chunks.gather(&b, at(2), at(5), 10, (1, 1));
-        assert_eq!((positions(&gathered), gathered.upto), (vec![5], at(5)), "nothing beyond what is decided");
+        assert_eq!(
+            (positions(&gathered), gathered.upto),
+            (vec![5], at(5)),
+            "nothing beyond the safe position"
+        );
     }
 
     #[test]
-    fn what_is_not_known_is_missing() {
+    fn a_range_that_is_not_cached_is_missing() {
         let mut chunks = Chunks::default();
         chunks.add(chunk(10, 12, vec![event(11, "A")]));
         let all = Topic::new("all");
         assert!(chunks.gather(&all, at(0), at(12), 5, (1, 1)).missing);
         let gathered = chunks.gather(&all, at(10), at(20), 5, (1, 1));
         assert_eq!((positions(&gathered), gathered.upto, gathered.missing), (vec![11], at(12), true));
-        assert_eq!(chunks.reach(at(5), at(20)), at(10), "not into what is known");
-        assert_eq!(chunks.reach(at(12), at(20)), at(20));
+        assert_eq!(chunks.read_end(at(5), at(20)), at(10), "not into a cached range");
+        assert_eq!(chunks.read_end(at(12), at(20)), at(20));
     }
 
     #[test]
@@ -222,8 +232,8 @@ mod tests {
             let row = LogEvent { position: at(n + 1), event: big, created_at: Utc::now() };
             chunks.add(chunk(n, n + 1, vec![row]));
         }
-        assert!(chunks.bytes <= KEPT + 1_001_000);
+        assert!(chunks.bytes <= CACHE_BYTES + 1_001_000);
         assert!(!chunks.covers(at(0)) && chunks.covers(at(99)));
-        assert_eq!(chunks.reach(at(100), at(1_000)), at(116));
+        assert_eq!(chunks.read_end(at(100), at(1_000)), at(116));
     }
 }

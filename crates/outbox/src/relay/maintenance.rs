@@ -1,4 +1,4 @@
-//! Upkeep: renewing what this node holds, and deleting what nobody needs any more.
+//! Maintenance: renews leases or leadership, and purges rows that are no longer needed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,29 +9,30 @@ use crate::admin::{purge_all, purge_all_joins, purge_attempts, purge_audits, pur
 use crate::error::{Error, Result};
 use crate::store::{EXCLUSIVE, Leadership, NodeId, Purge, Purgeable, RelayTask};
 
-/// How long leadership of the whole table lasts without being renewed: how long a crash delays delivery.
+/// How long leadership of the whole table lasts without renewal: the delay of delivery after a
+/// crash.
 pub(crate) const LEADERSHIP: Duration = Duration::from_secs(15);
 
-/// Keeps what this node holds: the leases on its events, or the leadership of the table.
-pub(crate) struct Hold {
+/// Renews the leases on this node's events, or the leadership of the table.
+pub(crate) struct Renewer {
     engine: Arc<Engine>,
-    /// Who leads instead of this node, once that has been said.
-    waiting_for: Option<NodeId>,
-    /// When to ask again.
+    /// The leader that was last logged as holding the table instead of this node.
+    logged_leader: Option<NodeId>,
+    /// Pause before the next renewal.
     pause: Duration,
 }
 
-impl Hold {
-    /// Asks for leadership, where the mode needs it. Standing by is no error.
+impl Renewer {
+    /// Requests leadership, where the mode needs it. Standing by is no error.
     pub(crate) async fn new(engine: Arc<Engine>) -> Result<Self> {
-        let pause = if engine.station.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
-        let mut hold = Self { engine, waiting_for: None, pause };
-        hold.ask().await?;
-        Ok(hold)
+        let pause = if engine.ownership.is_exclusive() { LEADERSHIP } else { engine.settings.lease } / 3;
+        let mut renewer = Self { engine, logged_leader: None, pause };
+        renewer.renew().await?;
+        Ok(renewer)
     }
 
-    /// Renews until the relay is over.
-    pub(crate) async fn keep(&mut self) {
+    /// Renews until the relay has ended.
+    pub(crate) async fn run(&mut self) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.pause) => {}
@@ -39,10 +40,10 @@ impl Hold {
                 () = self.engine.over.cancelled() => return,
             }
             self.engine.monitor.began(RelayTask::Renew);
-            match self.ask().await {
+            match self.renew().await {
                 Ok(()) => self.engine.monitor.succeeded(RelayTask::Renew),
                 Err(error) => {
-                    tracing::error!(store = self.engine.name(), %error, "could not renew what this node holds");
+                    tracing::error!(store = self.engine.name(), %error, "could not renew the leases or the leadership of this node");
                     self.engine.monitor.failed(RelayTask::Renew, &error.to_string());
                     self.pause = Duration::from_millis(200);
                 }
@@ -50,57 +51,65 @@ impl Hold {
         }
     }
 
-    async fn ask(&mut self) -> Result<()> {
-        if self.engine.station.is_exclusive() { self.lead().await } else { self.renew().await }
+    async fn renew(&mut self) -> Result<()> {
+        if self.engine.ownership.is_exclusive() {
+            self.renew_leadership().await
+        } else {
+            self.renew_leases().await
+        }
     }
 
-    /// Asks to lead the table, or to go on leading it.
-    async fn lead(&mut self) -> Result<()> {
+    /// Requests or renews leadership of the table.
+    async fn renew_leadership(&mut self) -> Result<()> {
         let engine = &self.engine;
         let asked = Instant::now();
-        match engine.store.lead(EXCLUSIVE, engine.station.owner(), LEADERSHIP).await? {
+        match engine.store.lead(EXCLUSIVE, engine.ownership.owner(), LEADERSHIP).await? {
             Leadership::Held { epoch, clean } => {
                 let settings = &engine.settings;
-                let in_hand = settings.hot_capacity + settings.cold_capacity + settings.workers;
-                if engine.station.lead(epoch, asked + LEADERSHIP, if clean { 0 } else { in_hand }) {
-                    engine.drop_everything();
+                let may_be_held = settings.hot_capacity + settings.cold_capacity + settings.workers;
+                if engine.ownership.lead(epoch, asked + LEADERSHIP, if clean { 0 } else { may_be_held }) {
+                    engine.reset();
                     engine.wake.notify_one();
                     tracing::info!(store = engine.name(), node = %engine.node(), epoch, clean, "this node holds the outbox");
                 }
-                self.waiting_for = None;
+                self.logged_leader = None;
                 self.pause = LEADERSHIP / 3;
             }
             Leadership::HeldBy { holder, remaining } => {
-                if engine.station.step_down() {
-                    engine.drop_everything();
+                if engine.ownership.release() {
+                    engine.reset();
                     tracing::error!(store = engine.name(), %holder, "another single_node relay has taken over this outbox");
                 }
                 self.pause = remaining.clamp(Duration::from_millis(50), LEADERSHIP / 15);
-                if self.waiting_for.as_ref() != Some(&holder) {
+                if self.logged_leader.as_ref() != Some(&holder) {
                     tracing::warn!(
                         store = engine.name(), %holder,
                         "standing by: another single_node relay holds this outbox; use multi_node to share the work"
                     );
-                    self.waiting_for = Some(holder);
+                    self.logged_leader = Some(holder);
                 }
             }
         }
         Ok(())
     }
 
-    /// Renews the leases of everything that is queued or running.
-    async fn renew(&mut self) -> Result<()> {
+    /// Renews the leases of all events that are queued or running.
+    async fn renew_leases(&mut self) -> Result<()> {
         let engine = &self.engine;
         let lease = engine.settings.lease;
         self.pause = lease / 3;
-        for some in engine.held.leases().chunks(1_000) {
+        for some in engine.in_flight.leases().chunks(1_000) {
             let asked = Instant::now();
             let kept: HashSet<_> =
                 engine.store.extend(engine.node(), lease, some).await?.into_iter().collect();
-            let lost = engine.held.renewed(some, &kept, asked, lease);
+            let lost = engine.in_flight.renewed(some, &kept, asked, lease);
             if lost > 0 {
-                engine.runs.doubt();
-                tracing::debug!(store = engine.name(), lost, "leases were lost, or settled in the meantime");
+                engine.key_queues.invalidate();
+                tracing::debug!(
+                    store = engine.name(),
+                    lost,
+                    "leases were lost, or their events settled in the meantime"
+                );
             }
         }
         Ok(())
@@ -110,14 +119,15 @@ impl Hold {
 /// The longest time from the start of a relay to its first purge.
 const FIRST_PURGE: Duration = Duration::from_secs(60);
 
-/// The pauses before each purge. The first comes soon after the start: a relay that is started anew every hour would otherwise
-/// never purge. `random`, from 0 to 1, spreads the relays that a deployment starts together.
+/// The pauses before each purge. The first comes soon after the start: a relay that is restarted
+/// every hour would otherwise never purge. `random`, from 0 to 1, spreads the relays that a
+/// deployment starts together.
 fn pauses(every: Duration, random: f64) -> impl Iterator<Item = Duration> {
     let first = every.min(FIRST_PURGE).mul_f64(0.25 + 0.75 * random);
     std::iter::once(first).chain(std::iter::repeat(every))
 }
 
-/// Purges now and then.
+/// Purges at intervals.
 pub(crate) async fn purge(engine: Arc<Engine>) {
     let Some(purge) = engine.settings.purge.clone() else { return };
     let PurgeSettings { every, what, dead, inbox, attempts, log, audit } = purge;
@@ -126,47 +136,47 @@ pub(crate) async fn purge(engine: Arc<Engine>) {
             () = tokio::time::sleep(pause) => {}
             () = engine.stop.cancelled() => return,
         }
-        // Errors of the last round do not count any more.
-        engine.monitor.rests(RelayTask::Purge);
+        // Errors of the last round no longer matter.
+        engine.monitor.idle(RelayTask::Purge);
         purge_events(&engine, what, dead).await;
         match purge_all_joins(&*engine.store, what.older_than, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged closed joins"),
-            Err(error) => could_not(&engine, &error, "could not purge joins"),
+            Err(error) => report_error(&engine, &error, "could not purge joins"),
         }
         match purge_inbox(&*engine.store, inbox, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old inbox entries"),
-            Err(error) => could_not(&engine, &error, "could not purge the inbox"),
+            Err(error) => report_error(&engine, &error, "could not purge the inbox"),
         }
         match purge_attempts(&*engine.store, attempts, what.limit, &engine.stop).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(store = engine.name(), count, "purged old attempts"),
-            Err(error) => could_not(&engine, &error, "could not purge attempts"),
+            Err(error) => report_error(&engine, &error, "could not purge attempts"),
         }
         if let Some(keep) = log {
             match purge_log(&*engine.store, keep, what.limit, &engine.stop).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(store = engine.name(), count, "purged old events of the log"),
-                Err(error) => could_not(&engine, &error, "could not purge the log"),
+                Err(error) => report_error(&engine, &error, "could not purge the log"),
             }
         }
         if let Some(keep) = audit {
             match purge_audits(&*engine.store, keep, what.limit, &engine.stop).await {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(store = engine.name(), count, "purged old audit entries"),
-                Err(error) => could_not(&engine, &error, "could not purge audit entries"),
+                Err(error) => report_error(&engine, &error, "could not purge audit entries"),
             }
         }
     }
 }
 
-fn could_not(engine: &Engine, error: &Error, what: &str) {
+fn report_error(engine: &Engine, error: &Error, what: &str) {
     tracing::error!(store = engine.name(), %error, "{what}");
     engine.monitor.failed(RelayTask::Purge, &error.to_string());
 }
 
-/// Purges events, and says how many of them were DONE and how many DEAD.
+/// Purges events, and logs how many of them were DONE and how many DEAD.
 async fn purge_events(engine: &Engine, what: Purge, dead: Option<Duration>) {
     let (store, name) = (&*engine.store, engine.name());
     match purge_all(store, what, &engine.stop).await {
@@ -175,13 +185,13 @@ async fn purge_events(engine: &Engine, what: Purge, dead: Option<Duration>) {
             tracing::info!(store = name, rows, "purged old events by age, whatever their status");
         }
         Ok(done) => tracing::info!(store = name, done, "purged old DONE events"),
-        Err(error) => could_not(engine, &error, "could not purge DONE events"),
+        Err(error) => report_error(engine, &error, "could not purge DONE events"),
     }
     let Some(older_than) = dead.filter(|_| what.what == Purgeable::Done) else { return };
     match purge_all(store, Purge { what: Purgeable::Dead, older_than, ..what }, &engine.stop).await {
         Ok(0) => {}
         Ok(dead) => tracing::info!(store = name, dead, "purged old DEAD events"),
-        Err(error) => could_not(engine, &error, "could not purge DEAD events"),
+        Err(error) => report_error(engine, &error, "could not purge DEAD events"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! What this relay has settled since it started: for people, who see it in the row in which a relay says that it runs.
+//! Counters of what this relay has settled since it started, shown to operators in the row of the
+//! node.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -9,16 +10,17 @@ use super::Job;
 use crate::event::Event;
 use crate::store::{Counts, Settlement, Verdict};
 
-/// What a verdict is about: which type, and since when it was due.
+/// Event type and due time of a settled event.
 #[derive(Debug)]
-pub(crate) struct Subject {
-    /// Whole, because that costs a counter: its type alone would be a text to copy.
+pub(crate) struct Observation {
+    /// The whole event, because a clone only costs a reference count: its type alone would be a
+    /// string to copy.
     event: Event,
-    /// By this process's clock; `None` if that was before it knows of time.
+    /// By this process's clock; `None` if the time is before the start of that clock.
     due: Option<Instant>,
 }
 
-impl Subject {
+impl Observation {
     pub(crate) fn of(job: &Job) -> Self {
         let delivery = &job.delivery;
         Self { event: delivery.event.clone(), due: job.taken.checked_sub(delivery.waited) }
@@ -27,19 +29,23 @@ impl Subject {
 
 /// The counters. Only the settler counts, a batch at a time.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct RelayStats {
     counts: Mutex<Counts>,
     changed: Notify,
 }
 
-impl Tally {
-    /// Counts what became of a batch. What cannot be decoded has no subject, and no type.
-    pub(crate) fn add<'a>(&self, told: impl Iterator<Item = (&'a Settlement, &'a Option<Subject>)>) {
+impl RelayStats {
+    /// Counts a batch of settlements. An event that cannot be decoded has no observation, and no
+    /// type.
+    pub(crate) fn add<'a>(
+        &self,
+        settlements: impl Iterator<Item = (&'a Settlement, &'a Option<Observation>)>,
+    ) {
         let now = Instant::now();
-        let mut counts = self.counts.lock().expect("no one panics while holding this lock");
+        let mut counts = self.counts.lock().expect("no code panics while it holds this lock");
         let mut any = false;
-        for (settlement, subject) in told {
-            let event_type = subject.as_ref().map(|subject| subject.event.event_type().as_str());
+        for (settlement, observation) in settlements {
+            let event_type = observation.as_ref().map(|observation| observation.event.event_type().as_str());
             any |= !settlement.verdict.is_release();
             match &settlement.verdict {
                 Verdict::Done => {
@@ -47,7 +53,7 @@ impl Tally {
                     if let Some(name) = event_type {
                         counts.of_type(name).delivered += 1;
                     }
-                    if let Some(due) = subject.as_ref().and_then(|subject| subject.due) {
+                    if let Some(due) = observation.as_ref().and_then(|observation| observation.due) {
                         counts.took(now.saturating_duration_since(due));
                     }
                 }
@@ -74,10 +80,10 @@ impl Tally {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts.lock().expect("no one panics while holding this lock").clone()
+        self.counts.lock().expect("no code panics while it holds this lock").clone()
     }
 
-    /// Waits until something was counted since this last returned.
+    /// Waits until a counter has changed since the last return.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use crate::log::LogStore;
 use crate::store::SharedStore;
 
-/// Reads like the log itself.
+/// Dereferences to the log.
 #[derive(Clone)]
-pub(super) struct Book(SharedStore);
+pub(super) struct LogHandle(SharedStore);
 
-impl Book {
+impl LogHandle {
     pub(super) fn new(store: SharedStore) -> Result<Self> {
         if store.log().is_none() {
             return Err(Error::Setting(format!("the store {:?} has no log to publish", store.name())));
@@ -22,18 +22,19 @@ impl Book {
         self.0.name()
     }
 
-    /// Has the other nodes look at the pairs, where the database carries notifications. Elsewhere they look often.
-    pub(super) async fn ring(&self) {
+    /// Has the other nodes reconcile their subscriptions, where the database has notifications.
+    /// Elsewhere they poll often.
+    pub(super) async fn notify_nodes(&self) {
         if let Err(error) = self.0.ring().await {
-            tracing::debug!(store = self.name(), %error, "could not notify other nodes: they look by themselves");
+            tracing::debug!(store = self.name(), %error, "could not notify other nodes: they poll");
         }
     }
 }
 
-impl Deref for Book {
+impl Deref for LogHandle {
     type Target = dyn LogStore;
 
     fn deref(&self) -> &(dyn LogStore + 'static) {
-        self.0.log().expect("a store that had a log when the desk was made has it still")
+        self.0.log().expect("the constructor has checked that the store has a log")
     }
 }
