@@ -78,7 +78,7 @@ fn a_mistake_in_the_part_of_the_library_is_told_with_its_place() {
             "[database]\nurl = \"${NO_SUCH_NAME}\"\n",
             "settings:2:7: the environment variable NO_SUCH_NAME is not set",
         ),
-        ("[database]\nurl = \"${A=B}\"\n", "settings:2:7: no environment variable has such a name"),
+        ("[database]\nurl = \"${A=B}\"\n", "settings:2:7: invalid name of an environment variable"),
     ] {
         let found = mistakes(text);
         assert!(found.len() == 1 && found[0].starts_with(told), "{text}{found:?}");
