@@ -48,7 +48,7 @@ pub enum Error {
     Url {
         /// The URL without its user and password.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
 
@@ -141,7 +141,7 @@ pub enum Error {
     Undecodable {
         /// Its position.
         position: crate::log::Position,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
 

@@ -358,7 +358,7 @@ pub struct Take {
     pub limit: usize,
     /// Leaves out events that were created more recently than this.
     pub skip_recent: Duration,
-    /// What a dead event does to the later events of its key.
+    /// Whether the later events of a dead event's key wait.
     pub on_dead: OnDead,
     /// Leaves out events of these types. They still block the later events of their keys that
     /// [`destinations`](Take::destinations) does not assign to another destination.
@@ -426,7 +426,7 @@ pub enum Origin {
     Keys(Vec<Arc<str>>),
 }
 
-/// What a dead event does to the later events of its key.
+/// Effect of a dead event on the later events of its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDead {
@@ -538,7 +538,7 @@ pub struct Settled {
     pub wrote: bool,
 }
 
-/// What happens to the row of a done event.
+/// Whether the row of a done event is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Completion {
     /// The row stays with status DONE until it is purged.

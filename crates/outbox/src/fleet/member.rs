@@ -169,11 +169,11 @@ impl Member {
     }
 
     pub(crate) fn set_service(&self, service: Service) {
-        *self.service.lock().expect("no one panics while holding this lock") = service;
+        *self.service.lock().expect("no panic while this lock is held") = service;
     }
 
     pub(crate) fn handle(&self) -> Option<Handle> {
-        match &*self.service.lock().expect("no one panics while holding this lock") {
+        match &*self.service.lock().expect("no panic while this lock is held") {
             Service::Running(handle) => Some(handle.clone()),
             _ => None,
         }
@@ -189,7 +189,7 @@ impl Member {
             return DatabaseState::Removing;
         }
         let trouble = self.seat.trouble().map(|reason| DatabaseState::Failing { reason });
-        match &*self.service.lock().expect("no one panics while holding this lock") {
+        match &*self.service.lock().expect("no panic while this lock is held") {
             Service::Unserved => trouble.unwrap_or(DatabaseState::Unserved),
             Service::Starting(Some(reason)) => DatabaseState::Failing { reason: reason.clone() },
             Service::Starting(None) => trouble.unwrap_or(DatabaseState::Starting),

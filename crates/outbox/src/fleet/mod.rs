@@ -271,11 +271,11 @@ async fn refresh_periodically(fleet: Weak<FleetInner>, every: Duration) {
 
 impl FleetInner {
     fn registry(&self) -> std::sync::RwLockReadGuard<'_, Registry> {
-        self.registry.read().expect("no one panics while holding the registry")
+        self.registry.read().expect("no panic while the registry is locked")
     }
 
     fn registry_mut(&self) -> std::sync::RwLockWriteGuard<'_, Registry> {
-        self.registry.write().expect("no one panics while holding the registry")
+        self.registry.write().expect("no panic while the registry is locked")
     }
 
     fn registry_changed(&self) {

@@ -98,7 +98,7 @@ impl PollTurns {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, TurnState> {
-        self.0.lock().expect("no one panics while holding this lock")
+        self.0.lock().expect("no panic while this lock is held")
     }
 
     /// Ends a turn and requests another in one step: a selection that stays with this database must

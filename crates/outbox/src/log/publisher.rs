@@ -211,7 +211,7 @@ pub struct PublishError {
     pub(crate) unavailable: bool,
 }
 
-/// What is known about a batch that was not published.
+/// Knowledge about a batch that was not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,

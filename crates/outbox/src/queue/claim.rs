@@ -38,7 +38,7 @@ struct HolderCheckState {
 
 impl HolderCheck {
     fn is_due(&self) -> bool {
-        let mut state = self.0.lock().expect("no one panics while holding this lock");
+        let mut state = self.0.lock().expect("no panic while this lock is held");
         let due = !state.reported && state.checked_at.is_none_or(|at| at.elapsed() >= HOLDER_CHECK_INTERVAL);
         if due {
             state.checked_at = Some(Instant::now());
@@ -48,7 +48,7 @@ impl HolderCheck {
 
     /// Whether the holder has not been reported before.
     fn report_once(&self) -> bool {
-        let mut state = self.0.lock().expect("no one panics while holding this lock");
+        let mut state = self.0.lock().expect("no panic while this lock is held");
         !std::mem::replace(&mut state.reported, true)
     }
 }

@@ -229,14 +229,14 @@ impl WorkQueue {
         self
     }
 
-    /// What happens to done items; they are kept until purged if not set.
+    /// Whether done items are kept or deleted; they are kept until purged if not set.
     #[must_use]
     pub fn completion(mut self, completion: Completion) -> Self {
         self.completion = completion;
         self
     }
 
-    /// What a dead item does to the later items of its key; they wait if not set.
+    /// Whether the later items of a dead item's key wait; they do if not set.
     #[must_use]
     pub fn on_dead(mut self, on_dead: OnDead) -> Self {
         self.on_dead = on_dead;

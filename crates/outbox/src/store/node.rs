@@ -142,7 +142,7 @@ pub struct NodeState {
     /// Destinations that are not available.
     #[serde(default)]
     pub outages: Vec<NodeOutage>,
-    /// What a dead event does to the later events of its key, for this relay.
+    /// Effect of a dead event on the later events of its key, for this relay.
     #[serde(default)]
     pub on_dead: OnDead,
     /// Which events the relay routes. It leaves the others pending.
