@@ -82,7 +82,7 @@ async fn what_the_router_cannot_find_it_names() -> Result {
     assert!(matches!(&wrong, Error::WrongKind { found: "SQLite", wanted: "PostgreSQL", .. }), "{wrong:?}");
     assert_eq!(
         wrong.to_string(),
-        "the database \"acme\" is SQLite, but an outbox on PostgreSQL was asked for"
+        "the database \"acme\" is SQLite, but an outbox on PostgreSQL was requested"
     );
     Ok(())
 }

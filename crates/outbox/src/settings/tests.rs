@@ -58,7 +58,7 @@ nonsense = 1
 ///
 #[test]
 fn a_mistake_in_the_part_of_the_library_is_reported_with_its_location() {
-    for (text, told) in [
+    for (text, expected) in [
         ("[poler]\n", "settings:1:2: there is no setting `poler`: did you mean `poller`?"),
         (
             "[poller]\nintervall = \"1s\"\n",
@@ -81,7 +81,7 @@ fn a_mistake_in_the_part_of_the_library_is_reported_with_its_location() {
         ("[database]\nurl = \"${A=B}\"\n", "settings:2:7: invalid name of an environment variable"),
     ] {
         let found = mistakes(text);
-        assert!(found.len() == 1 && found[0].starts_with(told), "{text}{found:?}");
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{text}{found:?}");
     }
     let error = Settings::from_file("/no/such/file.toml").unwrap_err();
     assert!(error.to_string().starts_with("/no/such/file.toml: cannot be read: "), "{error}");
@@ -90,7 +90,7 @@ fn a_mistake_in_the_part_of_the_library_is_reported_with_its_location() {
 /// Whichever name a setting has, and wherever it is given.
 #[test]
 fn conflicting_settings_are_reported_where_they_are_given() {
-    let told = "`base-delay` (2m) is more than `max-delay` (1m)";
+    let expected = "`base-delay` (2m) is more than `max-delay` (1m)";
     for text in [
         "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"\n",
         "[retry]\nbase_delay = \"2m\"\nmax_delay = \"1m\"\n",
@@ -98,12 +98,12 @@ fn conflicting_settings_are_reported_where_they_are_given() {
     ] {
         let found = mistakes(text);
         assert!(
-            found.len() == 1 && found[0].starts_with("settings:2:") && found[0].ends_with(told),
+            found.len() == 1 && found[0].starts_with("settings:2:") && found[0].ends_with(expected),
             "{found:?}"
         );
     }
     let found = mistakes_in("[retry]\nmax-delay = \"1m\"\n", &[("OUTBOX_RETRY_BASE_DELAY_MS", "120000")]);
-    assert_eq!(found, [format!("OUTBOX_RETRY_BASE_DELAY_MS: {told}")]);
+    assert_eq!(found, [format!("OUTBOX_RETRY_BASE_DELAY_MS: {expected}")]);
 }
 
 #[test]
@@ -189,11 +189,11 @@ fn other_names_are_the_same_settings_in_file_and_environment() {
         };
         assert_eq!(shown(&settings(&both(ours))), expected);
         let found = mistakes(&both(&ours.replace('7', "8")));
-        let told = format!(
+        let expected = format!(
             "`{}` is another name of `{}`, which has another value: give one",
             other.name, other.setting
         );
-        assert!(found.len() == 1 && found[0].ends_with(&told), "{found:?}");
+        assert!(found.len() == 1 && found[0].ends_with(&expected), "{found:?}");
         // The environment overrides the file, whatever the name.
         let own = variable(other.of_group, other.setting);
         let read =
@@ -297,14 +297,14 @@ async fn a_database_of_another_kind_or_none_is_an_error() {
     let error = settings("").sqlite().await.unwrap_err();
     assert!(error.to_string().contains("no database: write `url` under `[database]`"), "{error}");
     let error = wrong(&format!("mysql://ada:{SECRET}@db/shop")).sqlite().await.unwrap_err();
-    assert!(error.to_string().contains("it names MySql, and Sqlite was asked for"), "{error}");
+    assert!(error.to_string().contains("it names MySql, but Sqlite was requested"), "{error}");
     assert!(!error.to_string().contains(SECRET), "{error}");
     #[cfg(feature = "postgres")]
     assert!(
-        wrong("sqlite:x.db").postgres().await.unwrap_err().to_string().contains("Postgres was asked for")
+        wrong("sqlite:x.db").postgres().await.unwrap_err().to_string().contains("Postgres was requested")
     );
     #[cfg(feature = "mysql")]
-    assert!(wrong("sqlite:x.db").mysql().await.unwrap_err().to_string().contains("MySql was asked for"));
+    assert!(wrong("sqlite:x.db").mysql().await.unwrap_err().to_string().contains("MySql was requested"));
 }
 
 ///
@@ -352,10 +352,10 @@ async fn undelivered_events_are_deleted_only_by_an_explicit_setting() {
     }
     for mode in ["single-node", "multi-node", "ordered", "log"] {
         let found = mistakes(&format!("mode = \"{mode}\"\n[purge]\ndelete-undelivered = true\n"));
-        let told = format!(
+        let expected = format!(
             "for `mode = \"writer-only\"` alone: `{mode}` would delete events before it delivers them"
         );
-        assert_eq!(found, [format!("settings:3:22: {told}")]);
+        assert_eq!(found, [format!("settings:3:22: {expected}")]);
     }
     let found = mistakes("mode = \"writer-only\"\n[purge]\nretention = \"59s\"\ndelete-undelivered = true\n");
     assert!(found.len() == 1 && found[0].contains("too short for deleting undelivered events"), "{found:?}");
