@@ -395,7 +395,7 @@ fn mysql_number(_: &dyn sqlx::error::DatabaseError) -> Option<u16> {
 
 impl fmt::Display for DatabaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        RedactedError(&self.0).fmt(f)?;
+        Told(&self.0).fmt(f)?;
         match self.storage_fault() {
             Some(fault) => write!(f, " (the database: {fault})"),
             None => Ok(()),
@@ -404,9 +404,9 @@ impl fmt::Display for DatabaseError {
 }
 
 /// Shows a driver's error without row data.
-pub(crate) struct RedactedError<'a>(pub(crate) &'a sqlx::Error);
+pub(crate) struct Told<'a>(pub(crate) &'a sqlx::Error);
 
-impl fmt::Display for RedactedError<'_> {
+impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             sqlx::Error::Database(e) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
-use crate::error::{Error, Result, RedactedError};
+use crate::error::{Error, Result, Told};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
@@ -79,7 +79,7 @@ impl Guarded {
             Ok(_) => self.seat.is_well(),
             // A failed connection has been recorded already.
             Err(Error::Database(e)) if is_lost(e.inner()) && self.seat.failures() == failures => {
-                self.seat.is_in_trouble(&RedactedError(e.inner()).to_string());
+                self.seat.is_in_trouble(&Told(e.inner()).to_string());
             }
             Err(_) => {}
         }
