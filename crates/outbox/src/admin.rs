@@ -1,13 +1,13 @@
 //! Administration: inspecting and repairing an outbox.
 
-mod deeds;
-mod look;
+mod audit;
+mod inspect;
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-pub use self::deeds::OpenAudit;
+pub use self::audit::OpenAudit;
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventId, EventType};
 use crate::explain::Explanation;

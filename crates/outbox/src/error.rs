@@ -361,8 +361,9 @@ impl fmt::Display for StorageFault {
 /// Whether two transactions conflicted, so that a retry helps.
 fn is_collision(e: &dyn sqlx::error::DatabaseError) -> bool {
     let code = e.code().unwrap_or_default();
-    // Deadlock and serialization, lock not available (PostgreSQL); deadlock, lock wait timeout, snapshot conflict (MySQL, MariaDB);
-    // lost transaction, failed commit, changed tables, write conflict (TiDB); busy, locked (SQLite).
+    // Deadlock and serialization, lock not available (PostgreSQL); deadlock, lock wait timeout,
+    // snapshot conflict (MySQL, MariaDB); lost transaction, failed commit, changed tables, write
+    // conflict (TiDB); busy, locked (SQLite).
     ["40", "55"].iter().any(|class| code.len() == 5 && code.starts_with(class))
         || mysql_number(e)
             .is_some_and(|number| matches!(number, 1020 | 1205 | 1213 | 8002 | 8022 | 8028 | 9007))

@@ -31,23 +31,23 @@ pub use crate::log::{
 };
 
 mod admin;
-mod deed;
+mod audit;
 mod health;
-mod look;
 mod node;
 mod routed;
+mod views;
 
 pub use admin::AdminStore;
-pub use deed::{Audit, Deed, Edit};
+pub use audit::{Audit, Deed, Edit};
 pub use health::{RelayHealth, RelayTask, TaskError};
-pub(crate) use look::MOST_LOOKED_AT;
-pub use look::{
-    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
-    Shelf, TypeCount,
-};
 pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, Released, TypeCounts};
 pub(crate) use routed::takers;
 pub use routed::{NodeRoutes, Routed, UnroutedEvents, UnroutedType};
+pub(crate) use views::MOST_LOOKED_AT;
+pub use views::{
+    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
+    Shelf, TypeCount,
+};
 
 /// Storage of the events of one outbox.
 #[async_trait]

@@ -18,7 +18,7 @@ use crate::log::{MAX_TAGS, Tag};
 #[must_use = "an event is not written until `build()` and `write()`"]
 pub struct EventBuilder {
     parts: Parts,
-    payload: Given,
+    payload: GivenPayload,
     /// Whether the caller set `occurred_at`.
     is_dated: bool,
     at: Option<DateTime<Utc>>,
@@ -28,7 +28,7 @@ pub struct EventBuilder {
 }
 
 #[derive(Clone, Debug)]
-enum Given {
+enum GivenPayload {
     Nothing,
     One(Payload),
     Unusable(EventError),
@@ -53,7 +53,7 @@ impl EventBuilder {
                 expires_at: None,
                 tags: Vec::new(),
             },
-            payload: Given::Nothing,
+            payload: GivenPayload::Nothing,
             is_dated: false,
             tag_mistake: None,
             at: None,
@@ -154,15 +154,15 @@ impl EventBuilder {
 
     fn give(mut self, payload: Payload) -> Self {
         self.payload = match self.payload {
-            Given::Nothing => Given::One(payload),
-            Given::One(_) => Given::Unusable(EventError::TwoPayloads),
-            unusable @ Given::Unusable(_) => unusable,
+            GivenPayload::Nothing => GivenPayload::One(payload),
+            GivenPayload::One(_) => GivenPayload::Unusable(EventError::TwoPayloads),
+            unusable @ GivenPayload::Unusable(_) => unusable,
         };
         self
     }
 
     fn refuse(mut self, error: EventError) -> Self {
-        self.payload = Given::Unusable(error);
+        self.payload = GivenPayload::Unusable(error);
         self
     }
 
@@ -215,9 +215,9 @@ impl EventBuilder {
     pub fn build(self) -> Result<Event, EventError> {
         let mut parts = self.parts;
         parts.payload = match self.payload {
-            Given::Nothing => return Err(EventError::NoPayload),
-            Given::Unusable(error) => return Err(error),
-            Given::One(payload) => payload,
+            GivenPayload::Nothing => return Err(EventError::NoPayload),
+            GivenPayload::Unusable(error) => return Err(error),
+            GivenPayload::One(payload) => payload,
         };
         let size = parts.payload.as_bytes().len();
         if size > self.limit {

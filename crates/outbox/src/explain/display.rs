@@ -72,7 +72,9 @@ impl Reason {
             ),
             Reason::HeldByVanished { by, .. } => {
                 let node = shell_word(by.as_str());
-                format!("If that relay has ended for certain, release its leases now: `outbox nodes release {node}`.")
+                format!(
+                    "If that relay has ended for certain, release its leases now: `outbox nodes release {node}`."
+                )
             }
             Reason::Waiting { at_work: false, .. } => {
                 "Start a relay, or find out why it does not run: `outbox relay`.".to_owned()
@@ -159,7 +161,11 @@ impl fmt::Display for ReasonText<'_> {
                 cause(error.as_deref())
             ),
             Reason::Expired { at } => {
-                write!(f, "expired {}: the relay that takes it dead-letters it without handling it.", ago(*at))
+                write!(
+                    f,
+                    "expired {}: the relay that takes it dead-letters it without handling it.",
+                    ago(*at)
+                )
             }
             Reason::Undecodable { problem } => {
                 write!(f, "cannot be decoded: {}. The relay that takes it dead-letters it.", Escaped(problem))

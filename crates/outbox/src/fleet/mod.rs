@@ -52,7 +52,8 @@ const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Default number of handlers that run concurrently over all databases.
 const DEFAULT_WORKERS: usize = 64;
 
-/// Many databases, each with an outbox, served by one relay. Cheap to clone; clones are the same fleet.
+/// Many databases, each with an outbox, served by one relay. Cheap to clone; clones are the same
+/// fleet.
 ///
 /// The databases may be of different kinds. They share one connection budget: never more than
 /// [`max_connections`](FleetBuilder::max_connections) are open, however many databases there are.
@@ -323,10 +324,7 @@ impl FleetInner {
         }
         let known: BTreeMap<String, Arc<Member>> = self.registry().members.clone();
         if found.is_empty() && !known.is_empty() {
-            return Err(Error::Discovery(format!(
-                "it returned no database, but {} are known",
-                known.len()
-            )));
+            return Err(Error::Discovery(format!("it returned no database, but {} are known", known.len())));
         }
         for database in found {
             let name = database.name.clone();
@@ -338,7 +336,9 @@ impl FleetInner {
             match self.add(database) {
                 Ok(()) => tracing::info!(store = name, "{change}"),
                 // One invalid database must not keep the others from being added.
-                Err(error) => tracing::error!(store = name, %error, "could not add the database to the fleet"),
+                Err(error) => {
+                    tracing::error!(store = name, %error, "could not add the database to the fleet")
+                }
             }
         }
         for name in known.keys() {

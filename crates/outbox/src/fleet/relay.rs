@@ -88,7 +88,8 @@ struct Plan {
     homes: Arc<dyn JoinDatabases>,
 }
 
-/// The running relay of a [`Fleet`]. Dropping it stops it in the background; [`stop`](FleetRelay::stop) waits for that.
+/// The running relay of a [`Fleet`]. Dropping it stops it in the background;
+/// [`stop`](FleetRelay::stop) waits for that.
 #[must_use = "a relay that is dropped stops"]
 pub struct FleetRelay {
     fleet: Fleet,
@@ -216,11 +217,7 @@ async fn supervise(fleet: Arc<FleetInner>, plan: Arc<Plan>, stop: CancellationTo
                 && let Ok(panic) = ended.try_into_panic()
             {
                 let cause = message(&*panic);
-                tracing::error!(
-                    store = member.name(),
-                    cause,
-                    "serving the database panicked: restarting"
-                );
+                tracing::error!(store = member.name(), cause, "serving the database panicked: restarting");
             }
         }
         for member in fleet.members() {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
-use super::pair::{PairId, PairState, PairStatus};
 use super::query::Position;
 use super::store::{OpenAppend, Unreadable, log_of};
+use super::subscription::{PairId, PairState, PairStatus};
 use crate::admin::purge_log;
 use crate::error::{Error, Result};
 use crate::store::SharedStore;

@@ -4,44 +4,44 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and the conditions of an append |
-//! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: which events are published where |
+//! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Pair`]: which events are published where |
 //! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
 //! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
-//! | `frontier` | [`Frontier`]: the position up to which the log is complete, for publishers |
+//! | `watermark` | [`Frontier`]: the position up to which the log is complete, for publishers |
 //! | `admin` | [`LogAdmin`]: inspecting, pausing, resuming and resetting subscriptions |
 //! | `store` | [`LogStore`]: the port through which the log uses a database |
 
 mod admin;
-#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "other databases commit in order"))]
-mod frontier;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
-mod pace;
-mod pair;
+mod pacing;
 mod publisher;
 mod publishers;
 mod query;
 mod store;
+mod subscription;
 mod tag;
 mod topic;
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "other databases commit in order"))]
+mod watermark;
 
 use std::ops::Deref;
 
 pub use admin::{LogAdmin, PairLag};
-pub use frontier::Frontier;
-#[cfg(feature = "postgres")]
-pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
-pub(crate) use pace::{Pace, PaceSettings};
-pub use pair::{Pair, PairId, PairState, PairStatus};
+pub(crate) use pacing::{Pace, PaceSettings};
 pub use publisher::{Fate, Outgoing, PublishError, Publisher, Unavailable};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::log_of;
 pub use store::{BoundedRead, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable};
+pub use subscription::{Pair, PairId, PairState, PairStatus};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
+pub use watermark::Frontier;
+#[cfg(feature = "postgres")]
+pub(crate) use watermark::Look;
 
 use chrono::{DateTime, Utc};
 

@@ -62,8 +62,9 @@ pub trait Publisher: Send + Sync + 'static {
     }
 }
 
-/// Why a destination cannot be used at the moment, as its client reports it: connection refused, unknown
-/// host, failed TLS handshake, wrong password, missing stream. Must not contain credentials.
+/// Why a destination cannot be used at the moment, as its client reports it: connection refused,
+/// unknown host, failed TLS handshake, wrong password, missing stream. Must not contain
+/// credentials.
 ///
 /// ```
 /// use outbox::Unavailable;
@@ -205,7 +206,7 @@ impl Deref for Outgoing {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishError {
-    known: Known,
+    known: KnownResults,
     pub(crate) failure: Failure,
     /// Whether the destination is the cause, not an event.
     pub(crate) unavailable: bool,
@@ -213,7 +214,7 @@ pub struct PublishError {
 
 /// Knowledge about a batch that was not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Known {
+enum KnownResults {
     Nothing,
     /// This many were published, the next one failed, the rest was not tried.
     After(usize),
@@ -233,14 +234,14 @@ pub enum Fate {
 }
 
 impl PublishError {
-    fn new(known: Known, failure: Failure, unavailable: bool) -> Self {
+    fn new(known: KnownResults, failure: Failure, unavailable: bool) -> Self {
         Self { known, failure, unavailable }
     }
 
     /// The first `published` events of the batch *were* published, the next one failed, and the
     /// rest was not tried.
     pub fn after(published: usize, failure: impl Into<Failure>) -> Self {
-        Self::new(Known::After(published), failure.into(), false)
+        Self::new(KnownResults::After(published), failure.into(), false)
     }
 
     /// The result of each event, in the order of the batch.
@@ -250,18 +251,18 @@ impl PublishError {
             Fate::Published | Fate::Untried => None,
         });
         let failure = first.unwrap_or_else(|| Failure::retry("not all events were published"));
-        Self::new(Known::Each(fates), failure, false)
+        Self::new(KnownResults::Each(fates), failure, false)
     }
 
     /// The destination cannot be reached, or accepts no event at the moment: no event is the cause.
     /// Nothing is sent to it until it is [healthy](Publisher::health) again.
     pub fn unavailable(reason: impl fmt::Display) -> Self {
-        Self::new(Known::Nothing, Failure::retry(reason), true)
+        Self::new(KnownResults::Nothing, Failure::retry(reason), true)
     }
 
     /// The same where the result of each event is known, in the order of the batch.
     pub fn unavailable_with(fates: Vec<Fate>, reason: impl fmt::Display) -> Self {
-        Self::new(Known::Each(fates), Failure::retry(reason), true)
+        Self::new(KnownResults::Each(fates), Failure::retry(reason), true)
     }
 
     /// Whether the destination is the cause, and no event.
@@ -272,22 +273,22 @@ impl PublishError {
     /// The result of the event at this index; `None` if unknown.
     pub fn fate(&self, index: usize) -> Option<Fate> {
         match &self.known {
-            Known::Nothing => None,
-            Known::After(published) => Some(match index.cmp(published) {
+            KnownResults::Nothing => None,
+            KnownResults::After(published) => Some(match index.cmp(published) {
                 Ordering::Less => Fate::Published,
                 Ordering::Equal => Fate::Failed(self.failure.clone()),
                 Ordering::Greater => Fate::Untried,
             }),
-            Known::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
+            KnownResults::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
         }
     }
 
     /// Number of events from the start of the batch that were published.
     pub fn published(&self) -> usize {
         match &self.known {
-            Known::Nothing => 0,
-            Known::After(published) => *published,
-            Known::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
+            KnownResults::Nothing => 0,
+            KnownResults::After(published) => *published,
+            KnownResults::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
         }
     }
 }
@@ -300,7 +301,7 @@ impl fmt::Display for PublishError {
 
 impl From<Failure> for PublishError {
     fn from(failure: Failure) -> Self {
-        Self::new(Known::Nothing, failure, false)
+        Self::new(KnownResults::Nothing, failure, false)
     }
 }
 

@@ -316,7 +316,11 @@ mod tests {
         let counted = StatisticsPublisher::of(Takes(1));
         let batch = [outgoing("a", Some(1)), outgoing("b", Some(2))];
         let error = counted.publish_batch(&batch).await.unwrap_err();
-        assert_eq!(error, PublishError::after(1, Failure::retry("no more")), "the error is returned unchanged");
+        assert_eq!(
+            error,
+            PublishError::after(1, Failure::retry("no more")),
+            "the error is returned unchanged"
+        );
         let seen = counted.statistics();
         assert_eq!((seen.total, seen.of("a"), seen.failures), (1, 1, 1));
         assert_eq!(seen.last_position, Some(Position::new(1)));

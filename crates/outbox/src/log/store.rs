@@ -13,9 +13,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use super::frontier::Frontier;
-use super::pair::{PairId, PairState, PairStatus};
 use super::query::{Condition, Position, Query};
+use super::subscription::{PairId, PairState, PairStatus};
+use super::watermark::Frontier;
 use super::{Appended, LogEvent};
 use crate::error::{Error, Result};
 use crate::escape::Escaped;
@@ -138,7 +138,8 @@ pub struct BoundedRead {
     pub cut: bool,
 }
 
-/// A transaction that has appended to the log and is still open, on PostgreSQL: events behind its position wait for it.
+/// A transaction that has appended to the log and is still open, on PostgreSQL: events behind its
+/// position wait for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpenAppend {

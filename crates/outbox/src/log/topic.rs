@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::pair::Pair;
 use super::publisher::Publisher;
+use super::subscription::Pair;
 use super::tag::{Tag, check_name};
 use crate::error::{Error, EventError, Result};
 use crate::event::{Event, EventType, check_text};
@@ -111,7 +111,8 @@ impl Topic {
             && self.exact.iter().all(|tag| tags.contains(tag))
     }
 
-    /// Sends its events to a publisher: see [`RelayBuilder::publish`](crate::RelayBuilder::publish).
+    /// Sends its events to a publisher: see
+    /// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
     pub fn to(&self, publisher: impl Publisher) -> Pair {
         self.to_shared(Arc::new(publisher))
     }

@@ -154,7 +154,8 @@ impl<'i> Reader<'i> {
         let mut table = DeTable::new();
         for name in fields::<T>() {
             let Some((key, value)) = self.take(name) else { continue };
-            self.places.insert((String::new(), (*name).to_owned()), SettingSource::Span(span_of(&key, &value)));
+            self.places
+                .insert((String::new(), (*name).to_owned()), SettingSource::Span(span_of(&key, &value)));
             table.insert(key, value);
         }
         self.override_with::<T>("", &mut table);

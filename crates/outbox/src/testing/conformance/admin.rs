@@ -274,7 +274,11 @@ pub async fn replay_takes_one_event_or_several(harness: &impl Harness) {
     let dead = scene.store.list(&status(Status::Dead), 10).await.unwrap();
     let rest = Filter { after_seq: Some(seq), upto_seq: Some(dead[0].seq), ..Filter::default() };
     let replayed = scene.store.replay(&rest, 10).await.unwrap();
-    assert_eq!(replayed, Replayed { moved: 1, last: Some(dead[0].seq) }, "with the position to continue from");
+    assert_eq!(
+        replayed,
+        Replayed { moved: 1, last: Some(dead[0].seq) },
+        "with the position to continue from"
+    );
     assert_eq!(scene.store.replay(&rest, 10).await.unwrap(), Replayed::default());
     let of_new = Filter { status: Some(Status::New), ..Filter::default() };
     assert_eq!(scene.store.replay(&of_new, 0).await.unwrap().moved, 0);

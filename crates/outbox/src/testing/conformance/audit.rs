@@ -53,7 +53,8 @@ pub async fn a_skip_and_a_replay_do_not_both_take_effect(harness: &impl Harness)
         let id = scene.dead_letter(event("e")).await;
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
         let operator = ada();
-        let (skipped, replayed) = tokio::join!(scene.store.skip(&id, &operator), scene.store.replay(&filter, 1));
+        let (skipped, replayed) =
+            tokio::join!(scene.store.skip(&id, &operator), scene.store.replay(&filter, 1));
         let (skipped, replayed) = (skipped.unwrap(), replayed.unwrap().moved == 1);
         assert!(skipped != replayed);
         let status = scene.see(&id).await.status;
@@ -146,7 +147,10 @@ pub async fn audit_entries_are_written(harness: &impl Harness) {
     assert_eq!(all.iter().map(|a| a.id).collect::<Vec<_>>(), [third, second, first]);
     let stored = &all[2];
     assert_eq!((stored.at, stored.actor.as_str(), stored.via.as_str()), (began, "ada <b>", "api"));
-    assert_eq!((stored.action.as_str(), stored.target.as_deref()), ("dead.replay", Some("type=order.placed")));
+    assert_eq!(
+        (stored.action.as_str(), stored.target.as_deref()),
+        ("dead.replay", Some("type=order.placed"))
+    );
     assert_eq!(stored.details.as_deref(), Some("{\"rate\": 10} \u{fffd}"));
     assert_eq!((stored.outcome.as_deref(), stored.count), (Some("stopped: <i>"), Some(7)));
     assert_eq!((all[1].outcome.as_deref(), all[1].count), (None, None));

@@ -183,7 +183,11 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     let taken = scene.take(&taking(old.clone())).await.deliveries;
     assert_eq!(scene.settle_all(&old, [(&taken[0], Verdict::Done)]).await, 1);
     scene.pass(LEASE);
-    assert_eq!(scene.settle_all(&old, [(&taken[1], Verdict::Done)]).await, 1, "late, but no other node leads");
+    assert_eq!(
+        scene.settle_all(&old, [(&taken[1], Verdict::Done)]).await,
+        1,
+        "late, but no other node leads"
+    );
     let new = exclusive(&scene, "two").await;
     let settle_old = async |by: &Holder| {
         let rest: Vec<(&Delivery, Verdict)> =

@@ -426,7 +426,9 @@ pub async fn of_concurrent_decisions_one_succeeds(harness: &impl Harness) {
 
 /// However old they are: events that a publisher has not published stay, and so does the last event
 /// of the log. Tags are deleted with their events.
-pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed_them(harness: &impl Harness) {
+pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed_them(
+    harness: &impl Harness,
+) {
     let Some(scene) = open(harness).await else { return };
     let day = 86_400 * SECOND;
     assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "an empty log");
@@ -436,7 +438,11 @@ pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed
     let (fast, slow) = (PairId::new("t", "fast"), PairId::new("t", "slow"));
     log(&scene).register(&[(fast.clone(), false), (slow.clone(), false)]).await.unwrap();
     log(&scene).reset(&fast, young[1]).await.unwrap();
-    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "one subscription has published nothing yet");
+    assert_eq!(
+        log(&scene).purge_log(day, 10).await.unwrap(),
+        0,
+        "one subscription has published nothing yet"
+    );
     log(&scene).reset(&slow, old[3]).await.unwrap();
     log(&scene).set_status("slow", None, PairStatus::Paused).await.unwrap();
     for purged in [3, 1, 0] {

@@ -29,6 +29,7 @@
 
 pub mod admin;
 pub mod audit;
+pub mod concurrency;
 pub mod exclusive;
 pub mod history;
 pub mod inbox;
@@ -38,12 +39,11 @@ pub mod nodes;
 pub mod order;
 pub mod overview;
 pub mod page;
-pub mod subscriptions;
 pub mod routed;
 pub mod schema;
 pub mod settle;
+pub mod subscriptions;
 pub mod take;
-pub mod concurrency;
 pub mod write;
 
 use std::collections::HashMap;

@@ -240,7 +240,11 @@ pub async fn key_progress_is_per_destination(harness: &impl Harness) {
         let onward = Take { frontiers: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
         let taken = scene.take(&onward).await;
         assert_eq!(ids(&taken.deliveries), written[2..4]);
-        assert_eq!(behind(&taken), ["a"], "an event without a known destination waits for all, and blocks later ones");
+        assert_eq!(
+            behind(&taken),
+            ["a"],
+            "an event without a known destination waits for all, and blocks later ones"
+        );
     }
 }
 
@@ -266,7 +270,11 @@ pub async fn a_probe_is_one_event(harness: &impl Harness) {
     assert_eq!(ids(&second.deliveries), written[5..], "c's first blocks its second");
     assert!(scene.take(&probe(after(second.cursor))).await.deliveries.is_empty());
     let rest = scene.lease("two").await;
-    assert_eq!(ids(&rest), [written[0].clone(), written[3].clone(), written[4].clone()], "all other events are free");
+    assert_eq!(
+        ids(&rest),
+        [written[0].clone(), written[3].clone(), written[4].clone()],
+        "all other events are free"
+    );
 }
 
 /// Rows are read in the order of their due times, in which a snoozed head comes after the rest of
@@ -454,10 +462,7 @@ pub async fn events_behind_own_leases_are_taken_before_those_are_settled(harness
         let second = scene.take(&Take { frontiers: frontiers.clone(), ..lease() }).await;
         assert_eq!(ids(&second.deliveries), written[2..4]);
         let without = scene.take(&lease()).await;
-        assert!(
-            without.deliveries.is_empty(),
-            "without it the held events block the key"
-        );
+        assert!(without.deliveries.is_empty(), "without it the held events block the key");
         assert!(
             scene.take(&Take { frontiers, ..lease() }).await.deliveries.is_empty(),
             "an old one is not enough either"

@@ -362,7 +362,12 @@ pub async fn an_event_is_found_whatever_its_id_is(harness: &impl Harness) {
         }
         let found = scene.store.metadata(&EventId::from(id)).await.unwrap().expect("it is found by its id");
         assert_eq!(found.row.id.as_str(), id);
-        let again = scene.store.metadata_at(found.row.seq).await.unwrap().expect("it is found by its sequence number");
+        let again = scene
+            .store
+            .metadata_at(found.row.seq)
+            .await
+            .unwrap()
+            .expect("it is found by its sequence number");
         assert_eq!(again.row.id.as_str(), id);
         assert!(scene.store.cancel(&found.row.id).await.unwrap(), "{id:?}");
     }

@@ -86,7 +86,8 @@ pub async fn routed_types_are_taken_from_every_origin(harness: &impl Harness) {
     assert_eq!(ids(&probed.deliveries), written[1..2], "a probe is one of the routed events as well");
 }
 
-/// A type may be routed for some aggregates only. An event without an aggregate belongs to the global one.
+/// A type may be routed for some aggregates only. An event without an aggregate belongs to the
+/// global one.
 pub async fn types_may_be_routed_for_an_aggregate(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
@@ -162,7 +163,11 @@ pub async fn unrouted_events_block_their_keys(harness: &impl Harness) {
         behind.sort_unstable();
         assert_eq!(behind, [key("a"), key("b")]);
         let second = scene.take(&other).await;
-        assert_eq!(ids(&second.deliveries), written[3..4], "a waits for its head, which the other relay holds");
+        assert_eq!(
+            ids(&second.deliveries),
+            written[3..4],
+            "a waits for its head, which the other relay holds"
+        );
         assert_eq!(scene.settle("one", &first.deliveries[0], Verdict::Done).await, 1);
         let second_of_a = scene.take(&other).await;
         assert_eq!(ids(&second_of_a.deliveries), written[1..2]);

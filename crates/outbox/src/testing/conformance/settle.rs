@@ -100,7 +100,11 @@ pub async fn a_snoozed_event_stays_new(harness: &impl Harness) {
     scene.pass(2 * SECOND);
     let taken = scene.lease_one("a").await;
     assert_eq!(scene.settle("a", &taken, defer(None)).await, 1);
-    assert_eq!(scene.see(&id).await.last_error.as_deref(), Some("not yet"), "without an error the old one stays");
+    assert_eq!(
+        scene.see(&id).await.last_error.as_deref(),
+        Some("not yet"),
+        "without an error the old one stays"
+    );
 }
 
 /// With the time of the settlement, whether or not this was an attempt.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use super::pace::{Pace, PaceSettings};
+use super::pacing::{Pace, PaceSettings};
 use super::publisher::Publisher;
 use super::query::Position;
 use super::topic::{MAX_NAME, Topic};
@@ -96,11 +96,11 @@ impl Pair {
         self
     }
 
-    /// After `looks` polls without an event each wait is twice as long, or [longer by another
+    /// After `polls` polls without an event each wait is twice as long, or [longer by another
     /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. An event or a
     /// notification restores the interval.
-    pub fn idle(mut self, looks: u32, longest: Duration) -> Self {
-        (self.pace.idle_after, self.pace.idle_max) = (Some(looks), Some(longest));
+    pub fn idle(mut self, polls: u32, longest: Duration) -> Self {
+        (self.pace.idle_after, self.pace.idle_max) = (Some(polls), Some(longest));
         self
     }
 

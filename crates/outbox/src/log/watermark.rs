@@ -4,8 +4,9 @@ use std::collections::{HashSet, VecDeque};
 
 use super::query::Position;
 
-/// Maximum number of barriers kept. A dropped barrier delays publishing a little; no event is lost.
-const MOST_BARRIERS: usize = 64;
+/// Maximum number of pending entries kept. A dropped entry delays publishing a little; no event is
+/// lost.
+const MAX_PENDING: usize = 64;
 
 /// Watermark of a log, with the state needed to advance it.
 #[derive(Clone, Debug, Default)]
@@ -16,14 +17,14 @@ pub struct Frontier {
     pub seen: Position,
     /// Positions that become final once all of their transactions have ended, the lowest first.
     /// PostgreSQL only.
-    barriers: VecDeque<Barrier>,
+    pending: VecDeque<PendingTransactions>,
     /// Identifies the run of the server: transaction names are meaningless in another run.
     server: String,
 }
 
 /// A position, and the transactions that may have drawn a position up to it.
 #[derive(Clone, Debug)]
-struct Barrier {
+struct PendingTransactions {
     position: Position,
     holders: HashSet<String>,
 }
@@ -67,7 +68,7 @@ impl Frontier {
     /// Forgets observed transactions: they may be from another connection, in another run of the
     /// server.
     pub(crate) fn forget(&mut self) {
-        self.barriers.clear();
+        self.pending.clear();
     }
 
     /// Advances the watermark by one observation.
@@ -76,29 +77,30 @@ impl Frontier {
     /// So `drawn` is final when all of these have ended, whatever transactions have begun since.
     pub(crate) fn learn(&mut self, look: Look) {
         if self.server != look.server {
-            self.barriers.clear();
+            self.pending.clear();
             self.server = look.server;
         }
         self.ends_at(look.drawn);
         self.seen = look.newest.max(self.safe);
-        let known = self.barriers.back().map_or(self.safe, |last| last.position.max(self.safe));
+        let known = self.pending.back().map_or(self.safe, |last| last.position.max(self.safe));
         if look.drawn > known {
-            self.barriers.push_back(Barrier { position: look.drawn, holders: look.holders.clone() });
+            self.pending
+                .push_back(PendingTransactions { position: look.drawn, holders: look.holders.clone() });
         }
-        let safe = self.barriers.iter().filter(|barrier| !barrier.waits_for_any(&look.holders));
-        let safe = safe.map(|barrier| barrier.position).max().unwrap_or_default();
+        let safe = self.pending.iter().filter(|entry| !entry.waits_for_any(&look.holders));
+        let safe = safe.map(|entry| entry.position).max().unwrap_or_default();
         // Not beyond the highest committed position. After a crash a sequence may forget positions
         // that only rolled-back transactions had drawn, and a position that is drawn again must not
         // be below the watermark.
         self.reach(safe.min(look.newest).max(look.unbroken));
-        self.barriers.retain(|barrier| barrier.position > self.safe);
-        if self.barriers.len() > MOST_BARRIERS {
-            self.barriers.remove(MOST_BARRIERS / 2);
+        self.pending.retain(|entry| entry.position > self.safe);
+        if self.pending.len() > MAX_PENDING {
+            self.pending.remove(MAX_PENDING / 2);
         }
     }
 }
 
-impl Barrier {
+impl PendingTransactions {
     fn waits_for_any(&self, holders: &HashSet<String>) -> bool {
         // A transaction that was prepared before the server crashed comes back under an unknown
         // name.
@@ -165,7 +167,7 @@ mod tests {
         let safe = safe_after(looks);
         assert_eq!(safe[1], 1, "drawn before the transaction began");
         assert_eq!(safe[499], 1);
-        assert_eq!(safe[500], 500, "the newest barrier is kept, however many there were");
+        assert_eq!(safe[500], 500, "the newest entry is kept, however many there were");
     }
 
     #[test]
