@@ -336,9 +336,7 @@ impl FleetInner {
             match self.add(database) {
                 Ok(()) => tracing::info!(store = name, "{change}"),
                 // One invalid database must not keep the others from being added.
-                Err(error) => {
-                    tracing::error!(store = name, %error, "could not add the database to the fleet")
-                }
+                Err(error) => tracing::error!(store = name, %error, "could not add the database"),
             }
         }
         for name in known.keys() {
