@@ -134,7 +134,7 @@ impl fmt::Display for ReasonText<'_> {
             Reason::LeaseRanOut { by, since: at } => write!(
                 f,
                 "was held by {}, whose lease expired {}: that node crashed, hangs, or lost the database. \
-                 The next relay takes the event over and handles it alone: the event may have caused the crash.",
+                 The next relay takes the event over as a suspect: the event may have caused the crash.",
                 Escaped(by),
                 ago(*at)
             ),

@@ -140,8 +140,8 @@ impl NodeRoutes {
 /// all that deliver.
 pub(crate) fn takers<'a>(nodes: &'a [Node], leader: Option<&NodeId>) -> Vec<&'a Node> {
     let takes = |node: &&Node| match leader {
-        // The lease name of a leader is its node name followed by its start: `node:…`. Its last
-        // announcement may be older than its leadership.
+        // A leader holds the lease under its node name followed by the id of its run: `node:…`. Its
+        // last announcement may be older than its leadership.
         Some(leader) => {
             let rest = leader.as_str().strip_prefix(node.node.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))

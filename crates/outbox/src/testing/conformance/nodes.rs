@@ -166,7 +166,7 @@ pub async fn an_operator_releases_a_node(harness: &impl Harness) {
     assert_eq!(scene.leased_by(&leasing("d")).await.len(), 0, "the events of the other node stay leased");
 }
 
-/// A leader's lease name is its node name followed by its start. The leader did not resign.
+/// A leader holds the lease under its node name followed by the id of its run. It did not resign.
 pub async fn an_operator_releases_a_leader(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let lead = async |who: &str| scene.store.lead(EXCLUSIVE, &NodeId::from(who), LEASE).await.unwrap();
