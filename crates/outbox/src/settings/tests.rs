@@ -147,13 +147,13 @@ fn invalid_values_are_reported_in_the_file_and_in_the_environment() {
             let found = mistakes(&text);
             assert!(found.len() == 1 && found[0].starts_with("settings:2:"), "{text}{found:?}");
             // A number in quotes is a number in the environment.
-            let said = value.trim_matches('"');
+            let written = value.trim_matches('"');
             if !matches!(value, "\"4\"" | "\"2\"") {
                 let name = variable(group, setting);
-                let found = mistakes_in("", &[(&name, said)]);
+                let found = mistakes_in("", &[(&name, written)]);
                 assert!(
                     found.len() == 1 && found[0].starts_with(&format!("{name}: ")),
-                    "{name}={said} {found:?}"
+                    "{name}={written} {found:?}"
                 );
             }
         }
@@ -177,10 +177,10 @@ fn other_names_are_the_same_settings_in_file_and_environment() {
         assert_ne!(expected, shown(&settings("")));
         assert_eq!(shown(&settings(&by_theirs)), expected, "{by_theirs}");
         for name in [variable(other.group, other.name), variable(other.of_group, other.setting)] {
-            let said =
+            let written =
                 if name == variable(other.group, other.name) { theirs } else { ours.trim_matches('"') };
-            let read = Settings::from_toml_and_env("", [(&name, said)]).unwrap();
-            assert_eq!(shown(&read), expected, "{name}={said}");
+            let read = Settings::from_toml_and_env("", [(&name, written)]).unwrap();
+            assert_eq!(shown(&read), expected, "{name}={written}");
         }
         // Both in one file: the same value is accepted, different values are a mistake.
         let both = |ours: &str| match other.is_at_the_top() {
@@ -189,11 +189,11 @@ fn other_names_are_the_same_settings_in_file_and_environment() {
         };
         assert_eq!(shown(&settings(&both(ours))), expected);
         let found = mistakes(&both(&ours.replace('7', "8")));
-        let expected = format!(
+        let mistake = format!(
             "`{}` is another name of `{}`, which has another value: give one",
             other.name, other.setting
         );
-        assert!(found.len() == 1 && found[0].ends_with(&expected), "{found:?}");
+        assert!(found.len() == 1 && found[0].ends_with(&mistake), "{found:?}");
         // The environment overrides the file, whatever the name.
         let own = variable(other.of_group, other.setting);
         let read =
