@@ -68,7 +68,7 @@ async fn canaries_are_found_in_no_log_line_and_no_error() {
     told.push_str(&format!("{:?} {:?}", site.web, site.store));
 
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert!(log.contains("signed in") && log.contains("changed by hand"), "the log was caught:\n{log}");
+    assert!(log.contains("signed in") && log.contains("operator change"), "the log was caught:\n{log}");
     // What the HTTP client of this test says of its own connections is not said by the server.
     let log: String = log
         .lines()

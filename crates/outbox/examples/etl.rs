@@ -1,5 +1,6 @@
-//! Fan out, fan in: extract from three sources side by side, then transform, then load into two targets, then report.
-//! The second run has a source that is down: the join fails, somebody is alerted, and the dead event is replayed.
+//! Fan out, fan in: extracts from three sources in parallel, then transforms, then loads into two
+//! targets, then reports. In the second run a source is down: the join fails, an alert is sent, and
+//! the dead event is replayed.
 //!
 //! ```sh
 //! cargo run --example etl
@@ -21,7 +22,7 @@ const TABLES: &str = "
     CREATE TABLE clean (run INTEGER, item TEXT);
     CREATE TABLE loaded (run INTEGER, target TEXT, items INTEGER);";
 
-// One message for each kind of work. A type of its own for each is what handlers are registered for.
+// One message type per kind of work: handlers are registered by type.
 
 #[derive(Serialize, Deserialize)]
 struct Extract {
@@ -70,25 +71,25 @@ impl Message for Alert {
     const TYPE: &'static str = "etl.alert";
 }
 
-/// Copies a source. What it writes is committed together with the event being done: an attempt that fails half way
-/// leaves no rows, and one that is repeated does not write them twice.
+/// Copies a source. Its rows are committed together with the settlement of the event: a failed
+/// attempt leaves no rows, and a repeated attempt does not write them twice.
 async fn extract(Extract { run, source }: Extract, cx: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
     for item in 1..=10 {
         let insert = sqlx::query("INSERT INTO raw (run, source, item) VALUES ($1, $2, $3)");
         insert.bind(run).bind(&source).bind(item).execute(&mut **tx).await?;
         if source == "orders" && item == 5 && cx.attempt() == 1 {
-            say(&format!("{source}: connection reset after {item} rows, trying again"));
+            show_line(&format!("{source}: connection reset after {item} rows, trying again"));
             return Err(Failure::retry("connection reset"));
         }
     }
     let is_up = sqlx::query_scalar("SELECT is_up FROM source WHERE name = $1");
     if !is_up.bind(&source).fetch_one(&mut **tx).await? {
-        return Err(Failure::dead("no such host")); // trying again does not help
+        return Err(Failure::dead("no such host")); // a retry does not help
     }
     Ok(())
 }
 
-/// Cleans what was extracted, and fans out again.
+/// Transforms the extracted rows, and fans out again.
 async fn transform(Transform { run }: Transform, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
     let clean = "INSERT INTO clean SELECT run, source || '-' || item FROM raw WHERE run = $1";
     sqlx::query(clean).bind(run).execute(&mut **tx).await?;
@@ -112,24 +113,24 @@ async fn report(Report { run }: Report, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handl
     let loaded = sqlx::query_as("SELECT target, items FROM loaded WHERE run = $1 ORDER BY target");
     let loaded: Vec<(String, i64)> = loaded.bind(run).fetch_all(&mut **tx).await?;
     for (target, items) in loaded {
-        say(&format!("report: {items} items in {target}"));
+        show_line(&format!("report: {items} items in {target}"));
     }
     Ok(())
 }
 
 async fn alert(Alert { run }: Alert, _: Cx) {
-    say(&format!("alert: run {run} has failed"));
+    show_line(&format!("alert: run {run} has failed"));
 }
 
 fn group(run: u32) -> String {
     format!("run-{run}")
 }
 
-fn say(what: &str) {
+fn show_line(what: &str) {
     println!("{:>12} {what}", "·");
 }
 
-/// Starts a run: three events, and what follows them.
+/// Starts a run: three events and their follow-up.
 async fn start(outbox: &Outbox<Sqlite>, run: u32) -> outbox::Result<()> {
     println!("\nrun {run}");
     let extracts = SOURCES.map(|source| Extract { run, source: source.to_owned() });
@@ -138,13 +139,13 @@ async fn start(outbox: &Outbox<Sqlite>, run: u32) -> outbox::Result<()> {
     Ok(())
 }
 
-/// Shows the joins of a run whenever they change, until there is nothing left to do.
+/// Shows the joins of a run whenever they change, until no event is pending.
 async fn watch(outbox: &Outbox<Sqlite>, run: u32) -> outbox::Result<()> {
     let (admin, of_run) =
         (outbox.admin(), JoinFilter { grouping_key: Some(group(run)), ..Default::default() });
     let mut shown = Vec::new();
     loop {
-        // Asked first: what was still to be done then is seen in what follows, or the next time.
+        // Read first: joins that change after this are shown below, or in the next round.
         let pending = admin.backlog().await?.pending;
         let joins = admin.joins(&of_run, 10).await?;
         joins.iter().filter(|join| !shown.contains(*join)).for_each(show);
@@ -194,9 +195,9 @@ async fn main() -> outbox::Result<()> {
     outbox.admin().replay_all(&DeadFilter::default().event_type(Extract::TYPE), 100).await?;
     watch(&outbox, 2).await?;
 
-    // A closed join stays closed: its alert is out, so it does not go on behind anybody's back. Its counters tell that
-    // the run is complete by now, and somebody decides.
-    println!("\nrun 2, told to go on");
+    // A closed join stays closed: its alert was sent, so it does not continue silently. Its
+    // counters show that the run is complete by now, and an operator decides to continue.
+    println!("\nrun 2, continued by an operator");
     outbox.send(Transform { run: 2 }).await?;
     watch(&outbox, 2).await?;
 

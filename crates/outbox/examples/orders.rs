@@ -1,4 +1,5 @@
-//! An order and its event in one transaction, a handler that fails once, and a look at what is left.
+//! An order and its event in one transaction, a handler that fails once, and the resulting
+//! statistics.
 //!
 //! ```sh
 //! cargo run --example orders

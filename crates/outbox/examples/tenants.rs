@@ -1,4 +1,4 @@
-//! A web service with a database for each tenant, and one relay for all of them with four connections.
+//! A web service with a database per tenant, and one relay for all of them with four connections.
 //!
 //! ```sh
 //! cargo run --example tenants                            # drives itself, then ends
@@ -36,7 +36,7 @@ const MAX_CONNECTIONS: usize = 4;
 const ORDERS: &str = "CREATE TABLE IF NOT EXISTS orders (
     id INTEGER PRIMARY KEY, item TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'placed')";
 
-// ---- The tenants: a file for each, in one folder.
+// ---- The tenants: one file per tenant, in one directory.
 
 #[derive(Clone)]
 struct Folder(Arc<PathBuf>);
@@ -62,7 +62,7 @@ impl Discovery for Folder {
     }
 }
 
-/// It becomes the name of a file, so it may not be anything.
+/// The name becomes a file name, so its characters are restricted.
 fn is_a_name(tenant: &str) -> bool {
     (1..=40).contains(&tenant.len()) && tenant.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
@@ -96,7 +96,7 @@ struct App {
     folder: Folder,
 }
 
-/// What goes wrong, as an answer.
+/// An error as an HTTP response.
 struct Problem(StatusCode, String);
 
 type Answer<T> = Result<T, Problem>;
@@ -112,7 +112,7 @@ impl<E: Into<Error>> From<E> for Problem {
 }
 
 impl Problem {
-    /// The details are not for callers.
+    /// Logs the details and does not return them to the caller.
     fn internal(error: &dyn StdError) -> Self {
         eprintln!("{error}");
         Self(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong".to_owned())
@@ -139,7 +139,7 @@ impl App {
     }
 }
 
-/// May be said twice: what is there stays as it is.
+/// Idempotent: an existing tenant stays unchanged.
 async fn make_tenant(State(app): State<App>, Path(tenant): Path<String>) -> Answer<StatusCode> {
     if !is_a_name(&tenant) {
         return Err(Problem(
@@ -199,7 +199,7 @@ async fn list_databases(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-// ---- A client that drives the service, and shows what it does.
+// ---- A client that drives the service, and shows the results.
 
 async fn drive(address: SocketAddr) -> Result<(), Failed> {
     let tenants: Vec<String> = (1..=12).map(|n| format!("tenant-{n:02}")).collect();
@@ -212,8 +212,8 @@ async fn drive(address: SocketAddr) -> Result<(), Failed> {
                 .await?;
         }
     }
-    let (nobody, _) = request(address, "GET", "/tenants/nobody/orders", None).await?;
-    println!("orders of an unknown tenant: {nobody}\n");
+    let (unknown, _) = request(address, "GET", "/tenants/unknown/orders", None).await?;
+    println!("orders of an unknown tenant: {unknown}\n");
 
     println!("{:<12} {:>6} {:>9}", "tenant", "orders", "confirmed");
     let (mut all, mut most) = (0, 0);
@@ -238,7 +238,7 @@ async fn drive(address: SocketAddr) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Just enough HTTP for one request.
+/// A minimal HTTP client for one request.
 async fn request(
     address: SocketAddr,
     method: &str,
@@ -295,7 +295,7 @@ async fn main() -> Result<(), Failed> {
         None => drive(address).await,
     };
 
-    // In this order: nobody writes any more, then nobody delivers any more, then nobody is connected any more.
+    // In this order: stop the writers, then the delivery, then the connections.
     drop(ends);
     server.await??;
     relay.stop().await?;

@@ -1,6 +1,6 @@
-//! Wallets in an event log: no table of balances, only what happened. A transfer is decided on the balance and appended only
-//! if nothing has happened to either wallet since. Two publishers follow: a journal of everything, and an alert on large
-//! deposits.
+//! Wallets in an event log: no table of balances, only events. A transfer is decided on the balance
+//! and appended only if no event of either wallet was appended since. Two publishers follow the
+//! log: a journal of all events, and an alert on large deposits.
 //!
 //! ```sh
 //! cargo run --example wallets
@@ -18,7 +18,7 @@ use sqlx::Sqlite;
 
 const WALLETS: [&str; 3] = ["ada", "grace", "joan"];
 
-// What happens to wallets. Tags say which ones it is about.
+// Events of wallets. Tags name the wallets.
 
 #[derive(Serialize, Deserialize)]
 struct Opened {
@@ -50,7 +50,7 @@ impl Message for Transferred {
     }
 }
 
-/// What a wallet holds, from everything that ever happened to it.
+/// The balance of a wallet, from all its events.
 async fn balance(log: &Log<Sqlite>, wallet: &str) -> outbox::Result<Projection<i64>> {
     let about = Query::tag("wallet", wallet);
     log.project(about, 0, |balance, event: &LogEvent| match event.event_type().as_str() {
@@ -65,7 +65,7 @@ async fn balance(log: &Log<Sqlite>, wallet: &str) -> outbox::Result<Projection<i
     .await
 }
 
-/// What became of a transfer.
+/// Outcome of a transfer.
 #[derive(Debug, PartialEq)]
 enum Transfer {
     Made,
@@ -73,7 +73,7 @@ enum Transfer {
     Refused,
 }
 
-/// Moves money, if there is enough of it. Decides again when something happened in between.
+/// Transfers money if the balance suffices. Decides again after a conflict.
 async fn transfer(
     log: &Log<Sqlite>,
     from: &str,
@@ -84,7 +84,7 @@ async fn transfer(
     loop {
         let source = balance(log, from).await?;
         let target = balance(log, to).await?;
-        // Whoever asks twice gets the same answer twice, and the money moves once.
+        // A repeated request gets the same answer, and the money is transferred once.
         let once = Condition::only_once(Query::tag("request", request));
         if source.state < amount {
             return Ok(Transfer::Refused);
@@ -99,7 +99,7 @@ async fn transfer(
     }
 }
 
-/// Writes down everything it is told, in the order of the log.
+/// Records all published events, in the order of the log.
 #[derive(Clone, Default)]
 struct Journal(Arc<Mutex<Vec<String>>>);
 
@@ -110,7 +110,7 @@ impl Publisher for Journal {
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let mut lines = self.0.lock().expect("nobody panics while writing");
+        let mut lines = self.0.lock().expect("writing does not panic");
         for event in events {
             let wallets: Vec<&str> =
                 event.tags().iter().filter(|t| t.name() == "wallet").map(Tag::value).collect();
@@ -121,7 +121,7 @@ impl Publisher for Journal {
     }
 }
 
-/// Tells somebody about large transfers.
+/// Alerts on large transfers.
 struct Alerts;
 
 #[async_trait]
@@ -164,7 +164,8 @@ async fn main() -> outbox::Result<()> {
     println!("the same request again: {:?}", transfer(&log, "ada", "grace", 50, "r1").await?);
     println!("ada sends 70 to joan:   {:?}", transfer(&log, "ada", "joan", 70, "r2").await?);
 
-    // Thirty transfers at once, among three wallets: conflicts are decided again, no money is made or lost.
+    // Thirty concurrent transfers among three wallets: conflicts are decided again, and the total
+    // stays the same.
     let mut busy = tokio::task::JoinSet::new();
     for n in 0..30 {
         let log = log.clone();
@@ -183,7 +184,7 @@ async fn main() -> outbox::Result<()> {
 
     relay.idle().await?;
     relay.stop().await?;
-    let lines = journal.0.lock().expect("nobody panics while writing");
+    let lines = journal.0.lock().expect("writing does not panic");
     println!("the journal has {} lines, the first of them:", lines.len());
     lines.iter().take(4).for_each(|line| println!("{line}"));
     Ok(())

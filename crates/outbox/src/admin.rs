@@ -1,13 +1,13 @@
-//! Looking into an outbox, and repairing it.
+//! Administration: inspecting and repairing an outbox.
 
-mod deeds;
-mod look;
+mod audit;
+mod inspect;
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-pub use self::deeds::OpenAudit;
+pub use self::audit::OpenAudit;
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventId, EventType};
 use crate::explain::Explanation;
@@ -35,15 +35,15 @@ pub struct Admin {
     store: SharedStore,
 }
 
-/// Which dead events: of a type, of an aggregate, of a tenant, by when they died, or all.
+/// Selects dead events: by type, aggregate, tenant, time of death, or all.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use outbox::DeadFilter;
 ///
-/// let lately = DeadFilter::default().event_type("order.placed").tenant("acme").within(Duration::from_secs(3_600));
-/// # let _ = lately;
+/// let recent = DeadFilter::default().event_type("order.placed").tenant("acme").within(Duration::from_secs(3_600));
+/// # let _ = recent;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadFilter(Filter);
@@ -61,7 +61,7 @@ impl DeadFilter {
         self
     }
 
-    /// Only this aggregate, of whatever type.
+    /// Only this aggregate, of any type.
     pub fn aggregate_id(mut self, id: impl Into<String>) -> Self {
         self.0.aggregate_id = Some(id.into());
         self
@@ -85,19 +85,19 @@ impl DeadFilter {
         self
     }
 
-    /// Only those that died more recently than this.
+    /// Only events that were dead-lettered more recently than this.
     pub fn within(mut self, age: Duration) -> Self {
         self.0.settled_within = Some(age);
         self
     }
 
-    /// Only those that died longer ago than this.
+    /// Only events that were dead-lettered longer ago than this.
     pub fn before(mut self, age: Duration) -> Self {
         self.0.settled_before = Some(age);
         self
     }
 
-    /// Only those after this place in the table, to go on page by page.
+    /// Only events after this sequence number, to read page by page.
     pub fn after(mut self, seq: i64) -> Self {
         self.0.after_seq = Some(seq);
         self
@@ -119,19 +119,19 @@ impl Admin {
         self.store.list(&filter.filter(), limit).await
     }
 
-    /// How many dead events there are.
+    /// Number of dead events.
     pub async fn count_dead(&self, filter: &DeadFilter) -> Result<u64> {
         self.store.count(&filter.filter()).await
     }
 
-    /// Makes a dead event new again, with no attempts behind it. False if there is no such dead event.
+    /// Resets a dead event to NEW, with zero attempts. False if there is no such dead event.
     pub async fn replay(&self, id: &EventId) -> Result<bool> {
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
         Ok(self.store.replay(&filter, 1).await?.moved > 0)
     }
 
-    /// Replays all dead events that match, `batch` at a time. Returns how many. One that dies again while this runs is
-    /// not replayed twice.
+    /// Replays all matching dead events, `batch` at a time. Returns how many. An event that is
+    /// dead-lettered again while this runs is not replayed twice.
     pub async fn replay_all(&self, filter: &DeadFilter, batch: usize) -> Result<u64> {
         if batch == 0 {
             return Err(Error::Setting("the batch of replay_all must be greater than 0".to_owned()));
@@ -141,13 +141,13 @@ impl Admin {
         loop {
             let replayed = self.store.replay(&filter, batch).await?;
             total += replayed.moved;
-            // By place in the table: what dies again stays behind.
+            // By sequence number: an event that is dead-lettered again lies before the cursor.
             let Some(last) = replayed.last else { return Ok(total) };
             filter.after_seq = Some(last);
         }
     }
 
-    /// Why an event has not been delivered yet, or what became of it.
+    /// Explains why an event has not been delivered yet, or how it was settled.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -168,7 +168,8 @@ impl Admin {
             Ok(circumstances) => return Ok(Explanation::of(id, &circumstances)),
             Err(error) => error,
         };
-        // Tables of another version may lack what was asked for: then that is why.
+        // Tables of another schema version may lack the columns of the query: then the version is
+        // the cause.
         let error = if let Error::Database(_) = error {
             self.store.check_schema().await.err().unwrap_or(error)
         } else {
@@ -182,53 +183,54 @@ impl Admin {
         }
     }
 
-    /// How many events that match there are of each type, the most frequent first.
+    /// Number of matching events per type, the most frequent type first.
     pub async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
         self.store.types(filter, limit).await
     }
 
-    /// Takes a pending event back. False if it is done, dead, gone, or being handled right now.
+    /// Deletes a pending event. False if the event is done, dead, purged, or being handled right
+    /// now.
     pub async fn cancel(&self, id: &EventId) -> Result<bool> {
         self.store.cancel(id).await
     }
 
-    /// One event and where it stands.
+    /// One event with its current state.
     pub async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>> {
         self.store.find(id).await
     }
 
-    /// Events that match, oldest first.
+    /// Matching events, oldest first.
     pub async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>> {
         self.store.list(filter, limit).await
     }
 
-    /// How many events match. Reads all of them.
+    /// Number of matching events. Reads all of them.
     pub async fn count(&self, filter: &Filter) -> Result<u64> {
         self.store.count(filter).await
     }
 
-    /// How many events there are by status. Counts the whole table: see [`backlog`](Admin::backlog) for a cheap look.
+    /// Number of events by status. Counts the whole table; [`backlog`](Admin::backlog) is cheap.
     pub async fn stats(&self) -> Result<Stats> {
         self.store.stats().await
     }
 
-    /// What is still to be delivered.
+    /// Events that are still to be delivered.
     pub async fn backlog(&self) -> Result<Backlog> {
         self.store.backlog().await
     }
 
-    /// One join and where it stands.
+    /// One join with its current state.
     pub async fn join(&self, id: &JoinId) -> Result<Option<Join>> {
         let filter = JoinFilter { id: Some(id.clone()), ..JoinFilter::default() };
         Ok(self.store.joins(&filter, 1).await?.pop())
     }
 
-    /// Joins that match, oldest first.
+    /// Matching joins, oldest first.
     pub async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>> {
         self.store.joins(filter, limit).await
     }
 
-    /// The steps of a join, by id, after this one: which events, and what became of them.
+    /// The steps of a join and their outcomes, ordered by id, after this id.
     pub async fn steps(
         &self,
         join: &JoinId,
@@ -238,14 +240,15 @@ impl Admin {
         self.store.steps(join, after, limit).await
     }
 
-    /// Deletes joins that were closed longer ago than this, with their steps, 500 at a time. Returns how many.
+    /// Deletes joins that were closed longer ago than this, with their steps, 500 at a time.
+    /// Returns how many.
     pub async fn purge_joins(&self, older_than: Duration) -> Result<u64> {
         purge_all_joins(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// Deletes DONE rows that became so longer ago than this, 500 at a time. Returns how many. Steps of joins that are still
-    /// open stay. Failed attempts of over 30 days ago go as well, and are not counted. Dead events are left to
-    /// [`purge_dead`](Admin::purge_dead).
+    /// Deletes DONE rows that became so longer ago than this, 500 at a time. Returns how many.
+    /// Steps of open joins stay. Failed attempts of over 30 days ago are deleted as well, and not
+    /// counted. Dead events are left to [`purge_dead`](Admin::purge_dead).
     pub async fn purge(&self, older_than: Duration) -> Result<u64> {
         let purged = self.purge_done(older_than).await?;
         self.purge_attempts(ATTEMPTS_KEPT).await?;
@@ -258,28 +261,29 @@ impl Admin {
         purge_all(&*self.store, what, &CancellationToken::new()).await
     }
 
-    /// Deletes DEAD rows that became so longer ago than this, 500 at a time. Returns how many. A dead event that holds back its
-    /// key stays, as do steps of joins that are still open.
+    /// Deletes DEAD rows that became so longer ago than this, 500 at a time. Returns how many. A
+    /// dead event that blocks its key stays, as do steps of open joins.
     pub async fn purge_dead(&self, older_than: Duration) -> Result<u64> {
         let what = Purge { what: Purgeable::Dead, older_than, limit: 500 };
         purge_all(&*self.store, what, &CancellationToken::new()).await
     }
 
-    /// Deletes inbox entries older than this, 500 at a time. Returns how many. What is delivered again after that is new.
+    /// Deletes inbox entries older than this, 500 at a time. Returns how many. A message whose
+    /// entry was deleted counts as new when it is delivered again.
     pub async fn purge_inbox(&self, older_than: Duration) -> Result<u64> {
         purge_inbox(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 }
 
-/// How long failed attempts are kept.
+/// Retention of failed attempts.
 pub(crate) const ATTEMPTS_KEPT: Duration = Duration::from_secs(30 * 86_400);
 
-/// Purges batch by batch until there is nothing left to purge.
+/// Purges batch by batch until nothing is left to purge.
 pub(crate) async fn purge_all(store: &dyn Store, purge: Purge, stop: &CancellationToken) -> Result<u64> {
     until_drained(purge.limit, stop, || store.purge(purge)).await
 }
 
-/// The same for joins.
+/// [`purge_all`] for joins.
 pub(crate) async fn purge_all_joins(
     store: &dyn Store,
     older_than: Duration,
@@ -305,7 +309,7 @@ async fn until_drained<F: Future<Output = Result<u64>>>(
     Ok(total)
 }
 
-/// The same for failed attempts.
+/// [`purge_all`] for failed attempts.
 pub(crate) async fn purge_attempts(
     store: &dyn Store,
     older_than: Duration,
@@ -315,7 +319,7 @@ pub(crate) async fn purge_attempts(
     until_drained(batch, stop, || store.purge_attempts(older_than, batch)).await
 }
 
-/// The same for audit entries.
+/// [`purge_all`] for audit entries.
 pub(crate) async fn purge_audits(
     store: &dyn Store,
     older_than: Duration,
@@ -325,7 +329,7 @@ pub(crate) async fn purge_audits(
     until_drained(batch, stop, || store.purge_audits(older_than, batch)).await
 }
 
-/// The same for events of the log; nothing where there is none.
+/// [`purge_all`] for events of the log; 0 if the store has no log.
 pub(crate) async fn purge_log(
     store: &dyn Store,
     older_than: Duration,
@@ -336,7 +340,7 @@ pub(crate) async fn purge_log(
     until_drained(batch, stop, || log.purge_log(older_than, batch)).await
 }
 
-/// The same for the inbox.
+/// [`purge_all`] for the inbox.
 pub(crate) async fn purge_inbox(
     store: &dyn Store,
     older_than: Duration,

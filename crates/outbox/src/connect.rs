@@ -1,45 +1,46 @@
-//! From a database URL to sqlx's connect options: TLS that is verified unless the URL says otherwise,
-//! and the pooler that may stand in front of PostgreSQL.
+//! Converts a database URL to sqlx's connect options: TLS that is verified unless the URL sets
+//! another mode, and the pooler that may be in front of PostgreSQL.
 //!
 //! The connection to a server on another machine is encrypted, and the server's certificate and
 //! name are verified: `sslmode=verify-full` (PostgreSQL) or `ssl-mode=VERIFY_IDENTITY` (MySQL,
-//! MariaDB) holds unless the URL, or for PostgreSQL the variable `PGSSLMODE`, names another mode. A
-//! server on a loopback address or behind a socket file is connected to as sqlx does it: encrypted
-//! if the server offers that, unverified.
+//! MariaDB) applies unless the URL, or for PostgreSQL the variable `PGSSLMODE`, names another mode.
+//! For a server on a loopback address or behind a socket file sqlx's default applies: encrypted if
+//! the server offers it, unverified.
 //!
 //! | parameter of the URL | meaning |
 //! | --- | --- |
 //! | `sslrootcert=FILE` (PostgreSQL), `ssl-ca=FILE` (MySQL) | trust this authority as well as the public ones |
 //! | `sslmode=disable` (PostgreSQL), `ssl-mode=DISABLED` (MySQL) | no TLS: for a network that you trust |
-//! | `pooler=transaction` (PostgreSQL) | a pooler in transaction mode stands in front: see [`Pooler`] |
+//! | `pooler=transaction` (PostgreSQL) | a pooler in transaction mode is in front: see [`Pooler`] |
 
 use std::net::IpAddr;
 
 use crate::error::{Error, Result, without_credentials};
 
-/// Whether a connection pooler in transaction mode, such as PgBouncer, stands in front of PostgreSQL.
+/// Whether a connection pooler in transaction mode, such as PgBouncer, is in front of PostgreSQL.
 ///
-/// Such a pooler gives a server session to a connection for one transaction. Then every statement runs
-/// in a transaction, unnamed, with `SET LOCAL` for its settings, and a relay polls: nothing wakes it
-/// when something is written, unless it has a [direct URL](crate::OutboxBuilder::direct_url).
+/// Such a pooler assigns a server session to a connection for one transaction. Every statement then
+/// runs in a transaction, unnamed, with `SET LOCAL` for its settings, and a relay polls: no
+/// notification wakes it on inserts, unless it has a [direct
+/// URL](crate::OutboxBuilder::direct_url).
 ///
-/// The parameter `pooler` of the URL goes before the [setting](crate::OutboxBuilder::pooler).
+/// The parameter `pooler` of the URL overrides the [setting](crate::OutboxBuilder::pooler).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pooler {
-    /// `pooler=detect`: found out by the first connection, at the price of a round trip. Poolers in
-    /// session mode count as poolers. With a pool of the application's own nothing is found out:
-    /// there this is [`None`](Pooler::None).
+    /// `pooler=detect`: detected on the first connection, which costs a round trip. Poolers in
+    /// session mode count as poolers. Not detected on a pool that the application provides: there
+    /// this is [`None`](Pooler::None).
     #[default]
     Detect,
-    /// `pooler=none`: there is none, or it is in session mode.
+    /// `pooler=none`: no pooler, or one in session mode.
     None,
-    /// `pooler=transaction`: there is one in transaction mode.
+    /// `pooler=transaction`: a pooler in transaction mode.
     Transaction,
 }
 
 impl Pooler {
-    /// The parameter `pooler` of a URL, if it is there.
+    /// The parameter `pooler` of a URL, if present.
     pub fn of_url(url: &str) -> Result<Option<Self>> {
         Ok(split(url)?.1)
     }
@@ -51,17 +52,17 @@ pub fn postgres(url: &str) -> Result<sqlx::postgres::PgConnectOptions> {
     postgres_with(url, std::env::var("PGSSLMODE").ok().as_deref())
 }
 
-/// The same with this value of the variable `PGSSLMODE`. A value that names no mode, such as the
-/// empty text that a template leaves behind, counts as unset: sqlx takes it for `prefer`, which
-/// verifies nothing.
+/// [`postgres`] with this value of the variable `PGSSLMODE`. A value that names no mode, such as
+/// the empty text that a template leaves behind, counts as unset: sqlx would read it as `prefer`,
+/// which verifies nothing.
 #[cfg(feature = "postgres")]
 fn postgres_with(url: &str, pgsslmode: Option<&str>) -> Result<sqlx::postgres::PgConnectOptions> {
     use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
     let (plain, _) = split(url)?;
     let options: PgConnectOptions = plain.parse().map_err(|error| unreadable(url, &error))?;
-    // Poolers refuse a start with this parameter. It is about floats as text, and PostgreSQL 12 and
-    // later write those in full without it.
+    // Poolers refuse this start-up parameter. It affects floats as text, which PostgreSQL 12 and
+    // later write in full without it.
     let options = options.extra_float_digits(None);
     let is_local = options.get_socket().is_some() || is_local(options.get_host());
     if is_local || names_tls_mode(&plain) {
@@ -84,8 +85,8 @@ pub fn mysql(url: &str) -> Result<sqlx::mysql::MySqlConnectOptions> {
     Ok(options.ssl_mode(MySqlSslMode::VerifyIdentity))
 }
 
-/// What is not verified of the server that a URL names, by the URL's own choice. `None` if all is
-/// verified, if the server is on this machine, or if the URL cannot be read. Holds no secret.
+/// Which part of the server's identity the URL chooses not to verify. `None` if everything is
+/// verified, if the server is on this machine, or if the URL is invalid. Contains no secret.
 pub fn unverified(url: &str) -> Option<&'static str> {
     match url.split(':').next().unwrap_or_default() {
         #[cfg(feature = "postgres")]
@@ -100,7 +101,7 @@ pub fn unverified(url: &str) -> Option<&'static str> {
                 PgSslMode::VerifyFull => None,
                 PgSslMode::VerifyCa => Some("sslmode=verify-ca does not verify the server's name"),
                 PgSslMode::Require => Some("sslmode=require does not verify the server's certificate"),
-                PgSslMode::Prefer => Some("sslmode=prefer verifies nothing and may go on without TLS"),
+                PgSslMode::Prefer => Some("sslmode=prefer verifies nothing and may continue without TLS"),
                 PgSslMode::Allow | PgSslMode::Disable => Some("sslmode=disable or allow: no TLS"),
             }
         }
@@ -117,7 +118,7 @@ pub fn unverified(url: &str) -> Option<&'static str> {
                 MySqlSslMode::VerifyCa => Some("ssl-mode=VERIFY_CA does not verify the server's name"),
                 MySqlSslMode::Required => Some("ssl-mode=REQUIRED does not verify the server's certificate"),
                 MySqlSslMode::Preferred => {
-                    Some("ssl-mode=PREFERRED verifies nothing and may go on without TLS")
+                    Some("ssl-mode=PREFERRED verifies nothing and may continue without TLS")
                 }
                 MySqlSslMode::Disabled => Some("ssl-mode=DISABLED: no TLS"),
             }
@@ -126,22 +127,22 @@ pub fn unverified(url: &str) -> Option<&'static str> {
     }
 }
 
-/// What to do if a connection failed because the server offers no TLS, or none that can be verified;
-/// `None` for other errors.
+/// Advice for a connection that failed because the server offers no TLS, or none that can be
+/// verified; `None` for other errors.
 pub fn tls_advice(error: &sqlx::Error) -> Option<&'static str> {
     let is_about_tls = match error {
         sqlx::Error::Tls(_) => true,
-        // The handshake's errors come as those of the stream.
+        // Handshake errors are reported as stream errors.
         sqlx::Error::Io(error) => error.to_string().contains("peer certificate"),
         _ => false,
     };
     is_about_tls.then_some(
-        "name the server's authority in the URL by sslrootcert=FILE (PostgreSQL) or ssl-ca=FILE (MySQL); \
-         on a network that you trust, turn TLS off by sslmode=disable or ssl-mode=DISABLED",
+        "name the server's certificate authority in the URL with sslrootcert=FILE (PostgreSQL) or ssl-ca=FILE (MySQL); \
+         on a network that you trust, turn TLS off with sslmode=disable or ssl-mode=DISABLED",
     )
 }
 
-/// Whether a host is this machine: a loopback address, `localhost`, or the folder of a socket.
+/// Whether a host is this machine: a loopback address, `localhost`, or the directory of a socket.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn is_local(host: &str) -> bool {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -152,7 +153,7 @@ fn is_local(host: &str) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// Whether the URL says how to encrypt.
+/// Whether the URL sets a TLS mode.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn names_tls_mode(url: &str) -> bool {
     parameters(url).any(|parameter| {
@@ -166,7 +167,7 @@ fn parameters(url: &str) -> impl Iterator<Item = &str> {
     query.split('#').next().unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty())
 }
 
-/// A URL without its parameter `pooler`, and the value of that.
+/// A URL without its parameter `pooler`, and that parameter's value.
 fn split(url: &str) -> Result<(String, Option<Pooler>)> {
     let mut pooler = None;
     let mut kept = Vec::new();
@@ -198,12 +199,13 @@ fn unreadable(url: &str, error: &sqlx::Error) -> Error {
     Error::Url { url: without_credentials(url), reason: without_values(&error.to_string()) }
 }
 
-/// What the driver says, without the values that it quotes: a password may stand where a setting belongs.
+/// The driver's message without the values that it quotes: a password may be in the place of a
+/// setting.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-fn without_values(said: &str) -> String {
-    match (said.find('"'), said.rfind('"')) {
-        (Some(first), Some(last)) if first < last => format!("{}\"…{}", &said[..first], &said[last..]),
-        _ => said.to_owned(),
+fn without_values(message: &str) -> String {
+    match (message.find('"'), message.rfind('"')) {
+        (Some(first), Some(last)) if first < last => format!("{}\"…{}", &message[..first], &message[last..]),
+        _ => message.to_owned(),
     }
 }
 
@@ -218,16 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_server_is_verified_unless_the_url_says_otherwise() {
+    fn a_remote_server_is_verified_unless_the_url_sets_another_mode() {
         for url in [
             "postgres://ada:secret@db.example/shop",
             "postgres://10.0.0.7/shop",
             "postgres://[2001:db8::1]:6432/shop",
-            // Resolvers take these for loopback; this does not.
+            // Resolvers treat these as loopback addresses; `is_local` does not.
             "postgres://127.1/shop",
             "postgres://localhost.example/shop",
             "postgres://notlocalhost/shop",
-            // sqlx knows one host only.
+            // sqlx supports one host only.
             "postgres://localhost,db.example/shop",
             "postgres:///shop?host=db.example",
             "postgres://localhost/shop?hostaddr=10.0.0.7",
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_in_the_url_holds_and_is_told() {
+    fn a_mode_in_the_url_applies_and_is_reported() {
         let weak = "postgres://ada:secret@db.example/shop?application_name=x&sslmode=require";
         assert!(matches!(postgres_mode(weak), PgSslMode::Require));
         assert!(unverified(weak).unwrap().contains("require"));
@@ -285,11 +287,11 @@ mod tests {
         assert!(matches!(mysql(weak).unwrap().get_ssl_mode(), MySqlSslMode::Preferred));
         assert!(unverified(weak).is_some());
         assert_eq!(unverified("sqlite:shop.db"), None);
-        assert_eq!(unverified("postgres://db.example:port/"), None, "it cannot be read");
+        assert_eq!(unverified("postgres://db.example:port/"), None, "the URL is invalid");
     }
 
     #[test]
-    fn only_a_mode_in_the_environment_holds() {
+    fn only_a_valid_mode_in_the_environment_applies() {
         let mode = |url, value| postgres_with(url, value).unwrap().get_ssl_mode();
         let remote = "postgres://db.example/shop";
         for value in [None, Some(""), Some(" "), Some("verify_full"), Some("VERIFY_IDENTITY"), Some("off")] {
@@ -298,7 +300,7 @@ mod tests {
         assert!(matches!(mode(remote, Some("require")), PgSslMode::Require));
         assert!(matches!(mode(remote, Some("Disable")), PgSslMode::Disable));
         let url = "postgres://db.example/shop?sslmode=verify-ca";
-        assert!(matches!(mode(url, Some("disable")), PgSslMode::VerifyCa), "the URL goes before it");
+        assert!(matches!(mode(url, Some("disable")), PgSslMode::VerifyCa), "the URL has precedence");
     }
 
     #[test]

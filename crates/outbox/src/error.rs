@@ -1,16 +1,16 @@
-//! What can go wrong for a caller.
+//! Errors that are returned to callers.
 //!
 //! Errors are for callers, [`Failure`](crate::Failure)s are for retries: a handler never returns an
-//! [`Error`], it returns a failure that says whether trying again can help.
+//! [`Error`], it returns a failure that states whether a retry can help.
 
 use std::fmt;
 
 use crate::event::EventId;
 
-/// The result of everything in this crate that can fail.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, and what to do about it.
+/// An error of this crate: what failed, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,14 +22,15 @@ pub enum Error {
     #[error("invalid setting: {0}")]
     Setting(String),
 
-    /// A settings file, or the environment, has mistakes. The text shows all of them with their
-    /// places.
+    /// A settings file, or the environment, has mistakes. The text lists all of them with their
+    /// locations.
     #[cfg(feature = "settings")]
     #[error(transparent)]
     Settings(#[from] crate::settings::SettingsError),
 
-    /// The name of a consumer or the id of an event cannot be in the inbox; nothing was asked of the database.
-    #[error("not for the inbox: {0}")]
+    /// The name of a consumer or the id of an event cannot be stored in the inbox; no query was
+    /// made.
+    #[error("invalid inbox entry: {0}")]
     Inbox(#[source] EventError),
 
     /// A table or schema name is not a plain identifier.
@@ -42,21 +43,21 @@ pub enum Error {
         name: String,
     },
 
-    /// The database URL names no database that this build can talk to.
+    /// The database URL names no database that this build supports.
     #[error("cannot use the database URL {url:?}: {reason}")]
     Url {
         /// The URL without its user and password.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
 
-    /// The tables are not there.
+    /// The tables do not exist.
     #[error(
         "the table {table:?} does not exist: run `outbox.migrate()` or `outbox migrate --database URL` first"
     )]
     NotMigrated {
-        /// The table that was looked for.
+        /// The missing table.
         table: String,
     },
 
@@ -69,7 +70,7 @@ pub enum Error {
         needed: i64,
     },
 
-    /// The tables were made by a newer build.
+    /// The tables were created by a newer build.
     #[error("the schema is at version {found}, newer than the {known} that this build knows: upgrade outbox")]
     SchemaTooNew {
         /// The version found in the database.
@@ -83,11 +84,11 @@ pub enum Error {
         "an event with the id {id} already exists: ids must be unique; leave the id out to get a fresh one"
     )]
     DuplicateId {
-        /// The id that was taken already, where the database tells.
+        /// The duplicate id, where the database reports it.
         id: String,
     },
 
-    /// Two handlers for one kind of event.
+    /// Two handlers for the same event type and aggregate type.
     #[error("two handlers for event type {event_type:?} of aggregate type {aggregate_type:?}: register one")]
     DuplicateHandler {
         /// The aggregate type of both.
@@ -96,31 +97,33 @@ pub enum Error {
         event_type: String,
     },
 
-    /// The relay of this outbox runs already, or was stopped.
+    /// The relay of this outbox is already running, or was stopped.
     #[error("{0}")]
     Lifecycle(&'static str),
 
-    /// A background task of the relay panicked again and again, or where no restart is safe: the relay has ended.
+    /// A background task of the relay panicked repeatedly, or where no restart is safe: the relay
+    /// has ended.
     #[error(
         "the relay has ended: its task `{task}` failed: {cause}; see its log for the cause, then start it again"
     )]
     TaskFailed {
-        /// Which task.
+        /// The task.
         task: crate::store::RelayTask,
-        /// Why.
+        /// The cause.
         cause: String,
     },
 
-    /// A join cannot do what it was asked to.
+    /// A join operation failed.
     #[error(transparent)]
     Join(#[from] crate::join::JoinError),
 
-    /// Something happened that the decision to append did not know of; nothing was appended. Decide again, and try again.
+    /// An event that the decision to append did not include was appended; nothing was appended by
+    /// this call. Decide again, and retry.
     #[error(
         "conflict: an event that matches the condition was appended after position {after}; nothing was appended"
     )]
     Conflict {
-        /// The position the decision was based on.
+        /// The position that the decision was based on.
         after: crate::log::Position,
     },
 
@@ -129,29 +132,29 @@ pub enum Error {
     BeyondHead {
         /// The position as given.
         position: crate::log::Position,
-        /// The greatest position there is.
+        /// The highest position of the log.
         head: crate::log::Position,
     },
 
-    /// An event of the log that cannot be read: what another language wrote is none.
+    /// An event of the log that cannot be decoded: another program wrote an invalid row.
     #[error("the event at position {position} of the log cannot be decoded: {reason}")]
     Undecodable {
         /// Its position.
         position: crate::log::Position,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
 
-    /// The transaction sees the log as it was when it began, so it cannot be told whether a condition holds.
+    /// The transaction's snapshot is older than other appends, so a condition cannot be checked.
     #[error(
-        "a condition cannot be checked in a {isolation} transaction, which does not see what others commit: use READ COMMITTED"
+        "a condition cannot be checked in a {isolation} transaction, which does not see later commits: use READ COMMITTED"
     )]
     Isolation {
-        /// How isolated the transaction is.
+        /// Isolation level of the transaction.
         isolation: String,
     },
 
-    /// There is no such topic and publisher.
+    /// No such topic and publisher.
     #[error("there is no publisher {publisher:?}{}", .topic.as_ref().map(|t| format!(" of topic {t:?}")).unwrap_or_default())]
     UnknownPair {
         /// The publisher's name.
@@ -175,22 +178,22 @@ pub enum Error {
     #[error("a writer hook refused the write: {0}")]
     Hook(String),
 
-    /// The commit's answer never arrived, so it may or may not have happened. Events that were
-    /// committed will be delivered by the poller; no hook ran.
-    #[error("the commit's outcome is unknown: {0}")]
+    /// The response to the commit never arrived, so the transaction may or may not have been
+    /// committed. If it was, polling delivers the events; no hook ran.
+    #[error("the outcome of the commit is unknown: {0}")]
     CommitUnknown(#[source] DatabaseError),
 
-    /// The database refused or could not be reached.
+    /// The database returned an error or could not be reached.
     #[error(transparent)]
     Database(#[from] DatabaseError),
 
-    /// A database of a fleet does not answer, or cannot be reached, or is left alone for a moment after that. Trying
-    /// again later may help.
+    /// A database of a fleet does not answer, cannot be reached, or is being skipped for a moment
+    /// after such a failure. Trying again later may help.
     #[error("the database {store:?} is not available: {reason}")]
     Unavailable {
         /// Its name in the fleet.
         store: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
 
@@ -201,51 +204,51 @@ pub enum Error {
         key: String,
     },
 
-    /// The database is of another kind than the outbox that was asked for.
-    #[error("the database {key:?} is {found}, but an outbox on {wanted} was asked for")]
+    /// The database is of another kind than the requested outbox.
+    #[error("the database {key:?} is {found}, but an outbox on {wanted} was requested")]
     WrongKind {
         /// The routing key.
         key: String,
-        /// What it is.
+        /// The kind of the database.
         found: &'static str,
-        /// What it was taken for.
+        /// The requested kind.
         wanted: &'static str,
     },
 
-    /// Two databases of a fleet have one name.
+    /// Two databases of a fleet have the same name.
     #[error("two databases have the name {name:?}: names are routing keys, give each its own")]
     DuplicateDatabase {
         /// The name of both.
         name: String,
     },
 
-    /// The databases of a fleet could not be found out.
+    /// The discovery of a fleet's databases failed.
     #[error("could not discover the databases: {0}")]
     Discovery(String),
 
-    /// Whatever a store that is not part of this crate has to say.
+    /// An error of a store that is not part of this crate.
     #[error("{0}")]
     Store(String),
 }
 
-/// A database's error, without the data that databases like to quote in their details.
+/// A database error, without the row data that databases quote in their details.
 ///
-/// PostgreSQL's `DETAIL` prints whole rows, payloads included; that text stays out of logs. The full
-/// error is there for those who ask: [`into_inner`](DatabaseError::into_inner).
+/// PostgreSQL's `DETAIL` prints whole rows, payloads included; that text is kept out of logs. The
+/// full error is available from [`into_inner`](DatabaseError::into_inner).
 pub struct DatabaseError(Box<sqlx::Error>);
 
 impl DatabaseError {
-    /// The driver's own error. May quote row data: think before logging it.
+    /// The driver's own error. May quote row data: check before logging it.
     pub fn into_inner(self) -> sqlx::Error {
         *self.0
     }
 
-    /// The driver's own error. May quote row data: think before logging it.
+    /// The driver's own error. May quote row data: check before logging it.
     pub fn inner(&self) -> &sqlx::Error {
         &self.0
     }
 
-    /// Whether the same call may succeed if made again, without anything being changed in it: deadlocks, lock timeouts, lost
+    /// Whether the same call may succeed if repeated unchanged: deadlocks, lock timeouts, lost
     /// connections, and storage that is full, read-only or failing for now.
     pub fn is_transient(&self) -> bool {
         match &*self.0 {
@@ -261,8 +264,8 @@ impl DatabaseError {
         }
     }
 
-    /// The fault of the database's storage that this error tells of, if it does: writes fail until a person, or time, has
-    /// removed its cause. The relay keeps what it has to write, and writes it then.
+    /// The storage fault that this error reports, if any: writes fail until its cause is removed.
+    /// The relay keeps its pending settlements, and writes them then.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -282,11 +285,12 @@ impl DatabaseError {
             return match e.number() {
                 // Disk full, table full.
                 1021 | 1114 => Some(StorageFault::Full),
-                // An option of the server, its mode, or the transaction's.
+                // A server option, the server's mode, or the transaction's.
                 1290 | 1792 | 1836 => Some(StorageFault::ReadOnly),
                 // A crashed table, a corrupt index, a broken table definition.
                 1034 | 1035 | 1194 | 1195 | 1712 | 1877 => Some(StorageFault::Corrupt),
-                // Writing a file or to the storage engine. The message has the cause: 28 is a full disk, 30 a read-only one.
+                // Writing a file or to the storage engine. The message has the cause: 28 is a full
+                // disk, 30 a read-only one.
                 3 | 1026 | 1030 => Some(StorageFault::Failing),
                 _ => None,
             };
@@ -313,8 +317,9 @@ impl DatabaseError {
 }
 
 impl DatabaseError {
-    /// Whether the database has rolled back the whole transaction of the statement that failed, so that the next statement would
-    /// be a transaction of its own. PostgreSQL refuses that one instead.
+    /// Whether the database has rolled back the whole transaction of the failed statement, so that
+    /// the next statement would run in its own transaction. PostgreSQL refuses that statement
+    /// instead.
     pub(crate) fn ends_transaction(&self) -> bool {
         let sqlx::Error::Database(e) = &*self.0 else { return false };
         if let Some(number) = mysql_number(&**e) {
@@ -326,13 +331,13 @@ impl DatabaseError {
     }
 }
 
-/// What is wrong with the storage of a database.
+/// A fault of a database's storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StorageFault {
-    /// The disk, or what a table or account may use of it, is full.
+    /// The disk, or a quota of a table or account, is full.
     Full,
-    /// The database, its file system or its server takes no writes.
+    /// The database, its file system or its server rejects writes.
     ReadOnly,
     /// Reading or writing files fails.
     Failing,
@@ -343,7 +348,7 @@ pub enum StorageFault {
 impl fmt::Display for StorageFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Full => "its storage is full: make room",
+            Self::Full => "its storage is full: free some space",
             Self::ReadOnly => "it is read-only: make it writable, or connect to the primary server",
             Self::Failing => "its storage fails: look at the log of the server, and at the file system",
             Self::Corrupt => {
@@ -353,22 +358,24 @@ impl fmt::Display for StorageFault {
     }
 }
 
-/// Whether two transactions were in each other's way, so that trying again helps.
+/// Whether two transactions conflicted, so that a retry helps.
 fn is_collision(e: &dyn sqlx::error::DatabaseError) -> bool {
     let code = e.code().unwrap_or_default();
-    // Deadlock and serialization, lock not available (PostgreSQL); deadlock, lock wait timeout, snapshot conflict (MySQL, MariaDB);
-    // lost transaction, failed commit, changed tables, write conflict (TiDB); busy, locked (SQLite).
+    // Deadlock and serialization, lock not available (PostgreSQL); deadlock, lock wait timeout,
+    // snapshot conflict (MySQL, MariaDB); lost transaction, failed commit, changed tables, write
+    // conflict (TiDB); busy, locked (SQLite).
     ["40", "55"].iter().any(|class| code.len() == 5 && code.starts_with(class))
         || mysql_number(e)
             .is_some_and(|number| matches!(number, 1020 | 1205 | 1213 | 8002 | 8022 | 8028 | 9007))
         || matches!(&*code, "5" | "6" | "261" | "517")
 }
 
-/// Whether the server cannot accept connections just now.
+/// Whether the server cannot accept connections at the moment.
 fn is_outage(e: &dyn sqlx::error::DatabaseError) -> bool {
     let code = e.code().unwrap_or_default();
-    // Connection and resource trouble, shutdown, cancelled statement (PostgreSQL); too many connections, shutdown, out of memory,
-    // killed connection, interrupted statement (MySQL, MariaDB); out of memory, interrupted (SQLite).
+    // Connection and resource errors, shutdown, cancelled statement (PostgreSQL); too many
+    // connections, shutdown, out of memory, killed connection, interrupted statement (MySQL,
+    // MariaDB); out of memory, interrupted (SQLite).
     ["08", "53", "57"].iter().any(|class| code.len() == 5 && code.starts_with(class))
         || mysql_number(e).is_some_and(|number| {
             matches!(number, 1037 | 1038 | 1040 | 1041 | 1053 | 1203 | 1226 | 1317 | 1927 | 3100)
@@ -376,7 +383,7 @@ fn is_outage(e: &dyn sqlx::error::DatabaseError) -> bool {
         || matches!(&*code, "7" | "9")
 }
 
-/// The number of an error of MySQL or MariaDB: most of them share one SQLSTATE.
+/// The error number of MySQL or MariaDB: most errors share one SQLSTATE.
 #[cfg(feature = "mysql")]
 fn mysql_number(e: &dyn sqlx::error::DatabaseError) -> Option<u16> {
     Some(e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>()?.number())
@@ -397,7 +404,7 @@ impl fmt::Display for DatabaseError {
     }
 }
 
-/// What may be told of a driver's error.
+/// Shows a driver's error without row data.
 pub(crate) struct Told<'a>(pub(crate) &'a sqlx::Error);
 
 impl fmt::Display for Told<'_> {
@@ -448,7 +455,7 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed if made again soon.
+    /// Whether the same call may succeed if repeated soon.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Database(e) | Error::CommitUnknown(e) => e.is_transient(),
@@ -465,25 +472,25 @@ pub enum EventError {
     /// A required text is empty, or an optional one was given but is empty.
     #[error("{field} is empty")]
     Empty {
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
     /// A text is longer than its column.
     #[error("{field} has {length} characters, at most {limit} fit")]
     TooLong {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// Its length in characters.
         length: usize,
-        /// What fits.
+        /// The maximum length.
         limit: usize,
     },
-    /// A text holds a control character, which databases or brokers refuse.
+    /// A text contains a control character, which databases or brokers refuse.
     #[error(
         "{field} contains the control character {character:?}: remove it, or put the value into the payload"
     )]
     Control {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// The character.
         character: char,
@@ -496,76 +503,77 @@ pub enum EventError {
     /// More than one payload was given.
     #[error("the payload was given twice: an event is JSON or bytes, never both")]
     TwoPayloads,
-    /// The payload is over the limit.
+    /// The payload exceeds the limit.
     #[error(
         "the payload has {size} bytes, over the limit of {limit}: store it elsewhere and send a reference, or raise max_payload"
     )]
     PayloadTooLarge {
         /// Its size in bytes.
         size: usize,
-        /// The limit in force.
+        /// The limit that applies.
         limit: usize,
     },
-    /// The payload could not be turned into JSON, or is not JSON.
+    /// The payload could not be serialized to JSON, or is not JSON.
     #[error("the payload is not JSON ({reason}): fix it, or send it as bytes with a content type")]
     NotJson {
-        /// What the JSON parser or serializer said.
+        /// Error of the JSON parser or serializer.
         reason: String,
     },
-    /// The name of a tag holds what separates it from the value.
-    #[error("the tag name {name:?} contains `=`, which stands between a tag's name and its value")]
+    /// The name of a tag contains the separator between name and value.
+    #[error("the tag name {name:?} contains `=`, which separates a tag's name from its value")]
     TagName {
         /// The name as given.
         name: String,
     },
-    /// More of something than is sensible.
+    /// Too many items.
     #[error("{count} {what}, at most {limit} are allowed")]
     TooMany {
-        /// Of what.
+        /// The items.
         what: &'static str,
-        /// How many there were.
+        /// Number of items given.
         count: usize,
-        /// How many there may be.
+        /// Maximum number of items.
         limit: usize,
     },
-    /// The log keeps events in their order and for good: it does not delay, expire or deduplicate.
-    #[error("{field} is set, which the log has no use for: leave it out, or write the event to the queue")]
+    /// A field that the log does not support: the log stores events in order and permanently; it
+    /// does not delay, expire or deduplicate.
+    #[error("{field} is set, which the log does not support: leave it out, or write the event to the queue")]
     NotForTheLog {
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
-    /// Both an absolute time and a delay.
+    /// Both an absolute time and a delay are set.
     #[error("available_at and deliver_after are both set: choose one")]
     TwoDelays,
     /// A delay of zero.
     #[error("deliver_after is zero: leave it out for immediate delivery")]
     ZeroDelay,
-    /// Due before it happened. Only where the caller set both times.
+    /// The event is due before it occurred. Only where the caller set both times.
     #[error("available_at is before occurred_at: set available_at alone, and the event is due at once")]
     AvailableBeforeOccurred,
-    /// Expires before it may be delivered.
+    /// The event expires before it may be delivered.
     #[error("expires_at is not after the time from which the event may be delivered")]
     ExpiresTooEarly,
     /// A time that databases cannot store.
     #[error("{field} is outside the years 1970 to 9999")]
     TimeOutOfRange {
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
 }
 
-/// A stored event that cannot be turned back into an [`Event`](crate::Event).
+/// A stored event that cannot be decoded into an [`Event`](crate::Event).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("event {id} cannot be decoded: {reason}")]
 pub struct DecodeError {
-    /// Its id.
+    /// Id of the event.
     pub id: EventId,
-    /// What is wrong with it.
+    /// The cause.
     pub reason: String,
 }
 
-/// Takes user and password out of a URL, so that it can be shown. Careless on the safe side: whatever stands before
-/// the last `@` may be a password, wherever it is.
+/// Removes user and password from a URL, so that it can be shown. Errs on the safe side: anything
+/// before the last `@` may be a password, wherever it is.
 pub(crate) fn without_credentials(url: &str) -> String {
     if url.starts_with("sqlite:") {
         return url.to_owned();

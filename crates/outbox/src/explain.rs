@@ -1,8 +1,8 @@
-//! Why an event has not been delivered yet.
+//! Explains why an event has not been delivered yet.
 //!
-//! A pure decision over what the database says ([`Circumstances`]): no clock, no query.
+//! A pure function of the facts in the database ([`Circumstances`]): no clock, no query.
 
-mod words;
+mod display;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::event::EventId;
 use crate::handler::split_detail;
 use crate::store::{Node, NodeId, RelayTask, Status, StoredEvent, TaskError, takers};
 
-/// How many events before one are counted at most.
+/// Maximum number of events counted before an event.
 pub(crate) const MOST_COUNTED: u64 = 10_000;
 
 /// Everything in the database that decides when an event is delivered.
@@ -20,54 +20,57 @@ pub(crate) const MOST_COUNTED: u64 = 10_000;
 pub struct Circumstances {
     /// The database's time.
     pub now: DateTime<Utc>,
-    /// The event, if it is there. Stores may leave out its payload and headers, and those of the events ahead: nothing is
-    /// decided by them, and they may be large.
+    /// The event, if it exists. Stores may leave out its payload and headers, and those of the
+    /// events ahead: they do not affect the decision and may be large.
     pub event: Option<StoredEvent>,
     /// The first pending event before it in its ordering key.
     pub pending_ahead: Option<StoredEvent>,
     /// The first dead event before it in its ordering key.
     pub dead_ahead: Option<StoredEvent>,
-    /// How many free events are due before it; no more than 10,000 are counted.
+    /// Number of free events that are due before it; counts up to 10,000.
     pub due_before: u64,
-    /// Who leads the whole table now: a `single_node` relay.
+    /// Leader of the whole table: a `single_node` relay.
     pub leader: Option<NodeId>,
-    /// Whether anybody holds any event now.
+    /// Whether any event is leased now.
     pub somebody_holds: bool,
-    /// When an event last became DONE or DEAD, of those that are still there.
+    /// When an event last became DONE or DEAD, among those still in the table.
     pub last_settled: Option<DateTime<Utc>>,
-    /// The relays that were seen, and what they say of themselves.
+    /// Relays with a presence row, and their announced state.
     pub nodes: Vec<Node>,
 }
 
-/// Why an event has not been delivered yet, or what became of it. From [`Admin::explain`](crate::Admin::explain).
+/// Why an event has not been delivered yet, or how it was settled. From
+/// [`Admin::explain`](crate::Admin::explain).
 ///
-/// Shown, it is a few plain sentences with what to do. As JSON it is the fields below, with a `reason` in each of the reasons.
+/// Its `Display` is a few sentences with advice. As JSON it has the fields below, with the field
+/// `reason` in each reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The event that was asked for.
+    /// The requested event.
     pub event_id: EventId,
-    /// When, by the database's clock.
+    /// Time of the request, by the database's clock.
     pub asked_at: DateTime<Utc>,
-    /// The event as it stands; `None` if it is not there.
+    /// The event and its state; `None` if it does not exist.
     pub event: Option<EventFacts>,
-    /// What stands in its way, or what became of it. The first is what counts now; never empty.
+    /// Why the event is not delivered, or how it was settled. The first reason is the decisive one;
+    /// never empty.
     pub reasons: Vec<Reason>,
 }
 
-/// What is told of the event itself.
+/// Facts about the event itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EventFacts {
-    /// Its type, if it can be read.
+    /// Its type, if it can be decoded.
     pub event_type: Option<String>,
-    /// Its place in the table.
+    /// Sequence number in the table.
     pub seq: i64,
-    /// Where it stands.
+    /// Status.
     pub status: Status,
     /// Its ordering key.
     pub ordering_key: Option<String>,
-    /// How many times a handler has failed.
+    /// Number of failed attempts.
     pub attempts: u32,
     /// When the database stored it.
     pub created_at: DateTime<Utc>,
@@ -78,80 +81,80 @@ pub struct EventFacts {
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
-    /// The tables are not there, or not of the version that this build works with.
+    /// The tables do not exist, or have another version than this build needs.
     Schema {
-        /// What is wrong with them.
+        /// The problem.
         problem: String,
     },
     /// No such event.
     Unknown,
-    /// It was delivered.
+    /// Delivered.
     Done {
-        /// When.
+        /// Time of the settlement.
         at: Option<DateTime<Utc>>,
-        /// By whom.
+        /// The node that settled it.
         by: Option<NodeId>,
     },
-    /// It was given up.
+    /// Dead-lettered.
     Dead {
-        /// When.
+        /// Time of the settlement.
         since: Option<DateTime<Utc>>,
-        /// By whom.
+        /// The node that settled it.
         by: Option<NodeId>,
-        /// Why.
+        /// Error of the last attempt.
         error: Option<String>,
-        /// After how many failed attempts.
+        /// Number of failed attempts.
         attempts: u32,
     },
-    /// Somebody holds it: it is being handled, or about to be.
+    /// Leased: it is being handled, or about to be.
     Held {
-        /// Who.
+        /// Holder of the lease.
         by: NodeId,
-        /// Until when, unless renewed.
+        /// Expiry of the lease, unless it is renewed.
         until: DateTime<Utc>,
     },
-    /// A relay holds it that has vanished: its leases are about to be released.
+    /// Leased by a relay that has vanished: its leases are about to be released.
     HeldByVanished {
-        /// Which relay.
+        /// The relay.
         by: NodeId,
-        /// When it was last seen.
+        /// When the relay was last seen.
         seen_at: DateTime<Utc>,
-        /// When its leases are free at the latest: when others release them, or when they run out.
+        /// When its leases are free at the latest: released by other relays, or expired.
         free_at: DateTime<Utc>,
     },
-    /// Whoever held it did not come back.
+    /// The lease expired before the holder settled the event.
     LeaseRanOut {
-        /// Who.
+        /// The holder.
         by: NodeId,
-        /// Since when it is free.
+        /// Expiry of the lease.
         since: DateTime<Utc>,
     },
-    /// Its time has not come.
+    /// Not due yet.
     NotDue {
-        /// When it comes.
+        /// When it is due.
         at: DateTime<Utc>,
-        /// How many attempts have failed; 0 if it was delayed, or put off by its handler.
+        /// Number of failed attempts; 0 if it was delayed, or snoozed by its handler.
         attempts: u32,
-        /// Why it was last put off; `None` if it was written with a delay.
+        /// Why it was last snoozed; `None` if it was written with a delay.
         error: Option<String>,
     },
-    /// It expired: the next relay that takes it buries it without handling it.
+    /// Expired: the next relay that takes it dead-letters it without handling it.
     Expired {
-        /// When.
+        /// Time of expiry.
         at: DateTime<Utc>,
     },
-    /// It cannot be read: the next relay that takes it buries it.
+    /// Not decodable: the next relay that takes it dead-letters it.
     Undecodable {
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// An earlier event of its ordering key is not settled, or is dead and holds its key.
+    /// An earlier event of its ordering key is not settled, or is dead and blocks the key.
     Behind {
         /// That event, and why it is not delivered itself.
         event: Box<Explanation>,
     },
-    /// No running relay routes it: it stays pending until a relay that does runs. While a `single_node` relay leads the table,
-    /// only that one counts: no other relay takes events.
+    /// No running relay routes it: it stays pending until a relay that routes it runs. While a
+    /// `single_node` relay leads the table, only the leader counts: no other relay takes events.
     Unrouted {
         /// Its type.
         event_type: String,
@@ -159,76 +162,80 @@ pub enum Reason {
         aggregate_type: String,
         /// The running relays.
         relays: Vec<NodeId>,
-        /// The relay that leads the table, if one does.
+        /// The leader of the table, if there is one.
         leader: Option<NodeId>,
     },
-    /// It goes to a destination that is not available: it stays where it is until that comes back, and no attempt is counted.
+    /// Its destination is unavailable: the event waits until the destination is available again,
+    /// and no attempt is counted.
     Outage {
         /// The destination, by the name of its publisher.
         destination: String,
-        /// Since when.
+        /// Start of the outage.
         since: DateTime<Utc>,
-        /// Why, as the relay tells it.
+        /// The cause, as the relay reports it.
         error: String,
-        /// Which relays see it so.
+        /// The relays that report it.
         nodes: Vec<NodeId>,
     },
-    /// A relay that would take it, or that holds it, reports that it fails to take or to settle events.
+    /// A relay that would take it, or that holds it, reports that it fails to take or to settle
+    /// events.
     RelayFails {
-        /// Which relay.
+        /// The relay.
         relay: NodeId,
-        /// Which of its tasks fails.
+        /// The failing task.
         task: RelayTask,
-        /// Since when, by the clock of the relay.
+        /// Time of the first failure, by the clock of the relay.
         since: DateTime<Utc>,
-        /// Why, as the relay tells it.
+        /// The cause, as the relay reports it.
         error: String,
     },
-    /// It is due and free, and a `single_node` relay leads the table: it has the event in its memory, or reads it soon.
+    /// Due and free while a `single_node` relay leads the table: the leader has the event in
+    /// memory, or reads it soon.
     WithLeader {
-        /// Which relay.
+        /// The leader.
         leader: NodeId,
-        /// Since when it is due.
+        /// When it became due.
         due_since: DateTime<Utc>,
-        /// How many free events are due before it, if that was counted; no more than 10,000 are.
+        /// Number of free events that are due before it, if counted; up to 10,000.
         due_before: Option<u64>,
     },
-    /// It is due and free: it waits for a relay.
+    /// Due and free: it waits for a relay.
     Waiting {
-        /// Since when it is due.
+        /// When it became due.
         due_since: DateTime<Utc>,
-        /// How many free events are due before it, if that was counted; no more than 10,000 are.
+        /// Number of free events that are due before it, if counted; up to 10,000.
         due_before: Option<u64>,
-        /// The relays that run and deliver, without those that report that they fail.
+        /// The relays that run and deliver, except those that report failures.
         relays: Vec<NodeId>,
-        /// Whether anybody is at work: such a relay, or somebody who holds other events, or has settled one in the last minute.
+        /// Whether delivery is active: such a relay runs, another event is leased, or an event was
+        /// settled in the last minute.
         at_work: bool,
-        /// When an event was last settled, of those that are still there.
+        /// When an event was last settled, among those still in the table.
         last_settled: Option<DateTime<Utc>>,
     },
 }
 
-/// Whoever settled something within this time counts as being at work.
+/// A settlement within this time counts as active delivery.
 const AT_WORK: chrono::Duration = chrono::Duration::minutes(1);
 
 impl Explanation {
-    /// Decides by what the database says.
+    /// Explains the event from the facts in the database.
     pub fn of(id: &EventId, circumstances: &Circumstances) -> Self {
         let now = circumstances.now;
         let Some(event) = &circumstances.event else {
             return Self { event_id: id.clone(), asked_at: now, event: None, reasons: vec![Reason::Unknown] };
         };
-        let reasons = Around { circumstances, event, due_before: Some(circumstances.due_before) }.reasons();
+        let reasons = Analysis { circumstances, event, due_before: Some(circumstances.due_before) }.reasons();
         Self { event_id: id.clone(), asked_at: now, event: Some(EventFacts::of(event)), reasons }
     }
 
-    /// The tables are not as they should be.
+    /// Explanation for tables that are missing or of another version.
     pub(crate) fn of_schema(id: &EventId, error: &Error) -> Self {
         let reasons = vec![Reason::Schema { problem: error.to_string() }];
         Self { event_id: id.clone(), asked_at: Utc::now(), event: None, reasons }
     }
 
-    /// The reason that counts now.
+    /// The decisive reason.
     pub fn reason(&self) -> &Reason {
         self.reasons.first().unwrap_or(&Reason::Unknown)
     }
@@ -248,20 +255,21 @@ impl EventFacts {
     }
 }
 
-/// An event, and what is around it.
-struct Around<'a> {
+/// An event and the facts around it.
+struct Analysis<'a> {
     circumstances: &'a Circumstances,
     event: &'a StoredEvent,
-    /// Not known of an event that is only in the way of another.
+    /// Unknown for an event that is only ahead of the requested one.
     due_before: Option<u64>,
 }
 
-/// Why the event last failed. Without the detail: an explanation is also for roles that see no payloads.
+/// Error of the last attempt. Without the detail: an explanation is also shown to roles that may
+/// not see payloads.
 fn reason_of(event: &StoredEvent) -> Option<String> {
     event.last_error.as_deref().map(|error| split_detail(error).0.to_owned())
 }
 
-impl Around<'_> {
+impl Analysis<'_> {
     fn reasons(&self) -> Vec<Reason> {
         let (event, now) = (self.event, self.circumstances.now);
         match event.status {
@@ -301,7 +309,7 @@ impl Around<'_> {
             reasons.extend(self.waiting());
             reasons.extend(self.failing(RelayTask::Take).map(fails));
         }
-        // What will become of it once it is taken.
+        // Outcome of the event once it is taken.
         match &event.event {
             Err(error) => reasons.insert(0, Reason::Undecodable { problem: error.reason.clone() }),
             Ok(event) => {
@@ -313,13 +321,13 @@ impl Around<'_> {
         reasons
     }
 
-    /// Held by a lease that has not run out.
+    /// The reason for a lease that has not expired.
     fn held(&self, by: NodeId, until: DateTime<Utc>) -> Reason {
         let Circumstances { now, nodes, .. } = self.circumstances;
         let Some(vanished) = nodes.iter().find(|node| node.node == by && !node.is_running()) else {
             return Reason::Held { by, until };
         };
-        // A relay looks for those that have vanished as often as it announces itself.
+        // A relay looks for vanished relays as often as it announces itself.
         let looks = |node: &&Node| node.is_running() && node.state.active && node.state.presence_ms.is_some();
         let next_look = nodes.iter().filter(looks).map(|node| Node::announces_every(node.presence())).min();
         let released_at = next_look
@@ -334,8 +342,8 @@ impl Around<'_> {
         }
     }
 
-    /// What is before it in its key, the first one first: where dead events hold their key it is that one, where they are
-    /// skipped it is the pending one.
+    /// Earlier events of the key, the first one first: with [`OnDead::Hold`](crate::OnDead) the
+    /// dead event blocks the key, with `OnDead::Skip` the pending one.
     fn behind(&self) -> Vec<Reason> {
         let ahead = [&self.circumstances.dead_ahead, &self.circumstances.pending_ahead];
         let before = |other: &&StoredEvent| other.seq < self.event.seq;
@@ -349,12 +357,12 @@ impl Around<'_> {
             Ok(event) => event.id().clone(),
             Err(error) => error.id.clone(),
         };
-        let other = Around { circumstances: self.circumstances, event, due_before: None };
+        let other = Analysis { circumstances: self.circumstances, event, due_before: None };
         let (asked_at, facts) = (self.circumstances.now, EventFacts::of(event));
         Explanation { event_id: id, asked_at, event: Some(facts), reasons: other.reasons() }
     }
 
-    /// Destinations that it may be waiting for, each once.
+    /// Unavailable destinations that the event may be waiting for, each once.
     fn outages(&self) -> Vec<Reason> {
         let Ok(event) = &self.event.event else { return Vec::new() };
         let mut reasons: Vec<Reason> = Vec::new();
@@ -383,7 +391,7 @@ impl Around<'_> {
         reasons
     }
 
-    /// No relay that may take it routes it.
+    /// The reason for an event that no relay that may take it routes.
     fn unrouted(&self) -> Option<Reason> {
         let event = self.event.event.as_ref().ok()?;
         let (event_type, aggregate_type) = (event.event_type().as_str(), event.aggregate_type().as_str());
@@ -406,13 +414,14 @@ impl Around<'_> {
         self.circumstances.nodes.iter().filter(|node| node.is_running() && node.state.active)
     }
 
-    /// Those of them whose task fails, and how.
+    /// The delivering relays whose task fails, and their errors.
     fn failing(&self, task: RelayTask) -> impl Iterator<Item = (NodeId, TaskError)> {
         self.delivering()
             .filter_map(move |node| Some((node.node.clone(), node.state.health.problem(task)?.clone())))
     }
 
-    /// Due and free, and nothing before it. `None` if all relays that could take it fail to.
+    /// The reason for a due and free event without an event ahead. `None` if all relays that could
+    /// take it fail.
     fn waiting(&self) -> Option<Reason> {
         let (due_since, due_before) = (self.event.available_at, self.due_before);
         let Circumstances { now, leader, somebody_holds, last_settled, .. } = self.circumstances;

@@ -1,8 +1,9 @@
-//! Joins: many events, and one that follows when all of them are settled.
+//! Joins: many events, and a follow-up event once all of them are settled.
 //!
-//! A join counts. Whoever settles a step counts it in the same transaction, and whoever counts the last one closes the
-//! join and writes what follows: nothing polls, and what follows is written exactly once. What a step does to its join
-//! is decided here, in pure functions; how it is stored is in `sql/joins.rs`.
+//! A join counts its settled steps. The transaction that settles a step also counts it, and the
+//! transaction that counts the last step closes the join and writes its follow-up: no polling, and
+//! the follow-up is written exactly once. The effect of a step on its join is decided here, in pure
+//! functions; `sql/joins.rs` stores it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,16 +19,17 @@ use crate::sql::Database;
 use crate::store::{JoinAct, SharedStore};
 use crate::tx::Tx;
 
-/// The type of the events that tell a join in another database what became of a step.
+/// Type of the events that report the outcome of a step to a join in another database.
 pub(crate) const REPORT: &str = "outbox.join.report";
 
-/// How long a report waits for a database or a join that is not known. The row of its step is kept for at least as long.
+/// How long a report is retried while its database or join is unknown. The row of its step is kept
+/// for at least as long.
 pub(crate) const REPORT_PATIENCE: Duration = Duration::from_secs(86_400);
 
-/// The longest grouping key, in characters.
+/// Maximum length of a grouping key, in characters.
 const MAX_GROUP: usize = 255;
 
-/// The longest name of a database in a fleet, in characters.
+/// Maximum length of a database name in a fleet, in characters.
 pub(crate) const MAX_HOME: usize = 64;
 
 /// The id of a join.
@@ -35,18 +37,18 @@ pub(crate) const MAX_HOME: usize = 64;
 pub struct JoinId(Arc<str>);
 
 impl JoinId {
-    /// A fresh one, greater than every one that this process made before.
+    /// Generates an id that is greater than all earlier ones of this process.
     pub(crate) fn generate() -> Self {
         Self(EventId::generate().as_str().into())
     }
 
-    /// The text itself.
+    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Says that the join is in another database of a fleet, by its name there: for
-    /// [`attach`](Joins::attach) in a database that the join is not in.
+    /// The join in another database of a fleet, by that database's name: for
+    /// [`attach`](Joins::attach) in a database that does not hold the join.
     pub fn at(&self, database: impl Into<String>) -> JoinAt {
         JoinAt { join: self.clone(), home: database.into() }
     }
@@ -82,11 +84,11 @@ impl fmt::Debug for JoinId {
     }
 }
 
-/// A join, and where it is. A [`JoinId`] alone is one in the same database.
+/// A join and the database that holds it. A [`JoinId`] alone is a join in the same database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinAt {
     pub(crate) join: JoinId,
-    /// The name of its database; empty for this one.
+    /// Name of its database; empty for this one.
     pub(crate) home: String,
 }
 
@@ -102,22 +104,22 @@ impl From<JoinId> for JoinAt {
     }
 }
 
-/// Where a join stands. The numbers are what the table holds.
+/// Status of a join. The numbers are the values in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(i16)]
 pub enum JoinStatus {
-    /// Not all steps are settled, or nobody has said what follows.
+    /// Not all steps are settled, or no follow-up has been set.
     Pending = 0,
-    /// All steps are settled, and what follows a success was written.
+    /// All steps are settled, and the follow-up of a success was written.
     Completed = 1,
-    /// All steps are settled, some failed, and what follows a failure was written.
+    /// All steps are settled, some failed, and the follow-up of a failure was written.
     Failed = 2,
-    /// Given up: nothing follows.
+    /// Cancelled: no follow-up is written.
     Cancelled = 3,
 }
 
 impl JoinStatus {
-    /// From the number in the table.
+    /// The status with this number in the table.
     pub fn from_code(code: i64) -> Option<Self> {
         [Self::Pending, Self::Completed, Self::Failed, Self::Cancelled]
             .into_iter()
@@ -136,13 +138,13 @@ impl fmt::Display for JoinStatus {
     }
 }
 
-/// What became of a step.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Step {
     /// Its event is done.
     Completed,
-    /// Its event is dead. It may still be completed: by a replay.
+    /// Its event is dead. A replay may still complete the step.
     Failed,
 }
 
@@ -154,32 +156,32 @@ impl Step {
         }
     }
 
-    /// From the number in the table; `None` for a step that is not settled.
+    /// The outcome with this number in the table; `None` for a step that is not settled.
     pub fn from_code(code: i64) -> Option<Self> {
         [Self::Completed, Self::Failed].into_iter().find(|step| step.code() == code)
     }
 }
 
-/// A join as it stands.
+/// A join and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     /// Its id.
     pub id: JoinId,
-    /// What it belongs to: a customer, a tenant, a run.
+    /// Group that the join belongs to: a customer, a tenant, a run.
     pub grouping_key: Option<String>,
-    /// How many steps it waits for.
+    /// Number of steps that the join waits for.
     pub expected: u32,
-    /// How many steps it has.
+    /// Number of attached steps.
     pub attached: u32,
-    /// How many of them are done.
+    /// Number of completed steps.
     pub completed: u32,
-    /// How many of them are dead.
+    /// Number of failed steps.
     pub failed: u32,
-    /// Where it stands.
+    /// Status.
     pub status: JoinStatus,
-    /// Whatever its owner wants to remember.
+    /// Free text of the application.
     pub metadata: Option<String>,
-    /// Whether somebody has said what follows.
+    /// Whether the follow-up has been set.
     pub awaited: bool,
     /// When it was started.
     pub created_at: DateTime<Utc>,
@@ -188,12 +190,13 @@ pub struct Join {
 }
 
 impl Join {
-    /// Whether all steps are settled, one way or the other.
+    /// Whether all steps are settled, completed or failed.
     pub fn is_complete(&self) -> bool {
         self.completed + self.failed == self.expected
     }
 
-    /// How a pending join closes now, given whether a failed step fails it; `None`: it does not.
+    /// The status with which a pending join closes now, given whether a failed step fails it;
+    /// `None`: it stays open.
     pub(crate) fn closing(&self, strict: Option<bool>) -> Option<JoinStatus> {
         let strict = strict.filter(|_| self.status == JoinStatus::Pending && self.is_complete())?;
         Some(if strict && self.failed > 0 { JoinStatus::Failed } else { JoinStatus::Completed })
@@ -205,7 +208,7 @@ impl Join {
     }
 }
 
-/// What a step does to the counters of its join.
+/// Change of a join's counters by a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) completed: i32,
@@ -213,8 +216,8 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A step that was `before` becomes `now`. Told twice it counts once; what is completed stays so; what had failed
-    /// is completed by a replay.
+    /// The change when a step goes from `before` to `now`. A repeated outcome counts once; a
+    /// completed step stays completed; a replay completes a failed step.
     pub(crate) fn of(before: Option<Step>, now: Step) -> Option<Self> {
         match (before, now) {
             (None, Step::Completed) => Some(Self { completed: 1, failed: 0 }),
@@ -225,59 +228,59 @@ impl Change {
     }
 }
 
-/// Why a join cannot do what it was asked to.
+/// Why a join operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// There is no such join in this database.
-    #[error("there is no join {id} in this database: look for it in the database that it was started in")]
+    /// No such join in this database.
+    #[error("join {id} not found in this database: use the database in which it was started")]
     Unknown {
-        /// The id that was asked for.
+        /// The requested id.
         id: JoinId,
     },
-    /// There is no such event to attach.
+    /// No such event to attach.
     #[error(
-        "there is no event {id} in this database to attach: write it first; \
-         one that is done is gone where completed events are deleted"
+        "event {id} not found in this database: write it before attaching it; \
+         where completed events are deleted, it may be done already"
     )]
     UnknownStep {
-        /// The id that was asked for.
+        /// The requested id.
         id: EventId,
     },
-    /// It waits for nothing, or for more than can be counted.
-    #[error("a join of {steps} steps: it needs at least one, and at most 2,147,483,647")]
+    /// The number of steps is zero, or more than can be counted.
+    #[error("a join cannot have {steps} steps: it needs at least 1 and at most 2,147,483,647")]
     Steps {
-        /// How many were given.
+        /// The number given.
         steps: u64,
     },
-    /// It is closed.
-    #[error("the join {id} is {status} and takes no more steps: start a new one")]
+    /// The join is closed.
+    #[error("the join {id} is {status} and accepts no more steps: start a new one")]
     Closed {
-        /// Which join.
+        /// The join.
         id: JoinId,
-        /// How it was closed.
+        /// Its status.
         status: JoinStatus,
     },
-    /// It has all the steps that it expects.
-    #[error("the join {id} expects {expected} steps and has them all")]
+    /// The join has all the steps that it expects.
+    #[error("the join {id} already has the {expected} steps that it expects")]
     Full {
-        /// Which join.
+        /// The join.
         id: JoinId,
-        /// How many it expects.
+        /// Number of expected steps.
         expected: u32,
     },
-    /// Somebody has said what follows, and it is something else.
-    #[error("what follows the join {id} is already decided, and differs")]
+    /// Another follow-up has been set before.
+    #[error("the join {id} already has another follow-up")]
     Decided {
-        /// Which join.
+        /// The join.
         id: JoinId,
     },
-    /// A text that does not fit.
+    /// A text that cannot be stored.
     #[error("{what} of a join: {reason}")]
     Text {
-        /// Which text.
+        /// The text.
         what: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         reason: &'static str,
     },
 }
@@ -298,18 +301,18 @@ pub struct NewJoin {
 }
 
 impl NewJoin {
-    /// That expects this many steps.
+    /// A join that expects this many steps.
     pub fn of(steps: u32) -> Self {
         Self { expected: steps, ..Self::default() }
     }
 
-    /// What it belongs to: a customer, a tenant, a run.
+    /// Group that the join belongs to: a customer, a tenant, a run.
     pub fn group(mut self, key: impl Into<String>) -> Self {
         self.grouping_key = Some(key.into()).filter(|key| !key.is_empty());
         self
     }
 
-    /// Whatever you want to remember.
+    /// Free text of the application.
     pub fn metadata(mut self, text: impl Into<String>) -> Self {
         self.metadata = Some(text.into());
         self
@@ -331,9 +334,9 @@ impl NewJoin {
     }
 }
 
-/// What follows a join: an event if it succeeds, an event if it fails.
+/// Follow-up of a join: an event if it succeeds, an event if it fails.
 ///
-/// A dead step fails the join, unless [`allow_failures`](JoinWait::allow_failures) says otherwise.
+/// A dead step fails the join, unless [`allow_failures`](JoinWait::allow_failures) is set.
 #[derive(Clone, Debug, Default)]
 pub struct JoinWait {
     lenient: bool,
@@ -342,61 +345,62 @@ pub struct JoinWait {
 }
 
 impl JoinWait {
-    /// With nothing that follows: the join is closed when its last step is settled, no more.
+    /// No follow-up: the join is closed when its last step is settled.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Written when all steps are settled and the join has not failed.
+    /// Event to write when all steps are settled and the join has not failed.
     pub fn then(mut self, event: impl IntoEvent) -> Self {
         self.on_complete = Some(event.into_event(usize::MAX));
         self
     }
 
-    /// Written when all steps are settled and some of them are dead.
+    /// Event to write when all steps are settled and some of them are dead.
     pub fn if_failed(mut self, event: impl IntoEvent) -> Self {
         self.on_fail = Some(event.into_event(usize::MAX));
         self
     }
 
-    /// A dead step does not fail the join: it counts like any other.
+    /// A dead step does not fail the join: it counts like a completed one.
     pub fn allow_failures(self) -> Self {
         self.fail_if_any_step_failed(false)
     }
 
-    /// Whether a dead step fails the join; it does if not set.
+    /// Whether a dead step fails the join; the default is true.
     pub fn fail_if_any_step_failed(mut self, fail: bool) -> Self {
         self.lenient = !fail;
         self
     }
 
-    /// What was said, within this outbox's limits, and past its hooks.
+    /// The follow-up after this outbox's size limit and hooks.
     fn decide<DB: Database>(self, outbox: &Outbox<DB>) -> Result<Decision> {
-        let promised = |event: Option<Result<Event, EventError>>| -> Result<Option<Event>> {
+        let prepared = |event: Option<Result<Event, EventError>>| -> Result<Option<Event>> {
             let Some(event) = event else { return Ok(None) };
-            // A hook may suppress it, or write another instead.
+            // A hook may suppress the event, or replace it.
             Ok(outbox.prepare([event?])?.into_iter().next())
         };
         Ok(Decision {
             strict: !self.lenient,
-            on_complete: promised(self.on_complete)?,
-            on_fail: promised(self.on_fail)?,
+            on_complete: prepared(self.on_complete)?,
+            on_fail: prepared(self.on_fail)?,
         })
     }
 }
 
-/// What was decided to follow a join. The ids of the events are fixed with it, so that neither can be written twice.
+/// Follow-up of a join. The ids of the events are fixed with it, so that neither can be written
+/// twice.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
     /// Whether a dead step fails the join.
     pub strict: bool,
-    /// What to write if it succeeds.
+    /// Event to write if the join succeeds.
     pub on_complete: Option<Event>,
-    /// What to write if it fails.
+    /// Event to write if the join fails.
     pub on_fail: Option<Event>,
 }
 
-/// What became of a step, told to the join's own database.
+/// Outcome of a step, sent to the database that holds the join.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) home: String,
@@ -411,8 +415,8 @@ impl Report {
     }
 }
 
-/// The joins of an outbox, step by step: start, attach, report, wait, cancel. Everything may be said twice and counts
-/// once.
+/// The joins of an outbox, step by step: start, attach, report, wait, cancel. All operations are
+/// idempotent.
 ///
 /// Most joins are easier to write as a list: see [`Outbox::fan_out`].
 ///
@@ -434,29 +438,30 @@ impl Report {
 /// # Ok(()) }
 /// ```
 ///
-/// A step is counted by whoever settles its event, in the same transaction: handlers know nothing of joins.
-/// [`completed`](Joins::completed) and [`failed`](Joins::failed) are for steps that no relay settles.
+/// The transaction that settles a step's event also counts the step: handlers need not know about
+/// joins. [`completed`](Joins::completed) and [`failed`](Joins::failed) are for steps that no relay
+/// settles.
 #[derive(Debug)]
-#[must_use = "it does nothing until something is asked of it"]
+#[must_use = "does nothing until one of its methods is called"]
 pub struct Joins<'t, 'c, DB: Database> {
     outbox: Outbox<DB>,
     tx: Option<&'t mut Tx<'c, DB>>,
 }
 
 impl<DB: Database> Outbox<DB> {
-    /// The joins of this outbox; everything happens in a transaction of its own.
+    /// The joins of this outbox; every operation runs in its own transaction.
     pub fn joins(&self) -> Joins<'static, 'static, DB> {
         Joins { outbox: self.clone(), tx: None }
     }
 
-    /// The joins of this outbox, in your transaction. Keep it short if the join is already there: others who want to
-    /// count a step of it wait for your commit.
+    /// The joins of this outbox, in your transaction. Keep the transaction short if the join
+    /// already exists: other transactions that count a step of the join wait for your commit.
     pub fn joins_in<'t, 'c>(&self, tx: &'t mut Tx<'c, DB>) -> Joins<'t, 'c, DB> {
         Joins { outbox: self.clone(), tx: Some(tx) }
     }
 
-    /// Writes many events, and one that follows when all of them are settled. The steps are the list, so their number
-    /// cannot be wrong.
+    /// Writes many events, and a follow-up event once all of them are settled. The number of steps
+    /// is the length of the list, so it cannot be wrong.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -480,7 +485,8 @@ impl<DB: Database> Outbox<DB> {
 }
 
 impl<DB: Database> Tx<'_, DB> {
-    /// As [`Outbox::fan_out`], to be written in this transaction: `tx.fan_out(steps).then(event).write(tx).await?`.
+    /// As [`Outbox::fan_out`], to be written in this transaction:
+    /// `tx.fan_out(steps).then(event).write(tx).await?`.
     pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<DB> {
         self.outbox().fan_out(steps)
     }
@@ -493,16 +499,17 @@ impl<DB: Database> Joins<'_, '_, DB> {
         self.act(JoinAct::Start { id: JoinId::generate(), join }).await
     }
 
-    /// Makes an event a step of a join. One that is already settled counts at once. An event may be a step of several
-    /// joins.
+    /// Attaches an event to a join as a step. An event that is already settled counts immediately.
+    /// An event may be a step of several joins.
     ///
-    /// The event must be in this database. The join may be elsewhere: `attach(join.id.at("acme"), &event)`. Then what
-    /// becomes of the event is told to it by the relay of a [`Fleet`](crate::Fleet) that serves both.
+    /// The event must be in this database. The join may be in another one:
+    /// `attach(join.id.at("acme"), &event)`. The relay of a [`Fleet`](crate::Fleet) that serves
+    /// both then reports the outcome of the event to the join.
     pub async fn attach(&mut self, join: impl Into<JoinAt>, step: &EventId) -> Result<()> {
         self.attach_all(join, [step]).await
     }
 
-    /// Makes many events steps of a join, in a few statements.
+    /// Attaches many events to a join, in a few statements.
     pub async fn attach_all(
         &mut self,
         join: impl Into<JoinAt>,
@@ -519,12 +526,12 @@ impl<DB: Database> Joins<'_, '_, DB> {
         Ok(())
     }
 
-    /// Counts a step as completed. One that was not attached is attached by this.
+    /// Counts a step as completed, and attaches it if it was not attached.
     pub async fn completed(&mut self, join: &JoinId, step: &EventId) -> Result<Join> {
         self.report(join, step, Step::Completed).await
     }
 
-    /// Counts a step as failed. One that was not attached is attached by this.
+    /// Counts a step as failed, and attaches it if it was not attached.
     pub async fn failed(&mut self, join: &JoinId, step: &EventId) -> Result<Join> {
         self.report(join, step, Step::Failed).await
     }
@@ -533,14 +540,15 @@ impl<DB: Database> Joins<'_, '_, DB> {
         self.act(JoinAct::Report { join: join.clone(), step: step.clone(), became }).await
     }
 
-    /// Says what follows. If all steps are settled, it follows at once. A join has one answer to this: saying the same
-    /// again changes nothing, saying something else is an error.
+    /// Sets the follow-up. If all steps are settled, it is written immediately. A join has one
+    /// follow-up: setting the same again changes nothing, setting another is an error.
     pub async fn wait(&mut self, join: &JoinId, wait: JoinWait) -> Result<Join> {
         let decision = wait.decide(&self.outbox)?;
         self.act(JoinAct::Wait { join: join.clone(), decision }).await
     }
 
-    /// Gives a pending join up: nothing follows, whatever becomes of its steps. One that is closed stays as it is.
+    /// Cancels a pending join: no follow-up is written, whatever the outcome of its steps. A closed
+    /// join stays unchanged.
     pub async fn cancel(&mut self, join: &JoinId) -> Result<Join> {
         self.act(JoinAct::Cancel { join: join.clone() }).await
     }
@@ -565,7 +573,7 @@ impl<DB: Database> Joins<'_, '_, DB> {
     }
 }
 
-/// Many events, and what follows them. Made by [`Outbox::fan_out`].
+/// Many events and their follow-up. Created by [`Outbox::fan_out`].
 #[must_use = "nothing is written before `write` or `send`"]
 #[derive(Debug)]
 pub struct FanOut<DB: Database> {
@@ -580,43 +588,44 @@ pub struct FanOut<DB: Database> {
 pub struct FannedOut {
     /// The join.
     pub join: JoinId,
-    /// The events that it waits for. Fewer than were given if a hook suppressed some, or their deduplication keys
-    /// were taken.
+    /// The events that the join waits for. Fewer than were given if a hook suppressed some, or
+    /// their deduplication keys already existed.
     pub steps: Vec<EventId>,
 }
 
 impl<DB: Database> FanOut<DB> {
-    /// Written when all steps are settled and none of them is dead.
+    /// Event to write when all steps are settled and none of them is dead.
     pub fn then(mut self, event: impl IntoEvent) -> Self {
         self.wait = self.wait.then(event);
         self
     }
 
-    /// Written when all steps are settled and some of them are dead.
+    /// Event to write when all steps are settled and some of them are dead.
     pub fn if_failed(mut self, event: impl IntoEvent) -> Self {
         self.wait = self.wait.if_failed(event);
         self
     }
 
-    /// A dead step does not fail the join: [`then`](FanOut::then) follows when all are settled, dead or done.
+    /// A dead step does not fail the join: the event of [`then`](FanOut::then) is written when all
+    /// steps are settled, dead or done.
     pub fn allow_failures(mut self) -> Self {
         self.wait = self.wait.allow_failures();
         self
     }
 
-    /// What the join belongs to: a customer, a tenant, a run.
+    /// Group that the join belongs to: a customer, a tenant, a run.
     pub fn group(mut self, key: impl Into<String>) -> Self {
         self.join = self.join.group(key);
         self
     }
 
-    /// Whatever you want to remember.
+    /// Free text of the application.
     pub fn metadata(mut self, text: impl Into<String>) -> Self {
         self.join = self.join.metadata(text);
         self
     }
 
-    /// Writes the events and the join in your transaction. Without a single step it is an error.
+    /// Writes the events and the join in your transaction. Without any step it returns an error.
     pub async fn write(self, tx: &mut Tx<'_, DB>) -> Result<FannedOut> {
         let Self { outbox, steps, mut join, wait } = self;
         let decision = wait.decide(&outbox)?;
@@ -635,7 +644,7 @@ impl<DB: Database> FanOut<DB> {
         Ok(FannedOut { join: id, steps })
     }
 
-    /// Writes the events and the join in a transaction of their own.
+    /// Writes the events and the join in their own transaction.
     pub async fn send(self) -> Result<FannedOut> {
         let mut tx = self.outbox.begin().await?;
         let fanned_out = self.write(&mut tx).await?;
@@ -644,12 +653,12 @@ impl<DB: Database> FanOut<DB> {
     }
 }
 
-/// Where joins live that are not in the database at hand.
-pub(crate) trait Homes: Send + Sync {
+/// The other databases of a fleet, which may hold joins.
+pub(crate) trait JoinDatabases: Send + Sync {
     /// The store of this name.
     fn home(&self, name: &str) -> Option<SharedStore>;
 
-    /// Something was written there.
+    /// Reports that an event was written to the database of this name.
     fn wake(&self, name: &str);
 }
 
@@ -674,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_counts_once_and_only_a_failed_one_changes_its_mind() {
+    fn a_step_counts_once_and_only_a_failed_step_changes_its_outcome() {
         use Step::{Completed, Failed};
         let change = |completed, failed| Some(Change { completed, failed });
         assert_eq!(Change::of(None, Completed), change(1, 0));
@@ -686,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_closes_when_all_steps_are_in_and_somebody_has_said_what_follows() {
+    fn a_join_closes_when_all_steps_are_settled_and_the_follow_up_is_set() {
         use JoinStatus::{Cancelled, Completed, Failed, Pending};
         for (join, strict, closing) in [
             (join(2, 1, 0, Pending), Some(true), None),

@@ -1,5 +1,6 @@
-//! A transactional outbox: write events in the same transaction as your change, and have them delivered at least once,
-//! in order where order was asked for, with retries, dead letters, and a way to see and repair everything.
+//! A transactional outbox. Events are written in the same transaction as the business change and
+//! delivered at least once, in order per ordering key where requested, with retries, dead letters
+//! and tools to inspect and repair every event.
 //!
 //! # The flow
 //!
@@ -7,35 +8,35 @@
 //! business transaction                          relay (same process, another process, or many)
 //!   Outbox::write ──► outbox_event ──► take ──► dispatch ──► settle ──► outbox_event
 //!         │                             ▲
-//!         └── after commit: hot hand-over┘   (same process: no read-back, no poll wait)
+//!         └── after commit: hot path ───┘   (same process: no read-back, no poll wait)
 //! ```
 //!
-//! # The map of the code
+//! # Map of the code
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | `event` | [`Event`], [`Message`]: what is written and delivered |
-//! | `outbox`, `tx`, `hook` | [`Outbox`], [`Tx`]: writing in your transaction |
-//! | [`store`] | [`Store`](store::Store): what the relay asks of a database |
+//! | `event` | [`Event`], [`Message`]: the data that is written and delivered |
+//! | `outbox`, `tx`, `hook` | [`Outbox`], [`Tx`]: writing events in your transaction |
+//! | [`store`] | [`Store`](store::Store): the port through which the relay uses a database |
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
-//! | [`fleet`] | [`Fleet`]: many databases, one relay |
-//! | `handler`, `retry` | what your code says about an event, and when it is tried again |
-//! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and one that follows when all are settled |
-//! | `inbox` | [`Outbox::once`]: doing things once in a consumer |
-//! | `log` | [`Log`]: events that stay, found by tags; decisions on them |
-//! | `queue` | [`WorkQueue`]: taking work yourself, without a relay |
+//! | [`fleet`] | [`Fleet`]: one relay for many databases |
+//! | `handler`, `retry` | handlers and their outcomes; when a failed event is retried |
+//! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and a follow-up once all are settled |
+//! | `inbox` | [`Outbox::once`]: deduplication in a consumer |
+//! | `log` | [`Log`]: an append-only event log, queried by tags, with conditional appends |
+//! | `queue` | [`WorkQueue`]: claiming work items without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
 //! | `explain` | [`Explanation`]: why an event has not been delivered yet |
-//! | [`escape`] | text from rows, made safe for log lines and terminals |
-//! | [`metrics`] | what is counted |
-//! | `settings` | settings from a file and the environment, as the daemon has them (feature `settings`) |
-//! | [`text`] | texts of settings, with variables and secrets in them |
-//! | `testing` | help for your tests, and the suite for stores of your own (feature `testing`) |
+//! | [`escape`] | escapes text from rows for log lines and terminals |
+//! | [`metrics`] | names of the metrics |
+//! | `settings` | settings from a file and the environment, as the daemon reads them (feature `settings`) |
+//! | [`text`] | setting values with variables and secrets in them |
+//! | `testing` | helpers for your tests, and the conformance suite for other stores (feature `testing`) |
 //!
 //! Start with [`Outbox`].
 
-// Without a database only the port and the types are of use: for crates that publish events.
+// Without a database feature only the port and the types are used: by crates that publish events.
 #![cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(unused))]
 
 mod admin;
@@ -67,7 +68,7 @@ pub mod text;
 mod trace;
 mod tx;
 
-/// The target of log lines that are about one event each, at INFO: `outbox::events=warn` keeps them quiet.
+/// Log target of the INFO lines that are about one event each. `outbox::events=warn` silences them.
 pub(crate) const EVENTS: &str = "outbox::events";
 
 pub use admin::{Admin, DeadFilter, OpenAudit};
@@ -105,7 +106,7 @@ pub use sql::{
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
 
-/// The examples of the README and of the guide, so that they stay true.
+/// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../README.md")]

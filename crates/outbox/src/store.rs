@@ -1,14 +1,17 @@
-//! The store port: what the relay asks of a database, and the words it asks with.
+//! The store port: the operations that the relay needs from a database, and their types.
 //!
-//! [`SqlStore`](crate::sql::SqlStore) answers for PostgreSQL, MySQL/MariaDB and SQLite. Whoever writes
-//! another store implements [`Store`] and runs [`testing::conformance`](crate::testing::conformance).
+//! [`SqlStore`](crate::sql::SqlStore) implements the port for PostgreSQL, MySQL/MariaDB and SQLite.
+//! Another store implements [`Store`] and runs
+//! [`testing::conformance`](crate::testing::conformance).
 //!
-//! Three rules hold everywhere:
-//! - **The database's clock decides.** Times go in as durations and are added to the database's now.
-//! - **Every settlement is fenced.** It names the claim it settles; a stale holder changes no row.
-//! - **Order per key is the store's.** [`take`](Store::take) never returns an event of a key while an
-//!   earlier one of that key, as far as it goes to the same [destination](Take::destinations), is unsettled and not part
-//!   of the same answer (or of what the taker holds).
+//! Three rules apply to every store:
+//! - **The database's clock decides.** Callers pass durations; the store adds them to the
+//!   database's current time.
+//! - **Every settlement is fenced.** A settlement names the claim that it settles; a settlement
+//!   with a stale claim changes no row.
+//! - **The store keeps the order per key.** [`take`](Store::take) never returns an event of a key
+//!   while an earlier event of that key with the same [destination](Take::destinations) is
+//!   unsettled, unless that earlier event is part of the same result or already held by the caller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -28,39 +31,39 @@ pub use crate::log::{
 };
 
 mod admin;
-mod deed;
+mod audit;
 mod health;
-mod look;
 mod node;
 mod routed;
+mod views;
 
 pub use admin::AdminStore;
-pub use deed::{Audit, Deed, Edit};
+pub use audit::{Audit, Deed, Edit};
 pub use health::{RelayHealth, RelayTask, TaskError};
-pub(crate) use look::MOST_LOOKED_AT;
-pub use look::{
-    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
-    Shelf, TypeCount,
-};
 pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, Released, TypeCounts};
 pub(crate) use routed::takers;
 pub use routed::{NodeRoutes, Routed, UnroutedEvents, UnroutedType};
+pub(crate) use views::MOST_LOOKED_AT;
+pub use views::{
+    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
+    Shelf, TypeCount,
+};
 
-/// Where the events of one outbox live.
+/// Storage of the events of one outbox.
 #[async_trait]
 pub trait Store: AdminStore + fmt::Debug {
-    /// What to call it in log lines and metrics. Never holds credentials.
+    /// Name of the store in log lines and metrics. Never contains credentials.
     fn name(&self) -> &str;
 
-    /// Writes events in a transaction of their own. Returns the ids that were stored: an event whose
-    /// deduplication key is already there is left out.
+    /// Writes events in their own transaction. Returns the ids that were stored: an event whose
+    /// deduplication key already exists is left out.
     async fn insert(&self, events: &[Event]) -> Result<Vec<EventId>>;
 
-    /// Takes due events for handling, oldest first.
+    /// Takes due events for dispatch, oldest first.
     async fn take(&self, take: &Take) -> Result<Taken>;
 
-    /// Writes verdicts. Each counts as a step of its event's [joins](JoinAct), in the same transaction. Says how many
-    /// took effect; the rest were stale.
+    /// Writes verdicts. Each verdict counts as a step of its event's [joins](JoinAct), in the same
+    /// transaction. Returns how many took effect; the others were stale.
     async fn settle(
         &self,
         by: &Holder,
@@ -68,8 +71,9 @@ pub trait Store: AdminStore + fmt::Debug {
         settlements: &[Settlement],
     ) -> Result<Settled>;
 
-    /// Renews leases. Returns the ids that are still held; the others were lost. What was taken [together](Take::together) is
-    /// renewed as a whole: an event of it that somebody has deleted since is among them.
+    /// Renews leases. Returns the ids that are still held; the other leases were lost. Events that
+    /// were taken under a [group lease](Take::together) are renewed as a whole, so the result may
+    /// contain an event that was deleted in the meantime.
     async fn extend(
         &self,
         owner: &NodeId,
@@ -77,82 +81,85 @@ pub trait Store: AdminStore + fmt::Debug {
         held: &[(EventId, Claim)],
     ) -> Result<Vec<EventId>>;
 
-    /// Makes the table order events by aggregate. From now on every event that is written with an
-    /// aggregate id and without a key, by whatever program, gets its aggregate as key. Pending events
-    /// get theirs as well: returns how many.
+    /// Orders the events of the table by aggregate. From now on every event that any program writes
+    /// with an aggregate id and without a key gets its aggregate as key. Pending events get their
+    /// key as well: returns how many.
     async fn order_by_aggregate(&self) -> Result<u64>;
 
-    /// Frees rows whose lease has run out. [`take`](Store::take) takes such rows over by itself; this is for
-    /// those who want to see them free.
+    /// Clears the leases of rows whose lease has expired. [`take`](Store::take) takes such rows
+    /// over by itself; this method only makes them visible as free.
     async fn reap(&self) -> Result<u64>;
 
-    /// Counts that an event which may have killed its process before is about to be handled again, and
-    /// says how often that has happened. `None`: the claim is stale, do not handle it.
+    /// Counts another start of an event that may have crashed its process before, and returns the
+    /// number of starts. `None`: the claim is stale, do not handle the event.
     async fn count_start(&self, by: &Holder, id: &EventId, claim: Claim) -> Result<Option<u32>>;
 
-    /// Takes, keeps or renews a named lease for `ttl`.
+    /// Acquires, keeps or renews a named lease for `ttl`.
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership>;
 
-    /// Gives a named lease back, if it is still held in this epoch. Unless `clean`, the next holder takes it
-    /// over as from a holder that vanished, but at once.
+    /// Releases a named lease if it is still held in this epoch. Unless `clean`, the next holder
+    /// acquires the lease as from a holder that crashed, but immediately.
     async fn resign(&self, name: &str, holder: &NodeId, epoch: i64, clean: bool) -> Result<()>;
 
-    /// Who holds a named lease now, if anybody.
+    /// Current holder of a named lease.
     async fn leader(&self, name: &str) -> Result<Option<NodeId>>;
 
-    /// Deletes one batch of old rows. Returns how many; fewer than the limit means that no more were found.
+    /// Deletes one batch of old rows. Returns how many; fewer than the limit means that none are
+    /// left.
     async fn purge(&self, purge: Purge) -> Result<u64>;
 
     /// Deletes one batch of inbox entries older than this. Returns how many.
     async fn purge_inbox(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// Lists events that match, oldest first.
+    /// Lists matching events, oldest first.
     async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<StoredEvent>>;
 
-    /// Counts events that match.
+    /// Counts matching events.
     async fn count(&self, filter: &Filter) -> Result<u64>;
 
-    /// One event and where it stands.
+    /// One event with its current state.
     async fn find(&self, id: &EventId) -> Result<Option<StoredEvent>>;
 
-    /// Everything in the database that decides when an event is delivered: the event itself, what stands before it in its
-    /// key and in the queue, and who is at work.
+    /// Everything in the database that decides when an event is delivered: the event itself, the
+    /// events before it in its key and in the queue, and the running relays.
     async fn circumstances(&self, id: &EventId) -> Result<Circumstances>;
 
-    /// How many events that match there are of each type, the most frequent first.
+    /// Number of matching events per type, the most frequent type first.
     async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>>;
 
-    /// Makes up to `limit` matching dead events new again, oldest first, with no attempts behind them.
+    /// Resets up to `limit` matching dead events to NEW, oldest first, with zero attempts.
     async fn replay(&self, filter: &Filter, limit: usize) -> Result<Replayed>;
 
-    /// Deletes a pending event that nobody holds. Returns whether there was one.
+    /// Deletes a pending event that is not leased. Returns whether such an event existed.
     async fn cancel(&self, id: &EventId) -> Result<bool>;
 
-    /// How many events there are by status, and how old the oldest due one is.
+    /// Number of events by status, and age of the oldest due event.
     async fn stats(&self) -> Result<Stats>;
 
-    /// How many events are pending and how long the oldest due one has waited. Cheap: reads pending rows only.
+    /// Number of pending events and age of the oldest due event. Cheap: reads pending rows only.
     async fn backlog(&self) -> Result<Backlog>;
 
-    /// How long the oldest due event has waited, whether anybody can take it or not. Cheaper than [`backlog`](Store::backlog).
+    /// Age of the oldest due event, whether it is leased or not. Cheaper than
+    /// [`backlog`](Store::backlog).
     async fn oldest_due(&self) -> Result<Option<Duration>> {
         Ok(self.backlog().await?.oldest_due)
     }
 
-    /// The place of the last pending event that has been due for longer than this. A taker that has read everything up to
-    /// there goes on behind it, past events that it [leaves alone](Take::only). `None`: there is none, or it is not known.
+    /// Cursor of the last pending event that has been due for longer than this. A relay that has
+    /// read everything up to this cursor continues behind it, past events that [`Take::only`]
+    /// leaves out. `None`: no such event, or unknown.
     async fn last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
         let _ = longer_than;
         Ok(None)
     }
 
-    /// Does something to a join, in one transaction. Everything may be said twice and counts once.
+    /// Applies a command to a join, in one transaction. Commands are idempotent.
     async fn join(&self, act: &JoinAct) -> Result<Acted>;
 
-    /// Joins that match, oldest first.
+    /// Matching joins, oldest first.
     async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>>;
 
-    /// The steps of a join, and what became of them, by id, after this one.
+    /// The steps of a join and their outcomes, ordered by id, after this id.
     async fn steps(
         &self,
         join: &JoinId,
@@ -160,50 +167,54 @@ pub trait Store: AdminStore + fmt::Debug {
         limit: usize,
     ) -> Result<Vec<(EventId, Option<Step>)>>;
 
-    /// The row that attaches an event of this database to a join, wherever the join is. `None`: there is no such row.
+    /// The row that attaches an event of this database to a join, in whichever database the join
+    /// is. `None`: no such row.
     async fn member(&self, join: &JoinId, step: &EventId) -> Result<Option<JoinMember>>;
 
-    /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns how many.
+    /// Deletes one batch of joins that were closed longer ago than this, with their steps. Returns
+    /// how many.
     async fn purge_joins(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// Says that a relay runs, and what it says of itself. Forgets those that were last seen over a day ago.
+    /// Writes the presence row of a running relay, with its state. Deletes rows of relays that were
+    /// last seen over a day ago.
     ///
-    /// A relay that has not announced itself for its [presence](Node::presence) has vanished, by the database's clock, and
-    /// [`release_vanished`](Store::release_vanished) releases its leases.
+    /// A relay that has not announced itself for its [presence](Node::presence), by the database's
+    /// clock, has vanished; [`release_vanished`](Store::release_vanished) releases its leases.
     ///
-    /// Returns whether another relay may have vanished. `true` if the database does not tell.
+    /// Returns whether another relay may have vanished; `true` if the database does not report it.
     async fn announce(&self, node: &NodeId, state: &NodeState) -> Result<bool>;
 
-    /// A relay has stopped.
+    /// Removes the presence row of a relay that has stopped.
     async fn retire(&self, node: &NodeId) -> Result<()>;
 
-    /// The relays that were seen, the one that was seen last first.
+    /// Relays with a presence row, the most recently seen first.
     async fn nodes(&self) -> Result<Vec<Node>>;
 
-    /// Releases the leases on events of relays that have vanished, once each: by [`release_node`](AdminStore::release_node),
-    /// apart from leadership, which runs out sooner. Returns those relays, and how many events each held.
+    /// Releases the event leases of relays that have vanished, once per relay, by
+    /// [`release_node`](AdminStore::release_node). Leadership is left out: it expires sooner.
+    /// Returns those relays, and how many events each held.
     ///
-    /// An announcement waits for a release that has begun. So of the two one comes first: either the relay is seen in time and
-    /// keeps everything, or everything is released before its announcement is answered.
+    /// An announcement waits for a release that has begun. So either the relay announces itself in
+    /// time and keeps all leases, or all leases are released before the announcement returns.
     async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>>;
 
-    /// A watch that is called when something is written, where the database carries calls.
+    /// A notifier that reports inserts, where the database can send notifications.
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
         Ok(None)
     }
 
-    /// Hears when another process says that something was appended, where the database carries such news. They are hints:
-    /// some may be lost.
+    /// Subscribes to notifications of appends by other processes, where the database can send them.
+    /// Notifications are hints: some may be lost.
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
         Ok(None)
     }
 
-    /// Says so.
+    /// Sends such a notification.
     async fn ring(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The log beside the events, if the store has one.
+    /// The event log of the same database, if the store has one.
     fn log(&self) -> Option<&(dyn LogStore + 'static)> {
         None
     }
@@ -211,22 +222,23 @@ pub trait Store: AdminStore + fmt::Debug {
     /// Creates or upgrades the tables. Safe to call at every start, from every node.
     async fn migrate(&self) -> Result<()>;
 
-    /// Says whether the tables are there and of the right version.
+    /// Checks that the tables exist and have the right version.
     async fn check_schema(&self) -> Result<()>;
 }
 
-/// Hears what other processes say.
+/// Receives notifications of other processes.
 #[async_trait]
 pub trait Listener: Send {
     /// Waits for the next notification of another process.
     async fn heard(&mut self) -> Result<()>;
 
-    /// Asks writers to notify of each append from now on. Events that were committed before are not notified of: look once more.
+    /// Asks writers to notify of each append from now on. Appends that were committed before are
+    /// not notified: read the log once more.
     async fn ask_for_calls(&mut self) -> Result<Calls> {
         Ok(Calls::Unsupported)
     }
 
-    /// Writers need not notify any more.
+    /// Tells writers that they need not notify any more.
     async fn end_calls(&mut self) -> Result<()> {
         Ok(())
     }
@@ -235,65 +247,67 @@ pub trait Listener: Send {
 /// Whether writers notify relays of an append to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
-    /// They never do: the log has to be polled.
+    /// Never: the log has to be polled.
     Unsupported,
-    /// They do, from now on.
+    /// Writers notify from now on.
     Armed,
-    /// Another relay has asked them to, and passes on what it hears.
+    /// Another relay has armed the notifications and forwards them.
     ByAnother,
-    /// Not yet: a transaction that has appended is still open, and will not notify.
+    /// Not yet: a transaction that has appended is still open and will not notify.
     NotYet,
 }
 
-/// Lets a relay sleep until something is written. One relay of a table has the watch; the others hear what it hears.
+/// Lets a relay sleep until an event is inserted. One relay per table holds the notifier's lock; it
+/// forwards notifications to the others.
 #[async_trait]
 pub trait Watch: Send {
-    /// Whether this one has the watch now: asks for it if nobody has it.
+    /// Whether this relay holds the notifier's lock; tries to acquire the lock if it is free.
     async fn is_ours(&mut self) -> Result<bool>;
 
-    /// From now on whoever writes calls. False: somebody is writing right now, and will not call. What was committed before
-    /// is not called for: look once more.
+    /// Asks writers to notify from now on. False: a transaction that is writing right now will not
+    /// notify. Events committed before are not notified: read the table once more.
     async fn lie_down(&mut self) -> Result<bool>;
 
-    /// Nobody needs to call any more.
+    /// Tells writers that they need not notify any more.
     async fn get_up(&mut self) -> Result<()>;
 
-    /// Waits for a call.
+    /// Waits for a notification.
     async fn called(&mut self) -> Result<()>;
 
-    /// Ends it, and returns when its connection is closed. Dropping a watch closes it later.
+    /// Ends the notifier, and returns when its connection is closed. Dropping a notifier closes the
+    /// connection later.
     async fn end(self: Box<Self>) {}
 }
 
-/// A store that the relay and others share.
+/// A store that is shared by the relay and other components.
 pub type SharedStore = Arc<dyn Store>;
 
-/// Rises with every claim of a row. A settlement names the claim it belongs to, so one that comes too late
-/// changes nothing, even if the same node has claimed the event again since.
+/// Claim counter of a row; increases with every claim. A settlement names its claim, so a late
+/// settlement changes nothing, even if the same node has claimed the event again since.
 pub type Claim = i32;
 
-/// In whose name events are taken and settled.
+/// The owner under which events are taken and settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// Each row is leased to a node for a time. For several nodes, and handlers of any length.
+    /// Each row is leased to a node for a time. For several nodes, and handlers of any duration.
     Lease {
-        /// Who.
+        /// The node.
         owner: NodeId,
-        /// For how long.
+        /// Duration of the lease.
         lease: Duration,
     },
-    /// One node holds the whole table, by the named lease [`EXCLUSIVE`] in this epoch. Rows are read without
-    /// being written; the node's memory knows what it has.
+    /// One node holds the whole table, by the named lease [`EXCLUSIVE`] in this epoch. Rows are
+    /// read without being written; the node tracks the taken events in memory.
     Exclusive {
-        /// Who.
+        /// The node.
         owner: NodeId,
-        /// The epoch that [`lead`](Store::lead) gave.
+        /// The epoch that [`lead`](Store::lead) returned.
         epoch: i64,
     },
 }
 
 impl Holder {
-    /// Who holds.
+    /// The node that holds the events.
     pub fn owner(&self) -> &NodeId {
         match self {
             Holder::Lease { owner, .. } | Holder::Exclusive { owner, .. } => owner,
@@ -301,81 +315,86 @@ impl Holder {
     }
 }
 
-/// The named lease that stands for the whole table.
+/// Name of the lease on the whole table.
 pub const EXCLUSIVE: &str = "exclusive";
 
-/// The answer to [`lead`](Store::lead).
+/// Result of [`lead`](Store::lead).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
-    /// Held in this epoch. `clean` is false when the one before never gave it back: it crashed or hangs.
+    /// Held in this epoch. `clean` is false when the previous holder never released the lease: it
+    /// crashed or hangs.
     Held {
-        /// Rises with each change of holder.
+        /// Increases with each change of holder.
         epoch: i64,
-        /// Whether the holder before us gave it back.
+        /// Whether the previous holder released the lease.
         clean: bool,
     },
-    /// Somebody else holds it.
+    /// Held by another node.
     HeldBy {
-        /// Who.
+        /// The holder.
         holder: NodeId,
-        /// For how much longer, unless renewed.
+        /// Time until the lease expires, unless it is renewed.
         remaining: Duration,
     },
 }
 
-/// A place in the order in which events are read: the last one that was.
+/// Position in the order in which events are read: that of the last event that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cursor {
-    /// When it became available; on the shelf of [done](Shelf::Done) events, when it was done.
+    /// When the event became available; for [done](Shelf::Done) events, when it was done.
     pub at: DateTime<Utc>,
-    /// Its sequence number.
+    /// Sequence number of the event.
     pub seq: i64,
 }
 
-/// What to take.
+/// Parameters of [`Store::take`].
 #[derive(Clone, Debug)]
 pub struct Take {
-    /// In whose name.
+    /// The owner under which events are taken.
     pub by: Holder,
-    /// Where to read.
+    /// Where to start reading.
     pub from: Origin,
-    /// How many rows to look at, at most.
+    /// Maximum number of rows to read.
     pub limit: usize,
-    /// Leave alone what was created more recently than this.
+    /// Leaves out events that were created more recently than this.
     pub skip_recent: Duration,
-    /// What a dead event does to the later events of its key.
+    /// Whether the later events of a dead event's key wait.
     pub on_dead: OnDead,
-    /// Leave alone events of these types. They still hold back the later events of their keys, as far as
-    /// [`destinations`](Take::destinations) does not tell them apart.
+    /// Leaves out events of these types. They still block the later events of their keys that
+    /// [`destinations`](Take::destinations) does not assign to another destination.
     pub skip_types: Vec<String>,
-    /// Take only these events; `None`: all. The others stay as they are, for a taker that routes them, and hold back the later
-    /// events of their keys.
+    /// Takes only these events; `None`: all. The others stay pending for a relay that routes them,
+    /// and block the later events of their keys.
     pub only: Option<Arc<Routed>>,
-    /// Take no more than one event, of one of these types: to find out whether their destination is available again. The
-    /// [cursor](Taken::cursor) is the place of that event then.
+    /// Takes at most one event, of one of these types, to test whether their destination is
+    /// available again. The [cursor](Taken::cursor) is then that event's position.
     pub probe: Option<Vec<String>>,
-    /// The destination of each event type whose events all go to the same one: a number that is only compared. An event of such
-    /// a type is held back by earlier events of its key that go there too, and by those whose type is not listed; an event
-    /// whose type is not listed, by all earlier ones. Empty: by all earlier ones.
+    /// Destination of each event type whose events all have the same destination: a number that is
+    /// only compared. An event of a listed type is blocked by earlier events of its key with the
+    /// same destination and by earlier events whose type is not listed; an event whose type is not
+    /// listed, by all earlier events of its key. Empty: all earlier events block.
     pub destinations: BTreeMap<String, u64>,
-    /// The newest event of each run that the taker already holds. Everything of that run up to there counts as taken; with
-    /// [`Holder::Lease`] only what is still leased to the taker.
+    /// The newest event of each key queue that the caller already holds. Every event of that queue
+    /// up to it counts as taken; with [`Holder::Lease`], only events that are still leased to the
+    /// caller.
     pub frontiers: HashMap<RunId, Reach>,
-    /// Whether events may be leased together, which costs a database that can do so far less. Then only this store, and no
-    /// other one with the same owner, can settle and extend what it took.
+    /// Whether events may share a group lease, which is far cheaper on a database that supports it.
+    /// Only this store instance, and no other with the same owner, can then settle and extend the
+    /// events it took.
     pub together: bool,
-    /// How many bytes of events to take at most. The first event is taken however large it is.
+    /// Maximum number of bytes of events to take. The first event is taken whatever its size.
     pub max_bytes: usize,
-    /// Leave alone, and [count](Taken::unkeyed), events with an aggregate id and without a key.
+    /// Leaves out, and [counts](Taken::unkeyed), events with an aggregate id and without a key.
     pub by_aggregate: bool,
 }
 
-/// Names events that are delivered one after another: those of an ordering key, or those of them that go to one destination.
+/// Identifies events that are delivered one after another: all events of an ordering key, or those
+/// of one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId {
     /// The ordering key.
     pub key: Arc<str>,
-    /// The number that [`Take::destinations`] gives the destination; `None` for all events of the key.
+    /// The destination's number in [`Take::destinations`]; `None` for all events of the key.
     pub destination: Option<u64>,
 }
 
@@ -386,13 +405,13 @@ impl RunId {
     }
 }
 
-/// How much of a run a taker holds.
+/// How much of a key queue the caller holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The newest event of it.
+    /// Sequence number of the newest event held.
     pub seq: i64,
-    /// Whether all of it was taken [together](Take::together) with others. Then a dead event before the newest that is replayed
-    /// in the meantime may be passed by.
+    /// Whether all held events were taken under a [group lease](Take::together). A dead event
+    /// before the newest that is replayed in the meantime may then be skipped.
     pub together: bool,
 }
 
@@ -401,42 +420,42 @@ pub struct Reach {
 pub enum Origin {
     /// From the oldest pending event.
     Start,
-    /// After this place. Does not see late commits before it, nor rows that others gave back.
+    /// After this cursor. Misses late commits before it, and rows that other nodes released.
     After(Cursor),
     /// Only events of these keys.
     Keys(Vec<Arc<str>>),
 }
 
-/// What a dead event does to the later events of its key.
+/// Effect of a dead event on the later events of its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDead {
-    /// They wait until it is replayed or removed.
+    /// The later events wait until the dead event is replayed or removed.
     #[default]
     Hold,
-    /// They go on without it.
+    /// The later events are delivered without it.
     Skip,
 }
 
-/// What was taken.
+/// Result of [`Store::take`].
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// To be handled, in this order.
+    /// Events to dispatch, in this order.
     pub deliveries: Vec<Delivery>,
-    /// How many rows could be neither leased nor settled, and were dead-lettered instead.
+    /// Number of rows that could be neither leased nor settled and were dead-lettered instead.
     pub dead_lettered: usize,
-    /// Taken, but cannot be turned into events: to be dead-lettered with this reason.
+    /// Taken rows that cannot be decoded into events: to be dead-lettered with this reason.
     pub undecodable: Vec<(EventId, Claim, String)>,
-    /// The place after the last row looked at, whether it was taken or not.
+    /// Position of the last row that was read, whether it was taken or not.
     pub cursor: Option<Cursor>,
-    /// How many rows were looked at: fewer than the limit means the end was reached.
+    /// Number of rows that were read; fewer than the limit means that the end was reached.
     pub scanned: usize,
-    /// How many events were left alone because they should be ordered by aggregate and have no key
-    /// yet: [`Store::order_by_aggregate`] gives them one.
+    /// Number of events that were left out because they are to be ordered by aggregate and have no
+    /// key yet: [`Store::order_by_aggregate`] gives them one.
     pub unkeyed: usize,
-    /// Keys of which rows were left behind, because an earlier event of the key is in the way.
+    /// Keys with due events that were skipped because an earlier event of the key blocks them.
     pub behind: Vec<Arc<str>>,
-    /// The types of the events that were left behind, and of those that are in their way.
+    /// Types of the skipped events and of the events that block them.
     pub behind_types: BTreeSet<String>,
 }
 
@@ -445,139 +464,140 @@ pub struct Taken {
 pub struct Delivery {
     /// The event.
     pub event: Event,
-    /// Its place in the order of the table. Unknown on the hot path, where order is not asked for.
+    /// Sequence number in the table. Unknown on the hot path, where order is not requested.
     pub seq: Option<i64>,
-    /// How many times a handler has failed before.
+    /// Number of failed attempts so far.
     pub attempts: u32,
-    /// The claim to settle it with.
+    /// The claim to settle the event with.
     pub claim: Claim,
-    /// How long after it was taken it expires; zero or less means it already has.
+    /// Time from the take until the event expires; zero or less means that it has expired.
     pub expires_in: Option<chrono::Duration>,
-    /// How long it had waited when it was taken.
+    /// Time that the event had waited when it was taken.
     pub waited: Duration,
-    /// Set if whoever held it last never came back, so that it may be what killed them: how many of its starts since then
-    /// were [counted](Store::count_start).
+    /// Set if the previous holder never settled or released the event, so that the event may have
+    /// crashed it: number of starts [counted](Store::count_start) since then.
     pub suspect: Option<u32>,
     /// When the database stored it.
     pub created_at: Option<DateTime<Utc>>,
-    /// Why it failed last, if it did.
+    /// Error of the last failed attempt.
     pub last_error: Option<String>,
 }
 
-/// What became of one delivery.
+/// Outcome of one delivery, to be written by [`Store::settle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    /// Which event.
+    /// The event.
     pub id: EventId,
-    /// Under which claim.
+    /// The claim under which it was delivered.
     pub claim: Claim,
-    /// What became of it.
+    /// The outcome.
     pub verdict: Verdict,
 }
 
-/// What became of a delivery.
+/// Outcome of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Handled.
     Done,
-    /// To be handled again.
+    /// Delivered again later.
     Again {
-        /// Not before this much time has passed.
+        /// Earliest time of the next delivery, from now.
         after: Duration,
         /// Whether this was an attempt (the event becomes RETRY) or not (it stays NEW).
         counted: bool,
-        /// Why, for people.
+        /// The cause, human-readable.
         error: Option<String>,
     },
-    /// Never to be handled again, unless a person replays it.
+    /// Dead-lettered: not delivered again unless it is replayed.
     Dead {
         /// Whether this was an attempt.
         counted: bool,
-        /// Why, for people.
+        /// The cause, human-readable.
         reason: String,
     },
-    /// Not handled at all: given back as it was.
+    /// Not handled: released unchanged.
     Released,
-    /// Not handled at all, and still suspect: the holder before may have vanished because of it, and no
-    /// handler has come to an end with it since.
+    /// Not handled, and still suspect: the previous holder may have crashed on the event, and no
+    /// handler has completed it since.
     ReleasedSuspect,
 }
 
 impl Verdict {
-    /// Whether the event was given back without having been handled.
+    /// Whether the event was released without having been handled.
     pub fn is_release(&self) -> bool {
         matches!(self, Self::Released | Self::ReleasedSuspect)
     }
 }
 
-/// What settling changed.
+/// Result of [`Store::settle`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// How many verdicts took effect.
+    /// Number of verdicts that took effect.
     pub moved: u64,
-    /// Whether events were written with them: what follows a join.
+    /// Whether events were written with them: the follow-ups of joins.
     pub wrote: bool,
 }
 
-/// What happens to an event that is done.
+/// Whether the row of a done event is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Completion {
-    /// It stays as a DONE row until it is purged.
+    /// The row stays with status DONE until it is purged.
     #[default]
     Keep,
-    /// Its row is deleted. Faster, and leaves no history.
+    /// The row is deleted. Faster, and leaves no history.
     Delete,
 }
 
-/// Which rows a purge deletes.
+/// Parameters of [`Store::purge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purge {
     /// Which rows.
     pub what: Purgeable,
-    /// Only those older than this.
+    /// Only rows older than this.
     pub older_than: Duration,
-    /// At most this many.
+    /// Maximum number of rows.
     pub limit: usize,
 }
 
-/// Which rows may be purged. The status decides; the age counts from `done_at`, or from `created_at` where another writer has
-/// left `done_at` NULL. Steps of joins that are still open stay.
+/// Which rows may be purged. The status decides; the age counts from `done_at`, or from
+/// `created_at` where another writer has left `done_at` NULL. Steps of open joins stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purgeable {
     /// DONE rows.
     Done,
-    /// DEAD rows, apart from those that hold back their key: a dead event with an ordering key stays while a later event of
-    /// its key is pending, or the later event would be delivered as if the dead one had been.
+    /// DEAD rows, except those that block their key: a dead event with an ordering key stays while
+    /// a later event of its key is pending; otherwise the later event would be delivered as if the
+    /// dead one had been.
     Dead,
     /// First DONE rows, then DEAD rows.
     Finished,
-    /// All rows, those that are pending by the time they became available, and dead ones also where they hold back their key:
-    /// for tables that only CDC reads.
+    /// All rows: pending rows by the time they became available, and dead rows even where they
+    /// block their key. For tables that only CDC reads.
     Everything,
 }
 
-/// The state of a stored event. The numbers are what the table holds.
+/// Status of a stored event. The numbers are the values in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 #[repr(i16)]
 pub enum Status {
-    /// Waiting for its first delivery, or put off by its handler.
+    /// Waiting for its first delivery, or snoozed by its handler.
     New = 0,
     /// Handled.
     Done = 1,
-    /// Failed, and waiting to be tried again.
+    /// Failed, and waiting to be retried.
     Retry = 2,
-    /// Given up.
+    /// Dead-lettered.
     Dead = 3,
 }
 
 impl Status {
-    /// From the number in the table.
+    /// The status with this number in the table.
     pub fn from_code(code: i16) -> Option<Self> {
         [Status::New, Status::Done, Status::Retry, Status::Dead].into_iter().find(|s| *s as i16 == code)
     }
 
-    /// Whether it is still to be delivered.
+    /// Whether the event is still to be delivered.
     pub fn is_pending(self) -> bool {
         matches!(self, Status::New | Status::Retry)
     }
@@ -594,12 +614,12 @@ impl fmt::Display for Status {
     }
 }
 
-/// Which events to list, count or replay. Empty: all of them.
+/// Which events to list, count or replay. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only this status.
     pub status: Option<Status>,
-    /// Only what is still to be delivered: NEW or RETRY.
+    /// Only pending events: NEW or RETRY.
     pub pending: bool,
     /// Only this type.
     pub event_type: Option<String>,
@@ -615,39 +635,40 @@ pub struct Filter {
     pub correlation_id: Option<String>,
     /// Only this event.
     pub id: Option<EventId>,
-    /// Only events after this place, to read page by page.
+    /// Only events after this sequence number, to read page by page.
     pub after_seq: Option<i64>,
-    /// Only events up to this place.
+    /// Only events up to this sequence number.
     pub upto_seq: Option<i64>,
-    /// Only those that were stored longer ago than this.
+    /// Only events that were stored longer ago than this.
     pub older_than: Option<Duration>,
-    /// Only those that were stored more recently than this.
+    /// Only events that were stored more recently than this.
     pub newer_than: Option<Duration>,
-    /// Only those that became DONE or DEAD longer ago than this.
+    /// Only events that became DONE or DEAD longer ago than this.
     pub settled_before: Option<Duration>,
-    /// Only those that became DONE or DEAD more recently than this.
+    /// Only events that became DONE or DEAD more recently than this.
     pub settled_within: Option<Duration>,
 }
 
-/// What a replay came to.
+/// Result of [`Store::replay`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// How many events are new again.
+    /// Number of events reset to NEW.
     pub moved: u64,
-    /// The place of the last one that was looked at, to go on [after](Filter::after_seq); `None` if nothing matched.
+    /// Sequence number of the last event that was read, to continue [after](Filter::after_seq);
+    /// `None` if no event matched.
     pub last: Option<i64>,
 }
 
-/// An event as it stands in the table.
+/// An event and its state in the table.
 #[derive(Clone, Debug)]
 pub struct StoredEvent {
     /// The event, or why it cannot be read.
     pub event: Result<Event, crate::error::DecodeError>,
-    /// Its place in the table.
+    /// Sequence number in the table.
     pub seq: i64,
-    /// Where it stands.
+    /// Status.
     pub status: Status,
-    /// How many times a handler has failed.
+    /// Number of failed attempts.
     pub attempts: u32,
     /// When the database stored it.
     pub created_at: DateTime<Utc>,
@@ -655,58 +676,58 @@ pub struct StoredEvent {
     pub available_at: DateTime<Utc>,
     /// When it became DONE or DEAD.
     pub done_at: Option<DateTime<Utc>>,
-    /// Why it last failed.
+    /// Error of the last failed attempt.
     pub last_error: Option<String>,
-    /// Who made it DONE or DEAD.
+    /// The node that made the event DONE or DEAD.
     pub done_by: Option<NodeId>,
-    /// Who holds it, and until when.
+    /// Lease holder and expiry time.
     pub lease: Option<(NodeId, DateTime<Utc>)>,
 }
 
-/// What is done to a join.
+/// A command to a join.
 #[derive(Clone, Debug)]
 pub enum JoinAct {
-    /// Starts it.
+    /// Starts a join.
     Start {
-        /// Its id.
+        /// Id of the new join.
         id: JoinId,
-        /// What it is to be.
+        /// Its parameters.
         join: NewJoin,
     },
-    /// Makes events steps of it. Those already settled count at once.
+    /// Attaches events as steps. Events that are already settled count immediately.
     Attach {
-        /// Which join.
+        /// The join.
         join: JoinId,
-        /// The name of the database that the join is in; empty for this one.
+        /// Name of the database that holds the join; empty for this one.
         home: String,
         /// The events, which are in this database.
         steps: Vec<EventId>,
     },
-    /// Counts a step; attaches it first if need be.
+    /// Reports the outcome of a step; attaches the step first if necessary.
     Report {
-        /// Which join.
+        /// The join.
         join: JoinId,
-        /// Which step.
+        /// The step.
         step: EventId,
-        /// What became of it.
+        /// Outcome of the step.
         became: Step,
     },
-    /// Says what follows.
+    /// Sets the follow-up.
     Wait {
-        /// Which join.
+        /// The join.
         join: JoinId,
-        /// What.
+        /// The follow-up.
         decision: Decision,
     },
-    /// Gives it up.
+    /// Cancels the join.
     Cancel {
-        /// Which join.
+        /// The join.
         join: JoinId,
     },
 }
 
 impl JoinAct {
-    /// The join that it is about.
+    /// The join that the command applies to.
     pub fn join(&self) -> &JoinId {
         match self {
             JoinAct::Start { id, .. } => id,
@@ -721,69 +742,69 @@ impl JoinAct {
 /// The row that attaches an event to a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinMember {
-    /// The name of the database that the join is in; empty for the event's own.
+    /// Name of the database that holds the join; empty for the event's own.
     pub home: String,
     /// Outcome of the step; `None` while the event is pending.
     pub status: Option<Step>,
 }
 
-/// What an act led to.
+/// Result of [`Store::join`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Acted {
-    /// The join after it; `None` if the join is in another database.
+    /// The join after the command; `None` if the join is in another database.
     pub join: Option<Join>,
-    /// Whether events were written with it: what follows the join.
+    /// Whether events were written with it: the join's follow-ups.
     pub wrote: bool,
 }
 
-/// Which joins to list. Empty: all of them.
+/// Which joins to list. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JoinFilter {
-    /// Only this one.
+    /// Only this join.
     pub id: Option<JoinId>,
     /// Only this status.
     pub status: Option<JoinStatus>,
-    /// Only of this group.
+    /// Only joins of this group.
     pub grouping_key: Option<String>,
-    /// Only those after this one, to read page by page.
+    /// Only joins after this id, to read page by page.
     pub after: Option<JoinId>,
 }
 
-/// How many events there are.
+/// Number of events by status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Waiting for their first delivery.
     pub new: u64,
-    /// Waiting to be tried again.
+    /// Waiting to be retried.
     pub retry: u64,
     /// Handled, and not yet purged.
     pub done: u64,
-    /// Given up.
+    /// Dead-lettered.
     pub dead: u64,
-    /// How long the oldest due event has waited.
+    /// Age of the oldest due event.
     pub oldest_due: Option<Duration>,
 }
 
-/// What is still to be delivered.
+/// Events that are still to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// How many events are pending, due or not.
+    /// Number of pending events, due or not.
     pub pending: u64,
-    /// How many of them are due and held by nobody.
+    /// Number of pending events that are due and not leased.
     pub free: u64,
-    /// How long the oldest due event has waited.
+    /// Age of the oldest due event.
     pub oldest_due: Option<Duration>,
 }
 
-/// The longest error text that is kept, in characters.
+/// Maximum length of a stored error text, in characters.
 pub const MAX_ERROR: usize = 4_000;
 
-/// Cuts a text to [`MAX_ERROR`] characters.
+/// Truncates a text to [`MAX_ERROR`] characters.
 pub(crate) fn short_error(text: &str) -> String {
     short(text, MAX_ERROR)
 }
 
-/// Cuts a text to so many characters, and takes out what PostgreSQL cannot store.
+/// Truncates a text to this many characters, and replaces NUL, which PostgreSQL cannot store.
 pub(crate) fn short(text: &str, limit: usize) -> String {
     text.chars().map(|c| if c == '\0' { '\u{fffd}' } else { c }).take(limit).collect()
 }

@@ -1,13 +1,12 @@
-//! Texts of settings: with `${NAME}` for variables of the environment, and secrets that are never
-//! shown.
+//! Setting values: `${NAME}` for environment variables, and secrets that are never shown.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
 /// A text of a settings file. `${NAME}` stands for an environment variable, `${NAME:-text}` for one
-/// that may be missing, `${file:PATH}` for the content of a file without the line feed at its end,
-/// `$$` for a dollar sign. A relative path is one in the folder of systemd's credentials
+/// that may be missing, `${file:PATH}` for the content of a file without its final line feed, `$$`
+/// for a dollar sign. A relative path is resolved in systemd's credentials directory
 /// (`LoadCredential=`), if there is one.
 ///
 /// ```
@@ -21,7 +20,7 @@ use serde::{Deserialize, Deserializer};
 pub struct Text(String);
 
 impl Text {
-    /// Puts the environment in.
+    /// Substitutes variables and files.
     pub fn resolve(written: &str) -> Result<Self, String> {
         resolve(written, |name| match name.strip_prefix("file:") {
             Some(path) => read(path, std::env::var("CREDENTIALS_DIRECTORY").ok().as_deref()).map(Some),
@@ -37,7 +36,7 @@ impl Text {
 }
 
 impl From<&str> for Text {
-    /// As it is.
+    /// Takes the text unchanged.
     fn from(text: &str) -> Self {
         Self(text.to_owned())
     }
@@ -54,14 +53,14 @@ impl<'de> Deserialize<'de> for Text {
 pub struct Secret(Text);
 
 impl Secret {
-    /// The text itself: for the one who needs it, not for people.
+    /// The text itself. Must not be logged or displayed.
     pub fn expose(&self) -> &str {
         self.0.as_str()
     }
 }
 
 impl From<&str> for Secret {
-    /// As it is.
+    /// Takes the text unchanged.
     fn from(text: &str) -> Self {
         Self(text.into())
     }
@@ -69,7 +68,7 @@ impl From<&str> for Secret {
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The error would quote a password that is written as a number.
+        // The original error would quote a password that is written as a number.
         let written =
             String::deserialize(deserializer).map_err(|_| serde::de::Error::custom("expected a text"))?;
         Text::resolve(&written).map(Self).map_err(serde::de::Error::custom)
@@ -82,11 +81,11 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A variable of the environment.
+/// Value of an environment variable.
 fn variable(name: &str) -> Result<Option<String>, String> {
     // The standard library panics for such names.
     if name.is_empty() || name.contains(['=', '\0']) {
-        return Err("no environment variable has such a name".to_owned());
+        return Err("invalid name of an environment variable".to_owned());
     }
     match std::env::var_os(name).map(std::ffi::OsString::into_string) {
         None => Ok(None),
@@ -95,10 +94,10 @@ fn variable(name: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// The longest file that is read: a secret is short.
+/// Maximum size of a file: secrets are short.
 const MAX_FILE: u64 = 64 * 1_024;
 
-/// The content of a file, without the line feed at its end. What is wrong is said without it.
+/// The content of a file without its final line feed. Errors do not quote the content.
 fn read(path: &str, folder: Option<&str>) -> Result<String, String> {
     use std::io::Read as _;
     let path = folder.map_or_else(|| path.into(), |folder| std::path::Path::new(folder).join(path));
@@ -145,7 +144,7 @@ fn resolve(
             }
             rest = after;
         } else {
-            return Err("`$` stands before `{NAME}`; write `$$` for a dollar sign".to_owned());
+            return Err("`$` without `{NAME}`; write `$$` for a dollar sign".to_owned());
         }
     }
     text.push_str(rest);
@@ -166,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_environment_are_put_in() {
+    fn environment_variables_are_substituted() {
         assert_eq!(with("plain").unwrap(), "plain");
         assert_eq!(with("${USER}@${HOST:-local}/${EMPTY}x${EMPTY:-y}").unwrap(), "ada@local/xy");
         assert_eq!(with("costs 5$$").unwrap(), "costs 5$");
-        // What a variable holds is not looked into again.
+        // The value of a variable is not substituted again.
         assert_eq!(resolve("${A}", |_| Ok(Some("${B}".to_owned()))).unwrap(), "${B}");
     }
 
@@ -191,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_in_is_said() {
-        for (written, said) in [
+    fn a_failed_substitution_is_reported() {
+        for (written, error) in [
             ("${HOST}", "the environment variable HOST is not set"),
             ("${USER", "`${` without a `}`"),
-            ("$USER", "`$` stands before `{NAME}`; write `$$` for a dollar sign"),
+            ("$USER", "`$` without `{NAME}`; write `$$` for a dollar sign"),
         ] {
-            assert_eq!(with(written).unwrap_err(), said);
+            assert_eq!(with(written).unwrap_err(), error);
         }
     }
 

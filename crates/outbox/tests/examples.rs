@@ -77,7 +77,7 @@ fn etl_fans_out_and_in_and_a_replay_repairs_a_failed_run() {
             "load      COMPLETED   2 of 2 completed, 0 failed",
             "run 2",
             "extract   FAILED      2 of 3 completed, 1 failed",
-            "run 2, told to go on",
+            "run 2, continued by an operator",
             "extract   FAILED      3 of 3 completed, 0 failed",
             "load      COMPLETED   2 of 2 completed, 0 failed",
             "rows extracted, whatever failed on the way: [(1, 30), (2, 30)]",

@@ -83,7 +83,7 @@ async fn the_router_names_what_it_cannot_find() -> Result {
     assert!(matches!(&wrong, Error::WrongKind { found: "SQLite", wanted: "PostgreSQL", .. }), "{wrong:?}");
     assert_eq!(
         wrong.to_string(),
-        "the database \"acme\" is SQLite, but an outbox on PostgreSQL was asked for"
+        "the database \"acme\" is SQLite, but an outbox on PostgreSQL was requested"
     );
     Ok(())
 }

@@ -72,7 +72,7 @@ pub(crate) struct AttemptView {
 /// Why an event has not been delivered yet, or what became of it.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
-    "text": "Event 01JD2Q7M3T5V9XKQ8B4N6C0ZRA (order.placed) is dead …", "advice": "When the cause is mended, replay it.",
+    "text": "Event 01JD2Q7M3T5V9XKQ8B4N6C0ZRA (order.placed) is dead …", "advice": "When the cause is fixed, replay it.",
     "reason": "dead", "reasons": [{"reason": "dead", "attempts": 5, "error": "the shop does not answer"}],
     "asked_at": "2026-01-31T12:02:00Z",
 }))]

@@ -1,9 +1,10 @@
--- The events. Writers in any language may set: event_id, event_type, aggregate_type, aggregate_id, tenant_id,
--- ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with content_type, occurred_at,
--- available_at, expires_at. Everything else belongs to the relay. Times are UTC. Enough is:
+-- The events. Writers in any language may set: event_id, event_type, aggregate_type, aggregate_id,
+-- tenant_id, ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with
+-- content_type, occurred_at, available_at, expires_at. All other columns belong to the relay. Times
+-- are UTC. The minimum is:
 --   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '[42]');
 CREATE TABLE IF NOT EXISTS {events} (
-    -- The order of the table.
+    -- Order of the table.
     seq            bigint NOT NULL AUTO_INCREMENT,
     event_id       varchar(36) NOT NULL DEFAULT (uuid()),
     event_type     varchar(255) NOT NULL,
@@ -28,13 +29,14 @@ CREATE TABLE IF NOT EXISTS {events} (
     last_error     text,
     locked_by      varchar(128),
     locked_until   datetime(6),
-    -- Rises with every claim: the fence against a holder that comes back too late.
+    -- Increases with every claim: fences a holder that settles too late.
     claims         integer NOT NULL DEFAULT 0,
-    -- How often its handler was started after a holder had vanished.
+    -- Number of starts of its handler since a holder vanished.
     crashes        integer NOT NULL DEFAULT 0,
-    -- MySQL has no partial indexes: 0 pending, 3 dead, NULL done, so that one index serves both
-    -- and satisfies the order of a claim (a sort would lock every candidate). Stored: MariaDB 10.11 loses rows when it
-    -- searches by an index on a virtual column and then sorts, while an older transaction is open elsewhere.
+    -- MySQL has no partial indexes: 0 pending, 3 dead, NULL done, so that one index serves both and
+    -- provides the order of a claim (a sort would lock every candidate). Stored: MariaDB 10.11
+    -- loses rows when it searches by an index on a virtual column and then sorts, while another
+    -- session has an older transaction open.
     lane           tinyint GENERATED ALWAYS AS (CASE WHEN status IN (0, 2) THEN 0 WHEN status = 3 THEN 3 END) STORED,
     PRIMARY KEY (seq),
     UNIQUE KEY {events_id} (event_id),
@@ -45,11 +47,12 @@ CREATE TABLE IF NOT EXISTS {events} (
     CHECK (event_type <> ''),
     CHECK (status BETWEEN 0 AND 3),
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
-    -- No check of the JSON: JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
+    -- No check of the JSON: JSON_VALID refuses documents that are nested more than 32 deep
+    -- (MariaDB) or 100 deep (MySQL).
     CHECK ((payload_bytes IS NULL) = (content_type IS NULL))
 ) ENGINE = InnoDB {exact};
 
--- Named leases: who may act alone, in which epoch, until when.
+-- Named leases: holder, epoch and expiry.
 CREATE TABLE IF NOT EXISTS {leases} (
     name       varchar(255) NOT NULL PRIMARY KEY,
     holder     varchar(128),
@@ -57,8 +60,8 @@ CREATE TABLE IF NOT EXISTS {leases} (
     held_until datetime(6)
 ) ENGINE = InnoDB {exact};
 
--- Rows to lock while an event with an ordering key is written, so that the events of a key become visible
--- in the order of their numbers. Keys share rows by hash.
+-- Rows to lock while an event with an ordering key is written, so that the events of a key become
+-- visible in the order of their sequence numbers. Keys share rows by hash.
 CREATE TABLE IF NOT EXISTS {keys} (slot smallint NOT NULL PRIMARY KEY) ENGINE = InnoDB;
 INSERT IGNORE INTO {keys} (slot)
     WITH RECURSIVE n (slot) AS (SELECT 0 UNION ALL SELECT slot + 1 FROM n WHERE slot < 511) SELECT slot FROM n;

@@ -1,4 +1,4 @@
--- Joins: how many steps are expected, how many are in, and what to write when the last one is.
+-- Joins: number of expected and settled steps, and the follow-up to write with the last step.
 CREATE TABLE IF NOT EXISTS {joins} (
     join_id         varchar(36) NOT NULL PRIMARY KEY,
     grouping_key    varchar(255),
@@ -9,9 +9,9 @@ CREATE TABLE IF NOT EXISTS {joins} (
     -- 0 pending, 1 completed, 2 failed, 3 cancelled.
     status          smallint NOT NULL DEFAULT 0,
     metadata        longtext,
-    -- NULL until somebody waits. 1: a failed step fails the join.
+    -- NULL until the follow-up is set. 1: a failed step fails the join.
     strict          smallint,
-    -- What to write then: an event each, as JSON.
+    -- The follow-ups: an event each, as JSON.
     on_complete     longtext,
     on_fail         longtext,
     created_at      datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS {joins} (
     CHECK (attached_steps <= expected_steps)
 ) ENGINE = InnoDB {exact};
 
--- The steps of joins. `home` is empty if the join is in this database, and the name of its database if not.
+-- The steps of joins. `home` is the name of the join's database; empty if it is this one.
 CREATE TABLE IF NOT EXISTS {members} (
     join_id    varchar(36) NOT NULL,
     event_id   varchar(36) NOT NULL,
@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS {members} (
     CHECK (status BETWEEN 0 AND 2)
 ) ENGINE = InnoDB {exact};
 
--- Whether the event is a step of some join: then whoever settles it counts. And who settled it. Last, and both at once:
--- DDL commits by itself here, and a second run of this script may only trip over what is already complete.
+-- Whether the event is a step of a join, which is then counted when the event is settled; and the
+-- node that settled it. Last, and both in one statement: DDL commits by itself here, and a second
+-- run of this script may only fail on a statement that is already complete.
 ALTER TABLE {events} ADD COLUMN joined smallint NOT NULL DEFAULT 0, ADD COLUMN done_by varchar(128);

@@ -1,7 +1,8 @@
--- The event log: events that stay, in one order, with tags. Writers in other languages take the position themselves, which
--- keeps everybody else from appending until the end of their transaction, and write the tags twice: into the row, and one
--- by one into the table by which they are found. There is no trigger for it, because servers with a binary log let only
--- administrators make one. In one transaction:
+-- The event log: permanent events in one order, with tags. Writers in other languages draw the
+-- position themselves, which blocks all other appends until the end of their transaction, and write
+-- the tags twice: into the row, and one by one into the table by which queries find them. There is
+-- no trigger for this, because servers with a binary log let only administrators create one. In one
+-- transaction:
 --   UPDATE outbox_log_head SET position = LAST_INSERT_ID(position + 1);
 --   SET @position = LAST_INSERT_ID();
 --   INSERT INTO outbox_log (position, event_type, tags, payload)
@@ -28,7 +29,7 @@ CREATE TABLE IF NOT EXISTS {log} (
     PRIMARY KEY (position),
     UNIQUE KEY {events_log_id} (event_id),
     KEY {events_log_type} (event_type, position),
-    -- A row without a position fails, also where the server would put in a 0.
+    -- A row without a position fails, also where the server would insert a 0.
     CHECK (position > 0),
     CHECK (event_type <> ''),
     CHECK (JSON_VALID(tags)),
@@ -42,8 +43,8 @@ CREATE TABLE IF NOT EXISTS {log_tags} (
     PRIMARY KEY (tag, position)
 ) ENGINE = InnoDB {exact};
 
--- The last position. Locked by whoever appends until the end of its transaction, so that positions are committed in their
--- order.
+-- The last position. Locked by an append until the end of its transaction, so that positions are
+-- committed in order.
 CREATE TABLE IF NOT EXISTS {log_head} (
     id       tinyint NOT NULL PRIMARY KEY CHECK (id = 1),
     position bigint NOT NULL

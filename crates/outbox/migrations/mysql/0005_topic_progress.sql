@@ -1,21 +1,21 @@
--- Where each publisher stands in each topic of the log, and who leads it. People may change `status`:
+-- Position and leader of each publisher in each topic of the log. Operators may change `status`:
 --   UPDATE outbox_topic_progress SET status = 'PAUSED' WHERE publisher = 'KafkaPublisher';
 --   UPDATE outbox_topic_progress SET status = 'ACTIVE', error_count = 0, last_error = NULL WHERE publisher = 'KafkaPublisher';
--- Everything else belongs to the relay.
+-- All other columns belong to the relay.
 CREATE TABLE IF NOT EXISTS {progress} (
     topic         varchar(100) NOT NULL,
     publisher     varchar(100) NOT NULL,
     status        varchar(16) NOT NULL DEFAULT 'ACTIVE',
-    -- Everything up to here was published, or is not for it.
+    -- Every event up to here was published, or is not selected by the topic.
     last_position bigint NOT NULL DEFAULT 0,
     error_count   integer NOT NULL DEFAULT 0,
     last_error    text,
     leader        varchar(128),
-    -- Rises with every leader and every reset: the fence against one that comes back too late.
+    -- Increases with every leader and every reset: fences a leader that saves too late.
     epoch         bigint NOT NULL DEFAULT 0,
     leader_until  datetime(6),
     created_at    datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
-    -- When the position last moved.
+    -- When the position last changed.
     updated_at    datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
     PRIMARY KEY (topic, publisher),
     CHECK (topic <> ''),

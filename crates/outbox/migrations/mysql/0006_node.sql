@@ -1,4 +1,4 @@
--- Relays that run, and what they say of themselves: for people. Nothing is decided by it.
+-- Running relays and the state that they announce.
 CREATE TABLE IF NOT EXISTS {nodes} (
     node       varchar(128) NOT NULL PRIMARY KEY,
     started_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),

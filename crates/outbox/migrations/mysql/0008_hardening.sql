@@ -1,13 +1,14 @@
--- Events of the log that no publisher can read, and that were passed over because of it.
+-- Events of the log that cannot be decoded and that publishers have skipped.
 CREATE TABLE IF NOT EXISTS {log_unreadable} (
     position bigint NOT NULL PRIMARY KEY,
     reason   text NOT NULL,
     noted_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6))
 ) ENGINE = InnoDB {exact};
 
--- Values that no relay can work with are refused where they are written: dates without a day or a month, which some SQL
--- modes accept, and counters near the end of their type. Rows that have such values are repaired first.
--- READ COMMITTED: the statement reads all rows, and keeps locks only on those that it repairs.
+-- Values that no relay can handle are refused on write: dates without a day or a month, which some
+-- SQL modes accept, and counters near the limit of their type. Rows with such values are repaired
+-- first. READ COMMITTED: the statement reads all rows, and keeps locks only on those that it
+-- repairs.
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 UPDATE {events} SET
     occurred_at = CASE WHEN YEAR(occurred_at) * MONTH(occurred_at) * DAYOFMONTH(occurred_at) > 0 THEN occurred_at ELSE utc_timestamp(6) END,
@@ -24,7 +25,7 @@ WHERE NOT (
     AND COALESCE(YEAR(available_at) * MONTH(available_at) * DAYOFMONTH(available_at), 0) > 0
     AND (expires_at IS NULL OR COALESCE(YEAR(expires_at) * MONTH(expires_at) * DAYOFMONTH(expires_at), 0) > 0));
 
--- Last: whether it has run before is told by its own error.
+-- Last: its own error shows whether it has run before.
 ALTER TABLE {events}
     ADD CONSTRAINT {events_times} CHECK (
         COALESCE(YEAR(occurred_at) * MONTH(occurred_at) * DAYOFMONTH(occurred_at), 0) > 0

@@ -1,9 +1,11 @@
--- Order per key for writers in every language: the first INSERT of a key is delivered first, even if it commits last.
--- Writers of one key wait for each other until they commit, and the number of a row is drawn after the wait, so that the
--- rows of a key become visible in the order of their numbers.
+-- Order per key for writers in every language: the first INSERT of a key is delivered first, even
+-- if it commits last. Writers of one key wait for each other until they commit, and the sequence
+-- number of a row is drawn after the wait, so that the rows of a key become visible in the order of
+-- their sequence numbers.
 --
--- While the slot -1 is there, rows with an aggregate and no key get the aggregate as their key. A relay in mode `ordered`
--- adds that slot. To take it back: DELETE FROM outbox_event_key WHERE slot = -1;
+-- While the slot -1 exists, rows with an aggregate and no key get the aggregate as their key. A
+-- relay in mode `ordered` adds that slot. To undo this:
+--   DELETE FROM outbox_event_key WHERE slot = -1;
 CREATE TRIGGER {order_trigger} BEFORE INSERT ON {events} FOR EACH ROW
 BEGIN
     IF NEW.ordering_key IS NULL AND NEW.aggregate_id IS NOT NULL THEN

@@ -1,10 +1,11 @@
--- The events. Writers in any language may set: event_id, event_type, aggregate_type, aggregate_id, tenant_id,
--- ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with content_type, occurred_at,
--- available_at, expires_at. Everything else belongs to the relay. Enough is:
+-- The events. Writers in any language may set: event_id, event_type, aggregate_type, aggregate_id,
+-- tenant_id, ordering_key, correlation_id, dedup_key, headers, payload or payload_bytes with
+-- content_type, occurred_at, available_at, expires_at. All other columns belong to the relay. The
+-- minimum is:
 --   INSERT INTO outbox_event (event_type, payload) VALUES ('order.placed', '[42]');
 CREATE TABLE IF NOT EXISTS {events} (
     event_id       varchar(36) COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
-    -- The order of the table. CACHE 1: a larger cache would hand out numbers out of order.
+    -- Order of the table. CACHE 1: a larger cache would assign numbers out of order.
     seq            bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
     event_type     varchar(255) NOT NULL CHECK (event_type <> ''),
     aggregate_type varchar(64) NOT NULL DEFAULT '__GLOBAL__',
@@ -28,15 +29,15 @@ CREATE TABLE IF NOT EXISTS {events} (
     last_error     text,
     locked_by      varchar(128),
     locked_until   timestamptz,
-    -- Rises with every claim: the fence against a holder that comes back too late.
+    -- Increases with every claim: fences a holder that settles too late.
     claims         integer NOT NULL DEFAULT 0,
-    -- How often its handler was started after a holder had vanished.
+    -- Number of starts of its handler since a holder vanished.
     crashes        integer NOT NULL DEFAULT 0,
     PRIMARY KEY (event_id),
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
     CHECK ((payload_bytes IS NULL) = (content_type IS NULL))
 ) WITH (
-    -- Room on each page for the updates of a row's life, and a vacuum that keeps up with a queue.
+    -- Free space on each page for the updates of a row, and a vacuum that keeps up with a queue.
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.0,
     autovacuum_vacuum_threshold = 5000,
@@ -45,17 +46,17 @@ CREATE TABLE IF NOT EXISTS {events} (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- Only what is pending is indexed for the relay, so finished rows cost a claim nothing.
+-- The relay's indexes cover pending rows only, so finished rows do not slow down a claim.
 CREATE INDEX IF NOT EXISTS {events_due} ON {events} (available_at, seq) WHERE status IN (0, 2);
 CREATE INDEX IF NOT EXISTS {events_key} ON {events} (ordering_key, seq) WHERE ordering_key IS NOT NULL AND status <> 1;
 CREATE UNIQUE INDEX IF NOT EXISTS {events_dedup} ON {events} (dedup_key) WHERE dedup_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {events_dead} ON {events} (seq) WHERE status = 3;
 CREATE INDEX IF NOT EXISTS {events_done} ON {events} (done_at) WHERE done_at IS NOT NULL;
 -- Finds DONE rows that another writer has left without `done_at`, which a purge deletes by
--- `created_at`. As a rule it is empty.
+-- `created_at`. Normally empty.
 CREATE INDEX IF NOT EXISTS {events_done_untimed} ON {events} (created_at) WHERE status = 1 AND done_at IS NULL;
 
--- Named leases: who may act alone, in which epoch, until when.
+-- Named leases: holder, epoch and expiry.
 CREATE TABLE IF NOT EXISTS {leases} (
     name       varchar(255) PRIMARY KEY,
     holder     varchar(128),

@@ -1,8 +1,9 @@
--- Whether the event is a step of some join: then whoever settles it counts. And who settled it.
+-- Whether the event is a step of a join, which is then counted when the event is settled; and the
+-- node that settled it.
 ALTER TABLE {events} ADD COLUMN IF NOT EXISTS joined smallint NOT NULL DEFAULT 0;
 ALTER TABLE {events} ADD COLUMN IF NOT EXISTS done_by varchar(128);
 
--- Joins: how many steps are expected, how many are in, and what to write when the last one is.
+-- Joins: number of expected and settled steps, and the follow-up to write with the last step.
 CREATE TABLE IF NOT EXISTS {joins} (
     join_id         varchar(36) COLLATE "C" PRIMARY KEY,
     grouping_key    varchar(255) COLLATE "C",
@@ -13,9 +14,9 @@ CREATE TABLE IF NOT EXISTS {joins} (
     -- 0 pending, 1 completed, 2 failed, 3 cancelled.
     status          smallint NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 3),
     metadata        text,
-    -- NULL until somebody waits. 1: a failed step fails the join.
+    -- NULL until the follow-up is set. 1: a failed step fails the join.
     strict          smallint,
-    -- What to write then: an event each, as JSON.
+    -- The follow-ups: an event each, as JSON.
     on_complete     text,
     on_fail         text,
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -26,7 +27,7 @@ CREATE TABLE IF NOT EXISTS {joins} (
 CREATE INDEX IF NOT EXISTS {events_join_group} ON {joins} (grouping_key, join_id) WHERE grouping_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {events_join_closed} ON {joins} (updated_at) WHERE status <> 0;
 
--- The steps of joins. `home` is empty if the join is in this database, and the name of its database if not.
+-- The steps of joins. `home` is the name of the join's database; empty if it is this one.
 CREATE TABLE IF NOT EXISTS {members} (
     join_id    varchar(36) COLLATE "C" NOT NULL,
     event_id   varchar(36) COLLATE "C" NOT NULL,

@@ -1,4 +1,5 @@
--- What consumers have done already. A row is written in the transaction that does it.
+-- Events that consumers have already handled. The row is written in the transaction of the
+-- consumer's work.
 CREATE TABLE IF NOT EXISTS {inbox} (
     consumer    varchar(128) COLLATE "C" NOT NULL,
     event_id    varchar(255) COLLATE "C" NOT NULL,

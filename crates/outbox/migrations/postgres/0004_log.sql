@@ -1,17 +1,19 @@
--- The event log: events that stay, in one order, with tags. Writers in any language may set: event_id, event_type, tags,
--- aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, headers, payload or payload_bytes with
--- content_type, occurred_at. The position is left out: a trigger draws it. Enough is:
+-- The event log: permanent events in one order, with tags. Writers in any language may set:
+-- event_id, event_type, tags, aggregate_type, aggregate_id, tenant_id, ordering_key,
+-- correlation_id, headers, payload or payload_bytes with content_type, occurred_at. The position is
+-- left out: a trigger draws it. The minimum is:
 --   INSERT INTO outbox_log (event_type, tags, payload) VALUES ('DepositMade', ARRAY['wallet_id=w1'], '{"amount": 5}');
 --
--- CACHE 1: everything that is said about positions rests on a greater one being drawn later.
+-- CACHE 1: all guarantees about positions depend on a higher one being drawn later.
 CREATE SEQUENCE IF NOT EXISTS {log_seq} AS bigint CACHE 1;
 
 CREATE TABLE IF NOT EXISTS {log} (
-    -- The place in the log. Rows are committed out of this order; whoever reads on from a place waits for what is missing.
+    -- Position in the log. Rows are committed out of this order; a reader waits for missing
+    -- positions.
     position       bigint PRIMARY KEY CHECK (position > 0),
     event_id       varchar(36) COLLATE "C" NOT NULL UNIQUE DEFAULT gen_random_uuid()::text,
     event_type     varchar(255) COLLATE "C" NOT NULL CHECK (event_type <> ''),
-    -- Each is name=value. Also in the table of tags, by which they are found.
+    -- Each is name=value. Also in the table of tags, by which queries find events.
     tags           text[] COLLATE "C" NOT NULL DEFAULT ARRAY[]::text[] CHECK (array_position(tags, NULL) IS NULL),
     aggregate_type varchar(64) NOT NULL DEFAULT '__GLOBAL__',
     aggregate_id   varchar(128),
@@ -36,18 +38,19 @@ CREATE TABLE IF NOT EXISTS {log_tags} (
     PRIMARY KEY (tag, position)
 );
 
--- Locks until the end of the transaction, by name: `e` is the whole log, `y` and a type the events of that type, `t` and a
--- tag those with that tag. Whoever appends shares the names of its events; whoever decides by them has them alone. In one
--- order, so that two do not wait for each other in a circle. `e` is always among them, so that it alone stands for all:
--- more would fill the server's table of locks.
+-- Locks until the end of the transaction, by name: `e` is the whole log, `y` and a type the events
+-- of that type, `t` and a tag the events with that tag. An append takes shared locks on the names
+-- of its events; a decision takes exclusive locks on the names of its query. Always in one order,
+-- so that two transactions do not deadlock. `e` is always among them, so that it alone can stand
+-- for all: more locks would fill the server's lock table.
 CREATE OR REPLACE FUNCTION {log_lock}(shared text[], alone text[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
-    -- How many this transaction has taken before.
+    -- Number of locks that this transaction has taken before.
     taken integer := COALESCE(NULLIF(current_setting('outbox.log_locks', TRUE), ''), '0')::integer;
     wanted integer := cardinality(shared) + cardinality(alone);
 BEGIN
     IF taken + wanted > 1024 THEN
-        -- Most may be the same again.
+        -- Most of them may be the same again.
         SELECT count(*) INTO taken FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';
     END IF;
     IF wanted > 256 OR taken + wanted > 1024 THEN
@@ -63,9 +66,10 @@ BEGIN
     PERFORM set_config('outbox.log_locks', (taken + wanted)::text, TRUE);
 END $body$;
 
--- The last position up to which everything that goes by these names is decided: it is committed, or will never be. Waits for
--- whoever might still commit some of it; what is appended from now on comes after. A position that somebody has committed,
--- because a sequence may forget after a crash what only rolled back transactions drew.
+-- The last position up to which all events of these names are final: committed, or never to be
+-- committed. Waits for transactions that might still commit one; later appends get higher
+-- positions. A committed position, because after a crash a sequence may forget positions that only
+-- rolled-back transactions had drawn.
 CREATE OR REPLACE FUNCTION {log_settled}(alone text[]) RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     drawn bigint;
@@ -75,10 +79,11 @@ BEGIN
     RETURN LEAST(drawn, COALESCE((SELECT max(l.position) FROM {log} l), 0));
 END $body$;
 
--- Appends events, one of each array, if the conditions hold. Every statement in here sees what was committed before it
--- began, so the conditions are checked after the locks are held, and a position is drawn while they are. `outcome` is
--- `new` with the positions, or `already`, `conflict`, `beyond` with the condition's position or the end of the log in
--- `place`, or `isolation`: then the transaction does not see what others commit.
+-- Appends events, one of each array, if the conditions hold. Every statement in here sees
+-- everything that was committed before it began, so the conditions are checked after the locks are
+-- taken, and a position is drawn while they are held. `outcome` is `new` with the positions, or
+-- `already`, `conflict`, `beyond` with the condition's position or the end of the log in `place`,
+-- or `isolation`: the transaction does not see later commits.
 CREATE OR REPLACE FUNCTION {log_append}(
     new_ids text[], new_types text[], new_tags text[], new_aggregate_types text[], new_aggregate_ids text[],
     new_tenants text[], new_keys text[], new_correlations text[], new_headers text[], new_payloads text[],
@@ -143,7 +148,8 @@ BEGIN
     outcome := 'new';
 END $body$;
 
--- For rows without a position, which are other languages': locks, draws the position, writes the tags.
+-- For rows without a position, from writers in other languages: locks, draws the position, writes
+-- the tags.
 CREATE OR REPLACE FUNCTION {log_insert}() RETURNS trigger LANGUAGE plpgsql AS $body$
 BEGIN
     NEW.tags := ARRAY(
@@ -151,13 +157,13 @@ BEGIN
         FROM unnest(NEW.tags) WITH ORDINALITY t(tag, n) GROUP BY 1 ORDER BY min(t.n));
     PERFORM {log_lock}(ARRAY['e', 'y' || NEW.event_type] || ARRAY(SELECT 't' || t.tag FROM unnest(NEW.tags) t(tag)), ARRAY[]::text[]);
     NEW.position := nextval('{log_seq}');
-    -- Not before: times should rise with positions.
+    -- Not before the locks: times should increase with positions.
     NEW.created_at := clock_timestamp();
     INSERT INTO {log_tags} (tag, position) SELECT t.tag, NEW.position FROM unnest(NEW.tags) t(tag);
     RETURN NEW;
 END $body$;
 
--- The trigger finds our tables wherever the writer looks for its own.
+-- The trigger finds the outbox tables whatever the search path of the writer.
 DO $body$
 BEGIN
     EXECUTE format('ALTER FUNCTION {log_insert}() SET search_path = %s, pg_temp',

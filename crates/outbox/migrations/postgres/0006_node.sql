@@ -1,4 +1,4 @@
--- Relays that run, and what they say of themselves: for people. Nothing is decided by it.
+-- Running relays and the state that they announce.
 CREATE TABLE IF NOT EXISTS {nodes} (
     node       varchar(128) COLLATE "C" PRIMARY KEY,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -6,9 +6,10 @@ CREATE TABLE IF NOT EXISTS {nodes} (
     state      text NOT NULL
 ) WITH (fillfactor = 50);
 
--- Wakes up a relay that sleeps. NOTIFY in every commit would have all commits wait for each other, so it is sent only while
--- somebody sleeps: then a lock is held that this cannot share. One who inserts while all are awake holds a share of it until
--- the end of the transaction, and nobody goes to sleep before that. The lock's number is made of the table's name.
+-- Wakes up a sleeping relay. NOTIFY in every commit would serialize all commits, so it is sent only
+-- while a relay sleeps: then the relay holds a lock that this function cannot share. An INSERT
+-- while all relays are awake holds a share of the lock until the end of its transaction, and no
+-- relay goes to sleep before that. The number of the lock is derived from the table's name.
 CREATE OR REPLACE FUNCTION {call}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('outbox_due_' || TG_RELID, '');

@@ -1,9 +1,9 @@
--- Values that no relay can work with are refused where they are written. `infinity` is allowed for expires_at, where it
--- means never. NOT VALID: finished rows are not read through; the rows that a relay may still touch are repaired below,
--- while the lock of ALTER TABLE keeps writers out.
+-- Values that no relay can handle are refused on write. `infinity` is allowed for expires_at, where
+-- it means never. NOT VALID: finished rows are not scanned; the rows that a relay may still change
+-- are repaired below, while the lock of ALTER TABLE blocks writers.
 --
--- PostgreSQL parses the stored expression of a CHECK for every INSERT, so these are as short as they can be: written as
--- ranges per column they cost about 20 µs an INSERT, like this about 5 µs.
+-- PostgreSQL parses the stored expression of a CHECK for every INSERT, so these are as short as
+-- they can be: written as ranges per column they cost about 20 µs an INSERT, like this about 5 µs.
 ALTER TABLE {events} DROP CONSTRAINT IF EXISTS {events_times};
 ALTER TABLE {events} ADD CONSTRAINT {events_times} CHECK (
     LEAST(occurred_at, created_at, available_at, expires_at) >= '0001-01-01 00:00:00+00'
@@ -13,7 +13,7 @@ ALTER TABLE {events} DROP CONSTRAINT IF EXISTS {events_counters};
 ALTER TABLE {events} ADD CONSTRAINT {events_counters} CHECK (
     LEAST(claims, attempts, crashes) >= 0 AND GREATEST(claims, attempts, crashes) <= 1000000000
 ) NOT VALID;
--- Pending rows and dead rows apart: each statement has the condition of an index, and reads no
+-- Pending rows and dead rows separately: each statement has the condition of an index, and reads no
 -- finished row.
 UPDATE {events} SET
     occurred_at = LEAST(GREATEST(occurred_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'),
@@ -40,15 +40,16 @@ WHERE status = 3 AND NOT (
     AND LEAST(occurred_at, created_at, available_at, expires_at) >= '0001-01-01 00:00:00+00'
     AND GREATEST(occurred_at, created_at, available_at) < '10000-01-01 00:00:00+00');
 
--- The log is not changed once it is written: an old row with such a time is passed over by publishers, with a note.
+-- The log is not changed once it is written: publishers skip an old row with such a time, and
+-- record it.
 ALTER TABLE {log} DROP CONSTRAINT IF EXISTS {events_log_times};
 ALTER TABLE {log} ADD CONSTRAINT {events_log_times} CHECK (
     LEAST(occurred_at, created_at) >= '0001-01-01 00:00:00+00'
     AND GREATEST(occurred_at, created_at) < '10000-01-01 00:00:00+00'
 ) NOT VALID;
 
--- A position is drawn, never chosen: a row at a position that has not been drawn yet would make the append fail
--- that draws it.
+-- A position is drawn, never chosen: a row at a position that has not been drawn yet would fail the
+-- append that draws it.
 CREATE OR REPLACE FUNCTION {log_refuse}() RETURNS trigger LANGUAGE plpgsql AS $body$
 BEGIN
     RAISE EXCEPTION 'outbox: position % has not been drawn from the sequence yet: leave the position out', NEW.position
@@ -64,17 +65,18 @@ BEGIN
         quote_literal('{log_seq}'));
 END $do$;
 
--- Events of the log that no publisher can read, and that were passed over because of it.
+-- Events of the log that cannot be decoded and that publishers have skipped.
 CREATE TABLE IF NOT EXISTS {log_unreadable} (
     position bigint PRIMARY KEY,
     reason   text NOT NULL,
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Made with the table, unless the table is from before the first release: then it is read once
--- here.
+-- Created with the table, unless the table is from before the first release: then the table is read
+-- once here.
 CREATE INDEX IF NOT EXISTS {events_done_untimed} ON {events} (created_at) WHERE status = 1 AND done_at IS NULL;
--- The claim lock. A relay that takes events locks this table, which stays empty, until its transaction
--- ends: one relay takes at a time. A lock on a table needs a right on that table, whereas every role
--- that may connect can take an advisory lock; unlike a row lock it writes nothing.
+-- The claim lock. A relay that takes events locks this table, which stays empty, until its
+-- transaction ends: one relay takes at a time. A lock on a table needs a privilege on that table,
+-- whereas every role that may connect can take an advisory lock; unlike a row lock it writes
+-- nothing.
 CREATE TABLE IF NOT EXISTS {claim_lock} (never boolean);

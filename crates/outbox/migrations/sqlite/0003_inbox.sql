@@ -1,4 +1,5 @@
--- What consumers have done already. A row is written in the transaction that does it.
+-- Events that consumers have already handled. The row is written in the transaction of the
+-- consumer's work.
 CREATE TABLE IF NOT EXISTS {inbox} (
     consumer    text NOT NULL CHECK (length(consumer) BETWEEN 1 AND 128),
     event_id    text NOT NULL CHECK (length(event_id) BETWEEN 1 AND 255),

@@ -1,13 +1,15 @@
--- The event log: events that stay, in one order, with tags. Writers in any language may set: event_id, event_type, tags,
--- aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, headers, payload or payload_bytes with
--- content_type, occurred_at. The position is left out. Enough is:
+-- The event log: permanent events in one order, with tags. Writers in any language may set:
+-- event_id, event_type, tags, aggregate_type, aggregate_id, tenant_id, ordering_key,
+-- correlation_id, headers, payload or payload_bytes with content_type, occurred_at. The position is
+-- left out. The minimum is:
 --   INSERT INTO outbox_log (event_type, tags, payload) VALUES ('DepositMade', '["wallet_id=w1"]', '{"amount": 5}');
 CREATE TABLE IF NOT EXISTS {log} (
-    -- The place in the log. AUTOINCREMENT: a number is never used twice, not even after a delete.
+    -- Position in the log. AUTOINCREMENT: a number is never reused, not even after a delete.
     position       integer PRIMARY KEY AUTOINCREMENT,
     event_id       text NOT NULL UNIQUE DEFAULT (lower(hex(randomblob(16)))) CHECK (length(event_id) BETWEEN 1 AND 36),
     event_type     text NOT NULL CHECK (length(event_type) BETWEEN 1 AND 255),
-    -- A JSON array of texts, each name=value. Also in the table of tags, by which they are found.
+    -- A JSON array of texts, each name=value. Also in the table of tags, by which queries find
+    -- events.
     tags           text NOT NULL DEFAULT '[]' CHECK (json_valid(tags) AND json_type(tags) = 'array'),
     aggregate_type text NOT NULL DEFAULT '__GLOBAL__' CHECK (length(aggregate_type) <= 64),
     aggregate_id   text CHECK (length(aggregate_id) <= 128),
@@ -31,7 +33,7 @@ CREATE TABLE IF NOT EXISTS {log_tags} (
     PRIMARY KEY (tag, position)
 ) STRICT, WITHOUT ROWID;
 
--- Everybody's tags, ours too.
+-- Writes the tags of all writers, including this library.
 CREATE TRIGGER IF NOT EXISTS {events_log_insert} AFTER INSERT ON {log} FOR EACH ROW WHEN NEW.tags <> '[]'
 BEGIN
     SELECT RAISE(ABORT, 'tags must be a JSON array of texts')

@@ -1,4 +1,4 @@
--- Relays that run, and what they say of themselves: for people. Nothing is decided by it.
+-- Running relays and the state that they announce.
 CREATE TABLE IF NOT EXISTS {nodes} (
     node       text NOT NULL PRIMARY KEY CHECK (length(node) BETWEEN 1 AND 128),
     started_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) CHECK (started_at GLOB '????-??-?? ??:??:??*'),

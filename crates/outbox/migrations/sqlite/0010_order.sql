@@ -1,5 +1,6 @@
--- Rows with an aggregate and no key get the aggregate as their key while the lease `by_aggregate` is there, which a relay in
--- mode `ordered` adds. To take it back: DELETE FROM outbox_event_lease WHERE name = 'by_aggregate';
+-- Rows with an aggregate and no key get the aggregate as their key while the lease `by_aggregate`
+-- exists, which a relay in mode `ordered` adds. To undo this:
+--   DELETE FROM outbox_event_lease WHERE name = 'by_aggregate';
 -- Writers need no lock for the order of a key: SQLite has one writer at a time.
 CREATE TRIGGER IF NOT EXISTS {events_order} AFTER INSERT ON {events} FOR EACH ROW
 WHEN NEW.ordering_key IS NULL AND NEW.aggregate_id IS NOT NULL

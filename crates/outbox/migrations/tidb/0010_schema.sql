@@ -1,13 +1,12 @@
--- The tables on TiDB as they are at version 10; `migrations/mysql` says what they are for. What
--- differs:
+-- The tables on TiDB as of version 10; `migrations/mysql` describes them. Differences:
 --
--- - Times have CURRENT_TIMESTAMP(6) as their default, because TiDB takes no other function there.
---   That is the time of the session's time zone, and times are UTC: writers in other languages set
+-- - Times have CURRENT_TIMESTAMP(6) as their default, because TiDB accepts no other function there.
+--   That is the time in the session's time zone, and times are UTC: writers in other languages set
 --   `time_zone = '+00:00'` first.
--- - Numbers are drawn in one place for all servers (AUTO_ID_CACHE 1), so that they rise over all of
---   them.
+-- - Numbers are drawn in one place for all servers (AUTO_ID_CACHE 1), so that they increase over
+--   all of them.
 -- - The tags of the log have an index by position, because TiDB cannot read them from the event.
--- - No trigger: TiDB has none. Checks hold only with `tidb_enable_check_constraint = ON`.
+-- - No trigger: TiDB has none. Checks apply only with `tidb_enable_check_constraint = ON`.
 CREATE TABLE IF NOT EXISTS {events} (
     seq            bigint NOT NULL AUTO_INCREMENT,
     event_id       varchar(36) NOT NULL DEFAULT (uuid()),

@@ -1,4 +1,4 @@
-//! Building an event: all that is said about it, checked at the end.
+//! Builder of events, which checks all attributes at the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::{AggregateType, Due, Event, EventId, EventType, IntoEvent, MAX_PAYLOA
 use crate::error::EventError;
 use crate::log::{MAX_TAGS, Tag};
 
-/// Builds an [`Event`]. Nothing is checked before [`build`](EventBuilder::build), so calls can be made in
-/// any order.
+/// Builds an [`Event`]. Nothing is checked before [`build`](EventBuilder::build), so methods can be
+/// called in any order.
 #[derive(Clone, Debug)]
 #[must_use = "an event is not written until `build()` and `write()`"]
 pub struct EventBuilder {
     parts: Parts,
-    payload: Given,
-    /// Whether the caller said when it happened.
+    payload: GivenPayload,
+    /// Whether the caller set `occurred_at`.
     is_dated: bool,
     at: Option<DateTime<Utc>>,
     after: Option<Duration>,
@@ -28,7 +28,7 @@ pub struct EventBuilder {
 }
 
 #[derive(Clone, Debug)]
-enum Given {
+enum GivenPayload {
     Nothing,
     One(Payload),
     Unusable(EventError),
@@ -53,7 +53,7 @@ impl EventBuilder {
                 expires_at: None,
                 tags: Vec::new(),
             },
-            payload: Given::Nothing,
+            payload: GivenPayload::Nothing,
             is_dated: false,
             tag_mistake: None,
             at: None,
@@ -62,50 +62,50 @@ impl EventBuilder {
         }
     }
 
-    /// An id of your own instead of a fresh ULID: at most 36 characters.
+    /// Sets the id instead of a generated ULID: at most 36 characters.
     pub fn id(mut self, id: impl Into<EventId>) -> Self {
         self.parts.id = id.into();
         self
     }
 
-    /// The aggregate it belongs to.
+    /// Sets the aggregate.
     pub fn aggregate(mut self, aggregate_type: impl Into<AggregateType>, id: impl Into<String>) -> Self {
         self.parts.aggregate_type = aggregate_type.into();
         self.parts.aggregate_id = Some(id.into());
         self
     }
 
-    /// The type of the aggregate alone.
+    /// Sets the type of the aggregate alone.
     pub fn aggregate_type(mut self, aggregate_type: impl Into<AggregateType>) -> Self {
         self.parts.aggregate_type = aggregate_type.into();
         self
     }
 
-    /// The tenant it belongs to.
+    /// Sets the tenant.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.parts.tenant_id = Some(tenant.into());
         self
     }
 
-    /// Deliver the events of one key one after another, in the order they were written.
+    /// Delivers the events of one key one after another, in the order they were written.
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.parts.ordering_key = Some(key.into().into());
         self
     }
 
-    /// Ties together the events of one story. An empty one is none.
+    /// Links the events of one business operation. An empty id counts as none.
     pub fn correlation(mut self, id: impl Into<String>) -> Self {
         self.parts.correlation_id = Some(id.into()).filter(|id: &String| !id.is_empty());
         self
     }
 
-    /// While an event with this key is in the table, do not write another.
+    /// Does not write another event with this key while one is in the table.
     pub fn dedup_key(mut self, key: impl Into<String>) -> Self {
         self.parts.dedup_key = Some(key.into());
         self
     }
 
-    /// Adds a header; the last value of a name counts.
+    /// Adds a header; the last value of a name wins.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.parts.headers.insert(name.into(), value.into());
         self
@@ -120,7 +120,7 @@ impl EventBuilder {
         self
     }
 
-    /// Adds a tag, for the [log](crate::Log): what the event is about. The queue does not keep tags.
+    /// Adds a tag for the [log](crate::Log). The queue does not store tags.
     pub fn tag(mut self, name: impl AsRef<str>, value: impl fmt::Display) -> Self {
         match Tag::new(name, value) {
             Ok(tag) if self.parts.tags.contains(&tag) => {}
@@ -130,7 +130,7 @@ impl EventBuilder {
         self
     }
 
-    /// The payload, serialized here and never again.
+    /// Sets the payload, serialized by this call and never again.
     pub fn json<T: Serialize + ?Sized>(self, payload: &T) -> Self {
         match serde_json::to_string(payload) {
             Ok(text) => self.give(Payload::Json(text)),
@@ -138,7 +138,7 @@ impl EventBuilder {
         }
     }
 
-    /// The payload as JSON text, which is kept to the byte.
+    /// Sets the payload as JSON text, stored byte for byte.
     pub fn json_text(self, text: impl Into<String>) -> Self {
         let text = text.into();
         match check_json(&text) {
@@ -147,35 +147,35 @@ impl EventBuilder {
         }
     }
 
-    /// The payload as bytes of some content type; may be empty.
+    /// Sets the payload as bytes of any content type; may be empty.
     pub fn bytes(self, content_type: impl Into<String>, data: impl Into<Vec<u8>>) -> Self {
         self.give(Payload::Bytes { content_type: content_type.into(), data: data.into() })
     }
 
     fn give(mut self, payload: Payload) -> Self {
         self.payload = match self.payload {
-            Given::Nothing => Given::One(payload),
-            Given::One(_) => Given::Unusable(EventError::TwoPayloads),
-            unusable @ Given::Unusable(_) => unusable,
+            GivenPayload::Nothing => GivenPayload::One(payload),
+            GivenPayload::One(_) => GivenPayload::Unusable(EventError::TwoPayloads),
+            unusable @ GivenPayload::Unusable(_) => unusable,
         };
         self
     }
 
     fn refuse(mut self, error: EventError) -> Self {
-        self.payload = Given::Unusable(error);
+        self.payload = GivenPayload::Unusable(error);
         self
     }
 
-    /// When it happened; now if not given.
+    /// Sets when the event occurred; the default is now.
     pub fn occurred_at(mut self, at: DateTime<Utc>) -> Self {
         self.parts.occurred_at = at;
         self.is_dated = true;
         self
     }
 
-    /// Do not deliver before this time. An event whose time is past is due at once.
+    /// Does not deliver before this time. An event whose time has passed is due immediately.
     ///
-    /// A time before an [`occurred_at`](EventBuilder::occurred_at) that was set is a mistake:
+    /// A time before an explicitly set [`occurred_at`](EventBuilder::occurred_at) is an error:
     ///
     /// ```
     /// use chrono::{TimeDelta, Utc};
@@ -193,31 +193,31 @@ impl EventBuilder {
         self
     }
 
-    /// Do not deliver until this long after the database stored it.
+    /// Does not deliver until this long after the database stored the event.
     pub fn deliver_after(mut self, delay: Duration) -> Self {
         self.after = Some(delay);
         self
     }
 
-    /// Never deliver after this time: then it is dead, with the reason "expired".
+    /// Never delivers after this time: the event is dead-lettered with the reason "expired".
     pub fn expires_at(mut self, at: DateTime<Utc>) -> Self {
         self.parts.expires_at = Some(at);
         self
     }
 
-    /// How large the payload may be, instead of [`MAX_PAYLOAD`].
+    /// Sets the maximum size of the payload instead of [`MAX_PAYLOAD`].
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Checks everything and makes the event.
+    /// Checks all attributes and creates the event.
     pub fn build(self) -> Result<Event, EventError> {
         let mut parts = self.parts;
         parts.payload = match self.payload {
-            Given::Nothing => return Err(EventError::NoPayload),
-            Given::Unusable(error) => return Err(error),
-            Given::One(payload) => payload,
+            GivenPayload::Nothing => return Err(EventError::NoPayload),
+            GivenPayload::Unusable(error) => return Err(error),
+            GivenPayload::One(payload) => payload,
         };
         let size = parts.payload.as_bytes().len();
         if size > self.limit {
@@ -279,7 +279,7 @@ impl EventBuilder {
 
 impl IntoEvent for EventBuilder {
     fn into_event(self, limit: usize) -> Result<Event, EventError> {
-        // A limit set on the builder itself was meant for this event.
+        // A limit that was set on the builder has precedence.
         let limit = if self.limit == MAX_PAYLOAD { limit } else { self.limit };
         self.max_payload(limit).build()
     }
@@ -289,7 +289,7 @@ pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Resul
     if text.is_empty() {
         return Err(EventError::Empty { field });
     }
-    // Bytes bound characters from above, so most texts are not counted.
+    // A text has at most as many characters as bytes, so most texts need not be counted.
     if text.len() > limit {
         let length = text.chars().count();
         if length > limit {
@@ -313,8 +313,8 @@ fn check_time(field: &'static str, time: Option<DateTime<Utc>>) -> Result<(), Ev
     }
 }
 
-/// Whether the text is JSON that every database and every reader takes. Half a surrogate pair is legal
-/// by the grammar, but is no text: MySQL refuses it, and so do most parsers.
+/// Checks that the text is JSON that every database and every reader accepts. A lone surrogate is
+/// valid by the grammar, but is not text: MySQL and most parsers refuse it.
 fn check_json(text: &str) -> Result<(), EventError> {
     let surrogate =
         text.as_bytes().windows(4).any(|w| w[..2] == *b"\\u" && matches!(w[2], b'd' | b'D') && w[3] > b'7');

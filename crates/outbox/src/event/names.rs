@@ -1,4 +1,4 @@
-//! The names of an event: its type, its aggregate's type, its id.
+//! Names of an event: its type, its aggregate's type, its id.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,12 +15,12 @@ macro_rules! text_type {
         pub struct $name(Cow<'static, str>);
 
         impl $name {
-            /// From a text known at compile time, for constants.
+            /// Creates a constant from a text known at compile time.
             pub const fn from_static(text: &'static str) -> Self {
                 Self(Cow::Borrowed(text))
             }
 
-            /// The text itself.
+            /// The text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -85,7 +85,7 @@ macro_rules! text_type {
 text_type! {
     /// The type of an event, such as `order.placed`.
     ///
-    /// Strings become one by themselves. So does your own enum, with one `From`:
+    /// Strings convert to it. So does your own enum, with one `From`:
     ///
     /// ```
     /// use outbox::{Event, EventType};
@@ -118,7 +118,7 @@ impl AggregateType {
     /// The type of events that belong to no aggregate.
     pub const GLOBAL: AggregateType = AggregateType::from_static(GLOBAL);
 
-    /// The type that a column names; NULL is the global aggregate.
+    /// The type in a column; NULL is the global aggregate.
     pub(crate) fn of_column(text: Option<&str>) -> Self {
         match text {
             None | Some(GLOBAL) => Self::GLOBAL,
@@ -127,12 +127,13 @@ impl AggregateType {
     }
 }
 
-/// The id of an event: unique, stable through every retry and on every path, the key for deduplication.
+/// The id of an event: unique, unchanged by retries and the same on every path; consumers
+/// deduplicate by it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(Arc<str>);
 
 impl EventId {
-    /// A fresh ULID, greater than every one this process made before.
+    /// Generates a ULID that is greater than all earlier ones of this process.
     pub fn generate() -> Self {
         static GENERATOR: LazyLock<Mutex<ulid::Generator>> =
             LazyLock::new(|| Mutex::new(ulid::Generator::new()));
@@ -145,7 +146,7 @@ impl EventId {
         Self(ulid.array_to_str(&mut [0; ulid::ULID_LEN]).into())
     }
 
-    /// The text itself.
+    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -37,12 +37,12 @@ fn explain(circumstances: &Circumstances) -> Explanation {
     Explanation::of(&EventId::from("e9"), circumstances)
 }
 
-/// What is said holds every one of these.
+/// Asserts that the text of an explanation contains all of these.
 #[track_caller]
-fn says(explanation: &Explanation, words: &[&str]) {
-    let said = explanation.to_string();
+fn shows(explanation: &Explanation, words: &[&str]) {
+    let text = explanation.to_string();
     for word in words {
-        assert!(said.contains(word), "no {word:?} in:\n{said}");
+        assert!(text.contains(word), "no {word:?} in:\n{text}");
     }
 }
 
@@ -50,21 +50,21 @@ fn says(explanation: &Explanation, words: &[&str]) {
 fn an_unknown_event_may_have_been_purged() {
     let explained = explain(&Circumstances { now: now(), ..Circumstances::default() });
     assert_eq!(explained.reasons, [Reason::Unknown]);
-    says(&explained, &["Event e9 is not in the table", "purged", "Check the id"]);
+    shows(&explained, &["Event e9 is not in the table", "purged", "Check the id"]);
 }
 
 #[test]
-fn a_done_event_says_when_and_by_whom() {
+fn a_done_event_shows_when_and_by_which_node() {
     let at = Some(now() - Duration::hours(3));
     let by = Some(NodeId::from("node-1"));
     let explained =
         explain(&of(StoredEvent { status: Status::Done, done_at: at, done_by: by.clone(), ..plain() }));
     assert_eq!(explained.reasons, [Reason::Done { at, by }]);
-    says(&explained, &["e9 (order.placed) is DONE", "3 h ago", "by node-1"]);
+    shows(&explained, &["e9 (order.placed) is DONE", "3 h ago", "by node-1"]);
 }
 
 #[test]
-fn a_dead_event_says_why_and_how_to_replay_it() {
+fn a_dead_event_shows_why_and_how_to_replay_it() {
     let since = Some(now() - Duration::days(4));
     let dead = StoredEvent {
         status: Status::Dead,
@@ -75,7 +75,7 @@ fn a_dead_event_says_why_and_how_to_replay_it() {
     };
     let explained = explain(&of(dead));
     assert!(matches!(explained.reason(), Reason::Dead { attempts: 5, .. }));
-    says(
+    shows(
         &explained,
         &[
             "is DEAD, and has been for 4 days",
@@ -87,11 +87,11 @@ fn a_dead_event_says_why_and_how_to_replay_it() {
 }
 
 #[test]
-fn a_held_event_says_who_holds_it_and_until_when() {
+fn a_held_event_shows_its_holder_and_the_end_of_the_lease() {
     let until = now() + Duration::seconds(20);
     let explained = explain(&of(StoredEvent { lease: Some(("node-1".into(), until)), ..plain() }));
     assert_eq!(explained.reasons, [Reason::Held { by: "node-1".into(), until }]);
-    says(&explained, &["node-1 holds it for another 20 s"]);
+    shows(&explained, &["node-1 holds it for another 20 s"]);
 }
 
 #[test]
@@ -105,72 +105,72 @@ fn a_holder_that_vanished_is_named() {
     let with = |nodes| explain(&Circumstances { nodes, ..of(event.clone()) });
     let explained = with(vec![announced(node("a", 12, true))]);
     assert_eq!(*explained.reason(), Reason::Held { by: "a".into(), until });
-    // No relay is left to release it: its lease has to run out.
+    // No relay is left to release the lease: it has to expire.
     let explained = with(vec![announced(node("a", 31, true)), announced(node("b", 40, true))]);
-    says(
+    shows(
         &explained,
         &["held by relay a, which vanished 31 s ago", "released in at most 5 min", "outbox nodes release a"],
     );
     let explained = with(vec![announced(node("a", 31, true)), announced(node("b", 1, true))]);
-    says(
+    shows(
         &explained,
         &["held by relay a, which vanished 31 s ago", "its leases are released in at most 5 s."],
     );
-    // A relay of an older version does not give up what it holds.
+    // A relay of an older version does not stop handling the events that it holds.
     let explained = with(vec![node("a", 70, true), announced(node("b", 1, true))]);
-    says(&explained, &["which vanished 70 s ago", "released in at most 5 min"]);
+    shows(&explained, &["which vanished 70 s ago", "released in at most 5 min"]);
 }
 
 #[test]
-fn a_lease_that_ends_now_has_run_out() {
+fn a_lease_that_ends_now_has_expired() {
     let explained = explain(&of(StoredEvent { lease: Some(("node-1".into(), now())), ..plain() }));
     assert_eq!(explained.reasons, [Reason::LeaseRanOut { by: "node-1".into(), since: now() }]);
-    says(&explained, &["held by node-1, whose lease ran out", "takes the event over"]);
+    shows(&explained, &["held by node-1, whose lease expired", "takes the event over"]);
 }
 
 #[test]
-fn a_delayed_event_a_retry_and_one_that_was_put_off_are_told_apart() {
+fn a_delayed_event_a_retry_and_a_snoozed_event_have_different_texts() {
     let at = now() + Duration::minutes(5);
     let later = StoredEvent { available_at: at, ..plain() };
-    says(&explain(&of(later.clone())), &["not due for another 5 min", "to be delivered at 2027-"]);
+    shows(&explain(&of(later.clone())), &["not due for another 5 min", "to be delivered at 2027-"]);
 
     let last_error = Some("timeout".to_owned());
     let retry = StoredEvent { status: Status::Retry, attempts: 3, last_error, ..later };
     let explained = explain(&of(retry.clone()));
     let error = Some("timeout".to_owned());
     assert_eq!(explained.reasons, [Reason::NotDue { at, attempts: 3, error }]);
-    says(&explained, &["retry number 3, due in 5 min", "timeout"]);
+    shows(&explained, &["retry number 3, due in 5 min", "timeout"]);
 
     let deferred = StoredEvent { status: Status::New, attempts: 0, ..retry };
-    says(&explain(&of(deferred)), &["was put off", "timeout"]);
+    shows(&explain(&of(deferred)), &["was snoozed", "timeout"]);
 }
 
 #[test]
-fn what_becomes_due_now_is_due() {
+fn an_event_that_becomes_due_now_is_due() {
     let explained = explain(&of(StoredEvent { available_at: now(), ..plain() }));
     assert!(matches!(explained.reason(), Reason::Waiting { .. }), "{explained}");
 }
 
 #[test]
-fn an_expired_event_says_so_first() {
+fn expiry_is_the_first_reason_of_an_expired_event() {
     let end = now() - Duration::seconds(10);
     let expired = stored(9, Event::new("order.placed").occurred_at(end - Duration::hours(1)).expires_at(end));
     let explained = explain(&of(expired));
     assert_eq!(*explained.reason(), Reason::Expired { at: end });
     assert!(matches!(explained.reasons[1], Reason::Waiting { .. }));
-    says(&explained, &["expired 10 s ago", "buries it"]);
+    shows(&explained, &["expired 10 s ago", "dead-letters it"]);
 }
 
 #[test]
-fn what_cannot_be_read_says_so_first() {
+fn a_decode_error_is_the_first_reason_of_an_undecodable_event() {
     let broken = DecodeError { id: "e9".into(), reason: "its payload is not JSON".to_owned() };
     let explained = explain(&of(StoredEvent { event: Err(broken), ..plain() }));
     assert!(matches!(explained.reason(), Reason::Undecodable { .. }));
-    says(&explained, &["Event e9 cannot be read: its payload is not JSON"]);
+    shows(&explained, &["Event e9 cannot be decoded: its payload is not JSON"]);
 }
 
 #[test]
-fn behind_a_retrying_head_its_own_reason_is_told() {
+fn the_reason_of_a_retrying_head_is_shown() {
     let keyed = || Event::new("order.paid").ordering_key("k");
     let head = StoredEvent {
         status: Status::Retry,
@@ -183,22 +183,22 @@ fn behind_a_retrying_head_its_own_reason_is_told() {
     let Reason::Behind { event } = explained.reason() else { panic!("{explained}") };
     assert_eq!(event.event_id, "e4");
     assert!(matches!(event.reason(), Reason::NotDue { attempts: 2, .. }));
-    says(
+    shows(
         &explained,
         &["waits behind an earlier event", "e4 (order.paid), which waits for retry number 2", "503"],
     );
 }
 
 #[test]
-fn behind_a_dead_head_it_is_that_one_to_replay() {
+fn the_advice_for_an_event_behind_a_dead_head_is_to_replay_the_head() {
     let keyed = || Event::new("order.paid").ordering_key("k");
     let dead = StoredEvent { status: Status::Dead, ..stored(2, keyed()) };
-    let around = Circumstances {
+    let facts = Circumstances {
         dead_ahead: Some(dead),
         pending_ahead: Some(stored(5, keyed())),
         ..of(stored(9, keyed()))
     };
-    let explained = explain(&around);
+    let explained = explain(&facts);
     let behind: Vec<&str> = explained
         .reasons
         .iter()
@@ -208,64 +208,64 @@ fn behind_a_dead_head_it_is_that_one_to_replay() {
         })
         .collect();
     assert_eq!(behind, ["e2", "e5"], "the first one first");
-    says(&explained, &["which is DEAD", "outbox dead replay e2", "skip"]);
+    shows(&explained, &["which is DEAD", "outbox dead replay e2", "skip"]);
     let Reason::Behind { event } = &explained.reasons[1] else { panic!() };
-    assert!(matches!(event.reason(), Reason::Behind { .. }), "it stands behind the dead one itself");
+    assert!(matches!(event.reason(), Reason::Behind { .. }), "the dead event blocks it too");
 }
 
 #[test]
-fn a_dead_event_behind_a_pending_one_is_told_second() {
+fn a_dead_event_behind_a_pending_one_is_the_second_reason() {
     let keyed = || Event::new("order.paid").ordering_key("k");
-    let around = Circumstances {
+    let facts = Circumstances {
         dead_ahead: Some(StoredEvent { status: Status::Dead, ..stored(7, keyed()) }),
         pending_ahead: Some(stored(5, keyed())),
         ..of(stored(9, keyed()))
     };
-    let explained = explain(&around);
+    let explained = explain(&facts);
     let Reason::Behind { event } = explained.reason() else { panic!("{explained}") };
     assert_eq!(event.event_id, "e5");
 }
 
 #[test]
-fn a_delay_counts_before_what_is_ahead() {
+fn a_delay_comes_before_the_event_ahead() {
     let keyed = || Event::new("order.paid").ordering_key("k");
     let later = StoredEvent { available_at: now() + Duration::days(9), ..stored(9, keyed()) };
     let explained = explain(&Circumstances { pending_ahead: Some(stored(5, keyed())), ..of(later) });
     assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Behind { .. }]), "{explained}");
-    says(&explained, &["not due for another 9 days", "\nIt also waits behind"]);
+    shows(&explained, &["not due for another 9 days", "\nIt also waits behind"]);
 }
 
 #[test]
-fn a_leader_has_it_or_reads_it_soon() {
+fn a_leader_has_the_event_in_memory_or_reads_it_soon() {
     let leader = Some(NodeId::from("node-7"));
     let explained = explain(&Circumstances { leader, due_before: 3, ..of(plain()) });
     assert!(matches!(explained.reason(), Reason::WithLeader { due_before: Some(3), .. }));
-    says(
+    shows(
         &explained,
         &["has been due for 3 min", "node-7 leads this table alone", "3 free events are due before it"],
     );
 }
 
 #[test]
-fn without_any_sign_of_a_relay_one_should_be_started() {
+fn without_any_sign_of_a_relay_the_advice_is_to_start_one() {
     let explained = explain(&of(plain()));
     assert!(matches!(explained.reason(), Reason::Waiting { at_work: false, .. }));
-    says(&explained, &["no sign of a running relay", "none was settled", "Start a relay"]);
+    shows(&explained, &["no sign of a running relay", "none was settled", "Start a relay"]);
     let long_ago = Some(now() - Duration::hours(5));
     let explained = explain(&Circumstances { last_settled: long_ago, ..of(plain()) });
-    says(&explained, &["the last one was settled 5 h ago", "Start a relay"]);
+    shows(&explained, &["the last one was settled 5 h ago", "Start a relay"]);
 }
 
 #[test]
-fn signs_of_a_relay_are_what_it_holds_and_what_it_settled_lately() {
-    let lately = Some(now() - Duration::seconds(5));
-    for around in [
+fn leased_events_and_recent_settlements_are_signs_of_a_relay() {
+    let recent = Some(now() - Duration::seconds(5));
+    for facts in [
         Circumstances { somebody_holds: true, ..of(plain()) },
-        Circumstances { last_settled: lately, ..of(plain()) },
+        Circumstances { last_settled: recent, ..of(plain()) },
     ] {
-        let explained = explain(&Circumstances { due_before: 10_000, ..around });
+        let explained = explain(&Circumstances { due_before: 10_000, ..facts });
         assert!(matches!(explained.reason(), Reason::Waiting { at_work: true, .. }));
-        says(&explained, &["Somebody is at work", "10000 free events or more"]);
+        shows(&explained, &["A relay is active", "10000 free events or more"]);
         assert_eq!(explained.advice(), None);
     }
 }
@@ -295,13 +295,13 @@ fn a_relay_that_runs_and_delivers_is_named() {
     let explained = explain(&Circumstances { nodes, ..of(plain()) });
     let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!(*relays, [NodeId::from("works")]);
-    says(&explained, &["At work: works."]);
+    shows(&explained, &["Active relays: works."]);
     let nodes = vec![node("stands-by", 1, false), node("was", 600, true)];
-    assert!(explain(&Circumstances { nodes, ..of(plain()) }).advice().is_some(), "nobody delivers");
+    assert!(explain(&Circumstances { nodes, ..of(plain()) }).advice().is_some(), "no relay delivers");
 }
 
 #[test]
-fn a_destination_that_is_not_available_is_told_with_who_says_so() {
+fn an_unavailable_destination_is_shown_with_the_relays_that_report_it() {
     let nodes = vec![
         without("nats", "order.placed", node("a", 1, true)),
         without("nats", "order.placed", node("b", 1, true)),
@@ -311,12 +311,12 @@ fn a_destination_that_is_not_available_is_told_with_who_says_so() {
     let explained = explain(&Circumstances { nodes, ..of(plain()) });
     let Reason::Outage { destination, nodes, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!((destination.as_str(), nodes.len(), explained.reasons.len()), ("nats", 2, 1));
-    says(
+    shows(
         &explained,
         &[
             "goes to nats",
             "not been available for 9 min",
-            "says a, b",
+            "reported by a, b",
             "connection refused",
             "Bring nats back",
         ],
@@ -339,55 +339,55 @@ fn failing_relays(explanation: &Explanation) -> Vec<&str> {
 }
 
 #[test]
-fn an_event_that_no_relay_can_take_is_told_with_each_relay_and_its_error() {
+fn an_event_that_no_relay_can_take_is_shown_with_each_relay_and_its_error() {
     let take = |name| failing(RelayTask::Take, 3, node(name, 1, true));
     let nodes = vec![take("a"), take("b"), failing(RelayTask::Take, 9, node("gone", 600, true))];
     for leader in [None, Some(NodeId::from("a:life"))] {
         let explained = explain(&Circumstances { nodes: nodes.clone(), leader, ..of(plain()) });
         assert_eq!(explained.reasons.len(), 2, "{explained}");
         assert_eq!(failing_relays(&explained), ["a", "b"]);
-        says(
+        shows(
             &explained,
             &[
                 "waits to be taken: relay a has failed to take events for 5 min (since 2027-01-15T07:55:00Z)",
                 "relay b has failed to take events",
                 "index is corrupt",
-                "Mend the cause",
+                "Fix the cause",
             ],
         );
-        assert!(!explained.to_string().contains("At work"), "{explained}");
+        assert!(!explained.to_string().contains("Active relays"), "{explained}");
     }
 }
 
 #[test]
-fn a_relay_that_fails_does_not_count_as_one_at_work() {
+fn a_failing_relay_does_not_count_as_active() {
     let nodes = vec![failing(RelayTask::Take, 3, node("bad", 1, true)), node("good", 1, true)];
     let explained = explain(&Circumstances { nodes, ..of(plain()) });
     let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!(*relays, [NodeId::from("good")]);
     assert_eq!(failing_relays(&explained), ["bad"]);
-    says(&explained, &["At work: good.", "It also waits to be taken: relay bad has failed"]);
+    shows(&explained, &["Active relays: good.", "It also waits to be taken: relay bad has failed"]);
 }
 
 #[test]
-fn an_error_that_may_pass_and_one_of_another_task_are_not_to_blame() {
+fn a_transient_error_and_an_error_of_another_task_are_no_reasons() {
     let nodes = vec![
         failing(RelayTask::Take, 2, node("once", 1, true)),
         failing(RelayTask::Purge, 9, node("purges", 1, true)),
     ];
     let explained = explain(&Circumstances { nodes, ..of(plain()) });
     assert!(failing_relays(&explained).is_empty(), "{explained}");
-    says(&explained, &["At work: once, purges."]);
+    shows(&explained, &["Active relays: once, purges."]);
 }
 
 #[test]
-fn a_holder_that_fails_to_settle_is_told() {
+fn a_holder_that_fails_to_settle_is_a_reason() {
     let held = StoredEvent { lease: Some(("a".into(), now() + Duration::minutes(1))), ..plain() };
     let settle = |name| failing(RelayTask::Settle, 3, node(name, 1, true));
     let explained = explain(&Circumstances { nodes: vec![settle("a"), settle("b")], ..of(held) });
     assert!(matches!(explained.reason(), Reason::Held { .. }), "{explained}");
     assert_eq!(failing_relays(&explained), ["a"]);
-    says(&explained, &["It also waits to be settled: relay a has failed to settle events for 5 min"]);
+    shows(&explained, &["It also waits to be settled: relay a has failed to settle events for 5 min"]);
 
     let left = StoredEvent { lease: Some(("gone".into(), now() - Duration::minutes(1))), ..plain() };
     let nodes = vec![failing(RelayTask::Take, 3, node("a", 1, true))];
@@ -397,11 +397,11 @@ fn a_holder_that_fails_to_settle_is_told() {
 }
 
 #[test]
-fn tables_that_are_not_there_are_a_reason() {
+fn missing_tables_are_a_reason() {
     let error = Error::NotMigrated { table: "outbox_event".to_owned() };
     let explained = Explanation::of_schema(&"e9".into(), &error);
     assert!(matches!(explained.reason(), Reason::Schema { .. }));
-    says(&explained, &["outbox_event", "outbox migrate"]);
+    shows(&explained, &["outbox_event", "outbox migrate"]);
 }
 
 #[test]
@@ -431,8 +431,8 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
         relays: vec!["a".into(), "b".into()],
         leader: None,
     };
-    assert_eq!(explained.reasons, [reason], "that it waits for a relay would be said twice");
-    says(
+    assert_eq!(explained.reasons, [reason], "no second reason that it waits for a relay");
+    shows(
         &explained,
         &[
             "e9 (order.placed) waits for a relay that routes it",
@@ -442,7 +442,7 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
         ],
     );
 
-    // What else is in its way is said first.
+    // Other reasons come first.
     let late = StoredEvent { available_at: now() + Duration::hours(1), ..plain() };
     let explained = explain(&Circumstances { nodes: nodes.clone(), ..of(late) });
     assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Unrouted { .. }]));
@@ -450,13 +450,14 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
     let ahead = stored(7, Event::new("order.placed").ordering_key("k"));
     let explained =
         explain(&Circumstances { nodes: nodes.clone(), pending_ahead: Some(ahead), ..of(behind) });
-    says(
+    shows(
         &explained,
         &["waits behind an earlier event of its ordering key: e7 (order.placed), which waits for a relay"],
     );
     assert_eq!(explained.reasons.len(), 1);
 
-    // One relay is enough, and one that does not say what it routes counts as one.
+    // One relay that routes the event is enough; a relay that does not announce its routes counts
+    // as routing it.
     for routes in [
         NodeRoutes::Everything,
         NodeRoutes::TooMany,
@@ -475,7 +476,7 @@ fn an_event_that_the_leader_does_not_route_waits_whatever_others_route() {
     let circumstances = Circumstances { nodes, leader: Some("led:01K".into()), ..of(plain()) };
     let explained = explain(&circumstances);
     assert!(matches!(&explained.reasons[..], [Reason::Unrouted { relays, .. }] if *relays == ["led".into()]));
-    says(&explained, &["led:01K leads this table alone (single_node), and does not route", "multi_node"]);
+    shows(&explained, &["led:01K leads this table alone (single_node), and does not route", "multi_node"]);
     let bill = stored(9, Event::new("order.placed").aggregate("bill", "1"));
     let explained = explain(&Circumstances { event: Some(bill), ..circumstances });
     assert!(matches!(explained.reasons[..], [Reason::WithLeader { .. }]));

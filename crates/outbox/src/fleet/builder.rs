@@ -1,4 +1,4 @@
-//! How a fleet is set up.
+//! Builder of a fleet.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,15 +10,15 @@ use metrics::gauge;
 use tokio::sync::watch;
 
 use super::database::{Discovery, FleetDatabase, RoutingKey};
-use super::{Common, Fleet, Inner, Registry};
+use super::{Common, Fleet, FleetInner, Registry};
 use crate::error::{Error, Result};
 use crate::hook::WriterHook;
 use crate::outbox::OutboxBuilder;
 use crate::sql::Clock;
 use crate::sql::budget::Budget;
 
-/// Sets up a [`Fleet`]. Made by [`Fleet::builder`].
-#[must_use = "a fleet is made by `open()`"]
+/// Sets up a [`Fleet`]. Created by [`Fleet::builder`].
+#[must_use = "a fleet is created by `open()`"]
 pub struct FleetBuilder {
     databases: Vec<FleetDatabase>,
     discovery: Option<Box<dyn Discovery>>,
@@ -56,49 +56,52 @@ impl fmt::Debug for FleetBuilder {
 }
 
 impl FleetBuilder {
-    /// Adds a database under a name: text or a UUID. The name is its routing key, and stands in log lines and metrics.
+    /// Adds a database under a name: text or a UUID. The name is its routing key, and appears in
+    /// log lines and metrics.
     pub fn database(self, name: impl Into<RoutingKey>, url: impl Into<String>) -> Self {
         self.databases([FleetDatabase::new(name, url)])
     }
 
-    /// Adds databases that have settings of their own.
+    /// Adds databases with their own settings.
     pub fn databases(mut self, databases: impl IntoIterator<Item = FleetDatabase>) -> Self {
         self.databases.extend(databases);
         self
     }
 
-    /// Has the databases found out, at first and then again and again, instead of being given.
+    /// Discovers the databases, at the start and then periodically, instead of a fixed list.
     pub fn discovery(mut self, discovery: impl Discovery) -> Self {
         self.discovery = Some(Box::new(discovery));
         self
     }
 
-    /// How often to look for new and removed databases; every 5 min if not set.
+    /// Interval of the discovery; 5 min if not set.
     pub fn refresh(mut self, interval: Duration) -> Self {
         self.refresh = interval;
         self
     }
 
-    /// In how many answers of the discovery in a row a database must be missing to be removed; 2 if not set.
+    /// Number of successive answers of the discovery in which a database must be missing to be
+    /// removed; 2 if not set.
     pub fn absences(mut self, answers: u32) -> Self {
         self.absences = answers;
         self
     }
 
-    /// How many connections to have at most at any moment, over all databases together; 50 if not set.
+    /// Maximum number of open connections over all databases together; 50 if not set.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// How long a database may take to answer before it counts as hanging; 5 s if not set. Migrations, purging and
-    /// what [`Admin`](crate::Admin) asks may take twelve times as long.
+    /// Time limit of an operation, after which the database counts as hanging; 5 s if not set.
+    /// Migrations, purging and operations of [`Admin`](crate::Admin) may take twelve times as long.
     pub fn patience(mut self, limit: Duration) -> Self {
         self.patience = limit;
         self
     }
 
-    /// Whether to create or upgrade the tables of each database when it is first reached; no if not set.
+    /// Whether to create or upgrade the tables of each database on the first connection; false if
+    /// not set.
     pub fn migrate(mut self, migrate: bool) -> Self {
         self.migrate = migrate;
         self
@@ -110,20 +113,21 @@ impl FleetBuilder {
         self
     }
 
-    /// How large a payload may be; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD) if not set. The relay of the
-    /// fleet dead-letters larger ones: a writer with a larger limit needs the same value here.
+    /// Maximum size of a payload; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD) if not set. The relay of the
+    /// fleet dead-letters events with larger payloads: a writer with a larger limit needs the same
+    /// value here.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.outbox = self.outbox.max_payload(bytes);
         self
     }
 
-    /// The clock that decides what is due. For tests.
+    /// The clock that decides which events are due. For tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// What the names of the fleet's own metrics start with; `outbox` if not set.
+    /// Prefix of the fleet's own metrics; `outbox` if not set.
     pub fn metrics_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.metrics_prefix = prefix.into();
         self
@@ -147,7 +151,7 @@ impl FleetBuilder {
             (None, true) => {
                 mistake("a fleet without databases: add some with `database`, or set a `discovery`")
             }
-            (Some(_), false) => mistake("a fleet is given its databases or discovers them, not both"),
+            (Some(_), false) => mistake("a fleet has either fixed databases or a discovery, not both"),
             _ => {
                 let mut names = HashSet::new();
                 match self.databases.iter().find(|database| !names.insert(&database.name)) {
@@ -158,8 +162,9 @@ impl FleetBuilder {
         }
     }
 
-    /// Makes the fleet. Connects to no database: one that is down does not keep the others from working. An error is
-    /// a mistake in the settings, or a [`Discovery`] that failed at its first attempt.
+    /// Opens the fleet. Connects to no database: one that is down does not keep the others from
+    /// working. Returns an error for invalid settings, or if a [`Discovery`] failed at its first
+    /// attempt.
     pub async fn open(self) -> Result<Fleet> {
         self.check()?;
         let prefix = &self.metrics_prefix;
@@ -176,7 +181,7 @@ impl FleetBuilder {
             outbox: self.outbox,
             by_aggregate: Arc::new(AtomicBool::new(false)),
         };
-        let fleet = Fleet(Arc::new(Inner {
+        let fleet = Fleet(Arc::new(FleetInner {
             common,
             discovery: self.discovery,
             absences: self.absences,
@@ -192,7 +197,7 @@ impl FleetBuilder {
         fleet.0.registry_changed();
         if fleet.0.discovery.is_some() {
             fleet.refresh().await?;
-            tokio::spawn(super::refresh_now_and_then(Arc::downgrade(&fleet.0), self.refresh));
+            tokio::spawn(super::refresh_periodically(Arc::downgrade(&fleet.0), self.refresh));
         }
         Ok(fleet)
     }
@@ -207,6 +212,6 @@ mod tests {
         let builder = FleetBuilder::default();
         assert_eq!((builder.refresh, builder.absences), (Duration::from_secs(5 * 60), 2));
         assert_eq!((builder.max_connections, builder.patience), (50, Duration::from_secs(5)));
-        assert!(!builder.migrate, "nobody's tables are touched unasked");
+        assert!(!builder.migrate, "tables are not changed by default");
     }
 }

@@ -1,4 +1,4 @@
-//! What a fleet is told about its databases, and by whom.
+//! Databases of a fleet, and their discovery.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use crate::error::{Error, Result, without_credentials};
 use crate::sql::StoreOptions;
 
-/// The longest name of a database, in characters.
+/// Maximum length of a database name, in characters.
 const MAX_NAME: usize = 64;
 
-/// One database of a fleet: its name, which is its routing key, and where it is.
+/// One database of a fleet: its name, which is its routing key, and its URL.
 ///
 /// ```
 /// use outbox::fleet::FleetDatabase;
@@ -33,13 +33,13 @@ impl FleetDatabase {
         Self { name: name.into().0, url: url.into(), table: None, schema: None }
     }
 
-    /// The table of the events, instead of `outbox_event`.
+    /// Table of the events, instead of `outbox_event`.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.table = Some(table.into());
         self
     }
 
-    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own.
+    /// Schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own.
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = Some(schema.into());
         self
@@ -84,8 +84,8 @@ impl fmt::Debug for FleetDatabase {
     }
 }
 
-/// What finds a database of a fleet: its name, as text or as a UUID. A UUID is its text in lower case with hyphens, so
-/// both find the same database.
+/// Identifies a database of a fleet: its name, as text or as a UUID. A UUID equals its lower-case
+/// text with hyphens, so both find the same database.
 ///
 /// ```
 /// use outbox::fleet::RoutingKey;
@@ -120,7 +120,7 @@ impl From<uuid::Uuid> for RoutingKey {
     }
 }
 
-/// Finds out which databases there are, again and again.
+/// Lists the databases of a fleet. Called periodically.
 ///
 /// ```
 /// use outbox::fleet::{Discovery, FleetDatabase};
@@ -137,12 +137,13 @@ impl From<uuid::Uuid> for RoutingKey {
 /// }
 /// ```
 ///
-/// An error, a panic, no answer within a minute, and an empty answer when databases are known are all *failed*: the
-/// databases stay as they were, and the next attempt comes as usual. A database is removed only after it was missing in
-/// several answers in a row, see [`FleetBuilder::absences`](super::FleetBuilder::absences).
+/// An error, a panic, no answer within a minute, and an empty answer while databases are known all
+/// count as *failed*: the databases stay unchanged, and the next attempt is made after the usual
+/// interval. A database is removed only after it was missing in several successive answers, see
+/// [`FleetBuilder::absences`](super::FleetBuilder::absences).
 #[async_trait]
 pub trait Discovery: Send + Sync + 'static {
-    /// All databases that there are now.
+    /// All databases that currently exist.
     async fn discover(&self) -> Result<Vec<FleetDatabase>, Box<dyn StdError + Send + Sync>>;
 }
 

@@ -1,4 +1,5 @@
-//! A store of a fleet, with its share of the connections and bounds on the time that its operations may take.
+//! The store of a fleet's database, with its share of the connections and a time limit per
+//! operation.
 
 use std::fmt;
 use std::future::Future;
@@ -18,14 +19,16 @@ use crate::store::{
     SharedStore, Stats, Store, StoredEvent, Take, Taken, Watch,
 };
 
-/// People's questions and migrations may take this many times longer than what the relay does.
-const FOR_PEOPLE: u32 = 12;
+/// Factor by which administrative operations and migrations may take longer than operations of the
+/// relay.
+const SLOW_FACTOR: u32 = 12;
 
-/// Lets one operation through for each permit, and drops it when patience runs out: its connection is then closed.
+/// Runs one operation per permit, and drops the operation at its time limit, which closes its
+/// connection.
 pub(crate) struct Guarded {
     pub(super) inner: SharedStore,
     pub(crate) seat: Arc<Seat>,
-    /// Whether to make the tables before anything else.
+    /// Whether to migrate before the first operation.
     migrate: bool,
     migrated: OnceCell<()>,
 }
@@ -41,30 +44,30 @@ impl Guarded {
         Self { inner, seat, migrate, migrated: OnceCell::new() }
     }
 
-    /// Makes the tables, once, if that was asked for.
+    /// Migrates once, if requested.
     pub(crate) async fn prepare(&self) -> Result<()> {
         if self.migrate {
-            self.migrated.get_or_try_init(|| self.within(FOR_PEOPLE, self.inner.migrate())).await?;
+            self.migrated.get_or_try_init(|| self.within(SLOW_FACTOR, self.inner.migrate())).await?;
         }
         Ok(())
     }
 
-    /// An operation of the relay.
+    /// Runs an operation of the relay.
     pub(super) async fn quick<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
         self.within(1, operation).await
     }
 
-    /// One that somebody waits for who knows that it takes long.
+    /// Runs an administrative operation, which may take long.
     pub(super) async fn slow<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
         self.prepare().await?;
-        self.within(FOR_PEOPLE, operation).await
+        self.within(SLOW_FACTOR, operation).await
     }
 
     async fn within<T>(&self, times: u32, operation: impl Future<Output = Result<T>>) -> Result<T> {
         let _permit = self.seat.enter().await?;
-        // Once more for connecting, which has a limit of its own: a claim must not be given up a moment after it was sent,
-        // because it took long to get a connection.
+        // One unit more for connecting, which has its own limit: a claim must not be dropped just
+        // after it was sent because connecting took long.
         let limit: Duration = self.seat.patience * (times + 1);
         let failures = self.seat.failures();
         let Ok(result) = tokio::time::timeout(limit, operation).await else {
@@ -74,7 +77,7 @@ impl Guarded {
         };
         match &result {
             Ok(_) => self.seat.is_well(),
-            // What could not connect has been noted already.
+            // A failed connection has been recorded already.
             Err(Error::Database(e)) if is_lost(e.inner()) && self.seat.failures() == failures => {
                 self.seat.is_in_trouble(&Told(e.inner()).to_string());
             }
@@ -84,7 +87,7 @@ impl Guarded {
     }
 }
 
-/// Whether the way to the database is broken, rather than what was asked of it.
+/// Whether the connection is broken, as opposed to an error of the statement.
 fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, Protocol, Tls, WorkerCrashed};
     matches!(error, Io(_) | Tls(_) | Protocol(_) | WorkerCrashed)
@@ -113,7 +116,7 @@ impl Store for Guarded {
         self.quick(self.inner.settle(by, completion, settlements)).await
     }
 
-    /// Without a permit: the connection has one of its own, for as long as it is open.
+    /// Without a permit: the notifier's connection has its own, for as long as it is open.
     async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
         self.inner.watch().await
     }
@@ -249,7 +252,7 @@ impl Store for Guarded {
     }
 
     async fn migrate(&self) -> Result<()> {
-        self.within(FOR_PEOPLE, self.inner.migrate()).await
+        self.within(SLOW_FACTOR, self.inner.migrate()).await
     }
 
     async fn check_schema(&self) -> Result<()> {

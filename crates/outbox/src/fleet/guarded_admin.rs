@@ -1,4 +1,5 @@
-//! What people ask of a database of a fleet: by the same door as the relay, and with more time.
+//! Administrative operations on a fleet's store: the same permits as for the relay, with longer
+//! limits.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The log of a store of a fleet, within the same bounds.
+//! The log of a fleet's store, within the same limits.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Guarded {
     }
 }
 
-/// Appends and decisions wait for others' transactions: they may take long.
+/// Appends and decisions wait for other transactions, so they may take long.
 #[async_trait]
 impl LogStore for Guarded {
     async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {

@@ -1,4 +1,4 @@
-//! One database of a fleet while it belongs to it.
+//! One database of a fleet while it belongs to the fleet.
 
 use std::fmt;
 use std::future::Future;
@@ -21,7 +21,7 @@ use crate::sql::line::Line;
 use crate::sql::{Database, warn_if_unverified};
 use crate::store::{RelayHealth, SharedStore};
 
-/// A database, its outbox, and how it is served.
+/// A database, its outbox, and the state of its relay.
 pub(crate) struct Member {
     pub(crate) database: FleetDatabase,
     /// "PostgreSQL", "MySQL" or "SQLite".
@@ -34,46 +34,47 @@ pub(crate) struct Member {
     /// Held by the relay while it serves this database.
     pub(crate) serving: tokio::sync::Mutex<()>,
     pub(crate) service: Mutex<Service>,
-    /// It does not belong to the fleet any more.
+    /// Cancelled when the database is removed from the fleet.
     pub(crate) retired: CancellationToken,
-    /// It is not served any more, and its connections are closed.
+    /// Cancelled when its relay has stopped and its connections are closed.
     pub(crate) gone: CancellationToken,
-    /// What this one comes in place of, to be waited for.
+    /// The `gone` token of the member that this one replaces, awaited before it is served.
     pub(crate) replaces: Option<CancellationToken>,
 }
 
 type Closing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What the relay has to say about it.
+/// State of the database's relay.
 #[derive(Default)]
 pub(crate) enum Service {
     /// No relay runs.
     #[default]
     Unserved,
-    /// The relay is about to start; why it could not so far.
+    /// The relay is starting; the error of the last attempt.
     Starting(Option<String>),
     /// The relay runs.
     Running(Handle),
 }
 
-/// How a database of a fleet is doing.
+/// State of a database of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DatabaseState {
-    /// It is there to be written to; no relay delivers from it.
+    /// Open for writing; no relay delivers from it.
     Unserved,
     /// The relay has not reached it yet.
     Starting,
     /// The relay delivers from it.
     Active,
-    /// Another `single_node` relay holds it.
+    /// Another `single_node` relay leads it.
     StandingBy,
-    /// It does not answer or cannot be used, or its relay fails to take or settle events; it is tried again and again.
+    /// It does not answer or cannot be used, or its relay fails to take or settle events; it is
+    /// retried.
     Failing {
-        /// Why. Holds no credentials.
+        /// The cause. Contains no credentials.
         reason: String,
     },
-    /// It was removed, and finishes what is in hand.
+    /// Removed; its in-flight events are being finished.
     Removing,
 }
 
@@ -91,7 +92,7 @@ impl fmt::Display for DatabaseState {
 }
 
 impl Member {
-    /// Connects to nothing yet. An error is a mistake in what was given.
+    /// Does not connect yet. Returns an error for invalid settings.
     pub(crate) fn new(
         database: FleetDatabase,
         common: &Common,
@@ -107,7 +108,7 @@ impl Member {
             "mysql" | "mariadb" => Self::on::<sqlx::MySql>(database, common, replaces),
             _ => Err(Error::Url {
                 url: without_credentials(&database.url),
-                reason: "it is none of sqlite:, postgres:// and mysql://, or this build lacks the cargo feature for it"
+                reason: "it must start with sqlite:, postgres:// or mysql://, and this build must have the cargo feature for it"
                     .to_owned(),
             }),
         }
@@ -150,7 +151,7 @@ impl Member {
         &self.database.name
     }
 
-    /// The outbox, if it is of this kind.
+    /// The outbox, if the database is of this kind.
     pub(crate) fn outbox<DB: Database>(&self) -> Result<Outbox<DB>> {
         self.outbox.downcast_ref::<Outbox<DB>>().cloned().ok_or_else(|| Error::WrongKind {
             key: self.name().to_owned(),
@@ -159,7 +160,7 @@ impl Member {
         })
     }
 
-    /// Waits until the relay is done with it, then closes its connections.
+    /// Waits until its relay has stopped, then closes its connections.
     pub(crate) async fn retire(&self) {
         self.retired.cancel();
         let _served = self.serving.lock().await;
@@ -167,12 +168,12 @@ impl Member {
         self.gone.cancel();
     }
 
-    pub(crate) fn say(&self, service: Service) {
-        *self.service.lock().expect("no one panics while holding this lock") = service;
+    pub(crate) fn set_service(&self, service: Service) {
+        *self.service.lock().expect("no panic while this lock is held") = service;
     }
 
     pub(crate) fn handle(&self) -> Option<Handle> {
-        match &*self.service.lock().expect("no one panics while holding this lock") {
+        match &*self.service.lock().expect("no panic while this lock is held") {
             Service::Running(handle) => Some(handle.clone()),
             _ => None,
         }
@@ -188,7 +189,7 @@ impl Member {
             return DatabaseState::Removing;
         }
         let trouble = self.seat.trouble().map(|reason| DatabaseState::Failing { reason });
-        match &*self.service.lock().expect("no one panics while holding this lock") {
+        match &*self.service.lock().expect("no panic while this lock is held") {
             Service::Unserved => trouble.unwrap_or(DatabaseState::Unserved),
             Service::Starting(Some(reason)) => DatabaseState::Failing { reason: reason.clone() },
             Service::Starting(None) => trouble.unwrap_or(DatabaseState::Starting),

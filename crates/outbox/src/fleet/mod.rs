@@ -1,14 +1,14 @@
 //! Many databases, one relay: a database for each tenant, region or service.
 //!
-//! | room | what happens there |
+//! | module | contents |
 //! | --- | --- |
-//! | `builder`, `database` | what a fleet is told: its databases, or who discovers them |
+//! | `builder`, `database` | settings of a fleet: its databases, or their discovery |
 //! | `member` | one database while it belongs to the fleet |
-//! | `guarded` | its store, with a share of the connections and bounds on time |
-//! | `share`, `selection` | what the databases' relays share: handlers, and turns to poll |
-//! | `relay` | starts, watches and stops them |
+//! | `guarded` | its store, with a share of the connections and time limits |
+//! | `share`, `selection` | limits shared by the databases' relays: handlers, and turns to poll |
+//! | `relay` | starts, supervises and stops the relays of the databases |
 //!
-//! How connections are counted is in `sql/budget.rs` and `sql/line.rs`.
+//! Connections are counted in `sql/budget.rs` and `sql/line.rs`.
 
 mod builder;
 mod database;
@@ -39,23 +39,24 @@ use self::member::Member;
 pub use self::relay::FleetRelay;
 pub use self::selection::{DrainFirst, Polled, RoundRobin, Selection};
 use crate::error::{Error, Result};
-use crate::join::Homes;
+use crate::join::JoinDatabases;
 use crate::outbox::{Outbox, OutboxBuilder};
 use crate::relay::{Mode, RelayBuilder};
 use crate::sql::budget::Budget;
 use crate::sql::{Clock, Database};
 use crate::store::{RelayHealth, SharedStore};
 
-/// How long a discovery may take.
-const DISCOVERING: Duration = Duration::from_secs(60);
+/// Time limit of a discovery.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many handlers run at once over all databases, if nobody says otherwise.
-const WORKERS: usize = 64;
+/// Default number of handlers that run concurrently over all databases.
+const DEFAULT_WORKERS: usize = 64;
 
-/// Many databases, each with an outbox, served by one relay. Cheap to clone; clones are the same fleet.
+/// Many databases, each with an outbox, served by one relay. Cheap to clone; clones are the same
+/// fleet.
 ///
-/// The databases may be of different kinds. They share one budget of connections: there are never more than
-/// [`max_connections`](FleetBuilder::max_connections) of them, however many databases there are.
+/// The databases may be of different kinds. They share one connection budget: never more than
+/// [`max_connections`](FleetBuilder::max_connections) are open, however many databases there are.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -82,30 +83,30 @@ const WORKERS: usize = 64;
 /// # Ok(()) }
 /// ```
 ///
-/// A database that is down, slow or not migrated does not disturb the others: it is tried again and again, less and
-/// less often, with a small part of the connections.
+/// A database that is down, slow or not migrated does not disturb the others: it is retried with
+/// growing pauses, with a small part of the connections.
 #[derive(Clone)]
-pub struct Fleet(Arc<Inner>);
+pub struct Fleet(Arc<FleetInner>);
 
-/// What all databases of a fleet have in common.
+/// Settings and connection budget of all databases of a fleet.
 pub(crate) struct Common {
     pub(crate) budget: Arc<Budget>,
     pub(crate) patience: Duration,
     pub(crate) migrate: bool,
     pub(crate) clock: Clock,
     pub(crate) outbox: OutboxBuilder,
-    /// Whether events without a key get their aggregate as one.
+    /// Whether events without a key get their aggregate as key.
     pub(crate) by_aggregate: Arc<AtomicBool>,
 }
 
-struct Inner {
+struct FleetInner {
     common: Common,
     discovery: Option<Box<dyn Discovery>>,
     absences: u32,
     registry: RwLock<Registry>,
-    /// Told when databases come or go.
+    /// Notified when databases are added or removed.
     changed: watch::Sender<()>,
-    /// Held while databases are discovered: one at a time.
+    /// Held during a discovery, so that only one runs at a time.
     refreshing: tokio::sync::Mutex<()>,
     /// Whether a relay runs.
     served: AtomicBool,
@@ -115,21 +116,21 @@ struct Inner {
 #[derive(Default)]
 struct Registry {
     members: BTreeMap<String, Arc<Member>>,
-    /// Removed, but not yet done with what is in hand.
+    /// Removed members that have not finished their in-flight events.
     retiring: Vec<Arc<Member>>,
-    /// In how many discoveries in a row a database was missing.
+    /// Number of successive discoveries in which a database was missing.
     absent: HashMap<String, u32>,
 }
 
-/// A database of a fleet, and how it is doing.
+/// A database of a fleet and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatabaseStatus {
     /// Its name.
     pub name: String,
-    /// How it is doing.
+    /// Its state.
     pub state: DatabaseState,
-    /// Health of the relay on it; `None` while none runs in this process.
+    /// Health of its relay; `None` while none runs in this process.
     pub health: Option<RelayHealth>,
 }
 
@@ -146,7 +147,8 @@ impl Fleet {
         FleetBuilder::default()
     }
 
-    /// The outbox of a database: the same one each time. The key is the database's name, as text or as a UUID.
+    /// The outbox of a database; clones of the same one for each call. The key is the database's
+    /// name, as text or as a UUID.
     ///
     /// An error if there is no such database, or if it is of another kind.
     pub fn outbox<DB: Database>(&self, key: impl Into<RoutingKey>) -> Result<Outbox<DB>> {
@@ -155,14 +157,15 @@ impl Fleet {
         member.ok_or(Error::UnknownRoute { key })?.outbox()
     }
 
-    /// The store of a database, of whatever kind: for looking at it, and repairing it. An error if there is no such database.
+    /// The store of a database of any kind, for inspection and repair. An error if there is no such
+    /// database.
     pub fn store(&self, key: impl Into<RoutingKey>) -> Result<SharedStore> {
         let RoutingKey(key) = key.into();
         let member = self.0.registry().members.get(&key).map(|member| member.store.clone());
         member.ok_or(Error::UnknownRoute { key })
     }
 
-    /// All databases by name, and how they are doing.
+    /// All databases by name, with their states.
     pub fn databases(&self) -> Vec<DatabaseStatus> {
         let registry = self.0.registry();
         let members = registry.members.values().chain(&registry.retiring);
@@ -174,27 +177,27 @@ impl Fleet {
         members.map(status).collect()
     }
 
-    /// How many connections are open at this moment, over all databases.
+    /// Number of open connections over all databases.
     pub fn connections(&self) -> usize {
         self.0.common.budget.open()
     }
 
-    /// Asks the discovery now, instead of when the interval is over. Without one this does nothing.
+    /// Runs the discovery now, instead of at the next interval. Does nothing without a discovery.
     ///
-    /// After an error the databases are as they were.
+    /// After an error the databases stay unchanged.
     pub async fn refresh(&self) -> Result<()> {
         let Some(discovery) = &self.0.discovery else { return Ok(()) };
-        let _alone = self.0.refreshing.lock().await;
-        // The call itself as well may panic, before there is a future.
+        let _guard = self.0.refreshing.lock().await;
+        // `discover` itself may panic, before it returns a future.
         let discover = AssertUnwindSafe(async { discovery.discover().await }).catch_unwind();
-        let found = match tokio::time::timeout(DISCOVERING, discover).await {
+        let found = match tokio::time::timeout(DISCOVERY_TIMEOUT, discover).await {
             Ok(Ok(found)) => found.map_err(|e| Error::Discovery(e.to_string())),
             Ok(Err(_)) => Err(Error::Discovery("it panicked".to_owned())),
-            Err(_) => Err(Error::Discovery(format!("no answer within {DISCOVERING:?}"))),
+            Err(_) => Err(Error::Discovery(format!("no answer within {DISCOVERY_TIMEOUT:?}"))),
         };
         let applied = found.and_then(|found| self.0.apply(found));
         if let Err(error) = &applied {
-            tracing::error!(%error, "the databases stay as they were");
+            tracing::error!(%error, "discovery failed: the databases stay as they were");
         }
         applied
     }
@@ -217,10 +220,10 @@ impl Fleet {
 
     fn relay(&self, mode: Mode) -> RelayBuilder<WholeFleet> {
         let source = WholeFleet { fleet: self.clone(), workers_each: 4, selection: Box::new(RoundRobin) };
-        RelayBuilder::of(source, mode).workers(WORKERS)
+        RelayBuilder::of(source, mode).workers(DEFAULT_WORKERS)
     }
 
-    /// Closes all connections, and forgets all databases. Stop the relay first.
+    /// Closes all connections and removes all databases. Stop the relay first.
     pub async fn close(&self) {
         let members = std::mem::take(&mut self.0.registry_mut().members);
         self.0.registry_changed();
@@ -236,16 +239,16 @@ pub struct WholeFleet {
     selection: Box<dyn Selection>,
 }
 
-/// The databases of a fleet, as the homes of joins whose steps are in others of them.
-struct Neighbours(Weak<Inner>);
+/// The databases of a fleet, for joins whose steps are in other databases.
+struct FleetJoins(Weak<FleetInner>);
 
-impl Neighbours {
+impl FleetJoins {
     fn member(&self, name: &str) -> Option<Arc<Member>> {
         self.0.upgrade()?.registry().members.get(name).cloned()
     }
 }
 
-impl Homes for Neighbours {
+impl JoinDatabases for FleetJoins {
     fn home(&self, name: &str) -> Option<SharedStore> {
         Some(self.member(name)?.store.clone())
     }
@@ -257,23 +260,23 @@ impl Homes for Neighbours {
     }
 }
 
-/// Asks the discovery again and again, for as long as the fleet is there.
-async fn refresh_now_and_then(fleet: Weak<Inner>, every: Duration) {
+/// Runs the discovery periodically until the fleet is dropped.
+async fn refresh_periodically(fleet: Weak<FleetInner>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         let Some(inner) = fleet.upgrade() else { return };
-        // What goes wrong has been logged, and the next time comes.
+        // `refresh` has logged its error; the next interval tries again.
         let _ = Fleet(inner).refresh().await;
     }
 }
 
-impl Inner {
+impl FleetInner {
     fn registry(&self) -> std::sync::RwLockReadGuard<'_, Registry> {
-        self.registry.read().expect("no one panics while holding the registry")
+        self.registry.read().expect("no panic while the registry is locked")
     }
 
     fn registry_mut(&self) -> std::sync::RwLockWriteGuard<'_, Registry> {
-        self.registry.write().expect("no one panics while holding the registry")
+        self.registry.write().expect("no panic while the registry is locked")
     }
 
     fn registry_changed(&self) {
@@ -285,7 +288,7 @@ impl Inner {
         self.registry().members.values().cloned().collect()
     }
 
-    /// Adds a database, or puts it in the place of one of the same name.
+    /// Adds a database, or replaces the one of the same name.
     fn add(self: &Arc<Self>, database: FleetDatabase) -> Result<()> {
         let name = database.name.clone();
         let mut registry = self.registry_mut();
@@ -300,20 +303,20 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes a database out, and lets it finish in the background.
+    /// Removes a database; its in-flight events finish in the background.
     fn retire(self: &Arc<Self>, member: Arc<Member>) {
-        // Before anything can look: it is not part of the fleet any more.
+        // First of all: from here on its state is `Removing`.
         member.retired.cancel();
         self.registry_mut().retiring.push(member.clone());
         let fleet = self.clone();
         tokio::spawn(async move {
             member.retire().await;
             fleet.registry_mut().retiring.retain(|other| !Arc::ptr_eq(other, &member));
-            tracing::info!(store = member.name(), "the database is not part of the fleet any more");
+            tracing::info!(store = member.name(), "database removed from the fleet");
         });
     }
 
-    /// Makes the fleet what the discovery found.
+    /// Adds and removes databases according to a discovery.
     fn apply(self: &Arc<Self>, found: Vec<FleetDatabase>) -> Result<()> {
         let mut names = HashSet::new();
         if let Some(twice) = found.iter().find(|database| !names.insert(database.name.clone())) {
@@ -321,22 +324,19 @@ impl Inner {
         }
         let known: BTreeMap<String, Arc<Member>> = self.registry().members.clone();
         if found.is_empty() && !known.is_empty() {
-            return Err(Error::Discovery(format!(
-                "it found nothing, but {} databases are known",
-                known.len()
-            )));
+            return Err(Error::Discovery(format!("it returned no database, but {} are known", known.len())));
         }
         for database in found {
             let name = database.name.clone();
-            let news = match known.get(&name) {
+            let change = match known.get(&name) {
                 Some(member) if member.database == database => continue,
-                Some(_) => "the database has changed",
-                None => "the database is new",
+                Some(_) => "database replaced in the fleet: its settings have changed",
+                None => "database added to the fleet",
             };
             match self.add(database) {
-                Ok(()) => tracing::info!(store = name, "{news}"),
-                // The others should not suffer.
-                Err(error) => tracing::error!(store = name, %error, "cannot be part of the fleet"),
+                Ok(()) => tracing::info!(store = name, "{change}"),
+                // One invalid database must not keep the others from being added.
+                Err(error) => tracing::error!(store = name, %error, "could not add the database"),
             }
         }
         for name in known.keys() {
@@ -350,7 +350,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Counts in how many answers in a row a database was missing. True: in enough.
+    /// Counts the successive discoveries in which a database was missing. True: enough to remove
+    /// it.
     fn is_gone(&self, name: &str, found: bool) -> bool {
         let absent = &mut self.registry_mut().absent;
         if found {

@@ -1,4 +1,4 @@
-//! The relay of a fleet: one relay for each database, started, watched and stopped together.
+//! The relay of a fleet: one relay per database, started, supervised and stopped together.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -15,37 +15,38 @@ use tokio_util::sync::CancellationToken;
 use super::member::{Member, Service};
 use super::selection::Selection;
 use super::share::{Place, Share};
-use super::{DatabaseState, DatabaseStatus, Fleet, Inner, Neighbours, WholeFleet};
+use super::{DatabaseState, DatabaseStatus, Fleet, FleetInner, FleetJoins, WholeFleet};
 use crate::error::{Error, Result};
-use crate::join::Homes;
+use crate::join::JoinDatabases;
 use crate::relay::supervise::message;
 use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, RelaySettings, Routes};
 use crate::store::{NodeId, RelayTask};
 
-/// The first pause before a database is tried again that could not be served, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// First and longest pause before a database that could not be served is tried again.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// How often to look whether all databases are served, if nothing says that there is something to do.
-const LOOK: Duration = Duration::from_secs(5);
+/// Interval at which the supervisor checks that all databases are served, without other events.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl RelayBuilder<WholeFleet> {
-    /// How many handlers run at once for one database; 4 if not set. [`workers`](RelayBuilder::workers) bounds them
-    /// over all databases.
+    /// Number of handlers that run concurrently for one database; 4 if not set.
+    /// [`workers`](RelayBuilder::workers) limits them over all databases.
     pub fn workers_per_database(mut self, workers: usize) -> Self {
         self.source.workers_each = workers;
         self
     }
 
-    /// Which database is polled next; [`RoundRobin`](super::RoundRobin) if not set, which polls half as many databases at the same
-    /// time as there are connections. [`DrainFirst`](super::DrainFirst) and, unless it [says otherwise](Selection::at_once), a
-    /// selection of your own have one polled at a time, so that they choose each poll.
+    /// Which database is polled next; [`RoundRobin`](super::RoundRobin) if not set, which polls
+    /// half as many databases concurrently as there are connections.
+    /// [`DrainFirst`](super::DrainFirst) and, by default, a selection of your own poll [one at a
+    /// time](Selection::at_once), so that they choose each poll.
     pub fn selection(mut self, selection: impl Selection) -> Self {
         self.source.selection = Box::new(selection);
         self
     }
 
-    /// Checks the settings, then starts to serve every database. Does not wait for them: one that is down is tried
-    /// again until it is there.
+    /// Checks the settings, then starts to serve every database. Does not wait for them: a database
+    /// that is down is retried until it is available.
     pub async fn start(self) -> Result<FleetRelay> {
         let Self { source: WholeFleet { fleet, workers_each, selection }, mut settings, routes, .. } =
             self.checked()?;
@@ -57,11 +58,11 @@ impl RelayBuilder<WholeFleet> {
             return Err(misfit);
         }
         if fleet.0.served.swap(true, Ordering::AcqRel) {
-            return Err(Error::Lifecycle("a relay of this fleet runs already: stop it first"));
+            return Err(Error::Lifecycle("a relay of this fleet is already running: stop it first"));
         }
         let handlers = settings.workers;
         settings.workers = workers_each.min(handlers);
-        // Half of the connections for polling, so that verdicts and writers have the other half.
+        // Half of the connections for polling, so that settlements and writers have the other half.
         let most = (fleet.0.common.budget.limit() / 2).max(1);
         let turns = selection.at_once(most).clamp(1, most);
         let node = settings.node.clone();
@@ -69,32 +70,33 @@ impl RelayBuilder<WholeFleet> {
             settings,
             routes: Arc::new(routes),
             share: Arc::new(Share::new(handlers, turns, selection)),
-            homes: Arc::new(Neighbours(Arc::downgrade(&fleet.0))),
+            homes: Arc::new(FleetJoins(Arc::downgrade(&fleet.0))),
         });
         let stop = CancellationToken::new();
         let (over, ended) = watch::channel(None);
-        let supervisor = tokio::spawn(live(fleet.0.clone(), plan, stop.clone(), over));
+        let supervisor = tokio::spawn(run(fleet.0.clone(), plan, stop.clone(), over));
         tracing::info!(%node, databases = fleet.0.members().len(), "fleet relay started");
         Ok(FleetRelay { fleet, node, stop, supervisor: Some(supervisor), ended })
     }
 }
 
-/// What each relay is made from.
+/// Settings that each database's relay is created from.
 struct Plan {
     settings: RelaySettings,
     routes: Arc<Routes>,
     share: Arc<Share>,
-    homes: Arc<dyn Homes>,
+    homes: Arc<dyn JoinDatabases>,
 }
 
-/// The running relay of a [`Fleet`]. Dropping it stops it in the background; [`stop`](FleetRelay::stop) waits for that.
+/// The running relay of a [`Fleet`]. Dropping it stops it in the background;
+/// [`stop`](FleetRelay::stop) waits for that.
 #[must_use = "a relay that is dropped stops"]
 pub struct FleetRelay {
     fleet: Fleet,
     node: NodeId,
     stop: CancellationToken,
     supervisor: Option<JoinHandle<Result<()>>>,
-    /// Set when the supervisor has ended: with its panic, if that is why.
+    /// Set when the supervisor has ended: with the panic message, if it panicked.
     ended: watch::Receiver<Option<Result<(), String>>>,
 }
 
@@ -110,24 +112,24 @@ impl FleetRelay {
         &self.node
     }
 
-    /// All databases, and how they are doing.
+    /// All databases, with their states.
     pub fn databases(&self) -> Vec<DatabaseStatus> {
         self.fleet.databases()
     }
 
-    /// Looks for due events now instead of at the next interval, in every database.
+    /// Polls every database now instead of at the next interval.
     pub fn wake(&self) {
         self.handles().iter().for_each(Handle::wake);
     }
 
-    /// Runs one poll cycle on every database that can be reached. Returns how many events were taken.
+    /// Runs one poll cycle on every reachable database. Returns how many events were taken.
     pub async fn poll_once(&self) -> Result<usize> {
         let handles = self.handles();
         let polls = join_all(handles.iter().map(Handle::poll_once)).await;
         polls.into_iter().filter(|poll| !is_unavailable(poll)).sum()
     }
 
-    /// Waits until nothing is due and nothing is being handled, in any database that can be reached.
+    /// Waits until no event is due or being handled, in any reachable database.
     pub async fn idle(&self) -> Result<()> {
         let is_coming = |database: &DatabaseStatus| {
             matches!(database.state, DatabaseState::Unserved | DatabaseState::Starting)
@@ -144,10 +146,12 @@ impl FleetRelay {
         self.fleet.0.members().iter().filter_map(|member| member.handle()).collect()
     }
 
-    /// Waits until the relay of the whole fleet has ended by itself, and returns why. Never returns while it runs.
+    /// Waits until the relay of the whole fleet has ended by itself, and returns the cause. Never
+    /// returns while it runs.
     ///
-    /// A task that fails for good on one database ends the relay of that database alone: it is started again after a
-    /// pause, the database is [failing](DatabaseState::Failing) meanwhile, and the others go on.
+    /// A task that fails permanently on one database ends the relay of that database alone: it is
+    /// restarted after a pause, the database is [failing](DatabaseState::Failing) meanwhile, and
+    /// the others continue.
     pub async fn stopped(&self) -> Result<()> {
         let mut ended = self.ended.clone();
         match ended.wait_for(Option::is_some).await.map(|ended| ended.clone()) {
@@ -156,8 +160,9 @@ impl FleetRelay {
         }
     }
 
-    /// Stops all at once: taking first, then handling, which gets the drain time to finish what is queued. What was not
-    /// finished is given back, and delivered later. The fleet stays open for writing.
+    /// Stops all databases at the same time: first taking, then handling, which has the drain time
+    /// to finish queued events. Unfinished events are released, and delivered later. The fleet
+    /// stays open for writing.
     pub async fn stop(mut self) -> Result<()> {
         self.stop.cancel();
         match self.supervisor.take() {
@@ -177,31 +182,32 @@ fn is_unavailable<T>(result: &Result<T>) -> bool {
     result.as_ref().is_err_and(Error::is_transient)
 }
 
-/// Supervises the supervisor: if that panics, the relay of the fleet has ended, and says so.
-async fn live(
-    fleet: Arc<Inner>,
+/// Runs the supervisor; if it panics, the relay of the fleet has ended, which is reported to
+/// `stopped`.
+async fn run(
+    fleet: Arc<FleetInner>,
     plan: Arc<Plan>,
     stop: CancellationToken,
     ended: watch::Sender<Option<Result<(), String>>>,
 ) -> Result<()> {
     let supervised = AssertUnwindSafe(supervise(fleet.clone(), plan, stop.clone())).catch_unwind().await;
-    let (result, told) = match supervised {
+    let (result, outcome) = match supervised {
         Ok(result) => (result, Ok(())),
         Err(panic) => {
             let cause = format!("it panicked: {}", message(&*panic));
-            tracing::error!(cause, "the relay of the fleet ends");
-            // What it served is stopped with it.
+            tracing::error!(cause, "fleet relay ended");
+            // The relays of the databases stop with it.
             stop.cancel();
             fleet.served.store(false, Ordering::Release);
             (Err(Error::TaskFailed { task: RelayTask::Fleet, cause: cause.clone() }), Err(cause))
         }
     };
-    ended.send_replace(Some(told));
+    ended.send_replace(Some(outcome));
     result
 }
 
 /// Serves every database for as long as it is part of the fleet.
-async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) -> Result<()> {
+async fn supervise(fleet: Arc<FleetInner>, plan: Arc<Plan>, stop: CancellationToken) -> Result<()> {
     let mut changed = fleet.changed.subscribe();
     let mut tasks: Vec<(Arc<Member>, JoinHandle<Result<()>>)> = Vec::new();
     while !stop.is_cancelled() {
@@ -211,11 +217,7 @@ async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) 
                 && let Ok(panic) = ended.try_into_panic()
             {
                 let cause = message(&*panic);
-                tracing::error!(
-                    store = member.name(),
-                    cause,
-                    "serving the database panicked: starting again"
-                );
+                tracing::error!(store = member.name(), cause, "serving the database panicked: restarting");
             }
         }
         for member in fleet.members() {
@@ -226,7 +228,7 @@ async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) 
         }
         tokio::select! {
             _ = changed.changed() => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
             () = stop.cancelled() => {}
         }
     }
@@ -234,7 +236,7 @@ async fn supervise(fleet: Arc<Inner>, plan: Arc<Plan>, stop: CancellationToken) 
     for (member, task) in tasks {
         let stopped = task.await.unwrap_or(Ok(()));
         if let Err(error) = &stopped {
-            tracing::error!(store = member.name(), %error, "could not give everything back: leases have to run out");
+            tracing::error!(store = member.name(), %error, "could not release all events: their leases have to expire");
         }
         result = result.and(stopped);
     }
@@ -257,8 +259,8 @@ async fn serve(member: Arc<Member>, plan: Arc<Plan>, stop: CancellationToken) ->
             () = over() => return Ok(()),
         }
     }
-    member.say(Service::Starting(None));
-    let mut pause = PAUSE.0;
+    member.set_service(Service::Starting(None));
+    let mut pause = RETRY_PAUSE.0;
     let result = loop {
         let started = tokio::select! {
             biased;
@@ -266,41 +268,41 @@ async fn serve(member: Arc<Member>, plan: Arc<Plan>, stop: CancellationToken) ->
             relay = start(&member, &plan) => Some(relay),
         };
         let Some(relay) = started else { break Ok(()) };
-        member.say(Service::Running(relay.handle()));
+        member.set_service(Service::Running(relay.handle()));
         let began = Instant::now();
         tokio::select! {
             biased;
             () = over() => break relay.stop().await,
             _ = relay.stopped() => {}
         }
-        // One that ran for long before it failed is not what failed again and again.
-        pause = if began.elapsed() > PAUSE.1 { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+        // The pause starts again for a relay that ran for long before it failed.
+        pause = if began.elapsed() > RETRY_PAUSE.1 { RETRY_PAUSE.0 } else { (pause * 2).min(RETRY_PAUSE.1) };
         if let Err(error) = relay.stop().await {
-            tracing::error!(store = member.name(), %error, restart_in = ?pause, "the relay of the database has ended");
-            member.say(Service::Starting(Some(error.to_string())));
+            tracing::error!(store = member.name(), %error, restart_in = ?pause, "relay of the database ended");
+            member.set_service(Service::Starting(Some(error.to_string())));
         }
         tokio::select! {
             () = over() => break Ok(()),
             () = tokio::time::sleep(pause) => {}
         }
     };
-    member.say(Service::Unserved);
+    member.set_service(Service::Unserved);
     result
 }
 
-/// Starts the relay of one database, however long it takes.
+/// Starts the relay of one database, with as many attempts as necessary.
 async fn start(member: &Arc<Member>, plan: &Plan) -> Relay {
-    let mut pause = PAUSE.0;
+    let mut pause = RETRY_PAUSE.0;
     loop {
         let error = match start_once(member, plan).await {
             Ok(relay) => return relay,
             Err(error) => error,
         };
         let spread = pause.mul_f64(rand::random_range(0.75..=1.25));
-        tracing::error!(store = member.name(), %error, retry_in = ?spread, "cannot serve the database yet");
-        member.say(Service::Starting(Some(error.to_string())));
+        tracing::error!(store = member.name(), %error, retry_in = ?spread, "could not start the relay of the database: retrying");
+        member.set_service(Service::Starting(Some(error.to_string())));
         tokio::time::sleep(spread).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause = (pause * 2).min(RETRY_PAUSE.1);
     }
 }
 

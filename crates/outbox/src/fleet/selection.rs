@@ -4,12 +4,12 @@ use std::fmt;
 
 /// Decides which database is polled next, when several wait for their turn.
 ///
-/// It is only asked, and changes nothing itself: no clock, no database. Called again and again, with all that wait.
+/// A pure decision: no clock, no database. Called for each turn, with all waiting databases.
 ///
 /// ```
 /// use outbox::fleet::{Polled, Selection};
 ///
-/// /// The one that pays goes first.
+/// /// Paying tenants go first.
 /// struct PayingFirst;
 ///
 /// impl Selection for PayingFirst {
@@ -20,13 +20,14 @@ use std::fmt;
 /// assert_eq!(PayingFirst.next(&["free-1", "paying-7"], None), 1);
 /// ```
 pub trait Selection: Send + 'static {
-    /// The place in `waiting` of the one to go next. `waiting` is never empty, and in the order of asking; a place that
-    /// is not in it counts as the first. `last` is the poll that ended last.
+    /// The index in `waiting` of the next database. `waiting` is never empty, and in the order of
+    /// the requests; an index out of range counts as 0. `last` is the poll that ended last.
     fn next(&mut self, waiting: &[&str], last: Option<Polled<'_>>) -> usize;
 
-    /// How many databases are polled at the same time, of `most` that the connections allow: one, unless this says otherwise.
-    /// Then each poll is chosen, with the result of the one before known, however few databases there are. With more at the
-    /// same time it is asked only when more databases want to be polled than that. Asked once, when the relay starts.
+    /// Number of databases that are polled concurrently, of `most` that the connections allow; one
+    /// by default. With one, each poll is chosen with the result of the previous one known, however
+    /// few databases there are. With more, `next` is called only when more databases than that
+    /// wait. Called once, when the relay starts.
     ///
     /// ```
     /// use outbox::fleet::{DrainFirst, RoundRobin, Selection};
@@ -45,7 +46,7 @@ pub trait Selection: Send + 'static {
 pub struct Polled<'a> {
     /// The database.
     pub name: &'a str,
-    /// How many events it gave.
+    /// Number of events that it returned.
     pub events: usize,
 }
 
@@ -55,8 +56,8 @@ impl fmt::Debug for dyn Selection {
     }
 }
 
-/// One batch from each, in the order of their names, round and round. As many databases as the connections allow are polled at the
-/// same time: with no more than that each has its turn at once.
+/// One batch from each database, in the order of their names, cyclically. As many databases as the
+/// connections allow are polled concurrently; up to that number no database waits for its turn.
 ///
 /// ```
 /// use outbox::fleet::{Polled, RoundRobin, Selection};
@@ -77,8 +78,8 @@ impl Selection for RoundRobin {
     }
 }
 
-/// All that one database has, then the next one: one database is polled at a time. One that hangs holds up the others until
-/// the fleet's [patience](super::FleetBuilder::patience) is over.
+/// All events of one database, then the next one: one database is polled at a time. A hanging
+/// database blocks the others until the fleet's [patience](super::FleetBuilder::patience) ends.
 ///
 /// ```
 /// use outbox::fleet::{DrainFirst, Polled, Selection};
@@ -97,11 +98,11 @@ impl Selection for DrainFirst {
     }
 }
 
-/// The first name after this one, or else the first of all.
+/// Index of the first name after this one, or else of the first of all.
 fn after(waiting: &[&str], name: &str) -> usize {
     let first = |only: &dyn Fn(&str) -> bool| {
         let some = waiting.iter().enumerate().filter(|(_, waiting)| only(waiting));
-        some.min_by_key(|(_, waiting)| **waiting).map(|(place, _)| place)
+        some.min_by_key(|(_, waiting)| **waiting).map(|(index, _)| index)
     };
     first(&|waiting| waiting > name).or_else(|| first(&|_| true)).unwrap_or(0)
 }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_robin_wraps_around_and_skips_who_does_not_wait() {
+    fn round_robin_wraps_around_and_skips_databases_that_do_not_wait() {
         let last = |name| Some(Polled { name, events: 1 });
         assert_eq!(RoundRobin.next(&["c", "a"], None), 1);
         assert_eq!(RoundRobin.next(&["c", "a"], last("a")), 0);

@@ -1,4 +1,4 @@
-//! What the relays of a fleet's databases share: how many handlers run, and whose turn it is to poll.
+//! Limits shared by the relays of a fleet's databases: concurrent handlers, and turns to poll.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::selection::{Polled, Selection};
-use crate::join::Homes;
+use crate::join::JoinDatabases;
 use crate::sql::budget::Seat;
 
-/// Shared by all relays of a fleet.
+/// Limits shared by all relays of a fleet.
 pub(crate) struct Share {
     handlers: Arc<Semaphore>,
-    turns: Arc<Turns>,
+    turns: Arc<PollTurns>,
 }
 
 impl Share {
     pub(crate) fn new(handlers: usize, turns: usize, selection: Box<dyn Selection>) -> Self {
-        Self { handlers: Arc::new(Semaphore::new(handlers)), turns: Turns::new(turns, selection) }
+        Self { handlers: Arc::new(Semaphore::new(handlers)), turns: PollTurns::new(turns, selection) }
     }
 }
 
-/// The place of one relay in the fleet.
+/// The limits that apply to one relay of the fleet.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub(crate) share: Arc<Share>,
     pub(crate) seat: Arc<Seat>,
-    /// Where joins live that are in other databases.
-    pub(crate) homes: Arc<dyn Homes>,
+    /// The other databases, which may hold joins.
+    pub(crate) homes: Arc<dyn JoinDatabases>,
 }
 
 impl Place {
@@ -36,8 +36,8 @@ impl Place {
         self.share.handlers.clone().acquire_owned().await.ok()
     }
 
-    /// Waits for the next turn to poll, after one that is over. `None`: no turn is needed. Databases in trouble have
-    /// bounds of their own, and must not keep the turns of others while they wait.
+    /// Ends `over`, if given, and waits for the next turn to poll. `None`: no turn is needed. A
+    /// failing database has its own limits, and must not keep a turn from others while it waits.
     pub(crate) async fn turn(&self, over: Option<Turn>) -> Option<Turn> {
         if self.seat.is_troubled() {
             return None;
@@ -46,28 +46,28 @@ impl Place {
     }
 }
 
-/// Gives out turns.
-struct Turns(Mutex<State>);
+/// Assigns turns to poll.
+struct PollTurns(Mutex<TurnState>);
 
-struct State {
+struct TurnState {
     free: usize,
-    /// In the order of asking.
+    /// In the order of their requests.
     waiting: Vec<(String, oneshot::Sender<Turn>)>,
     selection: Box<dyn Selection>,
     last: Option<(String, usize)>,
 }
 
-/// The right to poll once. Over when it is dropped.
+/// The right to poll once. Ends when dropped.
 pub(crate) struct Turn {
     name: String,
-    /// How many events the poll gave.
+    /// Number of events that the poll returned.
     events: usize,
-    /// `None`: nobody waits for its end.
-    turns: Option<Arc<Turns>>,
+    /// `None` once the turn has ended.
+    turns: Option<Arc<PollTurns>>,
 }
 
 impl Turn {
-    /// Notes what the poll gave.
+    /// Records the result of the poll.
     pub(crate) fn gave(turn: &mut Option<Turn>, events: usize) {
         if let Some(turn) = turn {
             turn.events = events;
@@ -85,24 +85,24 @@ impl Drop for Turn {
     }
 }
 
-impl State {
+impl TurnState {
     fn end(&mut self, name: String, events: usize) {
         self.free += 1;
         self.last = Some((name, events));
     }
 }
 
-impl Turns {
+impl PollTurns {
     fn new(turns: usize, selection: Box<dyn Selection>) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { free: turns, waiting: Vec::new(), selection, last: None })))
+        Arc::new(Self(Mutex::new(TurnState { free: turns, waiting: Vec::new(), selection, last: None })))
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().expect("no one panics while holding this lock")
+    fn state(&self) -> std::sync::MutexGuard<'_, TurnState> {
+        self.0.lock().expect("no panic while this lock is held")
     }
 
-    /// Ends a turn and asks for another, in one step: a selection that wants to stay with this database must find it
-    /// waiting.
+    /// Ends a turn and requests another in one step: a selection that stays with this database must
+    /// find it waiting.
     async fn next(self: &Arc<Self>, name: &str, over: Option<Turn>) -> Option<Turn> {
         let (sender, receiver) = oneshot::channel();
         {
@@ -117,7 +117,7 @@ impl Turns {
         receiver.await.ok()
     }
 
-    fn give_out(self: &Arc<Self>, state: &mut State) {
+    fn give_out(self: &Arc<Self>, state: &mut TurnState) {
         loop {
             state.waiting.retain(|(_, sender)| !sender.is_closed());
             if state.free == 0 || state.waiting.is_empty() {
@@ -125,7 +125,8 @@ impl Turns {
             }
             let names: Vec<&str> = state.waiting.iter().map(|(name, _)| name.as_str()).collect();
             let last = state.last.as_ref().map(|(name, events)| Polled { name, events: *events });
-            // Somebody else's code: if it panics, the one that has waited for longest goes next.
+            // The selection is application code: if it panics, the database that has waited longest
+            // is next.
             let selection = &mut state.selection;
             let chosen = catch_unwind(AssertUnwindSafe(|| selection.next(&names, last)));
             let chosen = chosen.ok().filter(|chosen| *chosen < names.len()).unwrap_or(0);
@@ -133,7 +134,7 @@ impl Turns {
             state.free -= 1;
             let turn = Turn { name, events: 0, turns: Some(self.clone()) };
             if let Err(mut turn) = sender.send(turn) {
-                // Gone in this very moment.
+                // The request was dropped in the meantime.
                 turn.turns = None;
                 state.free += 1;
             }
@@ -148,9 +149,9 @@ mod tests {
 
     /// The order in which three databases with three batches each are polled, one at a time.
     async fn order(selection: impl Selection) -> String {
-        let turns = Turns::new(1, Box::new(selection));
+        let turns = PollTurns::new(1, Box::new(selection));
         let polled: Arc<Mutex<String>> = Arc::default();
-        // Holds the others up until all three wait.
+        // Blocks the others until all three wait.
         let gate = turns.next("", None).await;
         let mut tasks = Vec::new();
         for name in ["C", "A", "B"] {
@@ -188,8 +189,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_who_stops_waiting_does_not_keep_a_turn() {
-        let turns = Turns::new(1, Box::new(RoundRobin));
+    async fn a_dropped_request_does_not_keep_a_turn() {
+        let turns = PollTurns::new(1, Box::new(RoundRobin));
         let first = turns.next("a", None).await;
         let mut gone = Box::pin(turns.next("b", None));
         assert!(futures_util::FutureExt::now_or_never(gone.as_mut()).is_none());
@@ -198,15 +199,15 @@ mod tests {
         assert!(turns.next("c", None).await.is_some());
     }
 
-    /// Whatever a selection says, somebody goes next.
+    /// Whatever a selection returns, a database is polled next.
     #[tokio::test]
-    async fn a_selection_that_points_nowhere_means_the_first() {
-        struct Nowhere;
-        impl Selection for Nowhere {
+    async fn an_index_out_of_range_selects_the_first() {
+        struct OutOfRange;
+        impl Selection for OutOfRange {
             fn next(&mut self, _: &[&str], _: Option<Polled<'_>>) -> usize {
                 usize::MAX
             }
         }
-        assert!(Turns::new(1, Box::new(Nowhere)).next("a", None).await.is_some());
+        assert!(PollTurns::new(1, Box::new(OutOfRange)).next("a", None).await.is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at the pairs of a log, and setting them right.
+//! Inspecting and repairing the subscriptions of a log.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,16 +6,17 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
-use super::pair::{PairId, PairState, PairStatus};
 use super::query::Position;
 use super::store::{OpenAppend, Unreadable, log_of};
+use super::subscription::{PairId, PairState, PairStatus};
 use crate::admin::purge_log;
 use crate::error::{Error, Result};
 use crate::store::SharedStore;
 
-/// The publishers of a log: where they stand, how far behind they are; pausing, resuming and resetting them.
+/// The subscriptions of a log: their state and lag; pausing, resuming and resetting them.
 ///
-/// What is said here is in the table when the call returns. Whoever leads a pair sees it within seconds.
+/// Changes are in the table when a call returns. The leader of a subscription sees them within
+/// seconds.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -44,20 +45,21 @@ pub struct LogAdmin {
     store: SharedStore,
 }
 
-/// How far behind the end of the log a pair is.
+/// Distance of a subscription from the end of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairLag {
-    /// Which pair.
+    /// The subscription.
     pub id: PairId,
     /// Whether it publishes.
     pub status: PairStatus,
-    /// Everything up to here was published, or is not for it.
+    /// Every event up to here was published, or is not selected by its topic.
     pub position: Position,
-    /// The greatest position there is.
+    /// The highest position.
     pub head: Position,
-    /// How many positions are between the two. Not all of them need be events, nor events of this topic.
+    /// Number of positions between the two. Not every position is an event, or an event of this
+    /// topic.
     pub behind: u64,
-    /// The open transaction that it waits for, if it does: since when, and of which backend. PostgreSQL only.
+    /// The open transaction that blocks it, if any. PostgreSQL only.
     pub waits_for: Option<OpenAppend>,
 }
 
@@ -67,54 +69,55 @@ impl LogAdmin {
         Self { store }
     }
 
-    /// Where all pairs stand, by topic and publisher. There is one for each that ever started.
+    /// All subscriptions, by topic and publisher. There is one for each that was ever started.
     pub async fn pairs(&self) -> Result<Vec<PairState>> {
         log_of(&*self.store)?.pairs().await
     }
 
-    /// Where one pair stands.
+    /// One subscription.
     pub async fn pair(&self, topic: &str, publisher: &str) -> Result<PairState> {
         let found = self.pairs().await?.into_iter();
         let mut found = found.filter(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher);
         found.next().ok_or_else(|| unknown(publisher, Some(topic)))
     }
 
-    /// Events that publishers have passed over because they cannot be read, the greatest positions first.
+    /// Undecodable events that publishers have skipped, the highest positions first.
     ///
     /// An entry is a record: it stays when the row of the log is repaired.
     pub async fn unreadable(&self, limit: usize) -> Result<Vec<Unreadable>> {
         log_of(&*self.store)?.unreadable(limit).await
     }
 
-    /// Keeps a publisher from being given events, in all topics. What it is being given right now is the last. Returns how
-    /// many pairs that are.
+    /// Pauses a publisher in all topics. The batch that is being published is the last one. Returns
+    /// the number of subscriptions.
     pub async fn pause(&self, publisher: &str) -> Result<u64> {
         self.set(publisher, None, PairStatus::Paused).await
     }
 
-    /// The same in one topic.
+    /// Pauses a publisher in one topic.
     pub async fn pause_in(&self, topic: &str, publisher: &str) -> Result<()> {
         self.set(publisher, Some(topic), PairStatus::Paused).await.map(drop)
     }
 
-    /// Goes on with a publisher that was paused, or that failed, in all topics: from where it stands, with no errors behind
-    /// it. Returns how many pairs that are.
+    /// Resumes a paused or failed publisher in all topics: from its position, with errors cleared.
+    /// Returns the number of subscriptions.
     pub async fn resume(&self, publisher: &str) -> Result<u64> {
         self.set(publisher, None, PairStatus::Active).await
     }
 
-    /// The same in one topic.
+    /// Resumes a publisher in one topic.
     pub async fn resume_in(&self, topic: &str, publisher: &str) -> Result<()> {
         self.set(publisher, Some(topic), PairStatus::Active).await.map(drop)
     }
 
-    /// Sets a pair to a position, back or forwards: what comes after it is published, again or for the first time. Errors are
-    /// forgotten; a pause stays. Whoever publishes right now can no longer move it.
+    /// Sets a subscription to a position, backwards or forwards: later events are published, again
+    /// or for the first time. Errors are cleared; a pause stays. A leader that is publishing right
+    /// now can no longer move the subscription.
     pub async fn reset(&self, topic: &str, publisher: &str, position: Position) -> Result<()> {
         let log = log_of(&*self.store)?;
         let head = log.head().await?;
         if position > head {
-            // It would publish nothing until the log gets there, and nobody would know why.
+            // It would publish nothing until the log reaches that position, with no visible cause.
             return Err(Error::BeyondHead { position, head });
         }
         match log.reset(&PairId::new(topic, publisher), position).await? {
@@ -126,18 +129,21 @@ impl LogAdmin {
         }
     }
 
-    /// The same to a time: what was stored since then is published. Returns the position.
+    /// Resets a subscription to a time: events that were stored since then are published. Returns
+    /// the position.
     pub async fn reset_to_time(&self, topic: &str, publisher: &str, time: DateTime<Utc>) -> Result<Position> {
         let position = log_of(&*self.store)?.position_at(time).await?;
         self.reset(topic, publisher, position).await?;
         Ok(position)
     }
 
-    /// Deletes events that were stored longer ago than this and that every publisher has passed, 500 at a time. Returns how many.
-    /// The last event stays. Also [`PurgeSettings::log_retention`](crate::PurgeSettings::log_retention).
+    /// Deletes events that were stored longer ago than this and that every publisher has passed,
+    /// 500 at a time. Returns how many. The last event stays. See also
+    /// [`PurgeSettings::log_retention`](crate::PurgeSettings::log_retention).
     ///
-    /// They are gone for [projections and conditions](crate::Log::project) as well, and for publishers that are added or reset
-    /// later. A publisher that no relay runs any more keeps everything behind its position: delete its row.
+    /// Deleted events are missing for [projections and conditions](crate::Log::project) as well,
+    /// and for publishers that are added or reset later. A publisher that no relay runs any more
+    /// keeps all events after its position: delete its row.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -152,10 +158,11 @@ impl LogAdmin {
         purge_log(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// How far behind the end of the log all pairs are, by topic and publisher.
+    /// Lag of all subscriptions, by topic and publisher.
     pub async fn lag(&self) -> Result<Vec<PairLag>> {
         let log = log_of(&*self.store)?;
-        // The head last: a pair that moves meanwhile shows more than it has, not less.
+        // The head last: a subscription that moves meanwhile shows a larger lag than it has, not a
+        // smaller one.
         let (pairs, head) = (log.pairs().await?, log.head().await?);
         let waiting =
             if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
@@ -178,10 +185,11 @@ impl LogAdmin {
         }
     }
 
-    /// Has relays look at the pairs, where the database carries notifications. They look by themselves soon enough.
+    /// Notifies relays to read the subscriptions, where the database supports notifications. They
+    /// poll soon anyway.
     async fn notify(&self) {
         if let Err(error) = self.store.ring().await {
-            tracing::debug!(store = self.store.name(), %error, "could not notify relays: they look by themselves");
+            tracing::debug!(store = self.store.name(), %error, "could not notify relays of a changed subscription: they poll it later");
         }
     }
 }

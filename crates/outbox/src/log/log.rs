@@ -1,4 +1,4 @@
-//! The log as an application sees it: append, read, decide.
+//! The log for applications: append, read, decide.
 
 use std::fmt;
 
@@ -14,16 +14,17 @@ use crate::sql::Database;
 use crate::sql::log::Range;
 use crate::tx::Tx;
 
-/// How many events one append takes.
+/// Maximum number of events of one append.
 pub const MAX_APPEND: usize = 10_000;
 
-/// How many events a projection reads at a time.
+/// Number of events that a projection reads at a time.
 const PAGE: usize = 1_000;
 
-/// The event log beside the queue: events that stay, in one order, found by their tags. From [`Outbox::log`]; cheap to clone.
+/// The event log beside the queue: permanent events in one order, found by their tags. From
+/// [`Outbox::log`]; cheap to clone.
 ///
-/// It is made for decisions. Read what matters, decide, and append what happened on the condition that nothing that matters
-/// has happened meanwhile:
+/// The log is made for decisions. Read the relevant events, decide, and append the result on the
+/// condition that no relevant event has been appended meanwhile:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,19 +50,19 @@ const PAGE: usize = 1_000;
 /// let withdrawal = || Event::new("WithdrawalMade").tag("wallet_id", "w1").json(&80);
 /// log.append_if([withdrawal()], wallet.unchanged()).await?;
 ///
-/// // A second decision on the same balance comes too late, and is to be made again.
+/// // A second decision on the same balance comes too late, and must be made again.
 /// let late = log.append_if([withdrawal()], wallet.unchanged()).await;
 /// assert!(matches!(late, Err(Error::Conflict { .. })));
 /// assert_eq!(log.project(Query::tag("wallet_id", "w1"), 0, balance).await?.state, 20);
 /// # Ok(()) }
 /// ```
 ///
-/// Two appends whose conditions both look at an event that the other one writes never both succeed, however differently the
-/// conditions are worded. Appends about other things go on meanwhile. A request that may come twice is done once by
-/// [`Condition::once`].
+/// Two appends whose conditions both match an event that the other one writes never both succeed,
+/// however differently the conditions are worded. Unrelated appends do not wait.
+/// [`Condition::once`] carries out a repeated request only once.
 ///
-/// In a transaction of yours, beside your own tables, it is [`Tx::append`], [`Tx::append_if`] and [`Tx::project`], or
-/// [`append_on`](Log::append_on) for one that stays yours.
+/// In a transaction of yours, beside your own tables, use [`Tx::append`], [`Tx::append_if`] and
+/// [`Tx::project`], or [`append_on`](Log::append_on) for a transaction that sqlx controls.
 pub struct Log<DB: Database> {
     outbox: Outbox<DB>,
 }
@@ -78,19 +79,20 @@ impl<DB: Database> fmt::Debug for Log<DB> {
     }
 }
 
-/// What was made of the events that a query selects, and how far they were read.
+/// State computed from the events that a query selects, and the position up to which they were
+/// read.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "decide by its state, and append with its `unchanged()`"]
 pub struct Projection<S> {
-    /// What was made of them.
+    /// The computed state.
     pub state: S,
-    /// Everything that matches has been read up to here.
+    /// All matching events up to here have been read.
     pub position: Position,
     query: Query,
 }
 
 impl<S> Projection<S> {
-    /// The condition that nothing that matches was appended since.
+    /// The condition that no matching event was appended since.
     pub fn unchanged(&self) -> Condition {
         Condition::unless(self.query.clone()).after(self.position)
     }
@@ -102,13 +104,13 @@ impl<DB: Database> Outbox<DB> {
         Log { outbox: self.clone() }
     }
 
-    /// Something was appended and committed: whoever publishes looks now, in this process and elsewhere.
+    /// Wakes publishers after a committed append, in this process and in others.
     pub(crate) fn appended(&self) {
         self.door().bell.notify_one();
         self.ring_elsewhere();
     }
 
-    /// Makes the events of an append. The hooks of writers are for the queue.
+    /// Builds the events of an append. Writer hooks apply to the queue only.
     fn prepare_for_log<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
         let limit = self.max_payload();
         let made = events.into_iter().map(|event| event.into_event(limit).and_then(for_the_log));
@@ -121,7 +123,7 @@ impl<DB: Database> Outbox<DB> {
     }
 }
 
-/// Refuses what the log would not keep.
+/// Refuses fields that the log does not support.
 fn for_the_log(event: Event) -> Result<Event, EventError> {
     let field = match event.due() {
         Due::After(_) => "deliver_after",
@@ -133,26 +135,28 @@ fn for_the_log(event: Event) -> Result<Event, EventError> {
     Err(EventError::NotForTheLog { field })
 }
 
-/// What was read, or an error that says where it cannot be.
+/// The events that were read, or an error with the position of the first undecodable one.
 fn readable(stored: Vec<Stored>) -> Result<Vec<LogEvent>> {
-    let told = |(position, reason)| Error::Undecodable { position, reason };
-    stored.into_iter().map(|stored| stored.map_err(told)).collect()
+    let undecodable = |(position, reason)| Error::Undecodable { position, reason };
+    stored.into_iter().map(|stored| stored.map_err(undecodable)).collect()
 }
 
 impl<DB: Database> Log<DB> {
-    /// Appends events, in this order and all of them or none. Returns their positions.
+    /// Appends events in this order, all of them or none. Returns their positions.
     ///
-    /// Whatever is an event can be one of the log: an [`EventBuilder`](crate::EventBuilder), or a
-    /// [`Message`](crate::Message) that [describes](crate::Message::describe) its tags. What only the queue knows (delays,
-    /// expiry, deduplication keys) is refused. At most [`MAX_APPEND`] at a time.
+    /// Every event type can be appended: an [`EventBuilder`](crate::EventBuilder), or a
+    /// [`Message`](crate::Message) that adds its tags in [`describe`](crate::Message::describe).
+    /// Fields that only the queue supports (delays, expiry, deduplication keys) are refused. At
+    /// most [`MAX_APPEND`] at a time.
     ///
-    /// Without a condition only those are waited for who decide by these very tags or types at this moment.
+    /// Without a condition, an append waits only for transactions that are deciding by the same
+    /// tags or types.
     pub async fn append<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Position>> {
         Ok(self.append_if(events, Condition::default()).await?.positions().to_vec())
     }
 
-    /// Appends events if the condition holds. If it does not, that is [`Error::Conflict`] or [`Appended::Already`], and
-    /// nothing is appended.
+    /// Appends events if the condition holds. Otherwise it returns [`Error::Conflict`] or
+    /// [`Appended::Already`], and nothing is appended.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -175,19 +179,20 @@ impl<DB: Database> Log<DB> {
         let events = self.outbox.prepare_for_log(events)?;
         let store = self.outbox.store();
         let appended = log_of(&*store)?.append(&events, &condition).await?;
-        tell(store.name(), &events, &appended);
+        log_appended(store.name(), &events, &appended);
         if !appended.positions().is_empty() {
             self.outbox.appended();
         }
         Ok(appended)
     }
 
-    /// Appends events in a transaction that stays yours, so that the outbox does not see its end: publishers of this process
-    /// find them when they look next. A conflict leaves the transaction as it was. On PostgreSQL mind other errors: after
-    /// one, a commit is a rollback.
+    /// Appends events in a transaction that sqlx controls, so that the outbox does not see its
+    /// commit: publishers of this process find the events at their next poll. A conflict leaves the
+    /// transaction unchanged. After any other error on PostgreSQL, a commit is a rollback.
     ///
-    /// Until its end the transaction keeps others from deciding by what it appended. Do not commit it after an append that was
-    /// cancelled half way: [`Tx`] would refuse to, yours cannot.
+    /// Until it ends, the transaction blocks other decisions that depend on the appended events. Do
+    /// not commit it after an append that was cancelled half way: [`Tx`] would refuse the commit,
+    /// sqlx's transaction does not.
     pub async fn append_on<E: IntoEvent>(
         &self,
         tx: &mut sqlx::Transaction<'_, DB>,
@@ -196,14 +201,16 @@ impl<DB: Database> Log<DB> {
     ) -> Result<Appended> {
         let events = self.outbox.prepare_for_log(events)?;
         let appended = self.outbox.sql_store().append_on(tx, &events, &condition).await?;
-        tell(crate::store::Store::name(self.outbox.sql_store()), &events, &appended);
+        log_appended(crate::store::Store::name(self.outbox.sql_store()), &events, &appended);
         Ok(appended)
     }
 
-    /// Events that match, after this position, at most so many. Go on after the last one's position.
+    /// Matching events after this position, at most `limit`. Continue after the position of the
+    /// last one.
     ///
-    /// What is committed and can be seen is returned. On PostgreSQL an event may appear later before one that was returned;
-    /// what must not miss any is for [`project`](Log::project), or for a publisher.
+    /// Returns the events that are committed and visible. On PostgreSQL an event may later appear
+    /// before one that was returned; a reader that must not miss any uses
+    /// [`project`](Log::project), or a publisher.
     pub async fn read(&self, query: &Query, after: Position, limit: usize) -> Result<Vec<LogEvent>> {
         self.read_upto(query, after, None, limit).await
     }
@@ -223,10 +230,12 @@ impl<DB: Database> Log<DB> {
         readable(stored)
     }
 
-    /// Makes one thing of all events that match, oldest first, and says up to where they were read: the basis of a decision.
+    /// Folds all matching events, oldest first, and returns the position up to which they were
+    /// read: the basis of a decision.
     ///
-    /// Waits for transactions that may be about to append an event that matches. With [`Query::all`] that is every transaction
-    /// that has appended and is still open, and on PostgreSQL other appends wait meanwhile too: name what matters.
+    /// Waits for transactions that may be about to append a matching event. With [`Query::all`]
+    /// that is every open transaction that has appended, and on PostgreSQL other appends wait
+    /// meanwhile too: use a specific query.
     pub async fn project<S>(
         &self,
         query: Query,
@@ -243,19 +252,19 @@ impl<DB: Database> Log<DB> {
         Ok(Projection { state, position, query })
     }
 
-    /// A position up to which the answer to a query is decided: whoever might still commit an event that matches has been
-    /// waited for, and what is appended from now on stands behind it.
+    /// A position up to which the result of a query is final: transactions that might still commit
+    /// a matching event have been waited for, and later appends get higher positions.
     pub async fn settled(&self, query: &Query) -> Result<Position> {
         log_of(&*self.outbox.store())?.settled(query).await
     }
 
-    /// The greatest position that can be seen.
+    /// The highest visible position.
     pub async fn head(&self) -> Result<Position> {
         log_of(&*self.outbox.store())?.head().await
     }
 }
 
-/// Where to read on.
+/// Position after which the next page starts.
 fn next(page: &[LogEvent], end: Position) -> Position {
     match page.last() {
         Some(last) if page.len() == PAGE => last.position,
@@ -263,9 +272,10 @@ fn next(page: &[LogEvent], end: Position) -> Position {
     }
 }
 
-fn tell(store: &str, events: &[Event], appended: &Appended) {
+fn log_appended(store: &str, events: &[Event], appended: &Appended) {
     for (event, position) in events.iter().zip(appended.positions()) {
-        // Not INFO: it would be a line for every business transaction.
+        // With its own target, so that these lines can be silenced: there is one for every business
+        // transaction.
         let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
         tracing::info!(target: EVENTS, store, event = %Escaped(id), event_type = %Escaped(event_type), %position, correlation_id, "event appended");
     }
@@ -280,13 +290,14 @@ impl<DB: Database> Tx<'_, DB> {
     /// # let outbox = Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let mut tx = outbox.begin().await?;
-    /// tx.append([Event::new("OrderPlaced").tag("order_id", 42).json(&995)]).await?;   // what happened, for good
-    /// tx.write(Event::new("order.confirm").json(&42)).await?;                        // what is to be done, once
+    /// tx.append([Event::new("OrderPlaced").tag("order_id", 42).json(&995)]).await?;   // a fact, permanent
+    /// tx.write(Event::new("order.confirm").json(&42)).await?;                        // a task, done once
     /// tx.commit().await?;
     /// # Ok(()) }
     /// ```
     ///
-    /// Until its end the transaction keeps others from deciding by what it appended: keep it short.
+    /// Until it ends, the transaction blocks other decisions that depend on the appended events:
+    /// keep it short.
     pub async fn append<E: IntoEvent>(
         &mut self,
         events: impl IntoIterator<Item = E>,
@@ -294,10 +305,10 @@ impl<DB: Database> Tx<'_, DB> {
         Ok(self.append_if(events, Condition::default()).await?.positions().to_vec())
     }
 
-    /// Appends events to the [log](Log) in this transaction, if the condition holds: see [`Log::append_if`]. A conflict
-    /// leaves the transaction as it was.
+    /// Appends events to the [log](Log) in this transaction, if the condition holds: see
+    /// [`Log::append_if`]. A conflict leaves the transaction unchanged.
     ///
-    /// On PostgreSQL the transaction must be READ COMMITTED, as they are unless somebody says otherwise.
+    /// On PostgreSQL the transaction must be READ COMMITTED, which is the default.
     pub async fn append_if<E: IntoEvent>(
         &mut self,
         events: impl IntoIterator<Item = E>,
@@ -308,7 +319,8 @@ impl<DB: Database> Tx<'_, DB> {
         self.is_whole()?;
         self.appending();
         let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
-        // A deadlock has ended the transaction on MySQL: what comes after it would be another one.
+        // A deadlock has ended the transaction on MySQL: later statements would run in another
+        // transaction.
         if !appended.as_ref().is_err_and(Error::is_transient) {
             self.appended();
         }
@@ -321,18 +333,18 @@ impl<DB: Database> Tx<'_, DB> {
         if let Ok(appended) = &appended
             && !appended.positions().is_empty()
         {
-            tell(crate::store::Store::name(outbox.sql_store()), &events, appended);
+            log_appended(crate::store::Store::name(outbox.sql_store()), &events, appended);
             self.after_commit(move || outbox.appended());
         }
         appended
     }
 
-    /// Makes one thing of all events of the [log](Log) that match, as this transaction sees it: see [`Log::project`]. What it
-    /// appended itself is among them.
+    /// Folds all matching events of the [log](Log) that this transaction sees, including its own
+    /// appends: see [`Log::project`].
     ///
-    /// Until the end of the transaction nobody else can append an event that matches, so a decision that is made here cannot
-    /// conflict. It may meet another one that waits for it in turn: then the database ends one of the two, as it does with any
-    /// deadlock, and that one begins again.
+    /// Until the transaction ends, no other transaction can append a matching event, so a decision
+    /// that is made here cannot conflict. It may deadlock with another one that waits for it in
+    /// turn: the database then aborts one of the two, which has to be repeated.
     pub async fn project<S>(
         &mut self,
         query: Query,
@@ -354,7 +366,7 @@ impl<DB: Database> Tx<'_, DB> {
         Ok(Projection { state, position, query })
     }
 
-    /// Events of the [log](Log) that match, as this transaction sees it: see [`Log::read`].
+    /// Matching events of the [log](Log) that this transaction sees: see [`Log::read`].
     pub async fn read_log(&mut self, query: &Query, after: Position, limit: usize) -> Result<Vec<LogEvent>> {
         let outbox = self.outbox().clone();
         let range = Range { after, upto: None, limit };

@@ -1,47 +1,47 @@
-//! The event log: events that stay, in one order, with tags; conditional appends; and publishers that read at their own
-//! position.
+//! The event log: permanent events in one order, with tags; conditional appends; and publishers,
+//! each with its own position.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
-//! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and what must not have happened |
-//! | `topic`, `publisher`, `pair` | [`Topic`], [`Publisher`], [`Pair`]: what is published where |
-//! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: those that need no broker |
+//! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and the conditions of an append |
+//! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Pair`]: which events are published where |
+//! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
 //! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
-//! | `frontier` | [`Frontier`]: how far the log is decided, for publishers |
-//! | `admin` | [`LogAdmin`]: looking at pairs, pausing, resuming, resetting |
-//! | `store` | [`LogStore`]: what the log asks of a database |
+//! | `watermark` | [`Frontier`]: the position up to which the log is complete, for publishers |
+//! | `admin` | [`LogAdmin`]: inspecting, pausing, resuming and resetting subscriptions |
+//! | `store` | [`LogStore`]: the port through which the log uses a database |
 
 mod admin;
-#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "the others commit in order"))]
-mod frontier;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
-mod pace;
-mod pair;
+mod pacing;
 mod publisher;
 mod publishers;
 mod query;
 mod store;
+mod subscription;
 mod tag;
 mod topic;
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "other databases commit in order"))]
+mod watermark;
 
 use std::ops::Deref;
 
 pub use admin::{LogAdmin, PairLag};
-pub use frontier::Frontier;
-#[cfg(feature = "postgres")]
-pub(crate) use frontier::Look;
 pub use log::{Log, MAX_APPEND, Projection};
-pub(crate) use pace::{Pace, PaceSettings};
-pub use pair::{Pair, PairId, PairState, PairStatus};
+pub(crate) use pacing::{Pace, PaceSettings};
 pub use publisher::{Fate, Outgoing, PublishError, Publisher, Unavailable};
 pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::log_of;
 pub use store::{BoundedRead, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable};
+pub use subscription::{Pair, PairId, PairState, PairStatus};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
+pub use watermark::Frontier;
+#[cfg(feature = "postgres")]
+pub(crate) use watermark::Look;
 
 use chrono::{DateTime, Utc};
 
@@ -56,7 +56,7 @@ pub struct LogEvent {
 }
 
 impl LogEvent {
-    /// Its place in the log.
+    /// Its position in the log.
     pub fn position(&self) -> Position {
         self.position
     }
@@ -80,18 +80,18 @@ impl Deref for LogEvent {
     }
 }
 
-/// What became of an append.
+/// Result of an append.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "nothing may have been appended: it was done before"]
+#[must_use = "possibly nothing was appended, because it was done before"]
 pub enum Appended {
     /// The events are in the log, at these positions.
     New(Vec<Position>),
-    /// An event matched what should happen [only once](Condition::only_once): nothing was appended.
+    /// An event matched the query of [`only_once`](Condition::only_once): nothing was appended.
     Already,
 }
 
 impl Appended {
-    /// The positions of what was appended; empty if it was done before.
+    /// The positions of the appended events; empty if nothing was appended.
     pub fn positions(&self) -> &[Position] {
         match self {
             Appended::New(positions) => positions,

@@ -1,4 +1,5 @@
-//! Publishers: where events go. The same one serves a log's topic and, as a handler, the queue.
+//! Publishers: destinations of events. The same publisher serves a topic of the log and, as a
+//! `Destination`, the queue.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -12,7 +13,7 @@ use super::query::Position;
 use crate::event::Event;
 use crate::handler::Failure;
 
-/// Tells the world: a broker, a webhook, a read model.
+/// Publishes events to a broker, a webhook, a read model.
 ///
 /// ```
 /// use async_trait::async_trait;
@@ -35,30 +36,35 @@ use crate::handler::Failure;
 /// }
 /// ```
 ///
-/// [`Topic::to`](crate::Topic::to) sends the events of a log to it, [`RelayBuilder::forward`](crate::RelayBuilder::forward)
-/// those of the queue.
+/// [`Topic::to`](crate::Topic::to) sends events of the log to it,
+/// [`RelayBuilder::forward`](crate::RelayBuilder::forward) events of the queue.
 #[async_trait]
 pub trait Publisher: Send + Sync + 'static {
-    /// What it is called: its position is kept by this name, so it must not change.
+    /// Its name. Its position is stored under this name, so the name must not change.
     fn name(&self) -> &str;
 
-    /// Publishes these events, in this order, and returns when the destination has them. Said to have failed, they come again:
-    /// receivers tell repeats by the event's id. One that knows what became of each says so: see [`PublishError`].
+    /// Publishes these events in this order, and returns when the destination has accepted them.
+    /// Events that are reported as failed are published again: receivers recognise repeats by the
+    /// event's id. A publisher that knows the result of each event reports it: see
+    /// [`PublishError`].
     ///
-    /// Of an [ordering key](Event::ordering_key) no event may arrive before an earlier one: after one has failed, those
-    /// behind it are [`Untried`](Fate::Untried). Several batches may be under way at once, but never two with the same key.
+    /// No event of an [ordering key](Event::ordering_key) may arrive before an earlier one: after a
+    /// failed event, the later events of its key are [`Untried`](Fate::Untried). Several batches
+    /// may be in flight concurrently, but never two with the same key.
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError>;
 
-    /// Checks quickly whether publishing makes sense now, for example by looking at a connection. While it
-    /// returns an error nothing is published and no attempt is counted; the error's reason is shown to
-    /// operators. After an outage the relay calls it until it returns `Ok`, so it connects if need be.
+    /// Checks quickly whether publishing is possible now, for example by checking a connection.
+    /// While it returns an error nothing is published and no attempt is counted; the error's reason
+    /// is shown to operators. After an outage the relay calls it until it returns `Ok`, so it
+    /// connects if necessary.
     async fn health(&self) -> Result<(), Unavailable> {
         Ok(())
     }
 }
 
-/// Why a destination cannot be used at the moment, as its client reports it: connection refused, unknown
-/// host, failed TLS handshake, wrong password, missing stream. Must not contain credentials.
+/// Why a destination cannot be used at the moment, as its client reports it: connection refused,
+/// unknown host, failed TLS handshake, wrong password, missing stream. Must not contain
+/// credentials.
 ///
 /// ```
 /// use outbox::Unavailable;
@@ -77,7 +83,7 @@ impl Unavailable {
         Self(reason.to_string())
     }
 
-    /// `Ok` if the destination is available, and this reason otherwise.
+    /// `Ok` if the destination is available, otherwise this reason.
     pub fn unless(available: bool, reason: impl fmt::Display) -> Result<(), Self> {
         if available { Ok(()) } else { Err(Self::new(reason)) }
     }
@@ -88,7 +94,7 @@ impl Unavailable {
     }
 }
 
-/// One that is used elsewhere too.
+/// A publisher that is shared with other code.
 #[async_trait]
 impl<P: Publisher + ?Sized> Publisher for Arc<P> {
     fn name(&self) -> &str {
@@ -116,7 +122,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// An event of the queue, on its first attempt. For tests of publishers: relays make their own.
+    /// An event of the queue, on its first attempt. For tests of publishers: relays create their
+    /// own.
     ///
     /// ```
     /// use outbox::{Event, Outgoing, Position};
@@ -130,7 +137,7 @@ impl Outgoing {
         Self { event, position: None, attempt: 1, epoch: None, seq: None, created_at: None }
     }
 
-    /// The same as an event of the log, at this position.
+    /// The same event as an event of the log, at this position.
     pub fn at(mut self, position: Position) -> Self {
         self.position = Some(position);
         self
@@ -141,30 +148,30 @@ impl Outgoing {
         &self.event
     }
 
-    /// Its place in the log; `None` for an event of the queue.
+    /// Its position in the log; `None` for an event of the queue.
     pub fn position(&self) -> Option<Position> {
         self.position
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of the attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// An event of the queue: its place in the table, known whenever order matters. A receiver that drops what is not
-    /// above the last one it saw of a key drops every redelivery.
+    /// Sequence number of an event of the queue, known whenever order matters. A receiver that
+    /// ignores events that are not above the last one of their key ignores every redelivery.
     pub fn seq(&self) -> Option<i64> {
         self.seq
     }
 
-    /// When the database stored it; `None` if it came here without being read back.
+    /// When the database stored it; `None` if it was not read back from the database.
     pub fn created_at(&self) -> Option<DateTime<Utc>> {
         self.created_at
     }
 
-    /// Rises each time that somebody takes the topic's publisher over, after a crash for instance; `None` for an event of the
-    /// queue. Within an epoch every event comes once, unless it fails. A receiver that has seen a greater one knows that whoever
-    /// sends this has lost the right to.
+    /// Increases each time another relay takes over the topic's publisher, after a crash for
+    /// instance; `None` for an event of the queue. Within an epoch every event is sent once, unless
+    /// it fails. A receiver that has seen a higher epoch knows that the sender has lost its lease.
     pub fn epoch(&self) -> Option<i64> {
         self.epoch
     }
@@ -178,108 +185,110 @@ impl Deref for Outgoing {
     }
 }
 
-/// Why a batch was not published, and how much of it was.
+/// Why a batch was not published, and which of its events were.
 ///
-/// Any error becomes one with `?`: then nothing of the batch counts as published, and nobody knows which event it was; the
-/// relay finds out, by trying fewer at a time. A publisher that knows more says more:
+/// Any error converts to one with `?`: then no event of the batch counts as published, and the
+/// failed event is unknown; the relay finds it by publishing smaller batches. A publisher that
+/// knows more reports more:
 ///
 /// ```
 /// use outbox::{Failure, Fate, PublishError};
 ///
 /// // The broker confirmed two events and refused the third; nothing was sent after it.
-/// let _ = PublishError::after(2, Failure::dead("1,200,000 bytes are more than the 1,000,000 that the topic takes"));
+/// let _ = PublishError::after(2, Failure::dead("1,200,000 bytes are more than the 1,000,000 that the topic accepts"));
 ///
-/// // It confirmed the first and the third, refused the second, and the fourth waits behind that one.
+/// // It confirmed the first and the third, refused the second, and the fourth was not sent because the second blocks it.
 /// let refused = Failure::retry("no leader for the partition");
 /// let _ = PublishError::each(vec![Fate::Published, Fate::Failed(refused), Fate::Published, Fate::Untried]);
 ///
-/// // It is not there at all: no event is to blame, and none uses up an attempt.
+/// // It is unavailable: no event is the cause, and no attempt is counted.
 /// let _ = PublishError::unavailable("connection refused");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishError {
-    known: Known,
+    known: KnownResults,
     pub(crate) failure: Failure,
-    /// Whether the destination is to blame, not an event.
+    /// Whether the destination is the cause, not an event.
     pub(crate) unavailable: bool,
 }
 
-/// How much is known of a batch that was not published.
+/// Knowledge about a batch that was not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Known {
+enum KnownResults {
     Nothing,
-    /// So many were published, the next one failed, the rest was not tried.
+    /// This many were published, the next one failed, the rest was not tried.
     After(usize),
-    /// What became of each, from the first one on. Those beyond its end were not tried.
+    /// The result of each event, from the first one. Events beyond its end were not tried.
     Each(Vec<Fate>),
 }
 
-/// What became of one event of a batch.
+/// Result of one event of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The destination has it.
+    /// The destination has accepted it.
     Published,
-    /// It was refused, or nobody knows.
+    /// Refused, or unknown.
     Failed(Failure),
-    /// It was not sent: it waits behind one that failed, or behind an outage.
+    /// Not sent: blocked by a failed event or by an outage.
     Untried,
 }
 
 impl PublishError {
-    fn new(known: Known, failure: Failure, unavailable: bool) -> Self {
+    fn new(known: KnownResults, failure: Failure, unavailable: bool) -> Self {
         Self { known, failure, unavailable }
     }
 
-    /// So many events from the start of the batch *were* published, the one after them failed, and the rest was not tried.
+    /// The first `published` events of the batch *were* published, the next one failed, and the
+    /// rest was not tried.
     pub fn after(published: usize, failure: impl Into<Failure>) -> Self {
-        Self::new(Known::After(published), failure.into(), false)
+        Self::new(KnownResults::After(published), failure.into(), false)
     }
 
-    /// What became of each event, in the order of the batch.
+    /// The result of each event, in the order of the batch.
     pub fn each(fates: Vec<Fate>) -> Self {
         let first = fates.iter().find_map(|fate| match fate {
             Fate::Failed(failure) => Some(failure.clone()),
             Fate::Published | Fate::Untried => None,
         });
         let failure = first.unwrap_or_else(|| Failure::retry("not all events were published"));
-        Self::new(Known::Each(fates), failure, false)
+        Self::new(KnownResults::Each(fates), failure, false)
     }
 
-    /// The destination cannot be reached, or takes nothing at the moment: no event is to blame. Nothing is sent to it until it
-    /// is [healthy](Publisher::health) again.
+    /// The destination cannot be reached, or accepts no event at the moment: no event is the cause.
+    /// Nothing is sent to it until it is [healthy](Publisher::health) again.
     pub fn unavailable(reason: impl fmt::Display) -> Self {
-        Self::new(Known::Nothing, Failure::retry(reason), true)
+        Self::new(KnownResults::Nothing, Failure::retry(reason), true)
     }
 
-    /// The same where more is known: of each event, in the order of the batch.
+    /// The same where the result of each event is known, in the order of the batch.
     pub fn unavailable_with(fates: Vec<Fate>, reason: impl fmt::Display) -> Self {
-        Self::new(Known::Each(fates), Failure::retry(reason), true)
+        Self::new(KnownResults::Each(fates), Failure::retry(reason), true)
     }
 
-    /// Whether the destination is to blame, and no event.
+    /// Whether the destination is the cause, and no event.
     pub fn is_unavailable(&self) -> bool {
         self.unavailable
     }
 
-    /// What became of the event at this place; `None` if nobody knows.
+    /// The result of the event at this index; `None` if unknown.
     pub fn fate(&self, index: usize) -> Option<Fate> {
         match &self.known {
-            Known::Nothing => None,
-            Known::After(published) => Some(match index.cmp(published) {
+            KnownResults::Nothing => None,
+            KnownResults::After(published) => Some(match index.cmp(published) {
                 Ordering::Less => Fate::Published,
                 Ordering::Equal => Fate::Failed(self.failure.clone()),
                 Ordering::Greater => Fate::Untried,
             }),
-            Known::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
+            KnownResults::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
         }
     }
 
-    /// How many events from the start of the batch were published.
+    /// Number of events from the start of the batch that were published.
     pub fn published(&self) -> usize {
         match &self.known {
-            Known::Nothing => 0,
-            Known::After(published) => *published,
-            Known::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
+            KnownResults::Nothing => 0,
+            KnownResults::After(published) => *published,
+            KnownResults::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
         }
     }
 }
@@ -292,7 +301,7 @@ impl fmt::Display for PublishError {
 
 impl From<Failure> for PublishError {
     fn from(failure: Failure) -> Self {
-        Self::new(Known::Nothing, failure, false)
+        Self::new(KnownResults::Nothing, failure, false)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Publishers that need no broker: one that logs, one that counts, one that tests wait for.
+//! Publishers without a broker: one that logs, one that counts, one that tests wait for.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,8 @@ use super::query::Position;
 use crate::escape::Escaped;
 use crate::event::EventType;
 
-/// Writes a log line for every event, at INFO: its id, type and position, and how many tags it has. Never its payload.
+/// Writes a log line at INFO for every event: its id, type and position, and its number of tags.
+/// Never its payload.
 ///
 /// ```
 /// use outbox::{LogPublisher, Publisher, Topic};
@@ -39,7 +40,7 @@ impl LogPublisher {
         Self::named("log")
     }
 
-    /// Named otherwise: for a topic that has two.
+    /// With another name: for a topic with two of them.
     pub fn named(name: impl Into<Arc<str>>) -> Self {
         Self { name: name.into() }
     }
@@ -61,13 +62,13 @@ impl Publisher for LogPublisher {
     }
 }
 
-/// Counts what is published: by itself, or on the way to another publisher. Clones count together.
+/// Counts published events, on its own or in front of another publisher. Clones share their counts.
 ///
 /// ```
 /// use outbox::{LogPublisher, Publisher, StatisticsPublisher, Topic};
 ///
-/// let counted = StatisticsPublisher::of(LogPublisher::new());     // counts what the other one took
-/// assert_eq!(counted.name(), "log");                              // and goes by its name
+/// let counted = StatisticsPublisher::of(LogPublisher::new());     // counts what the other one publishes
+/// assert_eq!(counted.name(), "log");                              // and has its name
 /// let pair = Topic::new("everything").to(counted.clone());
 /// # let _ = pair;
 /// let seen = counted.statistics();
@@ -80,21 +81,21 @@ pub struct StatisticsPublisher {
     counts: Arc<Mutex<Statistics>>,
 }
 
-/// What a [`StatisticsPublisher`] has counted. An event that comes again counts again.
+/// Counts of a [`StatisticsPublisher`]. A repeated event counts again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// How many events were published.
+    /// Number of published events.
     pub total: u64,
     /// The same by event type.
     pub by_type: BTreeMap<String, u64>,
-    /// How many batches failed, in part or as a whole.
+    /// Number of batches that failed, in part or as a whole.
     pub failures: u64,
     /// The position of the last event, if it came from a log.
     pub last_position: Option<Position>,
 }
 
 impl Statistics {
-    /// How many events of a type were published.
+    /// Number of published events of a type.
     pub fn of(&self, event_type: impl Into<EventType>) -> u64 {
         self.by_type.get(event_type.into().as_str()).copied().unwrap_or_default()
     }
@@ -129,19 +130,19 @@ impl StatisticsPublisher {
         Self { name: name.into(), inner: None, counts: Arc::default() }
     }
 
-    /// Counts what another publisher takes, under its name.
+    /// Counts the events that another publisher publishes, under its name.
     pub fn of(publisher: impl Publisher) -> Self {
         let named = Self::named(publisher.name());
         Self { inner: Some(Arc::new(publisher)), ..named }
     }
 
-    /// What was counted until now.
+    /// The counts so far.
     pub fn statistics(&self) -> Statistics {
         self.counts().clone()
     }
 
     fn counts(&self) -> MutexGuard<'_, Statistics> {
-        self.counts.lock().expect("no one panics while counting")
+        self.counts.lock().expect("counting does not panic")
     }
 }
 
@@ -185,7 +186,7 @@ impl Publisher for StatisticsPublisher {
     }
 }
 
-/// Keeps what it is given, for a test to wait for. Clones are the same latch.
+/// Keeps the events that it is given, for a test to wait for. Clones share the latch.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -211,19 +212,19 @@ pub struct LatchPublisher {
 }
 
 impl LatchPublisher {
-    /// Named `latch`; opens when so many events have arrived.
+    /// Named `latch`; opens when this many events have arrived.
     pub fn expecting(events: usize) -> Self {
         Self { name: "latch".into(), expected: events, arrived: watch::Sender::new(Vec::new()) }
     }
 
-    /// Under another name.
+    /// With another name.
     pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Waits until as many events as expected have arrived. Returns all that have, in the order in which they came; one that
-    /// came twice is there twice.
+    /// Waits until as many events as expected have arrived. Returns all that have, in order of
+    /// arrival, including repeats.
     pub async fn wait(&self, limit: Duration) -> Result<Vec<Outgoing>, LatchError> {
         let mut arrived = self.arrived.subscribe();
         let enough = arrived.wait_for(|arrived| arrived.len() >= self.expected);
@@ -234,7 +235,7 @@ impl LatchPublisher {
         opened.ok_or_else(|| LatchError { expected: self.expected, arrived: self.arrived(), limit })
     }
 
-    /// What has arrived until now.
+    /// The events that have arrived so far.
     pub fn arrived(&self) -> Vec<Outgoing> {
         self.arrived.borrow().clone()
     }
@@ -256,11 +257,11 @@ impl Publisher for LatchPublisher {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{} of {expected} events arrived within {limit:?}", .arrived.len())]
 pub struct LatchError {
-    /// How many were expected.
+    /// Number of expected events.
     pub expected: usize,
-    /// What did arrive.
+    /// The events that arrived.
     pub arrived: Vec<Outgoing>,
-    /// How long it was waited for them.
+    /// The time limit.
     pub limit: Duration,
 }
 
@@ -279,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Takes so many of a batch, and is in a bad mood.
+    /// Publishes this many events of a batch, fails on the next, and is never healthy.
     struct Takes(usize);
 
     #[async_trait]
@@ -311,20 +312,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn statistics_of_another_count_only_what_it_took() {
+    async fn statistics_of_another_publisher_count_only_what_it_published() {
         let counted = StatisticsPublisher::of(Takes(1));
         let batch = [outgoing("a", Some(1)), outgoing("b", Some(2))];
         let error = counted.publish_batch(&batch).await.unwrap_err();
-        assert_eq!(error, PublishError::after(1, Failure::retry("no more")), "the error is passed on");
+        assert_eq!(
+            error,
+            PublishError::after(1, Failure::retry("no more")),
+            "the error is returned unchanged"
+        );
         let seen = counted.statistics();
         assert_eq!((seen.total, seen.of("a"), seen.failures), (1, 1, 1));
         assert_eq!(seen.last_position, Some(Position::new(1)));
         assert_eq!(counted.name(), "takes");
         assert!(counted.health().await.is_err());
-        // One that claims to have taken more than there was.
-        let boaster = StatisticsPublisher::of(Takes(7));
-        boaster.publish_batch(&batch).await.unwrap_err();
-        assert_eq!(boaster.statistics().total, 2);
+        // A publisher that reports more published events than the batch has.
+        let excessive = StatisticsPublisher::of(Takes(7));
+        excessive.publish_batch(&batch).await.unwrap_err();
+        assert_eq!(excessive.statistics().total, 2);
     }
 
     #[tokio::test]

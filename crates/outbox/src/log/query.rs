@@ -1,4 +1,5 @@
-//! Queries and conditions: which events a decision is based on, and what must not have happened since.
+//! Queries and conditions: the events that a decision is based on, and those that must not have
+//! been appended since.
 
 use std::fmt;
 
@@ -6,11 +7,11 @@ use super::tag::Tag;
 use crate::error::EventError;
 use crate::event::{Event, EventType};
 
-/// How many alternatives a query, and how many types or tags an alternative, may have.
+/// Maximum number of alternatives of a query, and of types or tags of an alternative.
 const MAX_PARTS: usize = 64;
 
-/// A place in the log. The first event has position 1; every event's is greater than those of the events before it, and
-/// some numbers may be missing.
+/// A position in the log. The first event has position 1; positions increase, and some numbers may
+/// be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position(i64);
 
@@ -18,12 +19,12 @@ impl Position {
     /// Before the first event.
     pub const START: Position = Position(0);
 
-    /// This number; what is below zero is the start.
+    /// This number; a negative number is the start.
     pub const fn new(number: i64) -> Self {
         Self(if number < 0 { 0 } else { number })
     }
 
-    /// The number itself.
+    /// The number.
     pub const fn get(self) -> i64 {
         self.0
     }
@@ -41,7 +42,8 @@ impl fmt::Display for Position {
     }
 }
 
-/// Which events of the log to read: those that have *all* of these tags and *one* of these types, or fit an alternative.
+/// Selects events of the log that have *all* of these tags and *one* of these types, or match an
+/// alternative.
 ///
 /// ```
 /// use outbox::Query;
@@ -55,8 +57,8 @@ impl fmt::Display for Position {
 /// # let _ = (wallet, both, all);
 /// ```
 ///
-/// What cannot be a tag or a type, such as an empty name, is reported by whoever is given the query. The first tag of an
-/// alternative is what appends wait for each other by: put the one that says most first.
+/// An invalid tag or type, such as an empty name, is reported when the query is used. Appends wait
+/// for each other by the first tag of an alternative: put the most selective tag first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a query does nothing until it is read"]
 pub struct Query {
@@ -67,7 +69,7 @@ pub struct Query {
 /// One alternative of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Item {
-    /// One of these; none: any.
+    /// One of these; empty: any.
     pub(crate) types: Vec<EventType>,
     /// All of these.
     pub(crate) tags: Vec<Tag>,
@@ -96,7 +98,7 @@ impl Query {
         Self::all().types(types)
     }
 
-    /// And with this tag too.
+    /// Requires this tag too.
     pub fn and_tag(mut self, name: impl AsRef<str>, value: impl fmt::Display) -> Self {
         match Tag::new(name, value) {
             Ok(tag) => self.last().tags.push(tag),
@@ -105,7 +107,7 @@ impl Query {
         self
     }
 
-    /// And of one of these types.
+    /// Requires one of these types.
     pub fn types<T: Into<EventType>>(mut self, types: impl IntoIterator<Item = T>) -> Self {
         let before = self.last().types.len();
         for event_type in types.into_iter().map(Into::into) {
@@ -115,13 +117,13 @@ impl Query {
             }
         }
         if self.last().types.len() == before {
-            // Without a word it would be every event.
+            // No types would otherwise select every event.
             self.mistake.get_or_insert(EventError::Empty { field: "the list of event types" });
         }
         self
     }
 
-    /// Or what the other one says.
+    /// Adds the alternatives of another query.
     pub fn or(mut self, other: Query) -> Self {
         self.items.extend(other.items);
         self.mistake = self.mistake.or(other.mistake);
@@ -136,12 +138,12 @@ impl Query {
         &mut self.items[last]
     }
 
-    /// Whether the event is one of those asked for.
+    /// Whether the query selects the event.
     pub fn matches(&self, event: &Event) -> bool {
         self.items.iter().any(|item| item.matches(event))
     }
 
-    /// Its alternatives, without mistakes.
+    /// Its alternatives, or the first error.
     pub(crate) fn items(&self) -> Result<&[Item], EventError> {
         if let Some(mistake) = &self.mistake {
             return Err(mistake.clone());
@@ -155,14 +157,14 @@ impl Query {
     }
 }
 
-/// What must hold for an append to happen.
+/// Condition of an append.
 ///
 /// ```
 /// use outbox::{Condition, Position, Query};
 ///
-/// // nobody may have registered this name, ever
+/// // this name must never have been registered
 /// let free = Condition::unless(Query::tag("name", "ada"));
-/// // nothing may have happened to the wallet since position 42
+/// // no event of the wallet may have been appended since position 42
 /// let unchanged = Condition::unless(Query::tag("wallet_id", "w1")).after(Position::new(42));
 /// // and if this request was carried out before, that is fine, and nothing is appended
 /// let once = unchanged.once(Query::tag("request_id", "r7"));
@@ -170,9 +172,11 @@ impl Query {
 /// ```
 ///
 /// Most conditions come from a [projection](crate::Log::project), by
-/// [`unchanged`](crate::Projection::unchanged). A position that you choose yourself must be one up to which *everything* that
-/// matches has been seen: what [`settled`](crate::Log::settled) returns, or what a publisher was given. The greatest position
-/// that a plain [`read`](crate::Log::read) happened to see is not: on PostgreSQL an earlier one may still be about to commit.
+/// [`unchanged`](crate::Projection::unchanged). A position that you choose yourself must be one up
+/// to which *all* matching events have been seen: one that [`settled`](crate::Log::settled)
+/// returned, or that a publisher was given. The highest position that a plain
+/// [`read`](crate::Log::read) returned is not: on PostgreSQL an event with a lower position may
+/// still be about to commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "a condition does nothing until `append_if`"]
 pub struct Condition {
@@ -181,18 +185,19 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Fails with a [conflict](crate::Error::Conflict) if an event matches, wherever it stands.
+    /// Fails with a [conflict](crate::Error::Conflict) if an event matches, at any position.
     pub fn unless(query: Query) -> Self {
         Self { unless: vec![(query, Position::START)], once: Vec::new() }
     }
 
-    /// Nothing is appended if an event matches: it [was done before](crate::Appended::Already), and that is no error.
+    /// Appends nothing if an event matches: the append [was done before](crate::Appended::Already),
+    /// which is no error.
     pub fn only_once(query: Query) -> Self {
         Self { unless: Vec::new(), once: vec![query] }
     }
 
-    /// Only what stands after this position counts as a conflict, for what was said last: conditions that were combined
-    /// with it keep theirs.
+    /// Only events after this position count as a conflict, for the condition that was added last:
+    /// conditions that were combined with it keep their own position.
     pub fn after(mut self, position: Position) -> Self {
         if let Some((_, after)) = self.unless.last_mut() {
             *after = position;
@@ -200,13 +205,14 @@ impl Condition {
         self
     }
 
-    /// And nothing is appended if an event matches this, as with [`only_once`](Condition::only_once).
+    /// Also appends nothing if an event matches this query, as with
+    /// [`only_once`](Condition::only_once).
     pub fn once(mut self, query: Query) -> Self {
         self.once.push(query);
         self
     }
 
-    /// Both must hold.
+    /// Requires both conditions.
     pub fn and(mut self, other: Condition) -> Self {
         self.unless.extend(other.unless);
         self.once.extend(other.once);
@@ -220,7 +226,7 @@ mod tests {
     use crate::log::tests::event;
 
     #[test]
-    fn a_query_wants_all_tags_and_one_type_or_fits_an_alternative() {
+    fn a_query_requires_all_tags_and_one_type_or_matches_an_alternative() {
         let query = Query::tag("w", "1").and_tag("r", "eu").types(["A", "B"]).or(Query::of_types(["C"]));
         assert!(query.matches(&event("A", &[("r", "eu"), ("w", "1"), ("x", "y")])));
         assert!(query.matches(&event("C", &[])));

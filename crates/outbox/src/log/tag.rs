@@ -1,19 +1,20 @@
-//! Tags: what an event of the log is about, and what queries and topics look for.
+//! Tags: the subjects of an event of the log, by which queries and topics select events.
 
 use std::fmt;
 
 use crate::error::EventError;
 use crate::event::check_text;
 
-/// How many tags an event may have.
+/// Maximum number of tags of an event.
 pub const MAX_TAGS: usize = 64;
 
-/// The longest tag, written as `name=value`, in characters.
+/// Maximum length of a tag, written as `name=value`, in characters.
 pub const MAX_TAG: usize = 255;
 
 /// A name and a value, such as `wallet_id=w1`.
 ///
-/// The name may not be empty and holds no `=`; the value may be anything that fits, also nothing.
+/// The name must not be empty or contain `=`; the value may be any text that fits, including the
+/// empty one.
 ///
 /// ```
 /// use outbox::Tag;
@@ -32,7 +33,7 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Checks both.
+    /// Checks name and value.
     pub fn new(name: impl AsRef<str>, value: impl fmt::Display) -> Result<Self, EventError> {
         let name = check_name(name.as_ref())?;
         let text = format!("{name}={value}");
@@ -40,7 +41,7 @@ impl Tag {
         Ok(Self { name: name.len(), text: text.into() })
     }
 
-    /// As it stands in a table: what has no `=` is a name without a value.
+    /// A tag from a table: a text without `=` is a name without a value.
     pub(crate) fn from_stored(text: String) -> Self {
         match text.find('=') {
             Some(name) => Self { name, text: text.into() },
@@ -48,17 +49,17 @@ impl Tag {
         }
     }
 
-    /// What stands before the `=`.
+    /// The part before the `=`.
     pub fn name(&self) -> &str {
         &self.text[..self.name]
     }
 
-    /// What stands after it.
+    /// The part after the `=`.
     pub fn value(&self) -> &str {
         &self.text[self.name + 1..]
     }
 
-    /// Both, as they are stored: `name=value`.
+    /// The stored text: `name=value`.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_stored_is_read_as_it_is() {
+    fn tags_stored_by_other_programs_are_read_unchanged() {
         let tag = Tag::from_stored("a=b=c".to_owned());
         assert_eq!((tag.name(), tag.value()), ("a", "b=c"));
         let bare = Tag::from_stored("bare".to_owned());

@@ -1,17 +1,18 @@
-//! Topics: which events of the log a publisher is for.
+//! Topics: which events of the log a publisher receives.
 
 use std::sync::Arc;
 
-use super::pair::Pair;
 use super::publisher::Publisher;
+use super::subscription::Pair;
 use super::tag::{Tag, check_name};
 use crate::error::{Error, EventError, Result};
 use crate::event::{Event, EventType, check_text};
 
-/// The longest name of a topic or a publisher, in characters.
+/// Maximum length of a topic or publisher name, in characters.
 pub(crate) const MAX_NAME: usize = 100;
 
-/// A selection of the log's events, by type and tags. Every rule must hold; no rule selects everything.
+/// A selection of the log's events, by type and tags. All rules must match; without rules it
+/// selects every event.
 ///
 /// ```
 /// use outbox::Topic;
@@ -34,7 +35,8 @@ pub struct Topic {
 }
 
 impl Topic {
-    /// A topic of this name, which selects everything until a rule is added. The name is what its position is kept by.
+    /// A topic of this name, which selects every event until a rule is added. Its position is
+    /// stored under this name.
     pub fn new(name: impl Into<String>) -> Self {
         let name: String = name.into();
         let mistake = check_text("topic name", &name, MAX_NAME).err();
@@ -66,7 +68,7 @@ impl Topic {
         self
     }
 
-    /// Only events that have this very tag. Said again, both are required.
+    /// Only events that have this exact tag. Called repeatedly, all tags are required.
     pub fn tag(mut self, name: impl AsRef<str>, value: impl std::fmt::Display) -> Self {
         match Tag::new(name, value) {
             Ok(tag) => self.exact.push(tag),
@@ -99,7 +101,7 @@ impl Topic {
         self.name.clone()
     }
 
-    /// Whether the event belongs to it.
+    /// Whether the topic selects the event.
     pub fn selects(&self, event: &Event) -> bool {
         let tags = event.tags();
         let has = |name: &String| tags.iter().any(|tag| tag.name() == name);
@@ -109,12 +111,13 @@ impl Topic {
             && self.exact.iter().all(|tag| tags.contains(tag))
     }
 
-    /// Sends its events to a publisher: see [`RelayBuilder::publish`](crate::RelayBuilder::publish).
+    /// Sends its events to a publisher: see
+    /// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
     pub fn to(&self, publisher: impl Publisher) -> Pair {
         self.to_shared(Arc::new(publisher))
     }
 
-    /// The same for a publisher that is used elsewhere too.
+    /// The same for a publisher that is shared with other code.
     pub fn to_shared(&self, publisher: Arc<dyn Publisher>) -> Pair {
         Pair::new(self.clone(), publisher)
     }
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_is_reported_with_the_topic() {
+    fn an_invalid_rule_is_reported_with_the_topic() {
         for topic in [
             Topic::new(""),
             Topic::new("t").required_tags([""]),

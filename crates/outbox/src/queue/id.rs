@@ -1,4 +1,4 @@
-//! The token of a claimed item.
+//! The id of a claimed item.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +8,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::event::{EventId, check_text};
 use crate::store::Claim;
 
-/// The longest id of an event, in characters.
+/// Maximum length of an event id, in characters.
 const MAX_MESSAGE: usize = 36;
 
-/// One claim of one message: what [`ack`](super::WorkQueue::ack) and its siblings are told.
+/// One claim of one message, to be passed to [`ack`](super::WorkQueue::ack) and the other settling
+/// methods.
 ///
-/// The same message claimed again has another one, so that what comes too late names a claim that is over. It is plain
-/// text to others (`01JD2M…:7:2`) and may travel to another process: as a string of JSON, or by `to_string` and `parse`.
+/// The same message claimed again has another id, so that a late settlement names a stale claim. It
+/// is opaque text (`01JD2M…:7:2`) and may be passed to another process: as a JSON string, or by
+/// `to_string` and `parse`.
 ///
 /// ```
 /// use outbox::WorkItemId;
@@ -29,7 +31,8 @@ const MAX_MESSAGE: usize = 36;
 pub struct WorkItemId {
     message: EventId,
     claim: Claim,
-    /// How often it had failed before: settled by the claim, and here so that a retry needs no look at the table.
+    /// Number of failed attempts before this claim: fixed by the claim, and kept here so that a
+    /// retry need not read the table.
     attempts: u32,
 }
 
@@ -38,7 +41,7 @@ impl WorkItemId {
         Self { message, claim, attempts }
     }
 
-    /// The message, by the id that it keeps through all claims and retries: the key for doing things once.
+    /// The message's id, which is the same for all claims and retries: the key for deduplication.
     pub fn message(&self) -> &EventId {
         &self.message
     }
@@ -64,9 +67,9 @@ impl fmt::Debug for WorkItemId {
     }
 }
 
-/// A text that is no [`WorkItemId`].
+/// A text that is not a [`WorkItemId`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not the id of a work item: {reason}; pass it on as `claim` gave it")]
+#[error("not the id of a work item: {reason}; pass the id that `claim` returned")]
 pub struct WorkItemIdError {
     reason: String,
 }
@@ -76,21 +79,21 @@ impl FromStr for WorkItemId {
 
     fn from_str(text: &str) -> Result<Self, WorkItemIdError> {
         let wrong = |reason: &str| WorkItemIdError { reason: reason.to_owned() };
-        // From the right: an id that somebody else chose may hold a colon.
+        // From the right: an id that another program chose may contain a colon.
         let mut parts = text.rsplitn(3, ':');
         let (Some(attempts), Some(claim), Some(message)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(wrong("it has not three parts"));
+            return Err(wrong("it does not have three parts"));
         };
         check_text("the message's id", message, MAX_MESSAGE)
             .map_err(|error| WorkItemIdError { reason: error.to_string() })?;
-        let claim: Claim = claim.parse().map_err(|_| wrong("its claim is no number"))?;
-        let attempts = attempts.parse().map_err(|_| wrong("its number of attempts is no number"))?;
+        let claim: Claim = claim.parse().map_err(|_| wrong("its claim is not a number"))?;
+        let attempts = attempts.parse().map_err(|_| wrong("its number of attempts is not a number"))?;
         if claim < 1 {
             return Err(wrong("its claim is not above 0"));
         }
         let id = Self::new(EventId::from(message), claim, attempts);
-        // One text for one id: `+7` and `07` are numbers too.
-        if id.to_string() != text { Err(wrong("its numbers are not written plainly")) } else { Ok(id) }
+        // One text per id: `+7` and `07` parse as numbers too.
+        if id.to_string() != text { Err(wrong("its numbers are not in canonical form")) } else { Ok(id) }
     }
 }
 
@@ -111,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_the_same_after_a_journey() {
+    fn an_id_survives_a_round_trip() {
         for message in ["01JD2MYZ3V6ZJ9CJ7W2YH4M0QK", "a:b:c", ":", "ä ö", &"x".repeat(36)] {
             let id = WorkItemId::new(EventId::from(message), 7, 2);
             assert_eq!(id.to_string(), format!("{message}:7:2"));
@@ -123,21 +126,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_says_why() {
+    fn an_invalid_id_is_refused_with_the_reason() {
         let long = format!("{}:1:0", "x".repeat(37));
         for (text, why) in [
             ("", "three parts"),
             ("x", "three parts"),
             ("x:1", "three parts"),
             (":1:0", "empty"),
-            ("x:one:0", "claim is no number"),
-            ("x:1:", "attempts is no number"),
-            ("x:1:-1", "attempts is no number"),
+            ("x:one:0", "claim is not a number"),
+            ("x:1:", "attempts is not a number"),
+            ("x:1:-1", "attempts is not a number"),
             ("x:0:0", "not above 0"),
             ("x:-3:0", "not above 0"),
-            ("x:99999999999:0", "claim is no number"),
-            ("x:+7:0", "plainly"),
-            ("x:07:0", "plainly"),
+            ("x:99999999999:0", "claim is not a number"),
+            ("x:+7:0", "canonical"),
+            ("x:07:0", "canonical"),
             ("x\0y:1:0", "control character"),
             (&long, "37 characters"),
         ] {

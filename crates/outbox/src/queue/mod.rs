@@ -1,6 +1,7 @@
-//! The work queue: the table of events as a queue that any process may take from, without a relay.
+//! The work queue: the event table as a queue from which any process claims items, without a relay.
 //!
-//! It is a face of the [store](crate::store) and nothing more: a relay on the same table takes by the same leases.
+//! It only uses the [store](crate::store): a relay on the same table takes events by the same
+//! leases.
 
 mod claim;
 mod id;
@@ -24,12 +25,13 @@ use crate::relay::hot::HotDoor;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Completion, Delivery, Holder, NodeId, OnDead, Settled, Settlement, SharedStore, Verdict};
 
-/// How many ids go to the database in one call; a longer list takes several.
+/// Maximum number of ids per call of the store; a longer list takes several calls.
 const CHUNK: usize = 1_000;
 
-/// The table of events as a work queue: claim items for a time, work, and say what became of each.
+/// The event table as a work queue: claim items for a time, work, and settle each item.
 ///
-/// For processes that want to take work at their own pace, where a [`Relay`](crate::Relay) would call their handlers.
+/// For processes that claim work at their own pace, where a [`Relay`](crate::Relay) would call
+/// their handlers.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -52,26 +54,29 @@ const CHUNK: usize = 1_000;
 /// # Ok(()) }
 /// ```
 ///
-/// # What holds
+/// # Guarantees
 ///
-/// - **An item has one owner at a time**, by the database's clock. A lease that runs out is taken over by the next
-///   claim, without anybody reaping; [`extend`](WorkQueue::extend) keeps it.
-/// - **Only the newest claim counts.** Whoever was too slow changes nothing any more, also if it was the same owner. The
-///   answers tell: each call returns how many items it took effect on, and silently passes over ids that are unknown,
-///   another's, of an older claim, or named twice. Until somebody else has claimed the item, its owner may settle it
-///   even after its lease.
-/// - **Nothing is done exactly once.** A worker that dies between its work and its ack leaves the item to the next one.
-///   [`message`](WorkItemId::message) is the key for doing things once; see [`once`](crate::Outbox::once).
+/// - **An item has one owner at a time**, by the database's clock. The next claim takes over an
+///   expired lease by itself; [`extend`](WorkQueue::extend) renews a lease.
+/// - **Only the newest claim counts.** An owner that was too slow changes nothing any more, even if
+///   the newer claim is its own. Each call returns how many items it took effect on, and silently
+///   skips ids that are unknown, of another owner, of an older claim, or repeated. Until the item
+///   is claimed again, its owner may settle it even after its lease has expired.
+/// - **Delivery is at least once.** If a worker dies between its work and its ack, the item is
+///   claimed again. [`message`](WorkItemId::message) is the key for deduplication; see
+///   [`once`](crate::Outbox::once).
 /// - **Order per key**: an item is not claimed while an earlier one of its
-///   [`ordering_key`](crate::EventBuilder::ordering_key) is out, waits for its retry, or is dead (see
-///   [`on_dead`](WorkQueue::on_dead)). One claim may hold several of a key, in their order: work on those one after
-///   another, and [`release`](WorkQueue::release) the rest of a key when one was not done.
-/// - **An item that kills its workers is dead in the end.** An item whose owner vanished may be the reason, so it is counted
-///   when it is claimed; after three such claims without an end it is dead. The items of a lost batch may come together once;
-///   after that a claim holds at most one such item.
+///   [`ordering_key`](crate::EventBuilder::ordering_key) is leased, waits for its retry, or is dead
+///   (see [`on_dead`](WorkQueue::on_dead)). One claim may hold several items of a key, in their
+///   order: work on them one after another, and [`release`](WorkQueue::release) the rest of a key
+///   when one was not done.
+/// - **An item that crashes its workers is dead-lettered.** An item whose owner vanished may be the
+///   cause, so its claims are counted; after three such claims without a settlement it is
+///   dead-lettered. The items of a lost batch may be claimed together once; after that a claim
+///   holds at most one such item.
 ///
-/// Each call is one transaction for up to 1,000 ids, and takes this many round trips to the server, however many ids there
-/// are:
+/// Each call is one transaction for up to 1,000 ids, and takes this number of round trips to the
+/// server, however many ids there are:
 ///
 /// | call | PostgreSQL | MySQL, MariaDB |
 /// | --- | --- | --- |
@@ -81,19 +86,21 @@ const CHUNK: usize = 1_000;
 /// | `claim` of items with ordering keys | 5 | 5 |
 /// | `reap_expired` | 1 | 1 |
 ///
-/// That is on a connection that was in use within the last second; one that was idle for longer is asked first whether it is
-/// alive. A claim that goes past blocked or suspect items takes as many again for each window, and settling steps of a
-/// [join](crate::Joins) is a short transaction of up to ten statements. A call that failed may be made again: what took effect does
-/// not do so twice. While a `single_node` relay runs on the table it holds all of it, and nothing can be
-/// claimed; that is logged once.
+/// This applies to a connection that was used within the last second; a connection that was idle
+/// for longer is first tested. A claim that goes past blocked or suspect items takes as many again
+/// for each window, and settling steps of a [join](crate::Joins) is a short transaction of up to
+/// ten statements. A failed call may be repeated: a settlement takes effect only once. While a
+/// `single_node` relay runs on the table, it holds the whole table, and nothing can be claimed;
+/// this is logged once.
 #[derive(Clone)]
 pub struct WorkQueue {
     store: SharedStore,
     retry: Arc<dyn RetryPolicy>,
     completion: Completion,
     on_dead: OnDead,
-    lookout: Arc<claim::Lookout>,
-    /// The relay of this process, if there is one: it delivers what settling an item writes.
+    holder_check: Arc<claim::HolderCheck>,
+    /// Wakes the relay of this process, if there is one: it delivers the events that settling an
+    /// item writes.
     door: HotDoor,
 }
 
@@ -108,7 +115,7 @@ impl fmt::Debug for WorkQueue {
     }
 }
 
-/// An item that was claimed. Reads like its [`Event`].
+/// A claimed item. Reads like its [`Event`].
 #[derive(Clone, Debug)]
 pub struct WorkItem {
     id: WorkItemId,
@@ -125,7 +132,8 @@ impl WorkItem {
         Self { id, event, seq, created_at, last_error }
     }
 
-    /// This claim of the message, to settle it with. The message's own id is [`message`](WorkItemId::message).
+    /// This claim of the message, to settle it with. The message's own id is
+    /// [`message`](WorkItemId::message).
     pub fn id(&self) -> &WorkItemId {
         &self.id
     }
@@ -135,12 +143,12 @@ impl WorkItem {
         &self.event
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of the attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.id.attempts() + 1
     }
 
-    /// Its place in the table.
+    /// Sequence number in the table.
     pub fn seq(&self) -> Option<i64> {
         self.seq
     }
@@ -150,7 +158,7 @@ impl WorkItem {
         self.created_at
     }
 
-    /// Why it was [abandoned](WorkQueue::abandon) last; `None` if it was not.
+    /// Error of the last [`abandon`](WorkQueue::abandon); `None` if it was not abandoned.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -182,65 +190,67 @@ impl Deref for WorkItem {
 }
 
 impl WorkQueue {
-    /// The longest lease: a year.
+    /// Maximum lease: a year.
     pub const MAX_LEASE: Duration = Duration::from_secs(365 * 86_400);
 
-    /// The largest batch that [`claim`](WorkQueue::claim) takes. 1 to 100 do best.
+    /// Maximum batch of [`claim`](WorkQueue::claim). 1 to 100 perform best.
     pub const MAX_BATCH: usize = 10_000;
 
-    /// A queue on a store alone. See [`Outbox::queue`](crate::Outbox::queue).
+    /// A queue on a store, without an outbox. See [`Outbox::queue`](crate::Outbox::queue).
     pub fn new(store: SharedStore) -> Self {
         Self {
             store,
             retry: Arc::new(Backoff::powers_of_two()),
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
-            lookout: Arc::default(),
+            holder_check: Arc::default(),
             door: HotDoor::default(),
         }
     }
 
-    /// Wakes the relay behind this door when events are written.
+    /// Wakes the relay of this hot path when events are written.
     pub(crate) fn waking(mut self, door: HotDoor) -> Self {
         self.door = door;
         self
     }
 
-    /// Has the relay of this process look, if events were written by a settlement: what follows a join.
+    /// Wakes the relay of this process if a settlement wrote events: follow-ups of joins.
     fn wake_if(&self, wrote: bool) {
         if let Some(engine) = self.door.engine().filter(|_| wrote) {
             engine.wake.notify_one();
         }
     }
 
-    /// When abandoned items come back, and when they are given up; [`Backoff::powers_of_two`] if not set, with ten
-    /// attempts.
+    /// When abandoned items are retried, and when they are dead-lettered;
+    /// [`Backoff::powers_of_two`] if not set, with ten attempts.
     #[must_use]
     pub fn retry(mut self, retry: impl RetryPolicy) -> Self {
         self.retry = Arc::new(retry);
         self
     }
 
-    /// What happens to items that are done; they are kept until purged if not set.
+    /// Whether done items are kept or deleted; they are kept until purged if not set.
     #[must_use]
     pub fn completion(mut self, completion: Completion) -> Self {
         self.completion = completion;
         self
     }
 
-    /// What a dead item does to the later ones of its key; they wait if not set.
+    /// Whether the later items of a dead item's key wait; they do if not set.
     #[must_use]
     pub fn on_dead(mut self, on_dead: OnDead) -> Self {
         self.on_dead = on_dead;
         self
     }
 
-    /// Claims up to `batch` items that are due, oldest first, for the time of the lease. Empty if there are none.
+    /// Claims up to `batch` due items, oldest first, for the duration of the lease. Empty if there
+    /// are none.
     ///
-    /// The owner is whoever works: the name of a process, or of a worker in it. No two may share one. An item past its
-    /// [`expires_at`](crate::EventBuilder::expires_at) and one that cannot be decoded are dead, and not handed out.
+    /// The owner is the name of a process, or of a worker in it. No two may share one. An item past
+    /// its [`expires_at`](crate::EventBuilder::expires_at) and an undecodable item are
+    /// dead-lettered, and not returned.
     ///
-    /// A claim that is dropped half way may leave items leased until their lease runs out.
+    /// A claim that is dropped half way may leave items leased until their lease expires.
     pub async fn claim(&self, owner: &NodeId, lease: Duration, batch: usize) -> Result<Vec<WorkItem>> {
         check_owner(owner)?;
         check_lease(lease)?;
@@ -252,7 +262,7 @@ impl WorkQueue {
         Ok(items)
     }
 
-    /// The items are done. Returns how many took effect.
+    /// Marks items as done. Returns how many took effect.
     pub async fn ack(
         &self,
         owner: &NodeId,
@@ -261,8 +271,9 @@ impl WorkQueue {
         self.settle(owner, newest(ids), |_| Verdict::Done).await
     }
 
-    /// The items failed, and come back when the [retry policy](WorkQueue::retry) says; they are dead when it says no
-    /// more. Counts as an attempt, and the error is kept for people to read. Returns how many took effect.
+    /// Reports items as failed. They are retried as the [retry policy](WorkQueue::retry) decides,
+    /// or dead-lettered when it gives up. Counts as an attempt, and the error is stored. Returns
+    /// how many took effect.
     pub async fn abandon(
         &self,
         owner: &NodeId,
@@ -272,7 +283,8 @@ impl WorkQueue {
         self.again(owner, newest(ids), Failure::retry(error)).await
     }
 
-    /// As [`abandon`](WorkQueue::abandon), to come back after this delay. Counts against the attempts too.
+    /// As [`abandon`](WorkQueue::abandon), to be retried after this delay. Counts as an attempt
+    /// too.
     pub async fn abandon_after(
         &self,
         owner: &NodeId,
@@ -283,8 +295,8 @@ impl WorkQueue {
         self.again(owner, newest(ids), Failure::retry_after(delay, error)).await
     }
 
-    /// The items are dead: never claimed again, unless a person [replays](crate::Admin::replay) them. Returns how many
-    /// took effect.
+    /// Dead-letters items: they are not claimed again, unless they are
+    /// [replayed](crate::Admin::replay). Returns how many took effect.
     pub async fn fail(
         &self,
         owner: &NodeId,
@@ -295,7 +307,8 @@ impl WorkQueue {
         self.settle(owner, newest(ids), |_| Verdict::Dead { counted: false, reason: reason.clone() }).await
     }
 
-    /// Gives items back as they were, free at once. Not an attempt. Returns how many took effect.
+    /// Releases items unchanged, so that they can be claimed immediately. Not an attempt. Returns
+    /// how many took effect.
     pub async fn release(
         &self,
         owner: &NodeId,
@@ -304,9 +317,10 @@ impl WorkQueue {
         self.settle(owner, newest(ids), |_| Verdict::Released).await
     }
 
-    /// Leases items for this long from now. Returns those that are still held: stop working on the others.
+    /// Renews leases for this long from now. Returns the items that are still held: stop working on
+    /// the others.
     ///
-    /// Do it at a third of the lease, for as long as the work takes.
+    /// Renew at a third of the lease, for as long as the work takes.
     pub async fn extend(
         &self,
         owner: &NodeId,
@@ -324,9 +338,10 @@ impl WorkQueue {
         Ok(held)
     }
 
-    /// Frees items whose lease has run out, so that they show as free. Returns how many.
+    /// Clears the leases of items whose lease has expired, so that they show as free. Returns how
+    /// many.
     ///
-    /// Nobody needs to: [`claim`](WorkQueue::claim) takes such items by itself.
+    /// Optional: [`claim`](WorkQueue::claim) takes such items over by itself.
     pub async fn reap_expired(&self) -> Result<u64> {
         let count = self.store.reap().await?;
         if count > 0 {
@@ -343,7 +358,7 @@ impl WorkQueue {
         .await
     }
 
-    /// Writes verdicts on items, as many at a time as is good for the database.
+    /// Writes verdicts on items, in chunks of a suitable size for the database.
     async fn settle(
         &self,
         owner: &NodeId,
@@ -367,16 +382,16 @@ impl WorkQueue {
 
     fn report(&self, owner: &NodeId, settlements: &[Settlement], settled: u64) {
         let store = self.store.name();
-        let passed_over = (settlements.len() as u64).saturating_sub(settled);
-        if passed_over > 0 {
-            tracing::debug!(store, %owner, passed_over, "work items were not the owner's to settle any more");
+        let stale = (settlements.len() as u64).saturating_sub(settled);
+        if stale > 0 {
+            tracing::debug!(store, %owner, stale, "work items not settled: their claims are stale");
         }
         if settled == 0 {
             return;
         }
         let dead = |s: &&Settlement| matches!(s.verdict, Verdict::Dead { .. });
-        if passed_over > 0 {
-            // Which of them took effect is not known.
+        if stale > 0 {
+            // It is unknown which of them took effect.
             let dead = settlements.iter().filter(dead).count();
             if dead > 0 {
                 tracing::error!(store, %owner, at_most = dead, "work items are dead");
@@ -397,14 +412,14 @@ impl WorkQueue {
     }
 }
 
-/// Each message once, under its newest claim: older ones are over.
+/// Each message once, under its newest claim: older claims are stale.
 fn newest(ids: impl IntoIterator<Item = impl Borrow<WorkItemId>>) -> Vec<WorkItemId> {
     let mut newest: Vec<WorkItemId> = Vec::new();
-    let mut places = HashMap::new();
+    let mut indexes = HashMap::new();
     for id in ids {
         let id: &WorkItemId = id.borrow();
-        let place = *places.entry(id.message().clone()).or_insert(newest.len());
-        match newest.get_mut(place) {
+        let index = *indexes.entry(id.message().clone()).or_insert(newest.len());
+        match newest.get_mut(index) {
             Some(other) if other.claim() >= id.claim() => {}
             Some(other) => *other = id.clone(),
             None => newest.push(id.clone()),

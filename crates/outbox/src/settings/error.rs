@@ -1,11 +1,11 @@
-//! The mistakes of a settings file.
+//! The error of invalid settings.
 
 use std::fmt;
 
 use super::file::Mistake;
 
-/// Settings that cannot be used. Shows every mistake on a line of its own, with its place: file,
-/// line and column, or the variable of the environment. Shows no secrets.
+/// Invalid settings. Shows every mistake on its own line, with its location: file, line and column,
+/// or the environment variable. Shows no secrets.
 ///
 /// ```
 /// use outbox::settings::Settings;
@@ -25,7 +25,7 @@ impl SettingsError {
         Self { file: file.into(), found }
     }
 
-    /// Every mistake with its place.
+    /// Every mistake with its location.
     pub fn mistakes(&self) -> impl Iterator<Item = String> + '_ {
         self.found.iter().map(|mistake| mistake.in_file(&self.file))
     }

@@ -1,10 +1,10 @@
 //! Settings from a file and from the environment: those of the daemon `outbox relay`, for an
 //! application that embeds the outbox. Feature `settings`.
 //!
-//! One file configures both. The application reads the part that the library has: the database and
-//! its tables, mode, workers, poll interval, leases, retries, purge, defaults for publishers of the
-//! log, metrics. The part that the daemon alone has (several databases, publishers, routes, topics,
-//! its HTTP server) is left to the daemon.
+//! One file configures both. The application reads the library's part: the database and its tables,
+//! mode, workers, poll interval, leases, retries, purge, defaults for publishers of the log,
+//! metrics. The part of the daemon alone (several databases, publishers, routes, topics, its HTTP
+//! server) is read by the daemon only.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -27,7 +27,7 @@
 //!     max-attempts = 3
 //! "#, database.display()))?;
 //!
-//! let settings = Settings::from_file(&path)?;          // OUTBOX_RETRY_MAX_ATTEMPTS=5 goes before the file
+//! let settings = Settings::from_file(&path)?;          // OUTBOX_RETRY_MAX_ATTEMPTS=5 overrides the file
 //! assert_eq!(settings.mode(), Mode::SingleNode);
 //! let outbox = settings.sqlite().await?;               // or postgres(), mysql()
 //! let relay = outbox.relay(&settings).on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
@@ -36,7 +36,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! An application with hooks, or with a pool of its own, starts from
+//! An application with hooks, or with its own pool, starts from
 //! [`OutboxBuilder::settings`](crate::OutboxBuilder::settings).
 
 mod error;
@@ -57,7 +57,7 @@ use crate::error::{Error, Result, without_credentials};
 use crate::outbox::{Outbox, OutboxBuilder};
 pub use crate::relay::Mode;
 
-/// The settings of an embedded outbox. See the [module](self) for an example, and the guide for all
+/// The settings of an embedded outbox. The [module](self) has an example, the guide has all
 /// settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -66,11 +66,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads a file. The environment goes before it: `OUTBOX_POLLER_INTERVAL=1s` for `interval` of
+    /// Reads a file. The environment overrides it: `OUTBOX_POLLER_INTERVAL=1s` for `interval` of
     /// `[poller]`. If neither names a database, `DATABASE_URL` does.
     ///
-    /// An error tells every mistake in the library's part, with its place. The daemon's part is not
-    /// read.
+    /// An error lists every mistake in the library's part, with its location. The daemon's part is
+    /// not read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, SettingsError> {
         let path = path.as_ref();
         let (name, text) = read_file(path)?;
@@ -82,13 +82,13 @@ impl Settings {
         Self::read("settings", "", &Environment::of_process())
     }
 
-    /// Reads a text, and not the environment, except for the variables that the text names as
+    /// Reads a text without the environment, except for the variables that the text names as
     /// `${NAME}`.
     pub fn from_toml(text: &str) -> Result<Self, SettingsError> {
         Self::read("settings", text, &Environment::default())
     }
 
-    /// Reads a text and these variables, which go before it.
+    /// Reads a text and these variables, which override it.
     ///
     /// ```
     /// use outbox::settings::{Mode, Settings};
@@ -110,7 +110,7 @@ impl Settings {
 
     fn parse(text: &str, environment: &Environment) -> Result<Self, Vec<Mistake>> {
         let mut reader = Reader::new(text, environment);
-        // Of a text that is not TOML nothing else can be said.
+        // Nothing more can be checked in a text that is not TOML.
         if !reader.is_sound() {
             return Err(reader.into_mistakes().0);
         }
@@ -138,27 +138,27 @@ impl Settings {
         self.groups.mode()
     }
 
-    /// The URL of the database, with its password, if the settings name one.
+    /// The URL of the database, including its password, if the settings name one.
     pub fn database_url(&self) -> Option<&str> {
         self.database.url()
     }
 
-    /// Opens the database, a SQLite file. Makes or upgrades the tables if `migrate` is set.
+    /// Opens the database, a SQLite file. Creates or upgrades the tables if `migrate` is set.
     #[cfg(feature = "sqlite")]
     pub async fn sqlite(&self) -> Result<Outbox<sqlx::Sqlite>> {
         let url = self.url_of(Scheme::Sqlite)?;
         self.migrated(OutboxBuilder::new().settings(self).sqlite(url).await?).await
     }
 
-    /// Connects to the database, a PostgreSQL server. Makes or upgrades the tables if `migrate` is
-    /// set.
+    /// Connects to the database, a PostgreSQL server. Creates or upgrades the tables if `migrate`
+    /// is set.
     #[cfg(feature = "postgres")]
     pub async fn postgres(&self) -> Result<Outbox<sqlx::Postgres>> {
         let url = self.url_of(Scheme::Postgres)?;
         self.migrated(OutboxBuilder::new().settings(self).postgres(url).await?).await
     }
 
-    /// Connects to the database, a MySQL or MariaDB server. Makes or upgrades the tables if
+    /// Connects to the database, a MySQL or MariaDB server. Creates or upgrades the tables if
     /// `migrate` is set.
     #[cfg(feature = "mysql")]
     pub async fn mysql(&self) -> Result<Outbox<sqlx::MySql>> {
@@ -166,7 +166,7 @@ impl Settings {
         self.migrated(OutboxBuilder::new().settings(self).mysql(url).await?).await
     }
 
-    /// The URL, if it is one of this kind of database.
+    /// The URL, if it names this kind of database.
     fn url_of(&self, kind: Scheme) -> Result<&str> {
         let Some(url) = self.database.url() else {
             return Err(Error::Setting(NO_DATABASE.to_owned()));
@@ -176,7 +176,7 @@ impl Settings {
             found => {
                 let found =
                     found.map_or_else(|reason| format!("it {reason}"), |kind| format!("it names {kind:?}"));
-                let reason = format!("{found}, and {kind:?} was asked for");
+                let reason = format!("{found}, but {kind:?} was requested");
                 Err(Error::Url { url: without_credentials(url), reason })
             }
         }

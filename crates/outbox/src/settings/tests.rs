@@ -11,7 +11,7 @@ use crate::store::{Completion, OnDead};
 
 const SEC: Duration = Duration::from_secs(1);
 
-/// Stands for passwords.
+/// A placeholder for passwords.
 const SECRET: &str = "s3cr3t-canary";
 
 fn settings(text: &str) -> Settings {
@@ -33,7 +33,7 @@ async fn relay(settings: &Settings) -> RelayBuilder {
 
 /// A-72
 #[test]
-fn the_part_of_the_daemon_is_left_to_the_daemon() {
+fn the_daemons_part_is_not_read() {
     let text = r#"
 mode = "ordered"
 [[databases]]
@@ -57,8 +57,8 @@ nonsense = 1
 
 /// A-72
 #[test]
-fn a_mistake_in_the_part_of_the_library_is_told_with_its_place() {
-    for (text, told) in [
+fn a_mistake_in_the_part_of_the_library_is_reported_with_its_location() {
+    for (text, expected) in [
         ("[poler]\n", "settings:1:2: there is no setting `poler`: did you mean `poller`?"),
         (
             "[poller]\nintervall = \"1s\"\n",
@@ -78,19 +78,19 @@ fn a_mistake_in_the_part_of_the_library_is_told_with_its_place() {
             "[database]\nurl = \"${NO_SUCH_NAME}\"\n",
             "settings:2:7: the environment variable NO_SUCH_NAME is not set",
         ),
-        ("[database]\nurl = \"${A=B}\"\n", "settings:2:7: no environment variable has such a name"),
+        ("[database]\nurl = \"${A=B}\"\n", "settings:2:7: invalid name of an environment variable"),
     ] {
         let found = mistakes(text);
-        assert!(found.len() == 1 && found[0].starts_with(told), "{text}{found:?}");
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{text}{found:?}");
     }
     let error = Settings::from_file("/no/such/file.toml").unwrap_err();
     assert!(error.to_string().starts_with("/no/such/file.toml: cannot be read: "), "{error}");
 }
 
-/// Whichever of its names a setting has, and wherever it is given.
+/// Whichever name a setting has, and wherever it is given.
 #[test]
-fn settings_that_do_not_fit_together_are_told_where_they_are_given() {
-    let told = "`base-delay` (2m) is more than `max-delay` (1m)";
+fn conflicting_settings_are_reported_where_they_are_given() {
+    let expected = "`base-delay` (2m) is more than `max-delay` (1m)";
     for text in [
         "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"\n",
         "[retry]\nbase_delay = \"2m\"\nmax_delay = \"1m\"\n",
@@ -98,16 +98,16 @@ fn settings_that_do_not_fit_together_are_told_where_they_are_given() {
     ] {
         let found = mistakes(text);
         assert!(
-            found.len() == 1 && found[0].starts_with("settings:2:") && found[0].ends_with(told),
+            found.len() == 1 && found[0].starts_with("settings:2:") && found[0].ends_with(expected),
             "{found:?}"
         );
     }
     let found = mistakes_in("[retry]\nmax-delay = \"1m\"\n", &[("OUTBOX_RETRY_BASE_DELAY_MS", "120000")]);
-    assert_eq!(found, [format!("OUTBOX_RETRY_BASE_DELAY_MS: {told}")]);
+    assert_eq!(found, [format!("OUTBOX_RETRY_BASE_DELAY_MS: {expected}")]);
 }
 
 #[test]
-fn values_that_cannot_be_are_told_in_the_file_and_in_the_environment() {
+fn invalid_values_are_reported_in_the_file_and_in_the_environment() {
     let huge = "99999999999999999999999999";
     for (group, setting, values) in [
         (
@@ -147,13 +147,13 @@ fn values_that_cannot_be_are_told_in_the_file_and_in_the_environment() {
             let found = mistakes(&text);
             assert!(found.len() == 1 && found[0].starts_with("settings:2:"), "{text}{found:?}");
             // A number in quotes is a number in the environment.
-            let said = value.trim_matches('"');
+            let written = value.trim_matches('"');
             if !matches!(value, "\"4\"" | "\"2\"") {
                 let name = variable(group, setting);
-                let found = mistakes_in("", &[(&name, said)]);
+                let found = mistakes_in("", &[(&name, written)]);
                 assert!(
                     found.len() == 1 && found[0].starts_with(&format!("{name}: ")),
-                    "{name}={said} {found:?}"
+                    "{name}={written} {found:?}"
                 );
             }
         }
@@ -177,24 +177,24 @@ fn other_names_are_the_same_settings_in_file_and_environment() {
         assert_ne!(expected, shown(&settings("")));
         assert_eq!(shown(&settings(&by_theirs)), expected, "{by_theirs}");
         for name in [variable(other.group, other.name), variable(other.of_group, other.setting)] {
-            let said =
+            let written =
                 if name == variable(other.group, other.name) { theirs } else { ours.trim_matches('"') };
-            let read = Settings::from_toml_and_env("", [(&name, said)]).unwrap();
-            assert_eq!(shown(&read), expected, "{name}={said}");
+            let read = Settings::from_toml_and_env("", [(&name, written)]).unwrap();
+            assert_eq!(shown(&read), expected, "{name}={written}");
         }
-        // Both, in one file: the same value is fine, another is a mistake.
+        // Both in one file: the same value is accepted, different values are a mistake.
         let both = |ours: &str| match other.is_at_the_top() {
             true => format!("{by_theirs}[{}]\n{} = {ours}\n", other.of_group, other.setting),
             false => format!("{by_theirs}{} = {ours}\n", other.setting),
         };
         assert_eq!(shown(&settings(&both(ours))), expected);
         let found = mistakes(&both(&ours.replace('7', "8")));
-        let told = format!(
+        let mistake = format!(
             "`{}` is another name of `{}`, which has another value: give one",
             other.name, other.setting
         );
-        assert!(found.len() == 1 && found[0].ends_with(&told), "{found:?}");
-        // The environment goes before the file, whatever the name.
+        assert!(found.len() == 1 && found[0].ends_with(&mistake), "{found:?}");
+        // The environment overrides the file, whatever the name.
         let own = variable(other.of_group, other.setting);
         let read =
             Settings::from_toml_and_env(&by_theirs.replace('7', "9"), [(&own, ours.trim_matches('"'))]);
@@ -224,7 +224,7 @@ fn a_hyphen_and_an_underscore_with_different_values_are_a_mistake() {
 
 #[cfg(unix)]
 #[test]
-fn a_variable_that_is_not_unicode_is_told_and_not_shown() {
+fn a_variable_that_is_not_unicode_is_reported_and_not_shown() {
     use std::ffi::{OsStr, OsString};
     use std::os::unix::ffi::OsStrExt as _;
 
@@ -236,7 +236,7 @@ fn a_variable_that_is_not_unicode_is_told_and_not_shown() {
         let error = Settings::from_toml_and_env("", [(name, value(&secret))]).unwrap_err();
         assert_eq!(error.to_string(), format!("{name}: its value is not UTF-8"));
     }
-    // Not a name of a setting, and not a setting.
+    // The name of no setting.
     let others = [(value(b"OUTBOX_\xff"), value(b"1")), (OsString::from("PATH"), value(b"\xff"))];
     assert!(Settings::from_toml_and_env("", others).is_ok());
 }
@@ -259,7 +259,7 @@ fn a_secret_is_never_shown() {
             assert!(found[0].starts_with(&format!("{variable}: it ")), "{found:?}");
         }
     }
-    // A password that is all digits, and a text where a table belongs.
+    // A password of digits, and a text in place of a table.
     for text in
         ["[database]\nurl = 271828\n", "database = \"x://ada:271828@db\"\n", "[database]\nurl = [271828]\n"]
     {
@@ -286,7 +286,7 @@ fn the_database_is_the_one_of_the_settings_or_else_database_url() {
     std::fs::write(&path, "sqlite:secret.db\n").unwrap();
     let named = format!("@{}", path.display());
     assert_eq!(given("", &[("DATABASE_URL", &named)]).as_deref(), Some("sqlite:secret.db"));
-    // A text of digits is a text where a text belongs.
+    // A text of digits is a text where a text is expected.
     let digits = [("OUTBOX_CLAIM_LOCKING_OWNER_ID", "42"), ("OUTBOX_DATABASE_NAME", "7")];
     assert!(Settings::from_toml_and_env("", digits).is_ok());
 }
@@ -297,14 +297,14 @@ async fn a_database_of_another_kind_or_none_is_an_error() {
     let error = settings("").sqlite().await.unwrap_err();
     assert!(error.to_string().contains("no database: write `url` under `[database]`"), "{error}");
     let error = wrong(&format!("mysql://ada:{SECRET}@db/shop")).sqlite().await.unwrap_err();
-    assert!(error.to_string().contains("it names MySql, and Sqlite was asked for"), "{error}");
+    assert!(error.to_string().contains("it names MySql, but Sqlite was requested"), "{error}");
     assert!(!error.to_string().contains(SECRET), "{error}");
     #[cfg(feature = "postgres")]
     assert!(
-        wrong("sqlite:x.db").postgres().await.unwrap_err().to_string().contains("Postgres was asked for")
+        wrong("sqlite:x.db").postgres().await.unwrap_err().to_string().contains("Postgres was requested")
     );
     #[cfg(feature = "mysql")]
-    assert!(wrong("sqlite:x.db").mysql().await.unwrap_err().to_string().contains("MySql was asked for"));
+    assert!(wrong("sqlite:x.db").mysql().await.unwrap_err().to_string().contains("MySql was requested"));
 }
 
 /// A-72
@@ -329,9 +329,10 @@ fn leases_cannot_be_switched_off_in_a_mode_that_needs_them() {
     );
 }
 
-/// Undelivered events are deleted in mode writer-only, in so many words, and never at once.
+/// Undelivered events are deleted only in mode writer-only and only by an explicit setting, and
+/// never immediately.
 #[tokio::test]
-async fn undelivered_events_are_deleted_only_if_the_settings_say_so() {
+async fn undelivered_events_are_deleted_only_by_an_explicit_setting() {
     let by_age = |retention: u32| PurgeSettings::default().retention(retention * SEC).delete_undelivered();
     let day = 86_400;
     for (text, purges) in [
@@ -351,13 +352,13 @@ async fn undelivered_events_are_deleted_only_if_the_settings_say_so() {
     }
     for mode in ["single-node", "multi-node", "ordered", "log"] {
         let found = mistakes(&format!("mode = \"{mode}\"\n[purge]\ndelete-undelivered = true\n"));
-        let told = format!(
+        let expected = format!(
             "for `mode = \"writer-only\"` alone: `{mode}` would delete events before it delivers them"
         );
-        assert_eq!(found, [format!("settings:3:22: {told}")]);
+        assert_eq!(found, [format!("settings:3:22: {expected}")]);
     }
     let found = mistakes("mode = \"writer-only\"\n[purge]\nretention = \"59s\"\ndelete-undelivered = true\n");
-    assert!(found.len() == 1 && found[0].contains("too short to delete undelivered events"), "{found:?}");
+    assert!(found.len() == 1 && found[0].contains("too short for deleting undelivered events"), "{found:?}");
 }
 
 /// Every setting of a relay, with a value that is not its default.
@@ -442,9 +443,9 @@ prefix = "shop"
     assert_eq!((own.batch, own.interval, own.timeout), (7, SEC, 26 * SEC), "its own go before");
 }
 
-/// The longest delay is not set: handlers and publishers keep their own.
+/// The maximum delay is not set: handlers and publishers keep their own.
 #[tokio::test]
-async fn a_setting_of_retry_leaves_the_others_as_they_are_for_handlers_and_publishers() {
+async fn a_retry_setting_leaves_the_others_unchanged_for_handlers_and_publishers() {
     let none = relay(&settings("")).await;
     assert!(none.settings.retry.is_none() && none.settings.publish_retry.is_none());
     let builder = relay(&settings("[retry]\nbase-delay = \"2m\"\njitter = false\n")).await;
@@ -466,10 +467,10 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_text_and_no_variable_makes_reading_panic(text in any::<String>(), said in any::<String>()) {
+    fn no_text_and_no_variable_makes_reading_panic(text in any::<String>(), value in any::<String>()) {
         let _ = Settings::from_toml(&text);
         let names = ["OUTBOX_MODE", "OUTBOX_POLLER_INTERVAL_MS", "OUTBOX_BACKOFF_MULTIPLIER", "OUTBOX_DATABASE_URL"];
-        let _ = Settings::from_toml_and_env(&text, names.map(|name| (name, said.clone())));
+        let _ = Settings::from_toml_and_env(&text, names.map(|name| (name, value.clone())));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What people ask of a store, and what they change by hand.
+//! Administrative operations of a store: reading its state, and changes made by operators.
 
 use std::time::Duration;
 
@@ -11,67 +11,74 @@ use super::{
 use crate::error::Result;
 use crate::event::EventId;
 
-/// The part of a [`Store`](super::Store) that people use: by [`Admin`](crate::Admin), a dashboard, a command line.
+/// The administrative part of a [`Store`](super::Store), used by [`Admin`](crate::Admin), the
+/// dashboard and the command line.
 ///
-/// How long each takes does not depend on how many events there are.
+/// The run time of each method does not depend on the number of events.
 #[async_trait]
 pub trait AdminStore: Send + Sync + 'static {
-    /// Events page by page, in the order of an index. Each one that matches and keeps its place all the while is on exactly one page,
-    /// whatever happens to others; one that is put off, or settled, may be missed or come again.
+    /// Events page by page, in the order of an index. Each matching event that keeps its position
+    /// meanwhile is on exactly one page, whatever happens to other events; an event that is snoozed
+    /// or settled meanwhile may be missed or returned twice.
     async fn page(&self, ask: &PageAsk) -> Result<Page>;
 
     /// One event without the contents of its payload and headers.
     async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>>;
 
-    /// The same of the event with this place in the table, whatever its id is.
+    /// The same for the event with this sequence number, whatever its id.
     async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>>;
 
-    /// What stands in the table, at a glance. Counts stop at `most`, which is a million at most.
+    /// Counts of the table by state. Counting stops at `most`, at most a million.
     async fn overview(&self, most: u64) -> Result<Overview>;
 
-    /// Of the first `look_at` events of a shelf: how many of each type, and the oldest of each.
+    /// Of the first `look_at` events of a status group: number and oldest event of each type.
     async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown>;
 
-    /// Of the first `look_at` pending events: those that no running relay [routes](super::NodeState::routes). Empty if no relay
-    /// runs, or if one routes everything.
+    /// Of the first `look_at` pending events: those that no running relay
+    /// [routes](super::NodeState::routes). Empty if no relay runs, or if one routes everything.
     async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents>;
 
     /// The last failed attempts of an event, oldest first.
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>>;
 
-    /// Deletes one batch of failed attempts that are older than this. Returns how many.
+    /// Deletes one batch of failed attempts older than this. Returns how many.
     async fn purge_attempts(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// Keys whose first dead event holds back others, among the first `look_at` dead events.
+    /// Keys whose first dead event blocks later events, among the first `look_at` dead events.
     ///
-    /// They are held back by relays that [hold](super::OnDead::Hold); those that skip go on without it.
+    /// The later events are blocked for relays with [`OnDead::Hold`](super::OnDead::Hold); relays
+    /// with [`OnDead::Skip`](super::OnDead::Skip) deliver them.
     async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys>;
 
-    /// Has a dead event count as settled: it is DONE by this hand, its error stays, its key goes on. Returns whether there was one.
+    /// Settles a dead event: it becomes DONE by this operator, keeps its error, and unblocks its
+    /// key. Returns whether such a dead event existed.
     ///
-    /// As a step of a join it stays failed, as which it was counted when it died: what follows a success must not follow
-    /// from work that was not done.
+    /// As a step of a join the event stays failed, as it was counted when it was dead-lettered: the
+    /// follow-up of a success must not be triggered by work that was not done.
     async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool>;
 
-    /// Gives a dead event another payload. It stays dead until it is replayed. Returns whether there was one.
+    /// Replaces the payload of a dead event. The event stays dead until it is replayed. Returns
+    /// whether such a dead event existed.
     async fn edit(&self, id: &EventId, edit: &Edit) -> Result<bool>;
 
-    /// Frees everything that a node holds: its leases on events, and the leadership of the whole table.
+    /// Releases everything that a node holds: its leases on events, and the leadership of the whole
+    /// table.
     ///
-    /// The claims of those events rise, so that the node settles none of them any more, and they are suspect, as after a lease
-    /// that ran out: one of them may be what ended the node. A node that still runs handles what it has in memory until it
-    /// hears that it has lost it, at its next renewal: meanwhile events may be handled twice, and out of the order of their keys.
+    /// The claim counters of those events increase, so that the node can no longer settle them, and
+    /// the events become suspect, as after an expired lease: one of them may have crashed the node.
+    /// A node that still runs handles the events it has in memory until its next renewal reports
+    /// the lost leases: meanwhile events may be handled twice, and out of the order of their keys.
     async fn release_node(&self, node: &NodeId) -> Result<Released>;
 
-    /// Writes down who changes what, before it is done. Returns the place in the book.
+    /// Writes an audit entry before the change is made. Returns the id of the entry.
     async fn audit(&self, deed: &Deed) -> Result<i64>;
 
-    /// Adds what came of it, and to how many things.
+    /// Completes an audit entry with its outcome and the number of changed rows.
     async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()>;
 
-    /// Deletes one batch of audit entries that are older than this, the first ones first. Returns how many.
+    /// Deletes one batch of audit entries older than this, oldest first. Returns how many.
     async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// What was written down before this place, the last first.
+    /// Audit entries before this id, newest first.
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>>;
 }

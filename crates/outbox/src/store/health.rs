@@ -1,4 +1,4 @@
-//! Health of a relay on one database: its last successes, and the errors it meets now.
+//! Health of a relay on one database: its last successes and current errors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::escape::Escaped;
 pub enum RelayTask {
     /// Takes due events from the table.
     Take,
-    /// Writes the outcome of deliveries.
+    /// Writes the outcomes of deliveries.
     Settle,
     /// Renews leases, or the leadership of the table.
     Renew,
@@ -27,11 +27,11 @@ pub enum RelayTask {
     Watch,
     /// Waits for notifications of appends to the log.
     LogWatch,
-    /// Writes the row in which a relay tells that it runs.
+    /// Writes the presence row of a relay.
     Announce,
     /// Releases the leases of relays that vanished.
     Takeover,
-    /// Deletes rows whose retention is over.
+    /// Deletes rows whose retention has expired.
     Purge,
     /// Serves the databases of a fleet.
     Fleet,
@@ -41,7 +41,7 @@ pub enum RelayTask {
 }
 
 impl RelayTask {
-    /// The name, as it stands in JSON, metrics and logs.
+    /// Name in JSON, metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Take => "take",
@@ -59,7 +59,7 @@ impl RelayTask {
         }
     }
 
-    /// What fails when the task does, as part of a sentence.
+    /// The operation that fails, for the sentence "has failed to …".
     fn verb(self) -> &'static str {
         match self {
             Self::Take => "take events",
@@ -77,7 +77,8 @@ impl RelayTask {
         }
     }
 
-    /// Whether events stay undelivered while the task fails. Without the others a relay polls, or deletes nothing.
+    /// Whether events stay undelivered while the task fails. Without the other tasks a relay polls,
+    /// or deletes nothing.
     pub fn is_essential(self) -> bool {
         matches!(
             self,
@@ -92,13 +93,14 @@ impl fmt::Display for RelayTask {
     }
 }
 
-/// The error that a task of a relay meets at the moment. It is gone with the next success.
+/// Current error of a relay's task. Cleared by the next success.
 ///
-/// Shown, it is the rest of a sentence that began with the relay: "has failed to take events since …: …".
+/// Its `Display` continues a sentence that begins with the relay: "has failed to take events since
+/// …: …".
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TaskError {
-    /// Which task.
+    /// The failing task.
     pub task: RelayTask,
     /// Time of the first failure since the last success, by the clock of the relay.
     pub since: DateTime<Utc>,
@@ -109,10 +111,11 @@ pub struct TaskError {
 }
 
 impl TaskError {
-    /// A single error may pass: a deadlock, a connection that was lost. This many in a row do not.
+    /// Failures in a row from which an error counts as lasting. A single error may be transient: a
+    /// deadlock, a lost connection.
     const LASTING: u64 = 3;
 
-    /// An error that was met this often.
+    /// An error that has occurred this often.
     pub fn new(task: RelayTask, since: DateTime<Utc>, error: &str, failures: u64) -> Self {
         Self { task, since, error: one_line(error), failures }
     }
@@ -122,7 +125,7 @@ impl TaskError {
         self.failures >= Self::LASTING
     }
 
-    /// The call has not come back: as bad as having failed many times.
+    /// Error of a call that has not returned: as severe as a lasting error.
     pub(crate) fn stalled(task: RelayTask, since: DateTime<Utc>, error: &str) -> Self {
         Self::new(task, since, error, Self::LASTING)
     }
@@ -135,10 +138,10 @@ impl fmt::Display for TaskError {
     }
 }
 
-/// How far an error is kept.
+/// Maximum length of a kept error, in characters.
 const MOST: usize = 500;
 
-/// The first line of an error, and not too much of it. It may quote text from rows.
+/// The first line of an error, escaped because it may quote text from rows, and truncated.
 fn one_line(error: &str) -> String {
     let line = error.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason was given");
     Escaped(line.trim_end_matches('.')).to_string().chars().take(MOST).collect()
@@ -150,7 +153,7 @@ fn one_line(error: &str) -> String {
 /// ```
 /// use outbox::store::NodeState;
 ///
-/// // A relay of an older version tells nothing of its health.
+/// // A relay of an older version does not report its health.
 /// let state: NodeState = serde_json::from_str(r#"{"mode":"ordered","version":"0.1.0","active":true}"#)?;
 /// assert_eq!(state.health.problems().count(), 0);
 /// # Ok::<(), serde_json::Error>(())
@@ -172,10 +175,10 @@ pub struct RelayHealth {
 }
 
 impl RelayHealth {
-    /// How many destinations are told.
+    /// Maximum number of destinations in `published`.
     pub(crate) const DESTINATIONS: usize = 100;
 
-    /// Errors that keep events from being delivered, and do not pass by themselves within a moment.
+    /// Lasting errors that keep events from being delivered.
     pub fn problems(&self) -> impl Iterator<Item = &TaskError> {
         self.errors.iter().filter(|error| error.task.is_essential() && error.is_lasting())
     }
@@ -196,9 +199,9 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_as_one_line_that_names_the_operation() {
-        let said = error(RelayTask::Take, 1).to_string();
-        assert_eq!(said, "has failed to take events since 2027-01-15T08:00:00Z: no such column: due");
+    fn an_error_is_shown_as_one_line_that_names_the_operation() {
+        let shown = error(RelayTask::Take, 1).to_string();
+        assert_eq!(shown, "has failed to take events since 2027-01-15T08:00:00Z: no such column: due");
     }
 
     #[test]
@@ -211,9 +214,9 @@ mod tests {
 
     #[test]
     fn a_task_of_a_newer_version_is_read_as_another() {
-        let told = r#"{"task":"defragment","since":"2026-01-31T12:00:00Z","error":"no","failures":1}"#;
-        let told: TaskError = serde_json::from_str(told).expect("it is read");
-        assert_eq!(told.task, RelayTask::Other);
+        let stored = r#"{"task":"defragment","since":"2026-01-31T12:00:00Z","error":"no","failures":1}"#;
+        let stored: TaskError = serde_json::from_str(stored).expect("decodes");
+        assert_eq!(stored.task, RelayTask::Other);
         let all = [RelayTask::Take, RelayTask::LogRelay, RelayTask::LogWatch];
         for task in all {
             assert_eq!(serde_json::to_value(task).expect("a name"), task.as_str());

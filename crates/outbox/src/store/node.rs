@@ -1,4 +1,4 @@
-//! Relays that run, and what they say of themselves.
+//! Running relays and the state that they announce.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::{NodeRoutes, OnDead, RelayHealth};
 use crate::event::EventId;
 
-/// The name of a process that takes events, or of the owner of work items. Unique among all that share a table.
+/// Name of a process that takes events, or of an owner of work items. Unique among all processes
+/// that share a table.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct NodeId(Arc<str>);
 
 impl NodeId {
-    /// A name that no other process has: host name, process id and a random tail.
+    /// Generates a unique name: host name, process id and a random suffix.
     pub fn generate() -> Self {
         let host = std::env::var("HOSTNAME")
             .ok()
@@ -28,7 +29,7 @@ impl NodeId {
         Self(format!("{host}-{}-{tail}", std::process::id()).into())
     }
 
-    /// The text itself.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,56 +65,60 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// A relay that runs, or has run.
+/// A relay that runs or has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// Name of the relay.
     pub node: NodeId,
-    /// When it was first seen.
+    /// When the relay was first seen.
     pub started_at: DateTime<Utc>,
-    /// How long ago it was last seen, by the database's clock.
+    /// Time since the relay was last seen, by the database's clock.
     pub seen: Duration,
-    /// What it says of itself.
+    /// The state that it announced.
     pub state: NodeState,
 }
 
 impl Node {
-    /// How often a relay says so at most, when what it has counted changes.
+    /// Minimum interval between announcements that are due to changed counters.
     pub const COUNTS_SAID: Duration = Duration::from_secs(2);
-    /// How long after its last announcement a relay counts as vanished, unless it is told otherwise.
+    /// Default time after its last announcement at which a relay counts as vanished.
     pub const PRESENCE: Duration = Duration::from_secs(20);
-    /// The same for relays of versions before 0.2, which announce themselves every 20 s and do not say so.
+    /// The same for relays of versions before 0.2, which announce themselves every 20 s and do not
+    /// announce a presence.
     const OLD_PRESENCE: Duration = Duration::from_secs(60);
 
-    /// How often a relay with this presence announces itself, at least, and looks for others that have vanished.
+    /// Maximum interval at which a relay with this presence announces itself and looks for vanished
+    /// relays.
     pub(crate) fn announces_every(presence: Duration) -> Duration {
         presence / 4
     }
 
-    /// How long after its last announcement it counts as vanished.
+    /// Time after its last announcement at which the relay counts as vanished.
     pub fn presence(&self) -> Duration {
         self.state.presence_ms.map_or(Self::OLD_PRESENCE, Duration::from_millis)
     }
 
-    /// Whether it has been seen lately. A relay that stops says so; one that has not been seen lately has vanished.
+    /// Whether the relay has announced itself within its presence. A relay that stops retires its
+    /// row; one whose row is older has vanished.
     pub fn is_running(&self) -> bool {
         self.seen <= self.presence()
     }
 
-    /// Whether other relays release its leases: it has vanished, and it is of a version that handles nothing more after it could
-    /// not announce itself for so long. Leases of other relays, and of owners of work items, run out.
+    /// Whether other relays release its leases: it has vanished, and its version stops handling
+    /// events once it could not announce itself for its presence. Leases of older relays, and of
+    /// owners of work items, expire.
     pub(crate) fn is_to_be_released(&self) -> bool {
         !self.is_running() && self.state.presence_ms.is_some() && !self.state.released
     }
 }
 
-/// What was released of a node's.
+/// Result of releasing a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Released {
-    /// How many events it held by leases.
+    /// Number of events that the node held by leases.
     pub events: u64,
-    /// Whether it led the whole table, as `single_node` relays do.
+    /// Whether the node held the leadership of the whole table, as `single_node` relays do.
     pub leadership: bool,
 }
 
@@ -124,45 +129,47 @@ impl Released {
     }
 }
 
-/// What a relay says of itself.
+/// State that a relay announces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeState {
-    /// Its mode: `single_node`, `multi_node`, `ordered`.
+    /// Mode: `single_node`, `multi_node`, `ordered`.
     pub mode: String,
-    /// The version of this library.
+    /// Version of this library.
     pub version: String,
-    /// Whether it delivers; false for one that stands by.
+    /// Whether the relay delivers; false for a standby.
     pub active: bool,
     /// Destinations that are not available.
     #[serde(default)]
     pub outages: Vec<NodeOutage>,
-    /// What a dead event does to the later events of its key, as this relay takes them.
+    /// Effect of a dead event on the later events of its key, for this relay.
     #[serde(default)]
     pub on_dead: OnDead,
-    /// Which events it routes. It leaves the others alone.
+    /// Which events the relay routes. It leaves the others pending.
     #[serde(default)]
     pub routes: NodeRoutes,
-    /// What it has settled since it started.
+    /// Events settled since the relay started.
     #[serde(default)]
     pub counts: Counts,
-    /// Its last successes on this database, and the errors that it meets now.
+    /// Last successes on this database, and current errors.
     #[serde(default)]
     pub health: RelayHealth,
-    /// How many milliseconds after its last announcement it counts as vanished; `None` for a relay of an older version.
+    /// Milliseconds after the last announcement at which the relay counts as vanished; `None` for a
+    /// relay of an older version.
     #[serde(default)]
     pub presence_ms: Option<u64>,
-    /// Whether it vanished and another relay has released its leases since. Its next announcement says otherwise.
+    /// Whether the relay vanished and another relay has released its leases. Its next announcement
+    /// resets this.
     #[serde(default)]
     pub released: bool,
 }
 
-/// What a relay has settled since it started.
+/// Counters of a relay since it started.
 ///
 /// ```
 /// use outbox::store::NodeState;
 ///
-/// // What a relay of an older version says of itself counts nothing.
+/// // A relay of an older version announces no counters.
 /// let state = r#"{"mode":"ordered","version":"0.1.0","active":true}"#;
 /// let state: NodeState = serde_json::from_str(state)?;
 /// assert_eq!((state.counts.delivered, state.counts.latency.len()), (0, 0));
@@ -172,43 +179,44 @@ pub struct NodeState {
 #[serde(default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Events that are done.
+    /// Events that became DONE.
     pub delivered: u64,
-    /// Attempts that failed, and are followed by another.
+    /// Failed attempts that are followed by another attempt.
     pub failed: u64,
-    /// Events that are dead.
+    /// Events that became DEAD.
     pub dead: u64,
-    /// Times that an event was put off without an attempt.
+    /// Times that an event was snoozed without an attempt.
     pub deferred: u64,
-    /// How long events took from being due to being done, as a histogram: `latency[n]` took less than 2^n milliseconds, and not
-    /// less than half of that. What took longer than the last one is in the last one.
+    /// Histogram of the time from due to done: `latency[n]` counts events that took less than 2^n
+    /// milliseconds, and at least half of that. Longer times count in the last bucket.
     pub latency: Vec<u64>,
-    /// The same by event type. After a hundred types the others are counted together, as [`Counts::OTHERS`].
+    /// The same by event type. After a hundred types the others are counted together, as
+    /// [`Counts::OTHERS`].
     pub types: BTreeMap<String, TypeCounts>,
 }
 
-/// What a relay has settled of one type.
+/// Counters of a relay for one event type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct TypeCounts {
-    /// Events that are done.
+    /// Events that became DONE.
     pub delivered: u64,
-    /// Attempts that failed, and are followed by another.
+    /// Failed attempts that are followed by another attempt.
     pub failed: u64,
-    /// Events that are dead.
+    /// Events that became DEAD.
     pub dead: u64,
 }
 
 impl Counts {
-    /// What stands for all types after the first hundred.
+    /// Stands for all types after the first hundred.
     pub const OTHERS: &'static str = "…";
-    /// How many types are counted one by one.
+    /// Number of types that are counted one by one.
     pub(crate) const MOST_TYPES: usize = 100;
-    /// How many steps the histogram has: the last begins at twelve days.
+    /// Number of buckets of the histogram: the last begins at twelve days.
     const STEPS: usize = 32;
 
-    /// Counts an event that took so long from being due to being done.
+    /// Counts an event that took this long from due to done.
     pub(crate) fn took(&mut self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let step = ((u64::BITS - ms.leading_zeros()) as usize).min(Self::STEPS - 1);
@@ -225,21 +233,21 @@ impl Counts {
         if !self.types.contains_key(name) {
             self.types.insert(name.to_owned(), TypeCounts::default());
         }
-        self.types.get_mut(name).expect("it was there, or has just been put there")
+        self.types.get_mut(name).expect("inserted above if it was missing")
     }
 }
 
-/// A destination that is not available, as a relay sees it.
+/// A destination that a relay finds unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeOutage {
-    /// Its publisher's name.
+    /// Name of its publisher.
     pub destination: String,
-    /// Since when.
+    /// Start of the outage.
     pub since: DateTime<Utc>,
-    /// Why, for people.
+    /// The cause, human-readable.
     pub reason: String,
-    /// The types of events that wait for it.
+    /// Event types that wait for the destination.
     pub types: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Which events a relay routes, and which pending events no running relay does.
+//! Which events a relay routes, and which pending events no running relay routes.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Node, NodeId};
 
-/// The events that a taker routes: [`Take::only`](super::Take::only). Names are compared exactly, upper and lower case and
-/// spaces included.
+/// The events that a relay routes: [`Take::only`](super::Take::only). Names are compared exactly,
+/// including case and spaces.
 ///
 /// ```
 /// use outbox::store::Routed;
@@ -21,16 +21,17 @@ use super::{Node, NodeId};
 #[serde(default)]
 #[non_exhaustive]
 pub struct Routed {
-    /// Event types, whatever aggregate the events belong to.
+    /// Event types, whatever the aggregate type.
     pub types: BTreeSet<String>,
-    /// Pairs of aggregate type and event type. A row without an aggregate type belongs to the global aggregate.
+    /// Pairs of aggregate type and event type. A row without an aggregate type belongs to the
+    /// global aggregate.
     pub pairs: BTreeSet<(String, String)>,
-    /// Patterns of event types, in which `*` stands for any run of characters, none included.
+    /// Patterns of event types, in which `*` matches any sequence of characters, including none.
     pub patterns: BTreeSet<String>,
 }
 
 impl Routed {
-    /// Adds an event type, whatever aggregate the events belong to.
+    /// Adds an event type, whatever the aggregate type.
     pub fn and_type(mut self, event_type: impl Into<String>) -> Self {
         self.types.insert(event_type.into());
         self
@@ -42,13 +43,14 @@ impl Routed {
         self
     }
 
-    /// Adds a pattern of event types, in which `*` stands for any run of characters, none included.
+    /// Adds a pattern of event types, in which `*` matches any sequence of characters, including
+    /// none.
     pub fn and_pattern(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.insert(pattern.into());
         self
     }
 
-    /// Whether it has events of this type and aggregate type.
+    /// Whether events of this type and aggregate type are routed.
     pub fn takes(&self, event_type: &str, aggregate_type: &str) -> bool {
         let is_pair = |(aggregate, of_type): &(String, String)| {
             aggregate.as_str() == aggregate_type && of_type.as_str() == event_type
@@ -58,7 +60,7 @@ impl Routed {
             || self.patterns.iter().any(|pattern| fits(pattern, event_type))
     }
 
-    /// How many names there are.
+    /// Number of names.
     fn len(&self) -> usize {
         self.types.len() + self.pairs.len() + self.patterns.len()
     }
@@ -69,7 +71,7 @@ impl Routed {
     }
 }
 
-/// Whether a pattern fits a text.
+/// Whether a pattern matches a text.
 fn fits(pattern: &str, text: &str) -> bool {
     let mut pieces = pattern.split('*');
     let start = pieces.next().unwrap_or_default();
@@ -77,7 +79,7 @@ fn fits(pattern: &str, text: &str) -> bool {
     let Some(mut rest) = text.strip_prefix(start).and_then(|rest| rest.strip_suffix(end)) else {
         return false;
     };
-    // The first place that fits leaves the most for the pieces that follow.
+    // The first match leaves the longest rest for the pieces that follow.
     pieces.all(|piece| match rest.find(piece) {
         Some(at) => {
             rest = &rest[at + piece.len()..];
@@ -87,12 +89,12 @@ fn fits(pattern: &str, text: &str) -> bool {
     })
 }
 
-/// Which events a relay routes, as it [announces](super::NodeState::routes) it.
+/// The events that a relay routes, as [announced](super::NodeState::routes).
 ///
 /// ```
 /// use outbox::store::{NodeRoutes, NodeState};
 ///
-/// // A relay of an older version does not say what it routes: it counts as routing everything.
+/// // A relay of an older version does not announce its routes: it counts as routing everything.
 /// let state: NodeState = serde_json::from_str(r#"{"mode":"ordered","version":"0.1.0","active":true}"#)?;
 /// assert_eq!(state.routes, NodeRoutes::Everything);
 /// # Ok::<(), serde_json::Error>(())
@@ -101,22 +103,22 @@ fn fits(pattern: &str, text: &str) -> bool {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeRoutes {
-    /// All events: it has a handler or a destination for those that no other route is for, or it takes events without a route
-    /// in order to retry or dead-letter them.
+    /// All events: the relay has a handler or a destination for events without another route, or it
+    /// takes unrouted events in order to retry or dead-letter them.
     #[default]
     Everything,
-    /// More than is announced. It counts as routing everything.
+    /// More names than are announced. Counts as routing everything.
     TooMany,
-    /// These.
+    /// These events.
     Only(Routed),
 }
 
 impl NodeRoutes {
-    /// How many names are announced at most, and how many bytes of them.
+    /// Maximum number of announced names, and of their bytes.
     const MOST: usize = 200;
     const MOST_BYTES: usize = 16 << 10;
 
-    /// What a relay announces that takes only these events; `None`: all.
+    /// The announcement of a relay that takes only these events; `None`: all.
     pub(crate) fn of(routed: Option<&Routed>) -> Self {
         match routed {
             None => Self::Everything,
@@ -125,7 +127,7 @@ impl NodeRoutes {
         }
     }
 
-    /// Whether the relay routes events of this type and aggregate type, or does not say that it does not.
+    /// Whether the relay routes events of this type and aggregate type, or may route them.
     pub fn takes(&self, event_type: &str, aggregate_type: &str) -> bool {
         match self {
             Self::Everything | Self::TooMany => true,
@@ -134,10 +136,12 @@ impl NodeRoutes {
     }
 }
 
-/// The running relays that may take events now: the leader of the table if there is one, all that deliver otherwise.
+/// The running relays that may take events now: the leader of the table if there is one, otherwise
+/// all that deliver.
 pub(crate) fn takers<'a>(nodes: &'a [Node], leader: Option<&NodeId>) -> Vec<&'a Node> {
     let takes = |node: &&Node| match leader {
-        // The name of a leader ends with its life: `node:…`. It may have announced itself last before it led.
+        // A leader holds the lease under its node name followed by the id of its run: `node:…`. Its
+        // last announcement may be older than its leadership.
         Some(leader) => {
             let rest = leader.as_str().strip_prefix(node.node.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
@@ -147,24 +151,25 @@ pub(crate) fn takers<'a>(nodes: &'a [Node], leader: Option<&NodeId>) -> Vec<&'a 
     nodes.iter().filter(|node| node.is_running()).filter(takes).collect()
 }
 
-/// Pending events that no running relay routes, by type: they stay pending until a relay that routes them runs. From
-/// [`Admin::unrouted`](crate::Admin::unrouted).
+/// Pending events that no running relay routes, by type: they stay pending until a relay that
+/// routes them runs. From [`Admin::unrouted`](crate::Admin::unrouted).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct UnroutedEvents {
-    /// The most frequent first; a hundred at most.
+    /// The most frequent type first; a hundred at most.
     pub types: Vec<UnroutedType>,
-    /// Whether there may be more: only so many pending events were looked at, in the order in which they are due.
+    /// Whether there may be more: only a limited number of pending events was read, in the order in
+    /// which they are due.
     pub more: bool,
     /// The running relays, none of which routes them.
     pub relays: Vec<NodeId>,
 }
 
 impl UnroutedEvents {
-    /// More types are not told.
+    /// Maximum number of types reported.
     pub(crate) const MOST: usize = 100;
 
-    /// How many events those are, of the ones that were looked at.
+    /// Number of these events among those that were read.
     pub fn count(&self) -> u64 {
         self.types.iter().map(|of| of.count).sum()
     }
@@ -178,7 +183,7 @@ pub struct UnroutedType {
     pub event_type: String,
     /// The aggregate type.
     pub aggregate_type: String,
-    /// How many events.
+    /// Number of events.
     pub count: u64,
     /// When the oldest of them was stored.
     pub oldest: Option<DateTime<Utc>>,
@@ -192,7 +197,7 @@ mod tests {
     use crate::store::NodeState;
 
     #[test]
-    fn a_star_stands_for_any_run_of_characters_and_nothing_else_is_special() {
+    fn a_star_matches_any_sequence_of_characters_and_nothing_else_is_special() {
         for (pattern, text, expected) in [
             ("order.*", "order.", true),
             ("order.*", "Order.placed", false),
@@ -214,8 +219,8 @@ mod tests {
         let announced = NodeRoutes::of(Some(&few));
         assert_eq!(announced, NodeRoutes::Only(few));
         assert!(announced.takes("a", "x") && announced.takes("b", "order") && !announced.takes("b", "x"));
-        let told = serde_json::to_string(&announced).expect("it is told");
-        assert_eq!(serde_json::from_str::<NodeRoutes>(&told).expect("it is read"), announced);
+        let json = serde_json::to_string(&announced).expect("encodes");
+        assert_eq!(serde_json::from_str::<NodeRoutes>(&json).expect("decodes"), announced);
 
         let many = (0..201).fold(Routed::default(), |routed, n| routed.and_type(format!("type-{n}")));
         let long = Routed::default().and_type("x".repeat(20_000));

@@ -1,8 +1,8 @@
-//! Help for testing: your own code that writes events, and stores of your own.
+//! Helpers for tests of code that writes events, and the conformance suite for other stores.
 //!
-//! Behind the feature `testing`. Beside what is here: [`Relay::idle`](crate::Relay::idle) waits until everything due is
-//! handled, [`Relay::poll_once`](crate::Relay::poll_once) polls once, and a [`FrozenClock`](crate::FrozenClock) stands
-//! still until you move it.
+//! Behind the feature `testing`. Further helpers: [`Relay::idle`](crate::Relay::idle) waits until
+//! all due events are handled, [`Relay::poll_once`](crate::Relay::poll_once) polls once, and a
+//! [`FrozenClock`](crate::FrozenClock) stands still until it is advanced.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -28,7 +28,7 @@ use crate::sql::dialect::{BirthLease, NewRow};
 use crate::sql::{Database, SqlStore};
 use crate::store::{Filter, NodeId, StoredEvent};
 
-/// An outbox in memory, ready to be written to.
+/// A migrated in-memory outbox.
 ///
 /// # Panics
 ///
@@ -36,11 +36,11 @@ use crate::store::{Filter, NodeId, StoredEvent};
 #[cfg(feature = "sqlite")]
 pub async fn outbox() -> Outbox<sqlx::Sqlite> {
     let outbox = Outbox::sqlite(":memory:").await.expect("SQLite opens in memory");
-    outbox.migrate().await.expect("the tables can be made");
+    outbox.migrate().await.expect("the tables can be created");
     outbox
 }
 
-/// Everything that is in an outbox, oldest first: see [`Written`].
+/// All events of an outbox, oldest first: see [`Written`].
 ///
 /// # Panics
 ///
@@ -50,10 +50,12 @@ pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> Written {
     Written(all.expect("the outbox can be read"))
 }
 
-/// Writes events as a process does whose own relay is about to handle them: those with `true` are leased to the relay's node from
-/// birth, so that nobody else takes them. Returns the ids that were stored.
+/// Writes events like a process whose own relay is about to handle them: those with `true` are
+/// leased to the relay's node on insert, so that no other node takes them. Returns the ids that
+/// were stored.
 ///
-/// For tests of how a database treats such rows: [`Outbox::write`] decides for itself what is born leased.
+/// For tests of how a database treats such rows: [`Outbox::write`] decides by itself which events
+/// are leased on insert.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -86,12 +88,12 @@ pub async fn write_leased<DB: Database>(
     Ok(stored.iter().map(|(event, _)| event.id().clone()).collect())
 }
 
-/// What was written, with assertions that name what they found when they fail.
+/// Written events, with assertions that list the found events when they fail.
 #[derive(Debug)]
 pub struct Written(Vec<StoredEvent>);
 
 impl Written {
-    /// All events, with where they stand.
+    /// All events, with their states.
     pub fn all(&self) -> &[StoredEvent] {
         &self.0
     }

@@ -1,10 +1,10 @@
-//! Lengths of time, such as `90s`, `5m` and `7d`.
+//! Durations, such as `90s`, `5m` and `7d`.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A length of time.
+/// A duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age(pub Duration);
 
@@ -27,7 +27,7 @@ impl FromStr for Age {
             _ => return Err(HOW.to_owned()),
         };
         let time = number.checked_mul(milliseconds).map(Duration::from_millis);
-        // Far below what overflows the years of four digits that databases know.
+        // Far below the overflow of four-digit years, which is the range of databases.
         match time.filter(|time| *time <= Duration::from_secs(100 * 366 * 86_400)) {
             Some(time) => Ok(Age(time)),
             None => Err("at most 100 years".to_owned()),
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_time_have_a_unit() {
+    fn durations_have_a_unit() {
         for (text, seconds) in [("90s", 90), ("5m", 300), ("2h", 7_200), ("7d", 604_800), ("1w", 604_800)] {
             assert_eq!(text.parse(), Ok(Age(Duration::from_secs(seconds))), "{text}");
         }
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_of_time_is_shown_as_it_is_written() {
+    fn a_duration_is_shown_as_it_is_written() {
         for text in ["1500ms", "90s", "5m", "2h", "7d"] {
             assert_eq!(text.parse::<Age>().unwrap().to_string(), text);
         }

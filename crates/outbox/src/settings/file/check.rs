@@ -1,4 +1,4 @@
-//! Settings that have to fit together.
+//! Checks across several settings.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use super::mode::WrittenMode;
 use super::reader::Reader;
 use crate::relay::Mode;
 
-/// The shortest retention for events that may be undelivered: whatever reads the table needs some
-/// time for it.
+/// Minimum retention for events that may be undelivered: the reader of the table needs some time
+/// for them.
 const SHORTEST: Duration = Duration::from_secs(60);
 
 impl Groups {
@@ -27,7 +27,7 @@ impl Groups {
         }
     }
 
-    /// Notes mistakes beyond single settings.
+    /// Reports mistakes that concern several settings.
     pub fn check(&self, reader: &mut Reader<'_>) {
         self.check_retry(reader);
         self.check_claim_locking(reader);
@@ -52,7 +52,7 @@ impl Groups {
         if leases && self.claim_locking.enabled == Some(false) {
             let mode = self.mode_name();
             let reason = format!(
-                "`mode = \"{mode}\"` leases events, or two relays would deliver the same ones: leave `enabled` out, or use \
+                "`mode = \"{mode}\"` needs leases, otherwise two relays would deliver the same events: leave `enabled` out, or use \
                  `mode = \"single-node\"`"
             );
             reader.wrong_setting("claim-locking", "enabled", reason);
@@ -67,7 +67,7 @@ impl Groups {
         let wrong = if self.mode() == Mode::WriterOnly {
             purge.retention.filter(|time| time.0 < SHORTEST).map(|retention| {
                 format!(
-                    "`retention` ({retention}) is too short to delete undelivered events by: use at least 1m"
+                    "`retention` ({retention}) is too short for deleting undelivered events: use at least 1m"
                 )
             })
         } else {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::{Serialize, Serializer};
 
-/// A count of at least one and at most `MOST`, which is a million by default.
+/// A count from 1 to `MOST`, which is a million by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count<const MOST: u32 = 1_000_000>(u32);
 
@@ -22,7 +22,7 @@ impl<const MOST: u32> Count<MOST> {
         self.0
     }
 
-    /// The same count, or another limit if that is less.
+    /// The same count, or `LIMIT` if that is less.
     pub fn at_most<const LIMIT: u32>(self) -> Count<LIMIT> {
         Count(self.0.min(LIMIT))
     }
@@ -106,7 +106,7 @@ impl TryFrom<f64> for Factor {
     type Error = String;
 
     fn try_from(factor: f64) -> Result<Self, String> {
-        // Neither holds for NaN.
+        // False for NaN.
         if (1.0..=1_000.0).contains(&factor) {
             Ok(Self(factor))
         } else {

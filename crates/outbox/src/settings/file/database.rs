@@ -1,4 +1,4 @@
-//! `[database]`: where the events are.
+//! `[database]`: the database of the events.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -36,7 +36,7 @@ impl Database {
         self.url.as_ref().map(|url| url.get_ref().expose())
     }
 
-    /// Notes mistakes.
+    /// Reports mistakes.
     pub fn check(&self, reader: &mut Reader<'_>) {
         if let Some(name) = &self.name
             && let Err(reason) = check_name(name.as_str())
@@ -60,7 +60,7 @@ impl Database {
         }
     }
 
-    /// The options of the store, changed as far as they are set here.
+    /// Applies the settings to the options of the store.
     pub fn options(&self, mut options: StoreOptions) -> StoreOptions {
         if let Some(table) = self.table() {
             options = options.table(table);
@@ -81,7 +81,7 @@ impl Database {
     }
 }
 
-/// `DATABASE_URL`, which counts where the settings name no database. A mistake in it is noted.
+/// `DATABASE_URL`, which applies if the settings name no database, or a mistake in it.
 pub fn url_of_environment(environment: &Environment) -> Result<Option<String>, Mistake> {
     let wrong = |reason: String| Mistake::of_variable("DATABASE_URL", reason);
     match environment.get("DATABASE_URL") {
@@ -91,8 +91,8 @@ pub fn url_of_environment(environment: &Environment) -> Result<Option<String>, M
     }
 }
 
-/// A URL, or the URL in a file, as secrets of containers and of systemd are given:
-/// `@/run/secrets/database-url`.
+/// A URL, or `@` and the path of a file with the URL, as secrets of containers and of systemd are
+/// provided: `@/run/secrets/database-url`.
 pub fn url_or_file(text: &str) -> Result<String, String> {
     match text.strip_prefix('@') {
         Some(path) => Text::resolve(&format!("${{file:{path}}}")).map(|url| url.as_str().to_owned()),
@@ -100,7 +100,7 @@ pub fn url_or_file(text: &str) -> Result<String, String> {
     }
 }
 
-/// How a database is named, for messages.
+/// How to write a database URL, for messages.
 pub const HOW: &str = "\
     as in sqlite:shop.db, postgres://user:password@host/database or mysql://user:password@host/database";
 
@@ -127,8 +127,8 @@ impl Scheme {
         }
     }
 
-    /// By the scheme of a URL; the scheme alone will do. The reason continues a sentence whose
-    /// subject is the setting.
+    /// The kind by the scheme of a URL; the scheme alone is enough. The error continues a sentence
+    /// whose subject is the setting.
     pub fn of(url: &str) -> Result<Self, String> {
         let scheme = url.split(':').next().unwrap_or_default();
         let looks_like_one = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
@@ -139,17 +139,17 @@ impl Scheme {
             _ if url[scheme.len()..].starts_with("://") && scheme.chars().all(looks_like_one) => {
                 Err(format!("starts with {scheme:?}, which is no database known here: write it {HOW}"))
             }
-            // The start may be a user or a password: not shown.
+            // Not shown: the start may be a user or a password.
             _ => Err(format!("does not say which kind of database it is: write it {HOW}")),
         }
     }
 
-    /// By a whole URL. The reason continues a sentence whose subject is the setting.
+    /// The kind of a whole URL. The error continues a sentence whose subject is the setting.
     pub fn of_url(url: &str) -> Result<Self, String> {
         let kind = Self::of(url)?;
         let scheme = url.split(':').next().unwrap_or_default();
-        // Right after the scheme: text before a later `://` may be a password, and would be shown
-        // as the scheme.
+        // Directly after the scheme: text before a later `://` may be a password, and would be
+        // shown as the scheme.
         if kind != Scheme::Sqlite && !url[scheme.len()..].starts_with("://") {
             return Err(format!("needs // and a server after {scheme}: {HOW}"));
         }
@@ -157,7 +157,7 @@ impl Scheme {
     }
 }
 
-/// Checks a URL and the names of the tables. Nothing is connected.
+/// Checks a URL and the names of the tables, without connecting.
 pub fn check_url(url: &str, table: Option<&str>, schema: Option<&str>) -> Result<Scheme, String> {
     let scheme = Scheme::of_url(url).map_err(|reason| format!("it {reason}"))?;
     if scheme == Scheme::Sqlite && schema.is_some() {
@@ -170,7 +170,7 @@ pub fn check_url(url: &str, table: Option<&str>, schema: Option<&str>) -> Result
     if let Some(schema) = schema {
         options = options.schema(schema);
     }
-    // The names are checked where the statements are written.
+    // The names are checked where the statements are rendered.
     if let Some(kind) = scheme.kind() {
         migration_sql(kind, &options).map_err(|error| error.to_string())?;
     }
@@ -182,6 +182,6 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     if (1..=64).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
         Ok(())
     } else {
-        Err("a name has 1 to 64 characters, and can be printed")
+        Err("a name must have 1 to 64 characters, and no control characters")
     }
 }

@@ -1,4 +1,4 @@
-//! Variables of the environment.
+//! Environment variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ pub enum Variable {
     NotUnicode,
 }
 
-/// A value may be a password.
+/// Hides the value, which may be a password.
 impl std::fmt::Debug for Variable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
@@ -36,7 +36,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
         let value = |value: OsString| value.into_string().map_or(Variable::NotUnicode, Variable::Text);
         // All names of settings are Unicode.
-        let named = |(name, said): (K, V)| Some((name.into().into_string().ok()?, value(said.into())));
+        let named = |(name, text): (K, V)| Some((name.into().into_string().ok()?, value(text.into())));
         Self(variables.into_iter().filter_map(named).collect())
     }
 }

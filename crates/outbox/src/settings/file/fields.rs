@@ -1,19 +1,20 @@
-//! The names of the settings of a group, asked of the group itself.
+//! The names of a group's settings, from its `Deserialize` implementation.
 
 use serde::de::value::Error;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 
-/// The names of a struct's fields, as they stand in the file.
+/// The names of a struct's fields, as they are written in the file.
 pub fn fields<T: for<'de> Deserialize<'de>>() -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
-    // There is nothing to read, so this fails, after the struct has named its fields.
-    let _ = T::deserialize(Listener(&mut found));
+    // Always fails, because there is nothing to read, but only after the struct has named its
+    // fields.
+    let _ = T::deserialize(FieldNames(&mut found));
     found
 }
 
-struct Listener<'a>(&'a mut &'static [&'static str]);
+struct FieldNames<'a>(&'a mut &'static [&'static str]);
 
-impl<'de> Deserializer<'de> for Listener<'_> {
+impl<'de> Deserializer<'de> for FieldNames<'_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {

@@ -1,5 +1,4 @@
-//! The groups of settings that the library has. A setting that is not set keeps the default of the
-//! library.
+//! The settings groups of the library. An unset setting keeps the library's default.
 //!
 //! Groups and settings have the names of the outbox starter for Spring Boot where it has such a
 //! setting.
@@ -76,12 +75,12 @@ pub struct Poller {
     pub skip_recent: Option<Time>,
 }
 
-/// How events are leased. A lease is renewed at a third of its time: below a second, a database
-/// that is slow for a moment loses the lease.
+/// How events are leased. A lease is renewed at a third of its duration: with less than a second, a
+/// briefly slow database loses the lease.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct ClaimLocking {
-    /// Changes nothing: the modes that need leases always have them. `false` in such a mode is a
+    /// Has no effect: the modes that need leases always have them. `false` in such a mode is a
     /// mistake.
     pub enabled: Option<bool>,
     pub lease: Option<Time<1_000>>,
@@ -89,7 +88,7 @@ pub struct ClaimLocking {
     pub owner_id: Option<Owner>,
 }
 
-/// When a failed event is tried again.
+/// When a failed event is retried.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Retry {
@@ -126,7 +125,7 @@ pub struct Log {
     pub timeout: Option<Time<1>>,
 }
 
-/// How the waits of publishers of the log grow while there is nothing to publish.
+/// How the waits of the log's publishers grow while there is nothing to publish.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct IdleBackoff {
@@ -162,7 +161,7 @@ impl Groups {
         self.general.mode.unwrap_or_default().0
     }
 
-    /// Sets up a relay: everything but its mode.
+    /// Applies all settings except the mode to a relay.
     pub fn apply<S>(&self, mut relay: RelayBuilder<S>) -> RelayBuilder<S> {
         let General { mode: _, migrate: _, completion, on_dead, unrouted } = &self.general;
         relay = set(relay, *completion, |relay, completion| relay.completion(completion.into()));
@@ -170,12 +169,12 @@ impl Groups {
         relay = set(relay, *unrouted, |relay, unrouted| relay.unrouted(unrouted.into()));
         let Dispatcher {
             workers,
-            // Of a fleet.
+            // For a fleet.
             workers_per_database: _,
             queue_capacity,
             hot_queue_capacity,
             queue_bytes,
-            // Of the store.
+            // For the store.
             max_payload: _,
             handler_timeout,
             drain_timeout,
@@ -235,8 +234,7 @@ fn set<R, T>(to: R, setting: Option<T>, apply: impl FnOnce(R, T) -> R) -> R {
 }
 
 impl Retry {
-    /// The policy: settings that are not set here are taken from `otherwise`, and else from
-    /// `default`.
+    /// The policy: unset settings are taken from `otherwise`, and then from `default`.
     pub fn policy(&self, otherwise: &Retry, default: Backoff) -> Backoff {
         let attempts = self.max_attempts.or(otherwise.max_attempts);
         let base = self.base_delay.or(otherwise.base_delay);
@@ -266,7 +264,7 @@ impl Purge {
         if *enabled == Some(false) {
             return relay.no_purge();
         }
-        // The default of the mode; purging is all that a writer-only relay is started for.
+        // The default of the mode. A writer-only relay is started for purging alone.
         if *self == Purge::default() && mode != Mode::WriterOnly {
             return relay;
         }
@@ -314,7 +312,7 @@ impl From<WrittenUnrouted> for Unrouted {
     }
 }
 
-/// The name under which a relay holds events.
+/// The name under which a relay holds leases.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(try_from = "Text", into = "String")]
 pub struct Owner(pub String);
@@ -337,7 +335,7 @@ impl From<Owner> for String {
     }
 }
 
-/// The start of the names of metrics.
+/// Prefix of metric names.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(try_from = "Text", into = "String")]
 pub struct Prefix(pub String);

@@ -1,96 +1,96 @@
-//! Mistakes in settings, each with its place.
+//! Mistakes in settings, each with its location.
 
 use std::ops::Range;
 
 /// A mistake in the settings, or a warning.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mistake {
-    place: Place,
+    location: Location,
     reason: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum Location {
     /// The file as a whole.
     File,
-    /// A line and a column of it, both from 1.
+    /// A line and a column of the file, both from 1.
     At { line: usize, column: usize },
-    /// A variable of the environment.
+    /// An environment variable.
     Variable(String),
 }
 
 impl Mistake {
-    /// Of the file as a whole.
+    /// A mistake of the file as a whole.
     pub fn of_file(reason: impl Into<String>) -> Self {
-        Self { place: Place::File, reason: reason.into() }
+        Self { location: Location::File, reason: reason.into() }
     }
 
-    /// Of a variable of the environment.
+    /// A mistake of an environment variable.
     pub fn of_variable(name: &str, reason: impl Into<String>) -> Self {
-        Self { place: Place::Variable(name.to_owned()), reason: reason.into() }
+        Self { location: Location::Variable(name.to_owned()), reason: reason.into() }
     }
 
-    /// On which line these bytes of the text are, from 1.
+    /// The line of these bytes of the text, from 1.
     pub fn line(text: &str, span: &Range<usize>) -> usize {
         let before = &text.as_bytes()[..span.start.min(text.len())];
         before.iter().filter(|byte| **byte == b'\n').count() + 1
     }
 
-    /// Of these bytes of the text.
+    /// A mistake at these bytes of the text.
     pub fn at(text: &str, span: &Range<usize>, reason: impl Into<String>) -> Self {
         let before = &text.as_bytes()[..span.start.min(text.len())];
         let line = Self::line(text, span);
         let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let column = String::from_utf8_lossy(&before[start..]).chars().count() + 1;
-        Self { place: Place::At { line, column }, reason: reason.into() }
+        Self { location: Location::At { line, column }, reason: reason.into() }
     }
 
-    /// As it is shown: `outbox.toml:12:8: reason`.
+    /// The text to show: `outbox.toml:12:8: reason`.
     pub fn in_file(&self, file: &str) -> String {
         let reason = &self.reason;
-        match &self.place {
-            Place::File => format!("{file}: {reason}"),
-            Place::At { line, column } => format!("{file}:{line}:{column}: {reason}"),
-            Place::Variable(name) => format!("{name}: {reason}"),
+        match &self.location {
+            Location::File => format!("{file}: {reason}"),
+            Location::At { line, column } => format!("{file}:{line}:{column}: {reason}"),
+            Location::Variable(name) => format!("{name}: {reason}"),
         }
     }
 }
 
 /// Rewords an error of serde for the readers of `outbox check`.
-pub fn reword(said: &str) -> String {
+pub fn reword(message: &str) -> String {
     if let Some(name) =
-        said.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix("`, there are no fields"))
+        message.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix("`, there are no fields"))
     {
         return no_such("setting", name, &[]);
     }
-    if let Some((name, known)) = unknown(said, "unknown field `", ", expected ") {
-        // A route, by what it knows.
+    if let Some((name, known)) = unknown(message, "unknown field `", ", expected ") {
+        // A route, recognised by its known settings.
         if matches!(name, "tag" | "tags") && known.contains(&"aggregate-id") {
             return "the queue keeps no tags: use `header`, or `[[topics]]` for the log".to_owned();
         }
-        // Transports spell the names of their settings in another way than this file, which takes
+        // Transports spell the names of their settings differently from this file, which accepts
         // both.
         let known: Vec<String> = known.iter().map(|name| name.replace('_', "-")).collect();
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         return no_such("setting", &name.replace('_', "-"), &known);
     }
-    if let Some((name, known)) = unknown(said, "unknown variant `", ", expected ") {
+    if let Some((name, known)) = unknown(message, "unknown variant `", ", expected ") {
         return no_such("value", name, &known);
     }
-    if let Some(said) = unquoted(said) {
-        return said;
+    if let Some(unquoted) = unquoted(message) {
+        return unquoted;
     }
-    match said.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+    match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         Some(name) => format!("`{name}` is missing"),
-        None => said.trim_end().to_owned(),
+        None => message.trim_end().to_owned(),
     }
 }
 
-/// Leaves out the text that was found where a value of another type belongs: the text may be a
-/// secret, as in `database = "postgres://…"` or in a list of one that is written without brackets.
-/// Where a number or a time belongs the text is shown.
-fn unquoted(said: &str) -> Option<String> {
-    let (kind, rest) = said.split_once(": string \"")?;
+/// Leaves out a text that was found in place of a value of another type: the text may be a secret,
+/// as in `database = "postgres://…"` or in a one-element list without brackets. A text in place of
+/// a number or a time is shown.
+fn unquoted(message: &str) -> Option<String> {
+    let (kind, rest) = message.split_once(": string \"")?;
     let (_, expected) = rest.rsplit_once("\", expected ")?;
     let plain = ["a whole number", "a number", "a time", "a boolean", "a pattern"]
         .iter()
@@ -98,15 +98,15 @@ fn unquoted(said: &str) -> Option<String> {
     (!plain).then(|| format!("{kind}: a text, expected {expected}"))
 }
 
-/// The name that serde did not know, and the names that it knows, without other spellings, which
-/// have an underscore.
-fn unknown<'a>(said: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
-    let (name, expected) = said.strip_prefix(before)?.split_once('`')?;
+/// The name that serde did not know, and the known names, without alternative spellings, which have
+/// an underscore.
+fn unknown<'a>(message: &'a str, before: &str, between: &str) -> Option<(&'a str, Vec<&'a str>)> {
+    let (name, expected) = message.strip_prefix(before)?.split_once('`')?;
     let known = expected.strip_prefix(between)?.split('`').skip(1).step_by(2);
     Some((name, known.filter(|known| !known.contains('_')).collect()))
 }
 
-/// Says that a name is unknown, with the name that was most likely meant or with all known names.
+/// Message for an unknown name, with the name that was most likely meant or with all known names.
 pub fn no_such(what: &str, name: &str, known: &[&str]) -> String {
     match nearest(name, known) {
         Some(meant) => format!("there is no {what} `{name}`: did you mean `{meant}`?"),
@@ -150,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn what_serde_says_becomes_plain() {
-        for (said, told) in [
+    fn errors_of_serde_are_reworded() {
+        for (message, reworded) in [
             (
                 "unknown field `intervall`, expected one of `interval`, `batch-size`",
                 "there is no setting `intervall`: did you mean `interval`?",
@@ -166,7 +166,7 @@ mod tests {
             ("missing field `url`", "`url` is missing"),
             ("99ms is too short", "99ms is too short"),
         ] {
-            assert_eq!(reword(said), told);
+            assert_eq!(reword(message), reworded);
         }
     }
 }

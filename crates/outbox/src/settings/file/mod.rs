@@ -1,15 +1,15 @@
 //! The settings file: parser and definitions, shared with the command `outbox`. Not part of the
 //! stable API.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! | --- | --- |
-//! | `reader`, `mistake`, `fields`, `environment` | reading a file piece by piece, with the environment before it |
+//! | `reader`, `mistake`, `fields`, `environment` | reading a file piece by piece, overridden by the environment |
 //! | `groups`, `database` | the settings of the library |
 //! | `names` | other names of settings |
 //! | `mode`, `time`, `age`, `count` | the values |
-//! | `check` | settings that have to fit together |
+//! | `check` | checks across several settings |
 //!
-//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a
+//! A new setting is a field of its group, a line in `outbox.sample.toml` (checked by a test), and a
 //! line in the guide.
 
 mod age;
@@ -40,7 +40,7 @@ pub use names::{OTHER_NAMES, OtherName};
 pub use reader::{Reader, plain, variable};
 pub use time::Time;
 
-/// The names at the top of the file that the library reads.
+/// The names at the top level of the file that the library reads.
 pub const OF_LIBRARY: &[&str] = &[
     "mode",
     "migrate",
@@ -58,10 +58,10 @@ pub const OF_LIBRARY: &[&str] = &[
     "metrics",
 ];
 
-/// The names at the top of the file that the command `outbox relay` alone reads.
+/// The names at the top level of the file that only the command `outbox relay` reads.
 pub const OF_DAEMON: &[&str] = &["databases", "discovery", "fleet", "http", "publishers", "routes", "topics"];
 
-/// All names at the top of the file.
+/// All names at the top level of the file.
 pub fn top() -> Vec<&'static str> {
     [OF_LIBRARY, OF_DAEMON].concat()
 }

@@ -1,4 +1,4 @@
-//! `mode`, as it is written.
+//! The setting `mode`.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::mistake::no_such;
 use crate::relay::Mode;
 
-/// A mode that a file, a variable or a flag names.
+/// A mode in a file, a variable or a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrittenMode(pub Mode);
 
@@ -28,7 +28,7 @@ impl Default for WrittenMode {
 }
 
 impl WrittenMode {
-    /// As it is written in the file.
+    /// The name in the file.
     pub fn name(self) -> &'static str {
         MODES.iter().find(|(_, mode)| *mode == self.0).map_or("", |(name, _)| name)
     }
@@ -37,7 +37,7 @@ impl WrittenMode {
 impl FromStr for WrittenMode {
     type Err = String;
 
-    /// `multi-node` is `multi_node` and `MULTI_NODE` as well.
+    /// Accepts `multi-node`, `multi_node` and `MULTI_NODE`.
     fn from_str(text: &str) -> Result<Self, String> {
         let written = text.replace('_', "-").to_ascii_lowercase();
         match MODES.iter().find(|(name, _)| *name == written) {

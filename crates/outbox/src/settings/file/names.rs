@@ -1,5 +1,5 @@
-//! Other names of settings: those of the outbox starter for Spring Boot and of Crablet, where ours
-//! differ.
+//! Alternative names of settings: those of the outbox starter for Spring Boot and of Crablet, where
+//! they differ.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,19 +9,19 @@ use toml::de::DeValue;
 
 use super::reader::plain;
 
-/// Another name of a setting.
+/// An alternative name of a setting.
 #[derive(Debug)]
 pub struct OtherName {
-    /// The table in which it stands; empty at the top of the file.
+    /// The table that contains it; empty for the top level of the file.
     pub group: &'static str,
     pub name: &'static str,
-    /// The table and the setting that are meant.
+    /// The table and the name of the setting itself.
     pub of_group: &'static str,
     pub setting: &'static str,
     unit: Unit,
 }
 
-/// How the value is written.
+/// Unit of the value.
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     AsOurs,
@@ -39,7 +39,7 @@ const fn other(
     OtherName { group, name, of_group, setting, unit }
 }
 
-/// All of them.
+/// All alternative names.
 pub const OTHER_NAMES: &[OtherName] = &[
     other("dispatcher", "worker-count", "dispatcher", "workers", Unit::AsOurs),
     other("dispatcher", "cold-queue-capacity", "dispatcher", "queue-capacity", Unit::AsOurs),
@@ -55,7 +55,7 @@ pub const OTHER_NAMES: &[OtherName] = &[
 ];
 
 impl OtherName {
-    /// Those of the settings of a group.
+    /// The alternative names of a group's settings.
     pub fn all_of(group: &str) -> impl Iterator<Item = &'static OtherName> {
         OTHER_NAMES.iter().filter(move |other| other.of_group == group)
     }
@@ -64,7 +64,7 @@ impl OtherName {
         self.group.is_empty()
     }
 
-    /// The value as it is written under our name.
+    /// The value in the form of the setting itself.
     pub fn convert<'i>(
         &self,
         value: Spanned<DeValue<'i>>,

@@ -1,5 +1,5 @@
-//! Reads a settings file piece by piece, so that all mistakes are found at once, each with its
-//! place.
+//! Reads a settings file piece by piece, so that all mistakes are reported together, each with its
+//! location.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,24 +15,24 @@ use super::fields::fields;
 use super::mistake::{Mistake, reword};
 use super::names::OtherName;
 
-/// A name and its value, with their places.
+/// A name and its value, with their locations.
 pub type Entry<'i> = (Spanned<DeString<'i>>, Spanned<DeValue<'i>>);
 
-/// A file, the environment, and the mistakes that were found in them so far.
+/// A file, the environment, and the mistakes found in them so far.
 pub struct Reader<'i> {
     pub text: &'i str,
     root: DeTable<'i>,
     environment: &'i Environment,
     pub mistakes: Vec<Mistake>,
     pub warnings: Vec<Mistake>,
-    /// Values as they are written, by the names at the top: to tell which have changed.
+    /// Values as they are written, by top-level name: to detect changes.
     pub written: BTreeMap<String, toml::Value>,
-    /// Where settings stand, by table and name.
-    places: BTreeMap<(String, String), Place>,
+    /// Locations of settings, by table and name.
+    places: BTreeMap<(String, String), SettingSource>,
 }
 
 /// Where a setting was given.
-enum Place {
+enum SettingSource {
     Span(Range<usize>),
     Variable(String),
 }
@@ -56,7 +56,7 @@ impl<'i> Reader<'i> {
         reader
     }
 
-    /// Whether nothing was wrong so far. Right after `new`: whether the text is TOML at all.
+    /// Whether no mistake was found so far. Right after `new`: whether the text is TOML at all.
     pub fn is_sound(&self) -> bool {
         self.mistakes.is_empty()
     }
@@ -66,31 +66,31 @@ impl<'i> Reader<'i> {
         self.wrong(&span, reword(error.message()));
     }
 
-    /// Notes a mistake at a place of the text.
+    /// Reports a mistake at a location in the text.
     pub fn wrong(&mut self, span: &Range<usize>, reason: impl Into<String>) {
         self.mistakes.push(Mistake::at(self.text, span, reason));
     }
 
-    /// Notes a mistake in a setting, where it was given: in the file, or by a variable.
+    /// Reports a mistake in a setting where it was given: in the file, or by a variable.
     pub fn wrong_setting(&mut self, table: &str, setting: &str, reason: impl Into<String>) {
         let mistake = match self.places.get(&(table.to_owned(), setting.to_owned())) {
-            Some(Place::Span(span)) => Mistake::at(self.text, span, reason),
-            Some(Place::Variable(name)) => Mistake::of_variable(name, reason),
+            Some(SettingSource::Span(span)) => Mistake::at(self.text, span, reason),
+            Some(SettingSource::Variable(name)) => Mistake::of_variable(name, reason),
             None => Mistake::of_file(reason),
         };
         self.mistakes.push(mistake);
     }
 
-    /// Notes a warning at a place of the text.
+    /// Reports a warning at a location in the text.
     pub fn odd(&mut self, span: &Range<usize>, reason: impl Into<String>) {
         self.warnings.push(Mistake::at(self.text, span, reason));
     }
 
-    /// Where a setting of a table stands in the text: its value, or its name if the setting is a
-    /// table itself.
+    /// Location of a table's setting in the text: its value, or its name if the setting is a table
+    /// itself.
     pub fn place(&self, table: &str, setting: &str) -> Range<usize> {
         match self.places.get(&(table.to_owned(), setting.to_owned())) {
-            Some(Place::Span(span)) => span.clone(),
+            Some(SettingSource::Span(span)) => span.clone(),
             _ => 0..0,
         }
     }
@@ -108,13 +108,13 @@ impl<'i> Reader<'i> {
     fn note_places(&mut self, name: &str, table: &DeTable<'i>) {
         for (key, value) in table {
             let place = (name.to_owned(), key.get_ref().to_string());
-            self.places.insert(place, Place::Span(span_of(key, value)));
+            self.places.insert(place, SettingSource::Span(span_of(key, value)));
         }
     }
 
-    /// Notes that a setting was given by a variable, or by a flag.
+    /// Records that a setting was given by a variable, or by a flag.
     pub fn given_by(&mut self, table: &str, setting: &str, name: &str) {
-        self.places.insert((table.to_owned(), setting.to_owned()), Place::Variable(name.to_owned()));
+        self.places.insert((table.to_owned(), setting.to_owned()), SettingSource::Variable(name.to_owned()));
     }
 
     /// Reads a value.
@@ -131,13 +131,13 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// Reads a table of settings, each of which the environment may set otherwise.
+    /// Reads a table of settings, each of which the environment may override.
     pub fn group<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
         let (span, mut table) = match self.take(name) {
             Some((_, value)) => match (value.span(), value.into_inner()) {
                 (span, DeValue::Table(table)) => (span, self.spelled(table, '_', '-')),
                 (span, other) => {
-                    // Says what is wrong with it.
+                    // Reading it reports the mistake.
                     return self.read(Spanned::new(span, other)).unwrap_or_default();
                 }
             },
@@ -149,12 +149,13 @@ impl<'i> Reader<'i> {
         self.read(Spanned::new(span, DeValue::Table(table))).unwrap_or_default()
     }
 
-    /// Reads the settings that are in no table.
+    /// Reads the settings outside of tables.
     pub fn general<T: DeserializeOwned + Default>(&mut self) -> T {
         let mut table = DeTable::new();
         for name in fields::<T>() {
             let Some((key, value)) = self.take(name) else { continue };
-            self.places.insert((String::new(), (*name).to_owned()), Place::Span(span_of(&key, &value)));
+            self.places
+                .insert((String::new(), (*name).to_owned()), SettingSource::Span(span_of(&key, &value)));
             table.insert(key, value);
         }
         self.override_with::<T>("", &mut table);
@@ -167,11 +168,11 @@ impl<'i> Reader<'i> {
         self.root.contains_key(name) || fields::<T>().iter().any(named)
     }
 
-    /// Spells the names of settings in one way: `batch_size` is `batch-size`. A name in both
-    /// spellings with different values is a mistake.
+    /// Normalises the spelling of names: `batch_size` is `batch-size`. A name in both spellings
+    /// with different values is a mistake.
     pub fn spelled(&mut self, table: DeTable<'i>, from: char, to: char) -> DeTable<'i> {
         let mut spelled = DeTable::new();
-        // As they are written first: the other spelling is the one that is blamed.
+        // Normalised names first, so that a mistake is reported at the other spelling.
         let (right, other): (Vec<_>, Vec<_>) =
             table.into_iter().partition(|(key, _)| !key.get_ref().contains(from));
         spelled.extend(right);
@@ -182,7 +183,7 @@ impl<'i> Reader<'i> {
         spelled
     }
 
-    /// Moves settings that have their other names to their own.
+    /// Moves settings that are given by an alternative name to their own name.
     pub fn rename_others(&mut self, group: &str, table: &mut DeTable<'i>) {
         for other in OtherName::all_of(group) {
             let entry =
@@ -192,7 +193,7 @@ impl<'i> Reader<'i> {
                 Ok(value) => {
                     if self.insert_other(table, &key, other.setting.to_owned(), value.clone()) {
                         let place = (group.to_owned(), other.setting.to_owned());
-                        self.places.insert(place, Place::Span(value.span()));
+                        self.places.insert(place, SettingSource::Span(value.span()));
                     }
                 }
                 Err((span, reason)) => self.wrong(&span, reason),
@@ -200,8 +201,8 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// Inserts a setting that has another name in the text, unless it is there already. Says
-    /// whether it was inserted.
+    /// Inserts a setting that has an alternative name in the text, unless it exists already.
+    /// Returns whether it was inserted.
     pub fn insert_other(
         &mut self,
         table: &mut DeTable<'i>,
@@ -222,7 +223,7 @@ impl<'i> Reader<'i> {
         true
     }
 
-    /// Puts in what the environment says.
+    /// Overrides settings by environment variables.
     fn override_with<T: DeserializeOwned>(&mut self, group: &str, table: &mut DeTable<'i>) {
         for setting in fields::<T>() {
             let Some((name, value)) = self.variable_of::<T>(group, setting) else { continue };
@@ -231,7 +232,8 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// What the environment says of a setting, by its own name or another. Mistakes are noted.
+    /// Value of a setting in the environment, by its own name or an alternative one. Mistakes are
+    /// reported.
     fn variable_of<T: DeserializeOwned>(
         &mut self,
         group: &str,
@@ -242,15 +244,15 @@ impl<'i> Reader<'i> {
         let names = std::iter::once((variable(group, setting), None))
             .chain(others.map(|other| (variable(other.group, other.name), Some(other))));
         for (name, other) in names {
-            let said = match self.environment.get(&name) {
+            let text = match self.environment.get(&name) {
                 None => continue,
-                Some(Variable::Text(said)) => said,
+                Some(Variable::Text(text)) => text,
                 Some(Variable::NotUnicode) => {
                     self.mistakes.push(Mistake::of_variable(&name, "its value is not UTF-8"));
                     continue;
                 }
             };
-            match value_of::<T>(setting, said, other) {
+            match value_of::<T>(setting, text, other) {
                 Err(reason) => self.mistakes.push(Mistake::of_variable(&name, reason)),
                 Ok(value) => match &found {
                     Some((first, given)) if !is_same(given, &value) => {
@@ -265,13 +267,13 @@ impl<'i> Reader<'i> {
         found
     }
 
-    /// The names at the top that were not taken.
+    /// The top-level names that were not taken.
     pub fn rest(&mut self) -> Vec<(String, Range<usize>)> {
         let rest = std::mem::take(&mut self.root);
         rest.into_iter().map(|(key, _)| (key.get_ref().to_string(), key.span())).collect()
     }
 
-    /// Takes all mistakes, in the order of the text.
+    /// All mistakes and warnings, in the order of the text.
     pub fn into_mistakes(self) -> (Vec<Mistake>, Vec<Mistake>) {
         (sorted(self.mistakes), sorted(self.warnings))
     }
@@ -290,12 +292,12 @@ fn span_of(key: &Spanned<DeString<'_>>, value: &Spanned<DeValue<'_>>) -> Range<u
     }
 }
 
-/// A value without its places.
+/// A value without its locations.
 pub fn plain(value: &Spanned<DeValue<'_>>) -> Option<toml::Value> {
     toml::Value::deserialize(ValueDeserializer::from(value.clone())).ok()
 }
 
-/// Whether two values are the same: `5000ms` is `5s`.
+/// Whether two values are equal: `5000ms` is `5s`.
 fn is_same(one: &Spanned<DeValue<'_>>, other: &Spanned<DeValue<'_>>) -> bool {
     match (plain(one), plain(other)) {
         (Some(toml::Value::String(one)), Some(toml::Value::String(other))) => {
@@ -312,16 +314,16 @@ pub fn variable(group: &str, setting: &str) -> String {
     format!("OUTBOX_{group}{setting}").replace('-', "_").to_uppercase()
 }
 
-/// The value of a variable, as the group takes it: a number or a truth value if the setting is one,
-/// else the text word for word.
+/// The value of a variable as the group accepts it: a number or a boolean if the setting is one,
+/// otherwise the text unchanged.
 fn value_of<'i, T: DeserializeOwned>(
     setting: &'static str,
-    said: &'i str,
+    written: &'i str,
     other: Option<&OtherName>,
 ) -> Result<Spanned<DeValue<'i>>, String> {
-    let text = DeValue::String(Cow::Owned(said.replace('$', "$$")));
+    let text = DeValue::String(Cow::Owned(written.replace('$', "$$")));
     let mut refused = None;
-    for value in scalar(said).into_iter().chain([text]) {
+    for value in scalar(written).into_iter().chain([text]) {
         let value = Spanned::new(0..0, value);
         let value = match other {
             Some(other) => other.convert(value).map_err(|(_, reason)| reason),
@@ -336,14 +338,14 @@ fn value_of<'i, T: DeserializeOwned>(
     Err(refused.unwrap_or_default())
 }
 
-/// A truth value or a number.
-fn scalar(said: &str) -> Option<DeValue<'_>> {
-    let value = DeValue::parse(said).ok()?.into_inner();
+/// A boolean or a number.
+fn scalar(written: &str) -> Option<DeValue<'_>> {
+    let value = DeValue::parse(written).ok()?.into_inner();
     matches!(value, DeValue::Boolean(_) | DeValue::Integer(_) | DeValue::Float(_)).then_some(value)
 }
 
-/// Whether a group takes this value for a setting. Asked of the setting alone, so that the mistake
-/// is the variable's.
+/// Whether a group accepts this value for a setting. Checks the setting alone, so that a mistake
+/// belongs to the variable.
 fn fits<T: DeserializeOwned>(setting: &'static str, value: &Spanned<DeValue<'_>>) -> Result<(), String> {
     let mut alone = DeTable::new();
     alone.insert(Spanned::new(0..0, Cow::Borrowed(setting)), value.clone());

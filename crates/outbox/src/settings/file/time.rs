@@ -1,4 +1,4 @@
-//! Times of settings, such as `500ms`, `5s`, `1m`, `2h` and `7d`.
+//! Durations of settings, such as `500ms`, `5s`, `1m`, `2h` and `7d`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,10 +9,10 @@ use serde::{Serialize, Serializer};
 
 use super::age::Age;
 
-/// The longest time: far beyond sense, and far below what overflows.
+/// Maximum duration: far beyond any use, and far below an overflow.
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
-/// A time of at least `MIN` milliseconds, and at most a year.
+/// A duration of at least `MIN` milliseconds, and at most a year.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time<const MIN: u64 = 0>(pub Duration);
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_that_is_too_short_or_too_long_is_told_the_bound() {
+    fn a_time_that_is_too_short_or_too_long_is_refused_with_the_limit() {
         assert_eq!("99ms".parse::<Time<100>>(), Err("99ms is too short: use at least 100ms".to_owned()));
         assert!("100ms".parse::<Time<100>>().is_ok());
         assert_eq!("366d".parse::<Time>(), Err("366d is too long: use at most 365d".to_owned()));

@@ -1,4 +1,4 @@
-//! What people do: look, replay, cancel, purge.
+//! Administration: inspect, replay, cancel, purge.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn status(status: Status) -> Filter {
     Filter { status: Some(status), ..Filter::default() }
 }
 
-/// By status, type, aggregate type and id, alone and together, oldest first.
+/// By status, type, aggregate type and id, alone and combined, oldest first.
 pub async fn events_are_listed_counted_and_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
@@ -56,12 +56,12 @@ pub async fn events_are_listed_counted_and_found(harness: &impl Harness) {
         assert_eq!(found, expected, "{filter:?}");
         assert_eq!(scene.count(filter).await, expected.len() as u64);
     }
-    assert!(scene.find(&EventId::from("nobody")).await.is_none());
+    assert!(scene.find(&EventId::from("unknown")).await.is_none());
     assert_eq!(scene.store.list(&Filter::default(), 3).await.unwrap().len(), 3);
 }
 
-/// By every field that people look for, each text as it is and none as a pattern.
-pub async fn events_are_found_by_what_they_belong_to(harness: &impl Harness) {
+/// By every searchable field, each text literally and none as a pattern.
+pub async fn events_are_found_by_every_field(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
         .write([
@@ -85,7 +85,7 @@ pub async fn events_are_found_by_what_they_belong_to(harness: &impl Harness) {
         (Filter { correlation_id: text("story"), ..Filter::default() }, &[0]),
         (Filter { correlation_id: text("story' OR '1'='1"), ..Filter::default() }, &[2]),
         (Filter { tenant_id: text("acme"), ordering_key: text("K"), ..Filter::default() }, &[1]),
-        (Filter { tenant_id: text("nobody"), ..Filter::default() }, &[]),
+        (Filter { tenant_id: text("unknown"), ..Filter::default() }, &[]),
     ] {
         assert_found(&scene, &filter, &written, expected).await;
     }
@@ -94,7 +94,7 @@ pub async fn events_are_found_by_what_they_belong_to(harness: &impl Harness) {
     assert_found(&scene, &between, &written, &[1, 2]).await;
 }
 
-/// Exactly the events with these numbers.
+/// Exactly the events with these indexes.
 async fn assert_found(scene: &Scene, filter: &Filter, written: &[EventId], expected: &[usize]) {
     let found = scene.store.list(filter, 10).await.unwrap();
     let found: Vec<EventId> = found.iter().map(|s| s.event.as_ref().unwrap().id().clone()).collect();
@@ -103,10 +103,10 @@ async fn assert_found(scene: &Scene, filter: &Filter, written: &[EventId], expec
     assert_eq!(scene.count(filter.clone()).await, expected.len() as u64, "{filter:?}");
 }
 
-/// By when they were stored, and by when they were settled, which are not the same.
+/// By the time they were stored, and by the time they were settled, which differ.
 pub async fn events_are_found_by_their_age(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let mut written = scene.write([event("old"), event("old, settled lately")]).await;
+    let mut written = scene.write([event("old"), event("old, settled recently")]).await;
     let held = scene.lease("a").await;
     scene.settle("a", &held[0], dead("no")).await;
     scene.pass(60 * SECOND);
@@ -150,17 +150,17 @@ fn id_of(stored: Option<&StoredEvent>) -> Option<&EventId> {
     stored.and_then(|stored| stored.event.as_ref().ok()).map(Event::id)
 }
 
-/// The first that is pending and the first that is dead, of its own key and before it.
-pub async fn what_stands_before_an_event_of_a_key_is_found(harness: &impl Harness) {
+/// The first pending and the first dead event, of the same key and before it.
+pub async fn events_ahead_in_the_key_are_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let k = scene.write((0..5).map(|_| keyed("k"))).await;
     let other = scene.write([keyed("other"), event("none")]).await;
-    let around = async |id: &EventId| scene.store.circumstances(id).await.unwrap();
+    let facts = async |id: &EventId| scene.store.circumstances(id).await.unwrap();
 
-    let first = around(&k[0]).await;
+    let first = facts(&k[0]).await;
     assert_eq!(id_of(first.event.as_ref()), Some(&k[0]));
     assert!(first.pending_ahead.is_none() && first.dead_ahead.is_none());
-    let last = around(&k[4]).await;
+    let last = facts(&k[4]).await;
     assert_eq!((id_of(last.pending_ahead.as_ref()), id_of(last.dead_ahead.as_ref())), (Some(&k[0]), None));
 
     let taken = scene.lease("a").await;
@@ -168,53 +168,53 @@ pub async fn what_stands_before_an_event_of_a_key_is_found(harness: &impl Harnes
     scene.settle("a", &taken[1], dead("no")).await;
     scene.settle("a", &taken[2], again(60)).await;
     scene.settle("a", &taken[3], dead("no")).await;
-    let last = around(&k[4]).await;
+    let last = facts(&k[4]).await;
     assert_eq!(id_of(last.pending_ahead.as_ref()), Some(&k[2]));
     assert_eq!(id_of(last.dead_ahead.as_ref()), Some(&k[1]));
-    let third = around(&k[2]).await;
-    assert!(third.pending_ahead.is_none(), "later events are not in its way");
+    let third = facts(&k[2]).await;
+    assert!(third.pending_ahead.is_none(), "later events do not block it");
     assert_eq!(id_of(third.dead_ahead.as_ref()), Some(&k[1]));
     for free in &other {
-        let free = around(free).await;
+        let free = facts(free).await;
         assert!(free.pending_ahead.is_none() && free.dead_ahead.is_none());
     }
-    let unknown = around(&EventId::from("nobody")).await;
+    let unknown = facts(&EventId::from("unknown")).await;
     assert!(unknown.event.is_none() && unknown.pending_ahead.is_none());
     assert_eq!(unknown.now, scene.now());
 }
 
-/// Who leads, who holds, what is due before it, and when something was last settled.
-pub async fn what_goes_on_around_an_event_is_told(harness: &impl Harness) {
+/// Leader, leases, due events before it, and the time of the last settlement.
+pub async fn the_facts_around_an_event_are_reported(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let ids = scene.write((0..4).map(|_| event("n"))).await;
     scene.write([event("delayed").deliver_after(DAY)]).await;
-    let around = async || scene.store.circumstances(&ids[3]).await.unwrap();
-    let quiet = around().await;
+    let facts = async || scene.store.circumstances(&ids[3]).await.unwrap();
+    let quiet = facts().await;
     assert_eq!((quiet.due_before, quiet.somebody_holds), (3, false));
     assert_eq!((quiet.leader, quiet.last_settled), (None, None));
     assert_eq!(quiet.now, scene.now());
 
     let held = scene.lease_one("a").await;
-    let busy = around().await;
+    let busy = facts().await;
     assert_eq!((busy.due_before, busy.somebody_holds), (2, true));
     scene.settle("a", &held, Verdict::Done).await;
     scene.pass(SECOND);
-    let settled = around().await;
+    let settled = facts().await;
     assert_eq!((settled.due_before, settled.somebody_holds), (2, false));
     assert_eq!(settled.last_settled, Some(scene.now() - chrono::Duration::seconds(1)));
 
     let state = NodeState { active: true, ..NodeState::default() };
     scene.store.announce(&"relay-1".into(), &state).await.unwrap();
-    let nodes = around().await.nodes;
+    let nodes = facts().await.nodes;
     assert_eq!((nodes[0].node.as_str(), nodes[0].state.active), ("relay-1", true));
 
     scene.store.lead(EXCLUSIVE, &"boss".into(), LEASE).await.unwrap();
-    assert_eq!(around().await.leader, Some("boss".into()));
+    assert_eq!(facts().await.leader, Some("boss".into()));
     scene.pass(LEASE);
-    assert_eq!(around().await.leader, None, "its time is over");
+    assert_eq!(facts().await.leader, None, "its lease has expired");
 }
 
-/// After the last one seen.
+/// After the last event seen.
 pub async fn listing_goes_page_by_page(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..10).map(|_| event("n"))).await;
@@ -229,11 +229,11 @@ pub async fn listing_goes_page_by_page(harness: &impl Harness) {
     assert_eq!(found, written);
 }
 
-/// As if it had just been written: no attempts behind it, due at once, not expired.
-pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
+/// As if it had just been written: zero attempts, due immediately, not expired.
+pub async fn replay_resets_dead_events(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let end = scene.now() + chrono::Duration::seconds(10);
-    let id = scene.bury(event("one").expires_at(end)).await;
+    let id = scene.dead_letter(event("one").expires_at(end)).await;
     let done = scene.write_one(event("done")).await;
     let taken = scene.lease_one("a").await;
     scene.settle("a", &taken, Verdict::Done).await;
@@ -254,7 +254,7 @@ pub async fn replay_makes_dead_events_new(harness: &impl Harness) {
 }
 
 /// One, some, or all, oldest first.
-pub async fn replay_takes_one_or_a_number(harness: &impl Harness) {
+pub async fn replay_takes_one_event_or_several(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..6).map(|n| event(if n < 4 { "a" } else { "b" }))).await;
     for delivery in scene.lease("x").await {
@@ -274,7 +274,11 @@ pub async fn replay_takes_one_or_a_number(harness: &impl Harness) {
     let dead = scene.store.list(&status(Status::Dead), 10).await.unwrap();
     let rest = Filter { after_seq: Some(seq), upto_seq: Some(dead[0].seq), ..Filter::default() };
     let replayed = scene.store.replay(&rest, 10).await.unwrap();
-    assert_eq!(replayed, Replayed { moved: 1, last: Some(dead[0].seq) }, "it says where to go on");
+    assert_eq!(
+        replayed,
+        Replayed { moved: 1, last: Some(dead[0].seq) },
+        "with the position to continue from"
+    );
     assert_eq!(scene.store.replay(&rest, 10).await.unwrap(), Replayed::default());
     let of_new = Filter { status: Some(Status::New), ..Filter::default() };
     assert_eq!(scene.store.replay(&of_new, 0).await.unwrap().moved, 0);
@@ -282,13 +286,13 @@ pub async fn replay_takes_one_or_a_number(harness: &impl Harness) {
     assert_eq!(scene.count(status(Status::Dead)).await, 0);
 }
 
-/// What is out or over cannot be called back.
-pub async fn only_pending_events_that_nobody_holds_are_cancelled(harness: &impl Harness) {
+/// A leased or settled event cannot be cancelled.
+pub async fn only_free_pending_events_are_cancelled(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let done = scene.write_one(event("done")).await;
     let taken = scene.lease_one("a").await;
     scene.settle("a", &taken, Verdict::Done).await;
-    let buried = scene.bury(event("dead")).await;
+    let dead = scene.dead_letter(event("dead")).await;
     let retry = scene.write_one(event("retry")).await;
     let taken = scene.lease_one("a").await;
     scene.settle("a", &taken, again(60)).await;
@@ -298,23 +302,23 @@ pub async fn only_pending_events_that_nobody_holds_are_cancelled(harness: &impl 
     let fresh = scene.write_one(event("fresh")).await;
     for (id, cancelled) in [
         (&done, false),
-        (&buried, false),
+        (&dead, false),
         (&held, false),
         (&retry, true),
         (&delayed, true),
         (&fresh, true),
         (&fresh, false),
-        (&EventId::from("nobody"), false),
+        (&EventId::from("unknown"), false),
     ] {
         assert_eq!(scene.store.cancel(id).await.unwrap(), cancelled);
     }
     assert!(scene.find(&fresh).await.is_none());
     assert_eq!(scene.all().await.len(), 3);
     scene.pass(LEASE);
-    assert!(scene.store.cancel(&held).await.unwrap(), "nobody holds it any more");
+    assert!(scene.store.cancel(&held).await.unwrap(), "its lease has expired");
 }
 
-/// And tell how long the oldest due one has waited.
+/// With the age of the oldest due event.
 pub async fn statistics_count_by_status(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.stats().await.unwrap(), Stats::default());
@@ -335,8 +339,8 @@ pub async fn statistics_count_by_status(harness: &impl Harness) {
     assert_eq!(stats, expected);
 }
 
-/// Held events are pending, not free; delayed ones are neither due nor free.
-pub async fn the_backlog_counts_what_is_pending_and_what_is_free(harness: &impl Harness) {
+/// Leased events are pending, not free; delayed events are neither due nor free.
+pub async fn the_backlog_counts_pending_and_free_events(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.backlog().await.unwrap(), Backlog::default());
     scene.write([event("delayed").deliver_after(60 * SECOND)]).await;
@@ -378,8 +382,8 @@ pub async fn done_events_are_purged_by_the_time_they_were_done(harness: &impl Ha
     assert_eq!(left, [Status::Dead, Status::Retry]);
 }
 
-/// An old event that died today is kept as long as a young one that did.
-pub async fn dead_events_are_purged_by_the_time_they_died(harness: &impl Harness) {
+/// An old event that was dead-lettered today is kept as long as a young one.
+pub async fn dead_events_are_purged_by_the_time_they_were_dead_lettered(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write_one(event("pending")).await;
     let held = scene.lease_one("a").await;
@@ -393,17 +397,17 @@ pub async fn dead_events_are_purged_by_the_time_they_died(harness: &impl Harness
     scene.pass(7 * DAY + SECOND);
     assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 1);
     assert!(scene.find(&old).await.is_none());
-    assert_eq!(scene.count(status(Status::New)).await, 1, "what is pending stays");
+    assert_eq!(scene.count(status(Status::New)).await, 1, "pending events stay");
 
-    // A replayed event is pending, however long ago it died.
-    let replayed = scene.bury(event("replayed")).await;
+    // A replayed event is pending, however long ago it was dead-lettered.
+    let replayed = scene.dead_letter(event("replayed")).await;
     scene.store.replay(&Filter::default(), 10).await.unwrap();
     scene.pass(30 * DAY);
     assert_eq!(purge(&scene, Purgeable::Finished, 7 * DAY, 10).await, 0);
     assert!(scene.find(&replayed).await.is_some());
 }
 
-/// The status says what a row is, and not a time that another writer has set.
+/// The status decides, not a time that another writer has set.
 pub async fn a_pending_event_is_never_purged(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("new"), event("retried")]).await;
@@ -421,7 +425,7 @@ pub async fn a_pending_event_is_never_purged(harness: &impl Harness) {
     assert_eq!(due, written, "both are still delivered");
 }
 
-/// Where another writer has finished an event without saying when.
+/// Where another writer has finished an event without a time.
 pub async fn finished_events_without_a_time_are_purged_by_their_age(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([event("done"), event("dead"), event("pending"), event("timed")]).await;
@@ -445,12 +449,12 @@ pub async fn finished_events_without_a_time_are_purged_by_their_age(harness: &im
     assert_eq!(left(scene.all().await), [Status::New]);
 }
 
-/// What waits behind it would be delivered as if the dead event had been.
-pub async fn a_dead_event_that_holds_back_its_key_is_not_purged(harness: &impl Harness) {
+/// The later events would be delivered as if the dead event had been.
+pub async fn a_dead_event_that_blocks_its_key_is_not_purged(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let free = scene.bury(event("free")).await;
-    let alone = scene.bury(keyed("alone")).await;
-    let first = scene.bury(keyed("k")).await;
+    let free = scene.dead_letter(event("free")).await;
+    let alone = scene.dead_letter(keyed("alone")).await;
+    let first = scene.dead_letter(keyed("k")).await;
     let skipping = |owner: &str| Take { on_dead: OnDead::Skip, ..leasing(owner) };
     let second = scene.write_one(keyed("k")).await;
     let taken = scene.take(&skipping("a")).await.deliveries;
@@ -462,9 +466,9 @@ pub async fn a_dead_event_that_holds_back_its_key_is_not_purged(harness: &impl H
     assert!(scene.find(&free).await.is_none() && scene.find(&alone).await.is_none());
     assert!(scene.find(&first).await.is_some() && scene.find(&second).await.is_some());
     assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 0);
-    assert!(scene.lease("b").await.is_empty(), "the key is still held");
+    assert!(scene.lease("b").await.is_empty(), "the key is still blocked");
 
-    // Nothing is held back any more once the later event is settled.
+    // No event is blocked any more once the later event is settled.
     let taken = scene.take(&skipping("a")).await.deliveries;
     assert_eq!(ids(&taken), [waiting]);
     assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 0, "it is not settled yet");
@@ -472,7 +476,7 @@ pub async fn a_dead_event_that_holds_back_its_key_is_not_purged(harness: &impl H
     assert_eq!(purge(&scene, Purgeable::Dead, DAY, 100).await, 2);
 }
 
-/// Dead events that are kept lie among them, and full batches begin where the one before ended.
+/// Kept dead events lie between them, and each full batch starts where the previous one ended.
 pub async fn done_events_between_kept_dead_ones_are_all_purged(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..30).map(|_| event("n"))).await;
@@ -523,8 +527,8 @@ pub async fn purging_everything_takes_pending_events_too(harness: &impl Harness)
     assert_eq!(left, young);
 }
 
-/// For people to see.
-pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
+/// Presence rows, for operators.
+pub async fn running_relays_are_listed(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (a, b) = (NodeId::from("a"), NodeId::from("b"));
     let mut state = NodeState { mode: "multi_node".to_owned(), ..NodeState::default() };
@@ -535,8 +539,8 @@ pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
     scene.pass(SECOND);
     scene.store.announce(&a, &state).await.unwrap();
     let nodes = scene.store.nodes().await.unwrap();
-    let told: Vec<_> = nodes.iter().map(|node| (&node.node, node.seen, &node.state)).collect();
-    assert_eq!(told, [(&a, Duration::ZERO, &state), (&b, SECOND, &NodeState::default())]);
+    let seen: Vec<_> = nodes.iter().map(|node| (&node.node, node.seen, &node.state)).collect();
+    assert_eq!(seen, [(&a, Duration::ZERO, &state), (&b, SECOND, &NodeState::default())]);
     assert_eq!((nodes[1].started_at - nodes[0].started_at).to_std(), Ok(SECOND), "the first time is kept");
     assert!(nodes[0].is_running());
     scene.store.retire(&a).await.unwrap();
@@ -544,5 +548,5 @@ pub async fn relays_that_run_are_told_of(harness: &impl Harness) {
     let nodes = scene.store.nodes().await.unwrap();
     assert_eq!((&nodes[0].node, nodes.len(), nodes[0].is_running()), (&b, 1, false));
     scene.store.announce(&a, &state).await.unwrap();
-    assert_eq!(scene.store.nodes().await.unwrap().len(), 1, "one not seen for a day is forgotten");
+    assert_eq!(scene.store.nodes().await.unwrap().len(), 1, "a row older than a day is deleted");
 }

@@ -1,4 +1,4 @@
-//! Named leases, and the one that stands for the whole table.
+//! Named leases, and the lease on the whole table.
 
 use std::time::Duration;
 
@@ -26,17 +26,17 @@ fn epoch(leadership: &Leadership) -> i64 {
     }
 }
 
-/// The others are told who, and for how long.
-pub async fn a_lease_is_led_by_one_at_a_time(harness: &impl Harness) {
+/// Other nodes get the holder and the remaining time.
+pub async fn a_lease_has_one_holder_at_a_time(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert!(matches!(lead(&scene, "purge", "a").await, Leadership::Held { clean: true, .. }));
     scene.pass(10 * SECOND);
     let refused = Leadership::HeldBy { holder: NodeId::from("a"), remaining: Duration::from_secs(20) };
     assert_eq!(lead(&scene, "purge", "b").await, refused);
-    assert_eq!(lead(&scene, "purge", "b").await, refused, "asking changes nothing");
+    assert_eq!(lead(&scene, "purge", "b").await, refused, "a refused request changes nothing");
 }
 
-/// Renewing is no change of holder.
+/// A renewal is no change of holder.
 pub async fn the_same_holder_keeps_its_epoch(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
@@ -47,10 +47,10 @@ pub async fn the_same_holder_keeps_its_epoch(harness: &impl Harness) {
     assert!(matches!(lead(&scene, "purge", "b").await, Leadership::HeldBy { .. }), "it was renewed");
     scene.pass(10 * LEASE);
     let third = lead(&scene, "purge", "a").await;
-    assert_eq!(epoch(&first), epoch(&third), "it ran out, but nobody came in between");
+    assert_eq!(epoch(&first), epoch(&third), "it expired, but no other node acquired it");
 }
 
-/// The one before never gave it back: it crashed, or hangs and may come back.
+/// The previous holder never released it: it crashed, or hangs and may continue.
 pub async fn a_takeover_raises_the_epoch_and_is_not_clean(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
@@ -64,8 +64,8 @@ pub async fn a_takeover_raises_the_epoch_and_is_not_clean(harness: &impl Harness
     assert!(epoch(&third) > epoch(&second), "the same name, but another epoch");
 }
 
-/// Nobody has to wait for a lease that was given back.
-pub async fn a_resigned_lease_is_free_at_once_and_clean(harness: &impl Harness) {
+/// No node has to wait for a released lease.
+pub async fn a_resigned_lease_is_free_immediately_and_clean(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
     scene.store.resign("purge", &NodeId::from("a"), epoch(&first), true).await.unwrap();
@@ -74,12 +74,12 @@ pub async fn a_resigned_lease_is_free_at_once_and_clean(harness: &impl Harness) 
     assert!(epoch(&second) > epoch(&first));
 }
 
-/// One that took over from a holder that vanished, and has not seen all that the latter left behind.
-pub async fn a_lease_that_is_not_resigned_cleanly_is_free_at_once(harness: &impl Harness) {
+/// A node that took over from a vanished holder and has not read all of that holder's events.
+pub async fn a_lease_that_is_not_resigned_cleanly_is_free_immediately(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
     scene.store.resign("purge", &NodeId::from("b"), epoch(&first), false).await.unwrap();
-    assert!(matches!(lead(&scene, "purge", "b").await, Leadership::HeldBy { .. }), "it was another's");
+    assert!(matches!(lead(&scene, "purge", "b").await, Leadership::HeldBy { .. }), "another node held it");
     scene.store.resign("purge", &NodeId::from("a"), epoch(&first), false).await.unwrap();
     assert_eq!(scene.store.leader("purge").await.unwrap(), None);
     let second = lead(&scene, "purge", "b").await;
@@ -87,7 +87,7 @@ pub async fn a_lease_that_is_not_resigned_cleanly_is_free_at_once(harness: &impl
     assert!(epoch(&second) > epoch(&first));
 }
 
-/// Whoever lost it cannot give it away.
+/// A former holder cannot release it.
 pub async fn resigning_in_an_old_epoch_changes_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = lead(&scene, "purge", "a").await;
@@ -96,12 +96,12 @@ pub async fn resigning_in_an_old_epoch_changes_nothing(harness: &impl Harness) {
     scene.store.resign("purge", &NodeId::from("a"), epoch(&first), true).await.unwrap();
     scene.store.resign("purge", &NodeId::from("a"), epoch(&second), true).await.unwrap();
     scene.store.resign("purge", &NodeId::from("b"), epoch(&first), true).await.unwrap();
-    scene.store.resign("unheard of", &NodeId::from("b"), 1, true).await.unwrap();
+    scene.store.resign("unknown", &NodeId::from("b"), 1, true).await.unwrap();
     assert!(matches!(lead(&scene, "purge", "a").await, Leadership::HeldBy { .. }));
     assert_eq!(epoch(&lead(&scene, "purge", "b").await), epoch(&second));
 }
 
-/// One may lead this, another that.
+/// Different nodes may hold them.
 pub async fn leases_of_different_names_are_independent(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for (name, owner) in [("purge", "a"), ("Purge", "b"), ("purge ", "c"), ("pürge", "d")] {
@@ -111,22 +111,22 @@ pub async fn leases_of_different_names_are_independent(harness: &impl Harness) {
     assert_eq!(scene.lease("e").await.len(), 1, "only the lease named exclusive stands for the table");
 }
 
-/// Without asking to lead.
-pub async fn anybody_can_see_who_leads(harness: &impl Harness) {
+/// Without acquiring the lease.
+pub async fn every_node_can_read_the_leader(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None);
     let leadership = lead(&scene, EXCLUSIVE, "a").await;
     assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), Some("a".into()));
     assert_eq!(scene.store.leader("purge").await.unwrap(), None);
     scene.pass(LEASE);
-    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it ran out");
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it expired");
     lead(&scene, EXCLUSIVE, "a").await;
     scene.store.resign(EXCLUSIVE, &"a".into(), epoch(&leadership), true).await.unwrap();
-    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it was given back");
+    assert_eq!(scene.store.leader(EXCLUSIVE).await.unwrap(), None, "it was released");
 }
 
-/// While it lasts.
-pub async fn nobody_leases_rows_while_one_holds_the_table(harness: &impl Harness) {
+/// Until the table's lease expires.
+pub async fn rows_are_not_leased_while_the_table_is_held(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("one"), super::keyed("k")]).await;
     let by = exclusive(&scene, "one").await;
@@ -136,10 +136,10 @@ pub async fn nobody_leases_rows_while_one_holds_the_table(harness: &impl Harness
     }
     assert_eq!(ids(&scene.take(&taking(by)).await.deliveries), written);
     scene.pass(LEASE);
-    assert_eq!(ids(&scene.lease("two").await), written, "it ran out");
+    assert_eq!(ids(&scene.lease("two").await), written, "it expired");
 }
 
-/// Its memory knows what it has: the same rows come again until they are settled.
+/// The holder tracks its events in memory: the same rows are read again until they are settled.
 pub async fn reading_as_the_holder_writes_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("one"), event("two"), event("three"), event("four")]).await;
@@ -175,7 +175,7 @@ pub async fn an_old_epoch_takes_nothing(harness: &impl Harness) {
     assert_eq!(ids(&scene.take(&taking(new)).await.deliveries), written);
 }
 
-/// Whatever it says, it changes no row.
+/// Whatever its verdict, it changes no row.
 pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..5).map(|_| event("n"))).await;
@@ -183,7 +183,11 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     let taken = scene.take(&taking(old.clone())).await.deliveries;
     assert_eq!(scene.settle_all(&old, [(&taken[0], Verdict::Done)]).await, 1);
     scene.pass(LEASE);
-    assert_eq!(scene.settle_all(&old, [(&taken[1], Verdict::Done)]).await, 1, "late, but nobody came");
+    assert_eq!(
+        scene.settle_all(&old, [(&taken[1], Verdict::Done)]).await,
+        1,
+        "late, but no other node leads"
+    );
     let new = exclusive(&scene, "two").await;
     let settle_old = async |by: &Holder| {
         let rest: Vec<(&Delivery, Verdict)> =
@@ -194,19 +198,19 @@ pub async fn an_old_epoch_settles_nothing(harness: &impl Harness) {
     };
     assert_eq!(settle_old(&old).await, 0);
     let Holder::Exclusive { epoch, .. } = new else { unreachable!() };
-    let impostor = Holder::Exclusive { owner: NodeId::from("one"), epoch };
-    assert_eq!(settle_old(&impostor).await, 0);
+    let forged = Holder::Exclusive { owner: NodeId::from("one"), epoch };
+    assert_eq!(settle_old(&forged).await, 0);
     assert_eq!(settle_old(&holder("one")).await, 0);
     assert_eq!(scene.take(&taking(new.clone())).await.deliveries.len(), 3);
     scene.store.resign(EXCLUSIVE, &NodeId::from("two"), epoch, true).await.unwrap();
-    assert_eq!(settle_old(&new).await, 0, "what was given back is over");
+    assert_eq!(settle_old(&new).await, 0, "the lease was released");
     let again = exclusive(&scene, "one").await;
     assert_eq!(settle_old(&old).await, 0, "the same name, but another epoch");
     assert_eq!(settle_old(&again).await, 3);
-    assert_eq!(settle_old(&again).await, 0, "a verdict told twice counts once");
+    assert_eq!(settle_old(&again).await, 0, "a repeated verdict counts once");
 }
 
-/// Claims do not rise while one holds the table: only the epoch tells.
+/// Claims do not increase while one node holds the table: only the epoch fences.
 pub async fn an_old_epoch_counts_no_start(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("poison")).await;
@@ -224,7 +228,7 @@ pub async fn an_old_epoch_counts_no_start(harness: &impl Harness) {
     assert_eq!(scene.store.count_start(&again, &id, claim).await.unwrap(), Some(3));
 }
 
-/// Whoever holds the table waits for the rows that were leased before, and their holders settle them.
+/// The holder of the table does not take rows that were leased before; their holders settle them.
 pub async fn rows_leased_before_stay_with_their_holder(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("leased"), event("leased and lost"), event("free")]).await;
@@ -241,7 +245,7 @@ pub async fn rows_leased_before_stay_with_their_holder(harness: &impl Harness) {
     assert_eq!(scene.settle("old", &leased[1], Verdict::Done).await, 0);
 }
 
-/// Also when they all ask at once.
+/// Concurrent requests of all nodes.
 pub async fn only_one_of_many_becomes_the_leader(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let mut asking = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! Failed attempts: written down with the verdict, and only if it counts.
+//! Failed attempts: written with the verdict, and only if the verdict takes effect.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn failed(error: &str) -> Verdict {
     Verdict::Again { after: SECOND, counted: true, error: Some(error.to_owned()) }
 }
 
-/// When, by whom, why, and of which it died.
+/// Time, node, error, and whether the event was dead-lettered.
 pub async fn failed_attempts_are_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("e")).await;
@@ -38,8 +38,8 @@ pub async fn failed_attempts_are_kept(harness: &impl Harness) {
         scene.pass(SECOND);
     }
     let attempts = scene.attempts(&id).await;
-    let told: Vec<_> = attempts.iter().map(|a| (a.number, a.node.as_str(), a.fatal)).collect();
-    assert_eq!(told, [(1, "a", false), (2, "b", false), (3, "a", true)]);
+    let shown: Vec<_> = attempts.iter().map(|a| (a.number, a.node.as_str(), a.fatal)).collect();
+    assert_eq!(shown, [(1, "a", false), (2, "b", false), (3, "a", true)]);
     assert_eq!(attempts.iter().map(|a| a.at).collect::<Vec<_>>(), times);
     assert_eq!(attempts[0].error, "<b>no</b> & \u{fffd}");
     assert_eq!(attempts[1].error, "ü".repeat(MAX_ERROR));
@@ -47,9 +47,9 @@ pub async fn failed_attempts_are_kept(harness: &impl Harness) {
 
     assert_eq!(scene.store.attempts(&id, 2).await.unwrap(), attempts[1..], "the last ones");
     assert_eq!(scene.store.attempts(&id, 0).await.unwrap(), []);
-    assert_eq!(scene.attempts(&EventId::from("nobody")).await, []);
+    assert_eq!(scene.attempts(&EventId::from("unknown")).await, []);
 
-    // A replay begins anew, and forgets nothing.
+    // A replay restarts the number of attempts and keeps the earlier ones.
     scene.store.replay(&Filter::default(), 1).await.unwrap();
     let delivery = scene.lease_one("a").await;
     let expired = Verdict::Dead { counted: false, reason: "expired".to_owned() };
@@ -58,8 +58,8 @@ pub async fn failed_attempts_are_kept(harness: &impl Harness) {
     assert_eq!((attempts.len(), attempts[3].number, attempts[3].fatal), (4, 0, true));
 }
 
-/// Nor what was put off or given back.
-pub async fn what_did_not_fail_leaves_no_attempt(harness: &impl Harness) {
+/// Snoozed and released events have no attempt either.
+pub async fn only_failures_leave_an_attempt(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..5).map(|_| event("e"))).await;
     let taken = scene.lease("a").await;
@@ -71,7 +71,7 @@ pub async fn what_did_not_fail_leaves_no_attempt(harness: &impl Harness) {
     }
 }
 
-/// What does not count is not written down, and what is told twice is written down once.
+/// A stale verdict is not recorded, and a repeated one is recorded once.
 pub async fn a_stale_verdict_leaves_no_attempt(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..4).map(|_| event("e"))).await;
@@ -79,25 +79,25 @@ pub async fn a_stale_verdict_leaves_no_attempt(harness: &impl Harness) {
     for _ in 0..2 {
         scene.settle("a", &taken[0], failed("no")).await;
     }
-    assert_eq!(scene.attempts_of(&taken[0]).await, 1, "told twice");
+    assert_eq!(scene.attempts_of(&taken[0]).await, 1, "repeated");
     assert_eq!(scene.settle("b", &taken[1], dead("no")).await, 0);
-    assert_eq!(scene.attempts_of(&taken[1]).await, 0, "a stranger");
+    assert_eq!(scene.attempts_of(&taken[1]).await, 0, "another node");
     scene.pass(LEASE);
     let again = scene.lease("b").await;
     assert_eq!(scene.settle_all(&holder("a"), [(&taken[2], dead("no")), (&taken[3], failed("no"))]).await, 0);
     assert_eq!(scene.attempts_of(&taken[2]).await + scene.attempts_of(&taken[3]).await, 0, "too late");
     let mine = again.iter().find(|d| d.event.id() == taken[2].event.id()).unwrap();
-    // Beside one that is stale, what is not counts.
+    // Beside a stale verdict, a valid one takes effect.
     assert_eq!(scene.settle_all(&holder("b"), [(mine, dead("no")), (&taken[3], dead("no"))]).await, 1);
     assert_eq!((scene.attempts_of(&taken[2]).await, scene.attempts_of(&taken[3]).await), (1, 0));
-    let unknown = crate::store::Settlement { id: EventId::from("nobody"), claim: 1, verdict: dead("no") };
+    let unknown = crate::store::Settlement { id: EventId::from("unknown"), claim: 1, verdict: dead("no") };
     let settled = scene.store.settle(&holder("b"), Completion::Keep, &[unknown]).await.unwrap();
     assert_eq!(settled, Settled::default());
-    assert_eq!(scene.attempts(&EventId::from("nobody")).await, []);
+    assert_eq!(scene.attempts(&EventId::from("unknown")).await, []);
 }
 
-/// By the epoch.
-pub async fn a_leader_notes_attempts_as_long_as_it_leads(harness: &impl Harness) {
+/// Fenced by the epoch.
+pub async fn a_leader_records_attempts_only_while_it_leads(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..2).map(|_| event("e"))).await;
     let owner = NodeId::from("a");
@@ -134,7 +134,7 @@ pub async fn old_attempts_are_purged_in_batches(harness: &impl Harness) {
 }
 
 /// All of them or none, in the transaction of the verdicts.
-pub async fn a_batch_of_failures_is_noted_whole(harness: &impl Harness) {
+pub async fn a_batch_of_failures_is_recorded_as_a_whole(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..300).map(|_| event("e"))).await;
     let taken = scene.lease("a").await;

@@ -1,4 +1,4 @@
-//! The inbox, as far as the relay has to do with it: it deletes what is old.
+//! The relay's part of the inbox: purging old entries.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::{Harness, Scene};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A batch at a time, by the time they were received.
+/// One batch at a time, by the time they were received.
 pub async fn old_inbox_entries_are_purged_in_batches(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.purge_inbox(DAY, 10).await.unwrap(), 0);

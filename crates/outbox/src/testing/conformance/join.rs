@@ -1,4 +1,5 @@
-//! Joins: every step counts once, in the transaction that settles it, and what follows is written exactly once.
+//! Joins: every step counts once, in the transaction that settles it, and the follow-up is written
+//! exactly once.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::store::{
 
 impl Scene {
     async fn act(&self, act: JoinAct) -> Acted {
-        self.store.join(&act).await.expect("the join does it")
+        self.store.join(&act).await.expect("the command succeeds")
     }
 
     async fn refused(&self, act: JoinAct) -> JoinError {
@@ -38,7 +39,7 @@ impl Scene {
         self.act(report(join, step, became)).await
     }
 
-    /// What follows: `then` or `sorry`.
+    /// Sets the follow-ups `then` and `sorry`.
     async fn wait(&self, join: &JoinId, strict: bool) -> Acted {
         self.act(JoinAct::Wait { join: join.clone(), decision: decision(strict) }).await
     }
@@ -54,13 +55,13 @@ impl Scene {
         (join.attached, join.completed, join.failed)
     }
 
-    /// How many of `then` and of `sorry` were written.
+    /// Number of written `then` and `sorry` follow-ups.
     async fn followed(&self) -> (u64, u64) {
         let of = |event_type: &str| Filter { event_type: Some(event_type.to_owned()), ..Filter::default() };
         (self.count(of("then")).await, self.count(of("sorry")).await)
     }
 
-    /// Events, as steps of a join of their own, and leased.
+    /// Leased events that are the steps of a new join.
     async fn steps(&self, count: usize) -> (JoinId, Vec<Delivery>) {
         let written = self.write((0..count).map(|_| event("step"))).await;
         let join = self.start_join(count as u32).await;
@@ -78,15 +79,15 @@ fn report(join: &JoinId, step: &EventId, became: Step) -> JoinAct {
 }
 
 fn decision(strict: bool) -> Decision {
-    let promised = |event_type: &str| Some(event(event_type).build().expect("a valid event"));
-    Decision { strict, on_complete: promised("then"), on_fail: promised("sorry") }
+    let follow_up = |event_type: &str| Some(event(event_type).build().expect("a valid event"));
+    Decision { strict, on_complete: follow_up("then"), on_fail: follow_up("sorry") }
 }
 
 fn unknown() -> JoinId {
     JoinId::from("no-such-join")
 }
 
-/// With its own id, and nothing counted.
+/// With a new id, and all counters zero.
 pub async fn a_join_starts_with_nothing_counted(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let new = NewJoin::of(3).group("customer-42").metadata(r#"{"phase": "extract"}"#);
@@ -103,7 +104,7 @@ pub async fn a_join_starts_with_nothing_counted(harness: &impl Harness) {
     assert_eq!((join.created_at, join.updated_at), (scene.now(), scene.now()));
 }
 
-/// A number that cannot be reached, or counted.
+/// Numbers of steps that cannot be reached or counted.
 pub async fn a_join_needs_at_least_one_step(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for steps in [0, u32::MAX] {
@@ -133,7 +134,7 @@ pub async fn joins_are_listed_by_group_and_status(harness: &impl Harness) {
     assert_eq!(list(cancelled, 9).await.len(), 1);
 }
 
-/// Several in one call add up.
+/// Several steps in one call add up.
 pub async fn settling_counts_every_step(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(5).await;
@@ -150,7 +151,7 @@ pub async fn settling_counts_every_step(harness: &impl Harness) {
     }
 }
 
-/// Also where the row is gone after that.
+/// Also where the row is deleted after that.
 pub async fn settling_counts_where_done_events_are_deleted(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(2).await;
@@ -161,8 +162,8 @@ pub async fn settling_counts_where_done_events_are_deleted(harness: &impl Harnes
     assert!(scene.all().await.is_empty());
 }
 
-/// A retry, a deferral and a release count nothing.
-pub async fn only_the_end_of_an_event_counts(harness: &impl Harness) {
+/// A retry, a snooze and a release count nothing.
+pub async fn only_a_final_outcome_counts(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(3).await;
     let later = Verdict::Again { after: SECOND, counted: false, error: None };
@@ -176,7 +177,7 @@ pub async fn only_the_end_of_an_event_counts(harness: &impl Harness) {
     assert_eq!(scene.counters(&join).await, (3, 3, 0));
 }
 
-/// A stale ack completes nothing.
+/// A stale settlement completes nothing.
 pub async fn a_stale_holder_counts_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, old) = scene.steps(1).await;
@@ -193,10 +194,10 @@ pub async fn a_stale_holder_counts_nothing(harness: &impl Harness) {
     assert_eq!(scene.counters(&join).await, (1, 1, 0));
 }
 
-/// Whatever it became, and at once.
+/// Whatever its outcome, and immediately.
 pub async fn a_step_that_was_settled_before_counts_when_attached(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let buried = scene.bury(event("step")).await;
+    let dead = scene.dead_letter(event("step")).await;
     let done = scene.write_one(event("step")).await;
     let taken = scene.lease("a").await;
     scene.settle("a", &taken[0], Verdict::Done).await;
@@ -204,7 +205,7 @@ pub async fn a_step_that_was_settled_before_counts_when_attached(harness: &impl 
 
     let join = scene.start_join(3).await;
     scene.wait(&join, true).await;
-    scene.attach(&join, &[done, buried]).await;
+    scene.attach(&join, &[done, dead]).await;
     assert_eq!(scene.counters(&join).await, (2, 1, 1));
     scene.attach(&join, std::slice::from_ref(&pending)).await;
     assert_eq!(scene.counters(&join).await, (3, 1, 1));
@@ -214,7 +215,7 @@ pub async fn a_step_that_was_settled_before_counts_when_attached(harness: &impl 
     assert_eq!(scene.followed().await, (0, 1));
 }
 
-/// The last one may be.
+/// The last attached step may already be settled.
 pub async fn attaching_the_last_settled_step_closes_the_join(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let done = scene.write_one(event("step")).await;
@@ -228,7 +229,7 @@ pub async fn attaching_the_last_settled_step_closes_the_join(harness: &impl Harn
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// In one call, and in another.
+/// In one call, and in several.
 pub async fn attaching_twice_is_attaching_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let step = scene.write_one(event("step")).await;
@@ -243,7 +244,7 @@ pub async fn attaching_twice_is_attaching_once(harness: &impl Harness) {
     assert_eq!(scene.counters(&join).await, (1, 1, 0));
 }
 
-/// Each counts it.
+/// Each join counts it.
 pub async fn an_event_may_be_a_step_of_several_joins(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("shared"), event("other")]).await;
@@ -263,7 +264,7 @@ pub async fn an_event_may_be_a_step_of_several_joins(harness: &impl Harness) {
 }
 
 /// For steps that no relay settles.
-pub async fn reports_count_once_and_attach_what_is_not_attached(harness: &impl Harness) {
+pub async fn reports_count_once_and_attach_missing_steps(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let join = scene.start_join(3).await;
     let [a, b] = ["step-a", "step-b"].map(EventId::from);
@@ -275,14 +276,14 @@ pub async fn reports_count_once_and_attach_what_is_not_attached(harness: &impl H
         scene.report(&join, &b, Step::Failed).await;
         assert_eq!(scene.counters(&join).await, (2, 1, 1));
     }
-    // What is completed stays so; what had failed may be completed.
+    // A completed step stays completed; a failed step may be completed.
     scene.report(&join, &a, Step::Failed).await;
     assert_eq!(scene.counters(&join).await, (2, 1, 1));
     scene.report(&join, &b, Step::Completed).await;
     assert_eq!(scene.counters(&join).await, (2, 2, 0));
 }
 
-/// By hand and by settling: once in all.
+/// Reported and settled: counted once.
 pub async fn a_report_and_a_settlement_count_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(2).await;
@@ -292,8 +293,8 @@ pub async fn a_report_and_a_settlement_count_once(harness: &impl Harness) {
     assert_eq!(scene.counters(&join).await, (2, 2, 0));
 }
 
-/// Success, failure, and failure allowed; written once.
-pub async fn what_follows_is_written_with_the_last_step(harness: &impl Harness) {
+/// Success, failure, and allowed failure; written once.
+pub async fn the_follow_up_is_written_with_the_last_step(harness: &impl Harness) {
     for (strict, verdict, followed, status) in [
         (true, Verdict::Done, (1, 0), JoinStatus::Completed),
         (true, dead("no"), (0, 1), JoinStatus::Failed),
@@ -322,8 +323,8 @@ pub async fn what_follows_is_written_with_the_last_step(harness: &impl Harness) 
     }
 }
 
-/// As they were promised.
-pub async fn what_follows_keeps_its_payload_and_its_delay(harness: &impl Harness) {
+/// Payload, headers and delay as given.
+pub async fn the_follow_up_keeps_its_payload_and_its_delay(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(1).await;
     let follows = crate::event::Event::new("then")
@@ -343,8 +344,8 @@ pub async fn what_follows_keeps_its_payload_and_its_delay(harness: &impl Harness
     assert_eq!((event.raw_payload(), event.headers()), (follows.raw_payload(), follows.headers()));
 }
 
-/// However late.
-pub async fn a_wait_on_settled_steps_follows_at_once(harness: &impl Harness) {
+/// However late the follow-up is set.
+pub async fn a_wait_on_settled_steps_writes_the_follow_up_immediately(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(2).await;
     scene.settle_all(&holder("a"), taken.iter().map(|d| (d, Verdict::Done))).await;
@@ -354,8 +355,8 @@ pub async fn a_wait_on_settled_steps_follows_at_once(harness: &impl Harness) {
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// The same is the same; something else is refused.
-pub async fn a_join_is_decided_once(harness: &impl Harness) {
+/// The same follow-up again changes nothing; another one is refused.
+pub async fn a_follow_up_is_set_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(1).await;
     scene.wait(&join, true).await;
@@ -369,7 +370,7 @@ pub async fn a_join_is_decided_once(harness: &impl Harness) {
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// A wait is no event, so nothing can wear it out.
+/// The wait of a join is not an event, so it has no attempts to use up.
 pub async fn a_slow_join_is_waited_for_as_long_as_it_takes(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, _) = scene.steps(1).await;
@@ -387,8 +388,8 @@ pub async fn a_slow_join_is_waited_for_as_long_as_it_takes(harness: &impl Harnes
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// Whatever becomes of the steps.
-pub async fn nothing_follows_a_cancelled_join(harness: &impl Harness) {
+/// Whatever the outcome of the steps.
+pub async fn a_cancelled_join_has_no_follow_up(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(1).await;
     scene.wait(&join, true).await;
@@ -402,7 +403,7 @@ pub async fn nothing_follows_a_cancelled_join(harness: &impl Harness) {
     assert_eq!((join.status, join.completed), (JoinStatus::Cancelled, 1));
 }
 
-/// One that is closed stays as it was closed.
+/// A closed join keeps its status.
 pub async fn cancelling_a_closed_join_changes_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(1).await;
@@ -414,7 +415,7 @@ pub async fn cancelling_a_closed_join_changes_nothing(harness: &impl Harness) {
     assert_eq!(scene.join(&join).await, before);
 }
 
-/// It moves from failed to completed.
+/// The counters follow the outcome of the replay.
 pub async fn a_replayed_step_moves_from_failed_to_completed(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(2).await;
@@ -431,8 +432,8 @@ pub async fn a_replayed_step_moves_from_failed_to_completed(harness: &impl Harne
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// What has followed has followed.
-pub async fn a_replay_after_the_end_counts_but_changes_no_end(harness: &impl Harness) {
+/// The follow-up that was written stays.
+pub async fn a_replay_after_the_end_counts_but_keeps_the_status(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (join, taken) = scene.steps(1).await;
     scene.wait(&join, true).await;
@@ -447,7 +448,7 @@ pub async fn a_replay_after_the_end_counts_but_changes_no_end(harness: &impl Har
     assert_eq!(scene.followed().await, (0, 1));
 }
 
-/// It will never be completed.
+/// A cancelled event can never be completed.
 pub async fn a_cancelled_event_fails_its_step(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let step = scene.write_one(event("step")).await;
@@ -459,7 +460,7 @@ pub async fn a_cancelled_event_fails_its_step(harness: &impl Harness) {
     assert_eq!(scene.followed().await, (0, 1));
 }
 
-/// A row that no relay can lease is dead-lettered without a verdict. Its step fails all the same.
+/// A row that cannot be leased is dead-lettered without a verdict. Its step fails all the same.
 pub async fn an_event_that_cannot_be_leased_fails_its_step(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let step = scene.write_one(event("step")).await;
@@ -478,7 +479,7 @@ pub async fn an_event_that_cannot_be_leased_fails_its_step(harness: &impl Harnes
     assert_eq!(scene.followed().await, (0, 1));
 }
 
-/// Nothing was done, so nothing that follows a success may follow.
+/// The work was not done, so the follow-up of a success must not be written.
 pub async fn a_skipped_step_stays_failed(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let by = crate::store::NodeId::from("ada");
@@ -491,7 +492,7 @@ pub async fn a_skipped_step_stays_failed(harness: &impl Harness) {
     assert_eq!(scene.settle("a", &taken[1], Verdict::Done).await, 1);
     assert_eq!((scene.join(&open).await.status, scene.followed().await), (JoinStatus::Failed, (0, 1)));
 
-    // After the end it changes nothing either.
+    // Nor does a skip after the end change the join.
     let (closed, taken) = scene.steps(1).await;
     scene.wait(&closed, false).await;
     let step = taken.iter().find(|d| d.event.event_type().as_str() == "step").unwrap();
@@ -505,7 +506,7 @@ pub async fn a_skipped_step_stays_failed(harness: &impl Harness) {
     );
 }
 
-/// Counted once, and written down once.
+/// Counted once, and recorded once.
 pub async fn a_failed_attempt_of_a_step_is_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let plain = scene.write_one(event("plain")).await;
@@ -521,8 +522,8 @@ pub async fn a_failed_attempt_of_a_step_is_kept(harness: &impl Harness) {
     assert_eq!(*taken[0].event.id(), plain);
 }
 
-/// A typed error each, and nothing changes.
-pub async fn what_is_unknown_closed_or_full_is_refused(harness: &impl Harness) {
+/// A typed error each, and no change.
+pub async fn unknown_closed_and_full_joins_are_refused(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("step"), event("step")]).await;
     let gone = EventId::from("no-such-event");
@@ -547,13 +548,13 @@ pub async fn what_is_unknown_closed_or_full_is_refused(harness: &impl Harness) {
     let closed = JoinError::Closed { id: join.clone(), status: JoinStatus::Cancelled };
     assert_eq!(scene.refused(attach(&join, &steps[1..])).await, closed);
     assert_eq!(scene.refused(report(&join, &steps[1], Step::Failed)).await, closed);
-    // What is attached already changes nothing, closed or not.
+    // Attaching again changes nothing, even for a closed join.
     scene.attach(&join, &steps[..1]).await;
     assert_eq!(scene.counters(&join).await, (1, 0, 0));
 }
 
-/// A step of a join that is elsewhere is told of by an event.
-pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
+/// The outcome of a step is reported by an event to a join in another database.
+pub async fn a_join_in_another_database_gets_a_report_event(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("step"), event("step")]).await;
     let away = |steps: &[EventId]| JoinAct::Attach {
@@ -568,7 +569,7 @@ pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
     scene.settle_all(&holder("a"), [(&taken[0], Verdict::Done), (&taken[1], dead("no"))]).await;
     // Settled before it was attached.
     assert!(scene.act(away(&steps[1..])).await.wrote);
-    let mut told: Vec<String> = scene
+    let mut reported: Vec<String> = scene
         .all()
         .await
         .into_iter()
@@ -576,7 +577,7 @@ pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
         .filter(|event| *event.event_type() == "outbox.join.report")
         .map(|event| String::from_utf8_lossy(event.payload_bytes()).into_owned())
         .collect();
-    told.sort();
+    reported.sort();
     let mut expected: Vec<String> = [(&steps[0], "completed"), (&steps[1], "failed")]
         .iter()
         .map(|(step, became)| {
@@ -584,11 +585,11 @@ pub async fn a_join_elsewhere_is_told_by_an_event(harness: &impl Harness) {
         })
         .collect();
     expected.sort();
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
-/// A report is verified against it: home and outcome of the step, in the step's own database.
-pub async fn the_row_of_a_step_tells_home_and_outcome(harness: &impl Harness) {
+/// Reports are verified against this row: home and outcome of the step, in the step's own database.
+pub async fn the_row_of_a_step_has_home_and_outcome(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("step"), event("step"), event("step")]).await;
     let (away, here) = (JoinId::from("join-7"), scene.start_join(1).await);
@@ -614,7 +615,7 @@ pub async fn the_row_of_a_step_tells_home_and_outcome(harness: &impl Harness) {
     for (join, step) in [(&away, &steps[2]), (&here, &steps[0]), (&unknown(), &steps[0])] {
         assert_eq!(member(join, step).await, None);
     }
-    // The row outlives a report that waits for the join's database.
+    // The row is kept for longer than a report waits for the join's database.
     scene.pass(3_600 * SECOND);
     scene.store.purge_joins(SECOND, 100).await.unwrap();
     assert_eq!(member(&away, &steps[0]).await, acme(Some(Step::Completed)));
@@ -623,8 +624,8 @@ pub async fn the_row_of_a_step_tells_home_and_outcome(harness: &impl Harness) {
     assert_eq!(member(&away, &steps[0]).await, None);
 }
 
-/// It is at home where the step is.
-pub async fn a_join_at_this_database_by_its_own_name_is_here(harness: &impl Harness) {
+/// The join is in the same database as the step.
+pub async fn a_join_at_this_databases_own_name_is_local(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let join = scene.start_join(1).await;
     scene.wait(&join, true).await;
@@ -637,8 +638,8 @@ pub async fn a_join_at_this_database_by_its_own_name_is_here(harness: &impl Harn
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// Then it is told by an event, and is the one to be told.
-pub async fn a_database_that_goes_by_two_names_counts_its_steps(harness: &impl Harness) {
+/// The outcome is then reported by an event, which the same database receives.
+pub async fn a_database_with_two_names_counts_its_steps(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let join = scene.start_join(1).await;
     scene.wait(&join, true).await;
@@ -655,8 +656,8 @@ pub async fn a_database_that_goes_by_two_names_counts_its_steps(harness: &impl H
     assert_eq!(scene.followed().await, (1, 0));
 }
 
-/// Whoever gives it an id of their own may promise it twice.
-pub async fn what_follows_under_a_taken_id_is_not_written_again(harness: &impl Harness) {
+/// A follow-up with an id of the application may be set for two joins.
+pub async fn a_follow_up_with_an_existing_id_is_not_written_again(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let follows = event("then").id("then-7").build().unwrap();
     for _ in 0..2 {
@@ -670,7 +671,7 @@ pub async fn what_follows_under_a_taken_id_is_not_written_again(harness: &impl H
     }
 }
 
-/// Steps of open joins stay; closed joins go with their steps.
+/// Steps of open joins stay; closed joins are deleted with their steps.
 pub async fn purging_spares_open_joins(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let (open, taken) = scene.steps(2).await;
@@ -692,7 +693,7 @@ pub async fn purging_spares_open_joins(harness: &impl Harness) {
     assert!(scene.store.steps(&closed, None, 9).await.unwrap().is_empty());
 }
 
-/// Attaching, settling and reporting at once: what is counted is what became of the steps.
+/// Concurrent attaching, settling and reporting: the counters equal the outcomes of the steps.
 pub async fn concurrent_steps_are_counted_exactly(harness: &impl Harness) {
     const STEPS: usize = 60;
     let scene = Scene::open(harness).await;
@@ -731,7 +732,7 @@ pub async fn concurrent_steps_are_counted_exactly(harness: &impl Harness) {
         }
     }
     while let Some(ended) = tasks.join_next().await {
-        ended.expect("no one fails");
+        ended.expect("no task fails");
     }
     for taken in scene.lease("last").await {
         scene.settle("last", &taken, Verdict::Done).await;

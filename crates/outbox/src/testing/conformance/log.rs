@@ -1,4 +1,4 @@
-//! The event log: appending, reading by query, conditions, and how far it is decided.
+//! The event log: appending, reading by query, conditions, and the watermark.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::event::{Event, EventBuilder, EventId};
 use crate::log::{Appended, Condition, Frontier, LogEvent, LogStore, PairId, PairStatus, Position, Query};
 use crate::store::SharedStore;
 
-/// A store with a log; `None` where there is none, and the cases have nothing to show.
+/// A scene whose store has a log; `None`: the cases are skipped.
 async fn open(harness: &impl Harness) -> Option<Scene> {
     let scene = Scene::open(harness).await;
     scene.store.log().is_some().then_some(scene)
@@ -60,11 +60,11 @@ fn positions(events: &[LogEvent]) -> Vec<Position> {
 
 async fn safe(scene: &Scene) -> Position {
     let mut frontier = Frontier::default();
-    log(scene).advance(&mut frontier).await.expect("the log is looked at");
+    log(scene).advance(&mut frontier).await.expect("the watermark is advanced");
     frontier.safe
 }
 
-/// With everything that it carries, bytes included.
+/// With all its attributes, bytes included.
 pub async fn an_event_of_the_log_comes_back_as_it_was_appended(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let json = Event::new("OrderPlaced")
@@ -90,11 +90,11 @@ pub async fn an_event_of_the_log_comes_back_as_it_was_appended(harness: &impl Ha
     assert!(read(&scene, &Query::tag("note", r#"{"quoted\", ünd 'so', NULL}"#)).await.len() == 1);
 }
 
-/// After a position, up to one, and no more than asked for.
+/// After a position, up to one, and at most the limit.
 pub async fn the_log_is_read_by_position(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     assert!(read(&scene, &Query::all()).await.is_empty());
-    assert_eq!(log(&scene).head().await.expect("it has a head"), Position::START);
+    assert_eq!(log(&scene).head().await.expect("the head is read"), Position::START);
     let first = append(&scene, [event("a"), event("b"), event("c")]).await;
     let second = append(&scene, [event("d")]).await;
     let all = [first, second].concat();
@@ -105,11 +105,11 @@ pub async fn the_log_is_read_by_position(harness: &impl Harness) {
     assert_eq!(positions(&read_some(&scene, &whole, all[0], None, 2).await), all[1..3]);
     assert_eq!(positions(&read_some(&scene, &whole, all[0], Some(all[2]), 10).await), all[1..3]);
     assert!(read_some(&scene, &whole, all[3], None, 10).await.is_empty());
-    assert_eq!(log(&scene).head().await.expect("it has a head"), all[3]);
+    assert_eq!(log(&scene).head().await.expect("the head is read"), all[3]);
 }
 
-/// All of its tags and one of its types, or an alternative: the same as [`Query::matches`] says.
-pub async fn a_query_selects_what_matches_it(harness: &impl Harness) {
+/// All of its tags and one of its types, or an alternative: the same as [`Query::matches`].
+pub async fn a_query_selects_matching_events(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let values = ["1", "2", "3"];
     let mut events = Vec::new();
@@ -122,7 +122,7 @@ pub async fn a_query_selects_what_matches_it(harness: &impl Harness) {
             event = event.tag("r", values[n / 7 % 3]);
         }
         if n % 2 == 0 {
-            // Twice a tag of one name.
+            // Two tags of one name.
             event = event.tag("w", values[n / 5 % 3]);
         }
         events.push(event);
@@ -141,7 +141,7 @@ pub async fn a_query_selects_what_matches_it(harness: &impl Harness) {
         w("1").or(w("2").and_tag("r", "1")),
         w("1").types(["A"]).or(Query::of_types(["B", "C"])).or(Query::tag("r", "3")),
         w("1").or(Query::all()),
-        w("nobody").or(Query::of_types(["X"])),
+        w("unknown").or(Query::of_types(["X"])),
     ] {
         let wanted: Vec<Position> = all.iter().filter(|e| query.matches(e)).map(LogEvent::position).collect();
         assert_eq!(positions(&read(&scene, &query).await), wanted, "{query:?}");
@@ -155,7 +155,7 @@ pub async fn a_query_selects_what_matches_it(harness: &impl Harness) {
     }
 }
 
-/// Going on after the last position, nothing is missed and nothing comes twice.
+/// Continuing after the last position misses no event and repeats none.
 pub async fn a_query_is_read_page_by_page(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let events = (0..50).map(|n| tagged(["A", "B"][n % 2], &[("n", ["0", "1", "2"][n % 3])]));
@@ -175,7 +175,7 @@ pub async fn a_query_is_read_page_by_page(harness: &impl Harness) {
     }
 }
 
-/// By their bytes.
+/// Compared by bytes.
 pub async fn tags_differ_by_case_and_trailing_spaces(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let values = ["a", "A", "a ", "ä", "a\u{308}"];
@@ -192,7 +192,7 @@ pub async fn tags_differ_by_case_and_trailing_spaces(harness: &impl Harness) {
     assert_eq!(read(&scene, &Query::of_types(["x"])).await.len(), 5);
 }
 
-/// More than fits one statement.
+/// More than fits into one statement.
 pub async fn a_large_append_keeps_its_order(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let events = (0..2_500_u32)
@@ -208,8 +208,8 @@ pub async fn a_large_append_keeps_its_order(harness: &impl Harness) {
     assert_eq!(positions(&read(&scene, &Query::tag("tenth", 200)).await), appended[2_000..2_010]);
 }
 
-/// By tags, by types, by everything; only after the position, only if all of it matches.
-pub async fn a_condition_looks_for_what_matches_after_its_position(harness: &impl Harness) {
+/// By tags, by types, by everything; only after the position, only if everything matches.
+pub async fn a_condition_checks_matching_events_after_its_position(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let deposit = || tagged("Deposit", &[("w", "1"), ("r", "eu")]);
     let at = append(&scene, [deposit()]).await[0];
@@ -244,7 +244,7 @@ pub async fn a_condition_looks_for_what_matches_after_its_position(harness: &imp
     assert!(matches!(conflict, Err(Error::Conflict { after }) if after == at), "{conflict:?}");
 }
 
-/// And the next append goes on as if it had not been.
+/// And the next append is unaffected.
 pub async fn a_conflict_appends_nothing(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     append(&scene, [tagged("a", &[("w", "1")])]).await;
@@ -259,8 +259,8 @@ pub async fn a_conflict_appends_nothing(harness: &impl Harness) {
     assert_eq!(safe(&scene).await, next[0]);
 }
 
-/// Also if it would be a conflict as well: a repeat finds its own traces.
-pub async fn what_was_done_before_is_not_done_again(harness: &impl Harness) {
+/// Even if it would be a conflict as well: a repeat finds its own event.
+pub async fn a_repeated_request_is_not_appended_again(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let request = || tagged("Registered", &[("name", "ada"), ("request", "r1")]);
     let condition =
@@ -287,8 +287,9 @@ pub async fn every_part_of_a_condition_must_hold(harness: &impl Harness) {
     }
 }
 
-/// It can only be a mistake: the position is of another log, or the log is an older one.
-pub async fn a_position_that_is_not_there_is_refused(harness: &impl Harness) {
+/// This is always an error: the position belongs to another log, or the log was restored from a
+/// backup.
+pub async fn a_position_beyond_the_head_is_refused(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let at = append(&scene, [event("a")]).await[0];
     let condition = Condition::unless(Query::tag("w", "1")).after(Position::new(at.get() + 1_000));
@@ -298,8 +299,8 @@ pub async fn a_position_that_is_not_there_is_refused(harness: &impl Harness) {
     assert_eq!(read(&scene, &Query::all()).await.len(), 1);
 }
 
-/// For those who only want to know.
-pub async fn an_append_of_nothing_checks_its_condition(harness: &impl Harness) {
+/// Checks the condition alone.
+pub async fn an_empty_append_checks_its_condition(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let condition = || Condition::unless(Query::tag("w", "1"));
     assert_eq!(append(&scene, []).await, []);
@@ -309,8 +310,8 @@ pub async fn an_append_of_nothing_checks_its_condition(harness: &impl Harness) {
     assert_eq!(append(&scene, [event("b")]).await[0].get(), at[0].get() + 1);
 }
 
-/// Not even the events before it.
-pub async fn a_taken_id_appends_nothing(harness: &impl Harness) {
+/// Not even the events before the duplicate.
+pub async fn an_existing_id_appends_nothing(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let id = EventId::generate();
     append(&scene, [event("a").id(&id)]).await;
@@ -322,18 +323,18 @@ pub async fn a_taken_id_appends_nothing(harness: &impl Harness) {
     append(&scene, [event("c")]).await;
 }
 
-/// For a relay that starts anew. Less is no mistake: then it has more to find out.
-pub async fn how_far_the_log_is_decided_is_noted(harness: &impl Harness) {
+/// For a relay that starts. A lower value is no error: the relay then has more to read.
+pub async fn the_watermark_is_stored(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     assert_eq!(log(&scene).decided().await.expect("it is read"), Position::START);
     for note in [5, 5, 9, 3] {
-        log(&scene).note_decided(Position::new(note)).await.expect("it is noted");
+        log(&scene).note_decided(Position::new(note)).await.expect("it is stored");
         assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(note));
     }
 }
 
-/// With nobody at it.
-pub async fn what_is_appended_is_settled_and_safe(harness: &impl Harness) {
+/// Without other transactions.
+pub async fn appended_events_are_settled_and_safe(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let nothing = [Query::all(), Query::tag("w", "1"), Query::of_types(["a"])];
     for query in &nothing {
@@ -346,14 +347,14 @@ pub async fn what_is_appended_is_settled_and_safe(harness: &impl Harness) {
         for query in &nothing {
             assert_eq!(log(&scene).settled(query).await.expect("it is settled"), at, "{n} {query:?}");
         }
-        log(&scene).advance(&mut frontier).await.expect("the log is looked at");
+        log(&scene).advance(&mut frontier).await.expect("the watermark is advanced");
         assert_eq!(frontier.safe, at);
         assert_eq!(safe(&scene).await, at, "from the start too");
     }
 }
 
-/// And the others are read.
-pub async fn a_row_of_the_log_that_cannot_be_decoded_is_told_with_its_position(harness: &impl Harness) {
+/// The other events are read.
+pub async fn an_undecodable_row_of_the_log_is_reported_with_its_position(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     let at = append(&scene, [event("a"), event("b"), event("c")]).await;
     if !harness.execute(&format!("UPDATE {{log}} SET headers = '[1]' WHERE position = {}", at[1])).await {
@@ -384,8 +385,8 @@ pub async fn positions_are_found_by_time(harness: &impl Harness) {
     }
 }
 
-/// Many add to one number, each on the condition that nobody else has since it was read.
-pub async fn of_those_who_decide_at_once_one_succeeds(harness: &impl Harness) {
+/// Concurrent increments, each on the condition that no other was appended since it was read.
+pub async fn of_concurrent_decisions_one_succeeds(harness: &impl Harness) {
     const WRITERS: usize = 6;
     const EACH: usize = 5;
     let Some(scene) = open(harness).await else { return };
@@ -395,7 +396,7 @@ pub async fn of_those_who_decide_at_once_one_succeeds(harness: &impl Harness) {
         let store = Arc::clone(&store);
         writers.spawn(async move {
             let log = store.log().expect("the store has a log");
-            // Different words for what is the same to all.
+            // Different queries that match the same events.
             let query = match writer % 3 {
                 0 => Query::tag("n", "1"),
                 1 => Query::tag("n", "1").types(["Added"]),
@@ -416,15 +417,18 @@ pub async fn of_those_who_decide_at_once_one_succeeds(harness: &impl Harness) {
         });
     }
     while let Some(ended) = writers.join_next().await {
-        ended.expect("a writer ends well");
+        ended.expect("a writer succeeds");
     }
     let added = read(&scene, &Query::tag("n", "1")).await;
     let numbers: Vec<usize> = added.iter().map(|e| e.payload().expect("a number")).collect();
-    assert_eq!(numbers, (0..WRITERS * EACH).collect::<Vec<_>>(), "each knew all before it");
+    assert_eq!(numbers, (0..WRITERS * EACH).collect::<Vec<_>>(), "each has read all before it");
 }
 
-/// However old they are: what a publisher has still to publish stays, and so does the end of the log. Their tags go with them.
-pub async fn old_events_of_the_log_are_purged_once_every_pair_has_passed_them(harness: &impl Harness) {
+/// However old they are: events that a publisher has not published stay, and so does the last event
+/// of the log. Tags are deleted with their events.
+pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed_them(
+    harness: &impl Harness,
+) {
     let Some(scene) = open(harness).await else { return };
     let day = 86_400 * SECOND;
     assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "an empty log");
@@ -434,7 +438,11 @@ pub async fn old_events_of_the_log_are_purged_once_every_pair_has_passed_them(ha
     let (fast, slow) = (PairId::new("t", "fast"), PairId::new("t", "slow"));
     log(&scene).register(&[(fast.clone(), false), (slow.clone(), false)]).await.unwrap();
     log(&scene).reset(&fast, young[1]).await.unwrap();
-    assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 0, "one pair has published nothing yet");
+    assert_eq!(
+        log(&scene).purge_log(day, 10).await.unwrap(),
+        0,
+        "one subscription has published nothing yet"
+    );
     log(&scene).reset(&slow, old[3]).await.unwrap();
     log(&scene).set_status("slow", None, PairStatus::Paused).await.unwrap();
     for purged in [3, 1, 0] {
@@ -446,7 +454,7 @@ pub async fn old_events_of_the_log_are_purged_once_every_pair_has_passed_them(ha
     log(&scene).reset(&slow, young[1]).await.unwrap();
     assert_eq!(log(&scene).purge_log(day, 10).await.unwrap(), 2);
     assert_eq!(positions(&read(&scene, &Query::all()).await), young, "not old enough");
-    // The tags are gone too: an event that has one of them again is the only one.
+    // The tags are deleted too: a new event with one of them is the only one.
     let again = append(&scene, [tagged("E", &[("n", "0")])]).await;
     assert_eq!(positions(&read(&scene, &Query::tag("n", 0)).await), again);
 

@@ -1,4 +1,4 @@
-//! Relays that vanish: their leases are released, and they are fenced.
+//! Vanished relays: their leases are released, and they are fenced.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::store::{
 };
 
 const PRESENCE: Duration = Duration::from_secs(20);
-/// Longer than that: what is free before it is over was released.
+/// Longer than the presence: an event that is free earlier was released.
 const LONG: Duration = Duration::from_secs(600);
 
 fn state() -> NodeState {
@@ -29,52 +29,52 @@ impl Scene {
         self.store.announce(&NodeId::from(node), &state()).await.expect("the relay is announced");
     }
 
-    /// Which relays were released, and how many events of each.
+    /// The released relays, and the number of events of each.
     async fn released(&self) -> Vec<(String, u64)> {
         let released = self.store.release_vanished().await.expect("leases are released");
         released.into_iter().map(|(node, events)| (node.to_string(), events)).collect()
     }
 
-    async fn seized(&self, take: &Take) -> Vec<Delivery> {
+    async fn leased_by(&self, take: &Take) -> Vec<Delivery> {
         self.take(take).await.deliveries
     }
 }
 
-/// However long they are, and however they were taken: by their rows, or together.
+/// Leases of any length, and both kinds: by row, and group leases.
 pub async fn the_leases_of_a_vanished_relay_are_released_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.announce("a").await;
     let mut written = scene.write([event("e"), event("e")]).await;
-    assert_eq!(scene.seized(&long("a", true)).await.len(), 2);
+    assert_eq!(scene.leased_by(&long("a", true)).await.len(), 2);
     written.extend(scene.write([event("e"), event("e"), event("e")]).await);
-    assert_eq!(scene.seized(&long("a", false)).await.len(), 3);
+    assert_eq!(scene.leased_by(&long("a", false)).await.len(), 3);
     let others = scene.write([event("e")]).await;
-    assert_eq!(ids(&scene.seized(&long("b", true)).await), others);
+    assert_eq!(ids(&scene.leased_by(&long("b", true)).await), others);
 
     scene.pass(PRESENCE);
     scene.announce("b").await;
-    assert!(scene.released().await.is_empty(), "it has been seen just in time");
+    assert!(scene.released().await.is_empty(), "it was seen just in time");
     assert!(scene.lease("c").await.is_empty());
     scene.pass(SECOND);
     assert_eq!(scene.released().await, [("a".to_owned(), 5)]);
-    assert!(scene.released().await.is_empty(), "once is enough");
+    assert!(scene.released().await.is_empty(), "released only once");
     let node = |name: &'static str| move |node: &&crate::store::Node| node.node == NodeId::from(name);
     let nodes = scene.store.nodes().await.unwrap();
     assert!(nodes.iter().find(node("a")).is_some_and(|node| node.state.released && !node.is_running()));
     assert!(nodes.iter().find(node("b")).is_some_and(|node| !node.state.released && node.is_running()));
 
     let taken = scene.lease("c").await;
-    assert_eq!(ids(&taken), written, "those of the relay that runs stay");
-    assert!(taken.iter().all(|delivery| delivery.suspect == Some(0)), "one of them may be what ended it");
+    assert_eq!(ids(&taken), written, "the events of the running relay stay leased");
+    assert!(taken.iter().all(|delivery| delivery.suspect == Some(0)), "one of them may have crashed it");
 }
 
-/// It may be alive, and only could not announce itself.
-pub async fn a_released_event_is_its_old_holder_s_no_more(harness: &impl Harness) {
+/// The relay may still run, and only failed to announce itself.
+pub async fn the_old_holder_of_a_released_event_is_fenced(harness: &impl Harness) {
     for together in [true, false] {
         let scene = Scene::open(harness).await;
         scene.announce("a").await;
         let id = scene.write_one(event("e")).await;
-        let old = scene.seized(&long("a", together)).await;
+        let old = scene.leased_by(&long("a", together)).await;
         scene.pass(PRESENCE + SECOND);
         assert_eq!(scene.released().await, [("a".to_owned(), 1)]);
         let stale = async || {
@@ -90,23 +90,23 @@ pub async fn a_released_event_is_its_old_holder_s_no_more(harness: &impl Harness
             assert_eq!(count.unwrap(), None);
         };
         stale().await;
-        // Nor when a relay of the same name holds it.
+        // Nor when a relay of the same name holds the event.
         scene.announce("a").await;
-        let again = scene.seized(&long("a", together)).await;
+        let again = scene.leased_by(&long("a", together)).await;
         assert!(again[0].claim > old[0].claim);
         stale().await;
         assert_eq!(scene.settle("a", &again[0], Verdict::Done).await, 1);
     }
 }
 
-/// A relay that does not say how long it counts as present does not stop by itself when it is not seen.
-pub async fn only_relays_that_say_so_are_released(harness: &impl Harness) {
+/// A relay that does not announce its presence does not stop by itself when it is not seen.
+pub async fn only_relays_with_a_presence_are_released(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.store.announce(&NodeId::from("old"), &NodeState::default()).await.unwrap();
     scene.announce("seen").await;
     for owner in ["old", "seen", "unknown"] {
         scene.write_one(event("e")).await;
-        assert_eq!(scene.seized(&long(owner, true)).await.len(), 1);
+        assert_eq!(scene.leased_by(&long(owner, true)).await.len(), 1);
     }
     scene.pass(LONG - SECOND);
     scene.announce("seen").await;
@@ -114,13 +114,13 @@ pub async fn only_relays_that_say_so_are_released(harness: &impl Harness) {
     assert!(scene.lease("c").await.is_empty());
 }
 
-/// What it took since is released as well.
+/// Events that it took since are released as well.
 pub async fn a_relay_that_came_back_may_vanish_again(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write_one(event("e")).await;
     for _ in 0..2 {
         scene.announce("a").await;
-        assert_eq!(scene.seized(&long("a", true)).await.len(), 1);
+        assert_eq!(scene.leased_by(&long("a", true)).await.len(), 1);
         scene.pass(PRESENCE + SECOND);
         assert_eq!(scene.released().await, [("a".to_owned(), 1)]);
     }
@@ -129,33 +129,33 @@ pub async fn a_relay_that_came_back_may_vanish_again(harness: &impl Harness) {
     assert_eq!(scene.released().await, [("a".to_owned(), 0)], "it held nothing");
 }
 
-/// An event that is free waits for an earlier one of its key that is not.
+/// A free event waits for an earlier event of its key that is leased.
 pub async fn releasing_keeps_the_order_of_keys(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.announce("a").await;
     let written = scene.write((0..4).map(|_| keyed("k"))).await;
-    let first = scene.seized(&Take { limit: 1, ..long("a", true) }).await;
+    let first = scene.leased_by(&Take { limit: 1, ..long("a", true) }).await;
     assert_eq!(ids(&first), written[..1]);
     assert_eq!(scene.settle("a", &first[0], again(0)).await, 1);
-    // The first by its row, since it was tried; the next two with it.
-    let taken = scene.seized(&Take { limit: 3, ..long("a", true) }).await;
+    // The first by its row, since it was attempted before; the next two under a group lease.
+    let taken = scene.leased_by(&Take { limit: 3, ..long("a", true) }).await;
     assert_eq!(ids(&taken), written[..3]);
-    assert!(scene.lease("b").await.is_empty(), "the last one waits");
+    assert!(scene.lease("b").await.is_empty(), "the last event waits");
     scene.pass(PRESENCE + SECOND);
     assert_eq!(scene.released().await, [("a".to_owned(), 3)]);
     assert_eq!(ids(&scene.lease("b").await), written);
 }
 
 /// By its name, whether it runs or not.
-pub async fn a_node_is_released_by_hand(harness: &impl Harness) {
+pub async fn an_operator_releases_a_node(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.announce("a").await;
     let mut written = scene.write([event("e"), event("e")]).await;
-    let old = scene.seized(&long("a", true)).await;
+    let old = scene.leased_by(&long("a", true)).await;
     written.extend(scene.write([event("e")]).await);
-    assert_eq!(scene.seized(&long("a", false)).await.len(), 1);
+    assert_eq!(scene.leased_by(&long("a", false)).await.len(), 1);
     scene.write([event("e")]).await;
-    assert_eq!(scene.seized(&long("ab", true)).await.len(), 1);
+    assert_eq!(scene.leased_by(&long("ab", true)).await.len(), 1);
 
     assert_eq!(scene.store.release_node(&NodeId::from("A")).await.unwrap(), Released::default());
     let released = scene.store.release_node(&NodeId::from("a")).await.unwrap();
@@ -163,11 +163,11 @@ pub async fn a_node_is_released_by_hand(harness: &impl Harness) {
     assert!(scene.store.release_node(&NodeId::from("a")).await.unwrap().is_nothing());
     assert_eq!(scene.settle("a", &old[0], Verdict::Done).await, 0);
     assert_eq!(ids(&scene.lease("c").await), written);
-    assert_eq!(scene.seized(&leasing("d")).await.len(), 0, "what the other one holds stays");
+    assert_eq!(scene.leased_by(&leasing("d")).await.len(), 0, "the events of the other node stay leased");
 }
 
-/// A leader's name ends with its life. It did not give the table back.
-pub async fn a_leader_is_released_by_hand(harness: &impl Harness) {
+/// A leader holds the lease under its node name followed by the id of its run. It did not resign.
+pub async fn an_operator_releases_a_leader(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let lead = async |who: &str| scene.store.lead(EXCLUSIVE, &NodeId::from(who), LEASE).await.unwrap();
     let Leadership::Held { epoch, .. } = lead("a:life").await else { panic!("no other node leads") };

@@ -1,4 +1,4 @@
-//! Order per key: only the oldest unsettled run of a key is ever out.
+//! Order per key: only the oldest unsettled events of a key are ever taken.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, id
 use crate::event::{EventBuilder, EventId};
 use crate::store::{Delivery, OnDead, Origin, Reach, RunId, Take, Taken, Verdict};
 
-/// All of a key is held up to this one.
+/// The caller holds all events of a key up to this one.
 fn upto(key: &str, last: &Delivery) -> HashMap<RunId, Reach> {
     let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
     HashMap::from([(RunId::of_key(key), reach)])
 }
 
-/// Events of the type `thing` go to one destination, those of the type `other` to another one, those of other types anywhere.
+/// Events of type `thing` go to one destination, those of type `other` to another one, those of
+/// other types to any.
 fn two_destinations() -> BTreeMap<String, u64> {
     BTreeMap::from([("thing".to_owned(), 1), ("other".to_owned(), 2)])
 }
@@ -29,7 +30,7 @@ fn behind(taken: &Taken) -> Vec<&str> {
     keys
 }
 
-/// The whole run at once, in its order, to one holder.
+/// The whole queue of a key in its order, to one holder.
 pub async fn a_key_is_taken_from_its_head_in_order(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..10).map(|n| keyed(if n % 2 == 0 { "even" } else { "odd" }))).await;
@@ -37,7 +38,7 @@ pub async fn a_key_is_taken_from_its_head_in_order(harness: &impl Harness) {
     assert_eq!(ids(&taken.deliveries), written);
     assert!(taken.behind.is_empty());
     assert!(taken.deliveries.iter().all(|d| d.seq.is_some()));
-    // A retry comes back before what was written after it, though it became due later.
+    // A retry comes before later events of its key, although it became due later.
     for delivery in &taken.deliveries {
         let verdict = if delivery.event.id() == &written[0] { again(1) } else { Verdict::Released };
         scene.settle("a", delivery, verdict).await;
@@ -46,8 +47,8 @@ pub async fn a_key_is_taken_from_its_head_in_order(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("a").await), written);
 }
 
-/// What is out holds back what comes after it, on every other node.
-pub async fn a_held_head_holds_back_its_key_only(harness: &impl Harness) {
+/// A leased head blocks the later events of its key for every node.
+pub async fn a_leased_head_blocks_its_key_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([keyed("a"), keyed("a"), keyed("b"), event("free")]).await;
     let head = scene.lease_one("one").await;
@@ -57,13 +58,13 @@ pub async fn a_held_head_holds_back_its_key_only(harness: &impl Harness) {
     assert_eq!(behind(&taken), ["a"]);
     assert_eq!(taken.scanned, 3);
     let taken = scene.take(&leasing("one")).await;
-    assert!(taken.deliveries.is_empty(), "not even to the head's own holder: it may settle in any order");
+    assert!(taken.deliveries.is_empty(), "not even to the head's own holder, which may settle in any order");
     assert_eq!(scene.settle("one", &head, Verdict::Done).await, 1);
     assert_eq!(ids(&scene.lease("two").await), written[1..2]);
 }
 
-/// The head's lease ran out, and those behind it were leased later. If its old holder settled these, the head would come again after
-/// them.
+/// The head's lease has expired, and later events of its key were leased later. If the old holder
+/// settled those, the head would be delivered after them.
 pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
     for together in [false, true] {
         let scene = Scene::open(harness).await;
@@ -75,11 +76,11 @@ pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
         assert_eq!(ids(&rest), written[1..]);
         scene.pass(LEASE / 2 + SECOND);
         let taken = scene.take(&Take { together, ..leasing("new") }).await;
-        assert_eq!(ids(&taken.deliveries), written[..1], "the others are leased still");
+        assert_eq!(ids(&taken.deliveries), written[..1], "the others are still leased");
         for delivery in &rest[..2] {
             assert_eq!(scene.settle("old", delivery, Verdict::Done).await, 0, "it comes too late");
         }
-        assert!(scene.lease("new").await.is_empty(), "no node handles what another may be handling");
+        assert!(scene.lease("new").await.is_empty(), "no node takes events that another may be handling");
         assert_eq!(scene.settle("new", &taken.deliveries[0], Verdict::Done).await, 1);
         scene.pass(LEASE);
         let taken = scene.lease("new").await;
@@ -90,7 +91,7 @@ pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
     }
 }
 
-/// A take-over adds to the claims of rows that it has not read, whatever another program wrote.
+/// A takeover increments the claims of rows that it has not read, whatever another program wrote.
 pub async fn a_key_is_taken_over_beside_claims_at_their_limit(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for (id, claims, until) in [("head", 1, "2000-01-01"), ("next", 1_000_000_000, "2900-01-01")] {
@@ -109,9 +110,9 @@ pub async fn a_key_is_taken_over_beside_claims_at_their_limit(harness: &impl Har
     assert_eq!(scene.settle("new", &taken[0], Verdict::Done).await, 1);
 }
 
-/// A crash may leave thousands of events of a key behind: a take writes those that it takes, not all of
-/// them again.
-pub async fn an_event_that_was_left_behind_is_fenced_once(harness: &impl Harness) {
+/// A crash may leave thousands of leased events of a key: a take writes the rows that it takes, not
+/// all of them again.
+pub async fn an_event_of_a_vanished_holder_is_fenced_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("a")]).await;
     let left = scene.take(&Take { together: false, ..leasing("old") }).await.deliveries;
@@ -129,13 +130,13 @@ pub async fn an_event_that_was_left_behind_is_fenced_once(harness: &impl Harness
     assert_eq!(scene.settle("old", &left[3], Verdict::Done).await, 0, "it comes too late");
 }
 
-/// What is not taken because of its type still holds back its key; everything else comes.
-pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
+/// An event that is left out because of its type still blocks its key; all others are taken.
+pub async fn skipped_types_are_not_taken(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
         .write([event("other"), keyed("a"), other("a"), keyed("a"), other("b"), keyed("b"), event("free")])
         .await;
-    let skip_types = vec!["nobody's".to_owned(), "other".to_owned()];
+    let skip_types = vec!["unused".to_owned(), "other".to_owned()];
     let by = exclusive(&scene, "all").await;
     let skipping = Take { skip_types: skip_types.clone(), ..taking(by) };
     let taken = scene.take(&skipping).await;
@@ -152,9 +153,10 @@ pub async fn types_to_leave_alone_are_left_alone(harness: &impl Harness) {
     );
 }
 
-/// While the events of a destination are left alone, those of its keys that go elsewhere are not held back; those that may go
-/// anywhere are. Afterwards its own events come in their order.
-pub async fn types_to_leave_alone_hold_back_their_own_destination_only(harness: &impl Harness) {
+/// While the events of a destination are left out, events of the same keys with another destination
+/// are not blocked; those without a known destination are. Afterwards the destination's own events
+/// are taken in their order.
+pub async fn skipped_types_block_their_own_destination_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
         .write([
@@ -174,7 +176,7 @@ pub async fn types_to_leave_alone_hold_back_their_own_destination_only(harness: 
     let skipping = Take { skip_types, destinations, ..taking(by) };
     let taken = scene.take(&skipping).await;
     assert_eq!(ids(&taken.deliveries), things);
-    assert_eq!(behind(&taken), ["a"], "what may go anywhere waits, and so does what is behind it");
+    assert_eq!(behind(&taken), ["a"], "an event without a known destination waits, and so do later ones");
     assert!(taken.behind_types.contains("any") && taken.behind_types.contains("other"));
     scene.pass(2 * LEASE);
     let leased = scene.take(&Take { by: holder("one"), ..skipping.clone() }).await;
@@ -184,18 +186,18 @@ pub async fn types_to_leave_alone_hold_back_their_own_destination_only(harness: 
     let first = scene.take(&Take { by: holder("two"), limit: 1, ..all.clone() }).await;
     assert_eq!(ids(&first.deliveries), written[..1]);
     let rest = scene.take(&Take { by: holder("three"), ..all.clone() }).await;
-    assert_eq!(ids(&rest.deliveries), written[6..7], "a's next waits for its first");
+    assert_eq!(ids(&rest.deliveries), written[6..7], "a's second event waits for its first");
     for (owner, delivery) in [("two", &first.deliveries[0]), ("one", &leased.deliveries[0])] {
         assert_eq!(scene.settle(owner, delivery, Verdict::Done).await, 1);
     }
     assert_eq!(ids(&scene.take(&Take { by: holder("two"), ..all.clone() }).await.deliveries), written[2..3]);
     assert_eq!(scene.settle("one", &leased.deliveries[1], Verdict::Done).await, 1);
     let none = scene.take(&Take { by: holder("two"), ..all }).await;
-    assert!(none.deliveries.is_empty(), "another one of a is still out, which goes to the other destination");
+    assert!(none.deliveries.is_empty(), "another event of a with the other destination is still leased");
 }
 
-/// Nor does an event that is retried, delayed or dead hold back what goes elsewhere.
-pub async fn a_failing_event_holds_back_its_own_destination_only(harness: &impl Harness) {
+/// A retried, delayed or dead event does not block other destinations either.
+pub async fn a_failing_event_blocks_its_own_destination_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for (key, verdict) in [("a", again(10)), ("b", dead("no"))] {
         let written = scene.write([other(key), keyed(key), other(key), keyed(key)]).await;
@@ -204,11 +206,11 @@ pub async fn a_failing_event_holds_back_its_own_destination_only(harness: &impl 
         let head = scene.take(&Take { limit: 1, ..take.clone() }).await;
         assert_eq!(scene.settle("one", &head.deliveries[0], verdict).await, 1);
         let whole = Take { destinations: BTreeMap::new(), ..take.clone() };
-        assert!(scene.take(&whole).await.deliveries.is_empty(), "without destinations a key is one run");
+        assert!(scene.take(&whole).await.deliveries.is_empty(), "without destinations a key is one queue");
         let one = BTreeMap::from([("thing".to_owned(), 1)]);
         let taken = scene.take(&Take { destinations: one, ..take.clone() }).await;
-        assert!(taken.deliveries.is_empty(), "an event of an unknown type may go anywhere");
-        assert!(taken.behind_types.contains("other"), "which type that is can be learned");
+        assert!(taken.deliveries.is_empty(), "an event of an unknown type may have any destination");
+        assert!(taken.behind_types.contains("other"), "the blocking type is reported");
         let taken = scene.take(&take).await;
         assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[3].clone()]);
         assert_eq!(behind(&taken), [key]);
@@ -217,8 +219,9 @@ pub async fn a_failing_event_holds_back_its_own_destination_only(harness: &impl 
     }
 }
 
-/// What a taker has in hand of one destination is no reason to wait for another, but for what may go anywhere.
-pub async fn a_frontier_is_that_of_one_destination(harness: &impl Harness) {
+/// Held events of one destination do not block another one, but they block events without a known
+/// destination.
+pub async fn key_progress_is_per_destination(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
         .write([keyed("a"), keyed("a"), other("a"), keyed("a"), event("any").ordering_key("a"), keyed("a")])
@@ -237,11 +240,16 @@ pub async fn a_frontier_is_that_of_one_destination(harness: &impl Harness) {
         let onward = Take { frontiers: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
         let taken = scene.take(&onward).await;
         assert_eq!(ids(&taken.deliveries), written[2..4]);
-        assert_eq!(behind(&taken), ["a"], "what may go anywhere waits for all, and what is behind it for it");
+        assert_eq!(
+            behind(&taken),
+            ["a"],
+            "an event without a known destination waits for all, and blocks later ones"
+        );
     }
 }
 
-/// One event of the types that are asked for, and no other row is touched. The next one comes behind it.
+/// One event of the requested types, and no other row is changed. The next probe continues after
+/// it.
 pub async fn a_probe_is_one_event(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
@@ -259,13 +267,18 @@ pub async fn a_probe_is_one_event(harness: &impl Harness) {
     assert_eq!(ids(&first.deliveries), written[3..4], "b's first is not due");
     scene.settle("one", &first.deliveries[0], Verdict::Released).await;
     let second = scene.take(&probe(after(first.cursor))).await;
-    assert_eq!(ids(&second.deliveries), written[5..], "c's first is in the way of its second");
+    assert_eq!(ids(&second.deliveries), written[5..], "c's first blocks its second");
     assert!(scene.take(&probe(after(second.cursor))).await.deliveries.is_empty());
     let rest = scene.lease("two").await;
-    assert_eq!(ids(&rest), [written[0].clone(), written[3].clone(), written[4].clone()], "all else is free");
+    assert_eq!(
+        ids(&rest),
+        [written[0].clone(), written[3].clone(), written[4].clone()],
+        "all other events are free"
+    );
 }
 
-/// Rows come in the order of their due times, in which a head that was put off stands behind the rest of its key.
+/// Rows are read in the order of their due times, in which a snoozed head comes after the rest of
+/// its key.
 pub async fn a_probe_is_the_head_of_its_key(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([other("a"), other("a"), other("a")]).await;
@@ -279,7 +292,7 @@ pub async fn a_probe_is_the_head_of_its_key(harness: &impl Harness) {
 }
 
 /// Through every retry.
-pub async fn a_retrying_head_holds_back_its_key_only(harness: &impl Harness) {
+pub async fn a_retrying_head_blocks_its_key_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([keyed("a"), keyed("a"), keyed("b")]).await;
     let head = scene.lease_one("one").await;
@@ -290,13 +303,13 @@ pub async fn a_retrying_head_holds_back_its_key_only(harness: &impl Harness) {
     scene.pass(10 * SECOND);
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[..2]);
-    // An expired lease holds its key back until the head itself is taken over.
+    // An expired lease blocks its key until the head itself is taken over.
     scene.pass(LEASE);
     assert_eq!(ids(&scene.lease("two").await), written);
 }
 
 /// A delay is part of the order.
-pub async fn a_delayed_head_holds_back_its_key_only(harness: &impl Harness) {
+pub async fn a_delayed_head_blocks_its_key_only(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([keyed("a").deliver_after(10 * SECOND), keyed("a"), keyed("b")]).await;
     let taken = scene.take(&leasing("one")).await;
@@ -311,7 +324,7 @@ pub async fn a_delayed_head_holds_back_its_key_only(harness: &impl Harness) {
     assert_eq!(behind(&taken), ["c"]);
 }
 
-/// What is left of the run waits for what was taken of it.
+/// The rest of the key waits for the events that were taken.
 pub async fn a_limit_cuts_a_key_at_its_end(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..5).map(|_| keyed("a"))).await;
@@ -326,7 +339,7 @@ pub async fn a_limit_cuts_a_key_at_its_end(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("two").await), written[2..]);
 }
 
-/// Page by page past all that waits for one head.
+/// Page by page past all events that one head blocks.
 pub async fn two_thousand_blocked_events_do_not_hide_another_key(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([keyed("blocked").deliver_after(1_000 * SECOND)]).await;
@@ -350,8 +363,8 @@ pub async fn two_thousand_blocked_events_do_not_hide_another_key(harness: &impl 
     assert_eq!(pages, 21);
 }
 
-/// Which of the two is the taker's choice.
-pub async fn a_dead_head_holds_or_is_skipped(harness: &impl Harness) {
+/// The taker chooses between the two.
+pub async fn a_dead_head_blocks_its_key_or_is_skipped(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([keyed("a"), keyed("a"), keyed("b")]).await;
     let head = scene.lease_one("one").await;
@@ -362,7 +375,7 @@ pub async fn a_dead_head_holds_or_is_skipped(harness: &impl Harness) {
     let skipping = Take { on_dead: OnDead::Skip, ..leasing("one") };
     assert_eq!(ids(&scene.take(&skipping).await.deliveries), written[1..2]);
 
-    // Replayed, it is the head again.
+    // Once replayed, it is the head again.
     let taken = scene.write([keyed("c"), keyed("c")]).await;
     let head = scene.lease_one("one").await;
     scene.settle("one", &head, dead("no")).await;
@@ -387,7 +400,7 @@ pub async fn events_of_chosen_keys_are_taken_alone(harness: &impl Harness) {
         ])
         .await;
     let keys = |keys: &[&str]| Origin::Keys(keys.iter().map(|k| Arc::from(*k)).collect());
-    let some = Take { from: keys(&["b", "a", "nobody's"]), ..leasing("one") };
+    let some = Take { from: keys(&["b", "a", "unused"]), ..leasing("one") };
     let mut taken = ids(&scene.take(&some).await.deliveries);
     taken.sort_by_key(|id| written.iter().position(|w| w == id));
     assert_eq!(taken, [written[1].clone(), written[2].clone(), written[4].clone()]);
@@ -395,7 +408,7 @@ pub async fn events_of_chosen_keys_are_taken_alone(harness: &impl Harness) {
     let limited = Take { from: keys(&["c"]), limit: 1, ..leasing("one") };
     assert_eq!(ids(&scene.take(&limited).await.deliveries), written[3..4]);
     assert_eq!(ids(&scene.lease("one").await), written[..1]);
-    // The oldest of a key comes first, though it became due last.
+    // The oldest event of a key comes first, although it became due last.
     let [first, second] = scene.write([keyed("d"), keyed("d")]).await.try_into().unwrap();
     let head = scene.lease_one("one").await;
     scene.settle("one", &head, again(1)).await;
@@ -405,8 +418,8 @@ pub async fn events_of_chosen_keys_are_taken_alone(harness: &impl Harness) {
     assert!(scene.find(&second).await.is_some());
 }
 
-/// What is left alone for being recent holds back what comes after it all the same.
-pub async fn a_recent_head_holds_back_its_key(harness: &impl Harness) {
+/// An event that is left out as recent still blocks its key.
+pub async fn a_recent_head_blocks_its_key(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let old = scene.write([keyed("a"), keyed("b")]).await;
     scene.pass(2 * SECOND);
@@ -415,11 +428,12 @@ pub async fn a_recent_head_holds_back_its_key(harness: &impl Harness) {
     assert_eq!(ids(&scene.take(&careful).await.deliveries), old);
     scene.pass(SECOND);
     let taken = scene.take(&careful).await;
-    assert_eq!(ids(&taken.deliveries), young[1..], "a's first is still out");
+    assert_eq!(ids(&taken.deliveries), young[1..], "a's first event is still leased");
 }
 
-/// One node holds the table: what it has of a key is in its memory, and it takes what follows.
-pub async fn frontiers_count_as_taken(harness: &impl Harness) {
+/// One node holds the table: it tracks the held events of a key in memory, and takes the following
+/// ones.
+pub async fn key_progress_counts_as_taken(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let by = exclusive(&scene, "one").await;
     let written = scene.write((0..6).map(|_| keyed("a"))).await;
@@ -430,14 +444,14 @@ pub async fn frontiers_count_as_taken(harness: &impl Harness) {
     let second = scene.take(&next).await;
     assert_eq!(ids(&second.deliveries), written[2..4]);
     assert!(second.behind.is_empty());
-    let forgetful = Take { frontiers: HashMap::new(), ..next };
-    let taken = scene.take(&forgetful).await;
-    assert!(taken.deliveries.is_empty(), "without the frontier the first two are in the way");
+    let without = Take { frontiers: HashMap::new(), ..next };
+    let taken = scene.take(&without).await;
+    assert!(taken.deliveries.is_empty(), "without it the first two events block the key");
     assert_eq!(behind(&taken), ["a"]);
 }
 
-/// With leases as well: nobody has to wait for the database to go on with a key.
-pub async fn what_follows_one_s_own_leases_is_taken_before_they_are_settled(harness: &impl Harness) {
+/// With leases as well: a node continues a key without waiting for its settlements to be written.
+pub async fn events_behind_own_leases_are_taken_before_those_are_settled(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for (key, together) in [("a", true), ("b", false)] {
         let written = scene.write((0..6).map(|_| keyed(key))).await;
@@ -447,14 +461,11 @@ pub async fn what_follows_one_s_own_leases_is_taken_before_they_are_settled(harn
         let frontiers = upto(key, &first.deliveries[1]);
         let second = scene.take(&Take { frontiers: frontiers.clone(), ..lease() }).await;
         assert_eq!(ids(&second.deliveries), written[2..4]);
-        let forgetful = scene.take(&lease()).await;
-        assert!(
-            forgetful.deliveries.is_empty(),
-            "without a frontier nothing says that they are in good hands"
-        );
+        let without = scene.take(&lease()).await;
+        assert!(without.deliveries.is_empty(), "without it the held events block the key");
         assert!(
             scene.take(&Take { frontiers, ..lease() }).await.deliveries.is_empty(),
-            "nor with an old one"
+            "an old one is not enough either"
         );
         let all = first.deliveries.iter().chain(&second.deliveries).map(|d| (d, Verdict::Done));
         assert_eq!(scene.settle_all(&holder("one"), all).await, 4);
@@ -464,8 +475,8 @@ pub async fn what_follows_one_s_own_leases_is_taken_before_they_are_settled(harn
     }
 }
 
-/// Whoever slept through its leases remembers what is not so any more.
-pub async fn a_frontier_is_worth_no_more_than_the_leases_behind_it(harness: &impl Harness) {
+/// A node whose leases expired unnoticed reports events that it no longer holds.
+pub async fn key_progress_needs_valid_leases(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for (key, together) in [("a", true), ("b", false)] {
         let written = scene.write((0..3).map(|_| keyed(key))).await;
@@ -473,9 +484,9 @@ pub async fn a_frontier_is_worth_no_more_than_the_leases_behind_it(harness: &imp
         let frontiers = upto(key, &first.deliveries[0]);
         scene.pass(LEASE);
         let other = scene.take(&Take { limit: 1, together, ..leasing("two") }).await;
-        assert_eq!(ids(&other.deliveries), written[..1], "the lease had run out");
+        assert_eq!(ids(&other.deliveries), written[..1], "the lease has expired");
         let taken = scene.take(&Take { frontiers: frontiers.clone(), together, ..leasing("one") }).await;
-        assert!(taken.deliveries.is_empty(), "another has the first");
+        assert!(taken.deliveries.is_empty(), "another node holds the first event");
         assert_eq!(behind(&taken), [key]);
         let stranger = Take { frontiers, together, ..leasing("three") };
         assert!(scene.take(&stranger).await.deliveries.is_empty());
@@ -487,7 +498,7 @@ pub async fn a_frontier_is_worth_no_more_than_the_leases_behind_it(harness: &imp
 }
 
 /// Nor later gaps in the same key.
-pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
+pub async fn key_progress_does_not_hide_other_keys(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let by = exclusive(&scene, "one").await;
     let written =
@@ -497,8 +508,8 @@ pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
     let frontiers = upto("a", &first.deliveries[0]);
     let taken = scene.take(&Take { from: after(first.cursor), frontiers, ..taking(by.clone()) }).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[4].clone()]);
-    assert_eq!(behind(&taken), ["a"], "the delayed one is in the way");
-    // Leases know nothing of frontiers: what is held stands in the rows.
+    assert_eq!(behind(&taken), ["a"], "the delayed event blocks the key");
+    // Leases do not use this: held events are recorded in the rows.
     let epoch = match &by {
         crate::store::Holder::Exclusive { owner, epoch } => (owner.clone(), *epoch),
         crate::store::Holder::Lease { .. } => unreachable!(),
@@ -507,8 +518,8 @@ pub async fn frontiers_do_not_hide_other_keys(harness: &impl Harness) {
     assert_eq!(ids(&scene.take(&taking(holder("two"))).await.deliveries).len(), 3);
 }
 
-/// Written by a program that knows no keys, before and after the table was told to order by aggregate.
-pub async fn events_without_a_key_are_ordered_by_aggregate_if_asked(harness: &impl Harness) {
+/// Written by a program without keys, before and after the table was set to order by aggregate.
+pub async fn events_without_a_key_are_ordered_by_aggregate_on_request(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     if !harness.gives_keys() {
         scene.store.order_by_aggregate().await.unwrap_err();
@@ -519,12 +530,12 @@ pub async fn events_without_a_key_are_ordered_by_aggregate_if_asked(harness: &im
     let ordered = |owner: &str| Take { by_aggregate: true, ..leasing(owner) };
     let taken = scene.take(&ordered("a")).await;
     assert_eq!(ids(&taken.deliveries), before[3..4], "the event that belongs to no aggregate");
-    assert_eq!(behind(&taken), ["k"], "it may come after one that has no key yet");
+    assert_eq!(behind(&taken), ["k"], "an earlier event without a key may belong before it");
     assert_eq!((taken.unkeyed, taken.scanned), (3, 5));
 
     assert_eq!(scene.store.order_by_aggregate().await.unwrap(), 3);
     assert_eq!(scene.store.order_by_aggregate().await.unwrap(), 0, "each event once");
-    // The head of the key is out, also to a relay that orders nothing by itself.
+    // The head of the key is leased, also for a relay that does not order by aggregate itself.
     let first = scene.take(&Take { limit: 1, ..ordered("a") }).await.deliveries;
     assert_eq!(first[0].event.ordering_key(), Some("order/1"));
     let taken = scene.take(&leasing("b")).await;

@@ -1,4 +1,4 @@
-//! What people see first: counts that stop, types, keys that are held back.
+//! Overview: bounded counts, types, blocked keys.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ fn exactly(count: u64) -> Counted {
 
 impl Scene {
     async fn overview(&self, most: u64) -> Overview {
-        self.store.overview(most).await.expect("the store looks")
+        self.store.overview(most).await.expect("the overview is read")
     }
 }
 
-/// Of nothing, of everything, and up to a limit.
+/// Of no events, of all events, and up to a limit.
 pub async fn an_overview_counts_up_to_a_limit(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let nothing = scene.overview(10).await;
@@ -38,7 +38,8 @@ pub async fn an_overview_counts_up_to_a_limit(harness: &impl Harness) {
     }
     scene.pass(SECOND);
 
-    // Due: one that retries, two that are free, two that are held. Delayed: four, and one that retries.
+    // Due: one that retries, two that are free, two that are leased. Delayed: four, and one that
+    // retries.
     let all = scene.overview(100).await;
     assert_eq!((all.due, all.delayed, all.dead), (exactly(5), exactly(5), exactly(2)));
     assert_eq!((all.retrying, all.held), (exactly(2), exactly(2)));
@@ -55,7 +56,7 @@ pub async fn an_overview_counts_up_to_a_limit(harness: &impl Harness) {
 }
 
 /// While it leads, and no longer.
-pub async fn an_overview_says_who_leads(harness: &impl Harness) {
+pub async fn an_overview_names_the_leader(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let lead = scene.store.lead(EXCLUSIVE, &NodeId::from("a"), LEASE).await.unwrap();
     assert!(matches!(lead, Leadership::Held { .. }));
@@ -64,8 +65,8 @@ pub async fn an_overview_says_who_leads(harness: &impl Harness) {
     assert_eq!(scene.overview(10).await.leader, None);
 }
 
-/// The most frequent first, among those that were looked at.
-pub async fn shelves_are_broken_down_by_type(harness: &impl Harness) {
+/// The most frequent first, among the events that were read.
+pub async fn status_groups_are_broken_down_by_type(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let nothing = scene.store.breakdown(Shelf::Dead, 10).await.unwrap();
     assert_eq!((nothing.types.len(), nothing.looked_at, nothing.more), (0, 0, false));
@@ -97,23 +98,23 @@ pub async fn shelves_are_broken_down_by_type(harness: &impl Harness) {
     assert_eq!(done.types.iter().map(|t| t.count).sum::<u64>(), 8);
 }
 
-/// Only where something waits behind the dead one.
-pub async fn keys_that_a_dead_event_holds_back_are_found(harness: &impl Harness) {
+/// Only where an event waits behind the dead one.
+pub async fn keys_blocked_by_a_dead_event_are_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.blocked_keys(100, 10).await.unwrap().keys.len(), 0);
-    let first = scene.bury(keyed("long")).await;
-    scene.bury(keyed("alone")).await;
-    scene.bury(event("keyless")).await;
-    let second = scene.bury(keyed("short <b>")).await;
+    let first = scene.dead_letter(keyed("long")).await;
+    scene.dead_letter(keyed("alone")).await;
+    scene.dead_letter(event("keyless")).await;
+    let second = scene.dead_letter(keyed("short <b>")).await;
     scene.write((0..1_100).map(|_| keyed("long"))).await;
     scene.write([keyed("short <b>"), keyed("healthy"), keyed("healthy")]).await;
 
     let all = scene.store.blocked_keys(100, 10).await.unwrap();
     assert!(!all.more);
-    let told: Vec<_> = all.keys.iter().map(|k| (k.key.as_str(), k.head.id.clone(), k.behind)).collect();
+    let found: Vec<_> = all.keys.iter().map(|k| (k.key.as_str(), k.head.id.clone(), k.behind)).collect();
     let many = Counted { count: 1_000, more: true };
-    assert_eq!(told, [("long", first.clone(), many), ("short <b>", second, exactly(1))]);
-    assert_eq!(all.keys[0].head.last_error.as_deref(), Some("buried"));
+    assert_eq!(found, [("long", first.clone(), many), ("short <b>", second, exactly(1))]);
+    assert_eq!(all.keys[0].head.last_error.as_deref(), Some("poison"));
     for (look_at, limit, found, more) in
         [(100, 1, 1, true), (1, 10, 1, true), (100, 2, 2, false), (100, 0, 0, true)]
     {

@@ -1,4 +1,5 @@
-//! Pages: every event on exactly one of them, in the order of its shelf, whatever else goes on.
+//! Pages: every event on exactly one of them, in the order of its status group, despite concurrent
+//! changes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::store::{
     Verdict,
 };
 
-/// Every page of a question, one after another.
+/// All pages of a request, in order.
 async fn pages(store: &SharedStore, ask: &PageAsk) -> Vec<Vec<EventRow>> {
     let mut ask = ask.clone();
     let mut pages = Vec::new();
@@ -20,7 +21,7 @@ async fn pages(store: &SharedStore, ask: &PageAsk) -> Vec<Vec<EventRow>> {
         let page = store.page(&ask).await.expect("a page is read");
         assert!(page.rows.len() <= ask.limit);
         pages.push(page.rows);
-        assert!(pages.len() < 5_000, "it never ends");
+        assert!(pages.len() < 5_000, "too many pages");
         match page.next {
             Some(next) => ask.after = Some(next),
             None => return pages,
@@ -40,7 +41,7 @@ fn of_type(event_type: &str) -> Filter {
     Filter { event_type: Some(event_type.to_owned()), ..Filter::default() }
 }
 
-/// All that is due, settled with this verdict, some at a time.
+/// Settles all due events with this verdict, some at a time.
 async fn settle_all(scene: &Scene, verdict: &Verdict) {
     loop {
         let taken = scene.take(&Take { limit: 250, ..leasing("a") }).await.deliveries;
@@ -52,8 +53,8 @@ async fn settle_all(scene: &Scene, verdict: &Verdict) {
     }
 }
 
-/// Each has its own, in its own order, from either end.
-pub async fn each_shelf_is_read_in_its_order(harness: &impl Harness) {
+/// Each group in its own order, from either end.
+pub async fn each_status_group_is_read_in_its_order(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let mut written = Vec::new();
     for n in 0..24 {
@@ -87,7 +88,8 @@ pub async fn each_shelf_is_read_in_its_order(harness: &impl Harness) {
     }
 }
 
-/// With a small look a page, on every shelf, in both directions, and with many that were settled at the same moment.
+/// With a small scan limit, in every group, in both directions, and with many events settled at the
+/// same time.
 pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness) {
     for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
         let scene = Scene::open(harness).await;
@@ -113,31 +115,31 @@ pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness)
             if newest_first {
                 found.reverse();
             }
-            // Among those that were settled at the same moment the order is that of the table.
+            // Events that were settled at the same time are in the order of the table.
             assert_eq!(found, rare, "{name:?}, {limit} at a time");
         }
         if name == Shelf::Pending {
-            // The next shelf begins with nothing pending.
+            // The next group starts without pending events.
             settle_all(&scene, &Verdict::Done).await;
         }
     }
 }
 
-/// The search goes on from there.
-pub async fn a_page_without_a_match_goes_on(harness: &impl Harness) {
+/// The search continues from its end.
+pub async fn a_page_without_a_match_has_a_next_page(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..10).map(|_| event("common"))).await;
     let rare = scene.write_one(event("rare")).await;
     let mut ask = PageAsk { filter: of_type("rare"), limit: 5, look_at: 10, ..PageAsk::default() };
     let first = scene.store.page(&ask).await.unwrap();
     assert!(first.rows.is_empty());
-    ask.after = Some(first.next.expect("it goes on"));
+    ask.after = Some(first.next.expect("there is a next page"));
     let second = scene.store.page(&ask).await.unwrap();
     assert_eq!((second.rows[0].id.clone(), second.rows.len(), second.next), (rare, 1, None));
 }
 
-/// Those that stay are seen once, those that leave at most once.
-pub async fn what_is_settled_between_pages_does_not_disturb_the_rest(harness: &impl Harness) {
+/// Events that stay are seen once, events that leave at most once.
+pub async fn events_settled_between_pages_do_not_disturb_the_rest(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..60).map(|_| event("e"))).await;
     let taken = scene.lease("a").await;
@@ -163,8 +165,8 @@ pub async fn what_is_settled_between_pages_does_not_disturb_the_rest(harness: &i
     assert!(written.iter().all(|id| once.contains(id) || settled.contains(id)), "none is missed");
 }
 
-/// Nothing to return, nothing to look at; and what is not there is not found.
-pub async fn a_page_of_nothing_is_refused_and_of_nobody_is_empty(harness: &impl Harness) {
+/// Zero rows to return or to read; and unknown events are not found.
+pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let empty = scene.store.page(&PageAsk::default()).await.unwrap();
     assert_eq!((empty.rows.len(), empty.next), (0, None));
@@ -176,19 +178,19 @@ pub async fn a_page_of_nothing_is_refused_and_of_nobody_is_empty(harness: &impl 
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
     for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
         assert!(ids(&scene.store, &PageAsk { after: Some(late), ..shelf(name) }).await.is_empty());
-        let nobody = Filter { id: Some(EventId::from("unknown")), ..Filter::default() };
-        assert!(ids(&scene.store, &PageAsk { filter: nobody, ..shelf(name) }).await.is_empty());
+        let unknown = Filter { id: Some(EventId::from("unknown")), ..Filter::default() };
+        assert!(ids(&scene.store, &PageAsk { filter: unknown, ..shelf(name) }).await.is_empty());
         let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
         let found = ids(&scene.store, &PageAsk { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
-        assert_eq!(found.len(), usize::from(name == Shelf::Pending), "only where it stands");
+        assert_eq!(found.len(), usize::from(name == Shelf::Pending), "only in its own group");
     }
-    // More than anybody wants at once.
+    // More than the maximum.
     let much = PageAsk { limit: usize::MAX, look_at: usize::MAX, ..PageAsk::default() };
     assert_eq!(ids(&scene.store, &much).await, [id]);
 }
 
 /// By every field; of a key, in the order of the table.
-pub async fn pages_hold_what_their_filter_says(harness: &impl Harness) {
+pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let mut mine = Vec::new();
     for n in 0..30 {
@@ -206,7 +208,7 @@ pub async fn pages_hold_what_their_filter_says(harness: &impl Harness) {
         Filter { aggregate_id: text("1"), aggregate_type: text("a"), ..Filter::default() },
         Filter { tenant_id: text("acme"), ..Filter::default() },
         Filter { correlation_id: text("story"), newer_than: Some(SECOND), ..Filter::default() },
-        // What does not count here.
+        // Fields that are ignored here.
         Filter {
             tenant_id: text("acme"),
             status: Some(Status::Dead),
@@ -235,7 +237,7 @@ pub async fn pages_hold_what_their_filter_says(harness: &impl Harness) {
     }
 }
 
-/// Markup stays what it is, and a long error is cut.
+/// Markup is not changed, and a long error is cut.
 pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let json = r#"{"größe": "ä"}"#;
@@ -278,12 +280,13 @@ pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
     assert_eq!((dead.id, dead.payload_bytes, dead.status), (written[1].clone(), 3, Status::Dead));
     assert_eq!(dead.last_error.as_deref(), Some("<script>alert(1)</script>"));
     assert_eq!((dead.done_at, dead.done_by), (Some(scene.now()), Some("a".into())));
-    let told = format!("{rows:?}");
-    assert!(!told.contains("größe") && !told.contains("do not show"));
+    let shown = format!("{rows:?}");
+    assert!(!shown.contains("größe") && !shown.contains("do not show"));
 }
 
-/// By id and by place, also of what cannot be decoded; and what is said around an event holds no payload either.
-pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
+/// By id and by sequence number, also of undecodable events; the facts around an event contain no
+/// payload either.
+pub async fn metadata_has_sizes_and_never_contents(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let secret = r#"{"größe": "canary"}"#;
     let end = scene.now() + chrono::Duration::seconds(60);
@@ -316,13 +319,13 @@ pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
         assert_eq!(scene.store.metadata_at(seq).await.unwrap(), None, "{seq}");
     }
 
-    let around = scene.store.circumstances(&written[1]).await.unwrap();
-    assert_eq!(around.pending_ahead.as_ref().map(|event| event.seq), Some(first.row.seq));
-    for told in [format!("{around:?}"), format!("{first:?}{third:?}")] {
-        assert!(!told.contains("canary"), "{told}");
+    let facts = scene.store.circumstances(&written[1]).await.unwrap();
+    assert_eq!(facts.pending_ahead.as_ref().map(|event| event.seq), Some(first.row.seq));
+    for text in [format!("{facts:?}"), format!("{first:?}{third:?}")] {
+        assert!(!text.contains("canary"), "{text}");
     }
-    for event in [around.event, around.pending_ahead].into_iter().flatten() {
-        let event = event.event.expect("it can be read");
+    for event in [facts.event, facts.pending_ahead].into_iter().flatten() {
+        let event = event.event.expect("it can be decoded");
         assert_eq!((event.payload_bytes(), event.headers().len()), (&b"null"[..], 0), "it was read");
     }
 
@@ -335,11 +338,11 @@ pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
     let insert = "INSERT INTO {events} (event_id, event_type, payload, headers) VALUES ('odd', 'x', 'null', '[\"canary\"]')";
     if harness.execute(insert).await {
         let odd = scene.store.metadata(&EventId::from("odd")).await.unwrap().expect("it is there");
-        let reason = odd.unreadable.expect("it cannot be read");
+        let reason = odd.unreadable.expect("it cannot be decoded");
         assert!(reason.contains("headers") && !reason.contains("canary"), "{reason}");
     }
 
-    // More than a store reads: a relay gives it up, and what is told of it says why.
+    // Larger than a store decodes: a relay dead-letters it, and the metadata has the cause.
     let size = crate::event::MAX_PAYLOAD + 1;
     let text = format!("\"{}\"", "x".repeat(size - 2));
     let large = scene.write_one(Event::new("large").max_payload(size).json_text(text)).await;
@@ -348,7 +351,7 @@ pub async fn metadata_tells_sizes_and_never_contents(harness: &impl Harness) {
     assert!(large.unreadable.is_some_and(|reason| reason.contains(&size.to_string())));
 }
 
-/// Writers in SQL choose ids: with control characters, or nothing but a space.
+/// Writers in SQL choose ids: with control characters, or only a space.
 pub async fn an_event_is_found_whatever_its_id_is(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for id in ["a\u{7}b\u{1b}[2J", " x ", "..", "a/b?c#d%41", "\u{202e}", " "] {
@@ -359,19 +362,24 @@ pub async fn an_event_is_found_whatever_its_id_is(harness: &impl Harness) {
         }
         let found = scene.store.metadata(&EventId::from(id)).await.unwrap().expect("it is found by its id");
         assert_eq!(found.row.id.as_str(), id);
-        let again = scene.store.metadata_at(found.row.seq).await.unwrap().expect("it is found by its place");
+        let again = scene
+            .store
+            .metadata_at(found.row.seq)
+            .await
+            .unwrap()
+            .expect("it is found by its sequence number");
         assert_eq!(again.row.id.as_str(), id);
         assert!(scene.store.cancel(&found.row.id).await.unwrap(), "{id:?}");
     }
     assert_eq!(
         scene.store.metadata(&EventId::from("a\0b")).await.unwrap(),
         None,
-        "no database fails at a NUL"
+        "no database fails on a NUL"
     );
 }
 
-/// SQLite compares times as text, and others may write them with another fraction.
-pub async fn times_that_others_wrote_are_paged_through(harness: &impl Harness) {
+/// SQLite compares times as text, and other writers may use another precision.
+pub async fn times_of_other_writers_are_paged_through(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let times = ["01:02:03", "01:02:03.1", "01:02:03.123456", "01:02:03.123999", "01:02:04"];
     for time in times {
@@ -393,7 +401,7 @@ pub async fn times_that_others_wrote_are_paged_through(harness: &impl Harness) {
     }
 }
 
-/// Nobody fails, and nothing comes twice.
+/// No operation fails, and no event is repeated.
 pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
@@ -404,9 +412,9 @@ pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
     store.insert(&events).await.unwrap();
     let worker = harness.connect(Clock::Database).await;
     let work = tokio::spawn(async move {
-        let leave = vec!["stays".to_owned()];
+        let skipped = vec!["stays".to_owned()];
         loop {
-            let take = Take { limit: 20, skip_types: leave.clone(), ..leasing("a") };
+            let take = Take { limit: 20, skip_types: skipped.clone(), ..leasing("a") };
             let taken = worker.take(&take).await.unwrap().deliveries;
             if taken.is_empty() {
                 return;

@@ -1,4 +1,4 @@
-//! Events that a taker does not route stay as they are, for one that does.
+//! Events that a relay does not route stay pending, for a relay that does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,13 @@ fn of(aggregate_type: &str, event_type: &str) -> EventBuilder {
     event(event_type).aggregate(aggregate_type, "1")
 }
 
-/// Takes as the leader of the table, then by leases, by rows and together: the same events each time. Returns them.
+/// Takes as the leader of the table, then by row leases and by group leases: the same events each
+/// time. Returns them.
 async fn taken_in_every_way(scene: &Scene, routed: Routed) -> Vec<EventId> {
     let by = exclusive(scene, "all").await;
     let read = scene.take(&Take { only: only(routed.clone()), ..taking(by) }).await;
     let found = ids(&read.deliveries);
-    assert_eq!(read.scanned, found.len(), "rows that are not routed do not count as looked at");
+    assert_eq!(read.scanned, found.len(), "unrouted rows do not count as scanned");
     for together in [false, true] {
         scene.pass(2 * LEASE);
         let leased = scene.take(&Take { only: only(routed.clone()), together, ..leasing("one") }).await;
@@ -34,7 +35,7 @@ async fn taken_in_every_way(scene: &Scene, routed: Routed) -> Vec<EventId> {
     found
 }
 
-/// The others are neither claimed nor counted, and another taker finds them.
+/// The others are neither claimed nor counted, and another relay finds them.
 pub async fn only_routed_types_are_taken(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let types = ["mine", "other's", "mine", "Mine", "mine ", "min", "mine2", "\u{e9}"];
@@ -57,8 +58,8 @@ pub async fn only_routed_types_are_taken(harness: &impl Harness) {
     assert_eq!(claimed.len() + taken.len() + rest.len(), written.len());
 }
 
-/// From a place, and of chosen keys, as from the start.
-pub async fn routed_types_are_taken_wherever_one_reads(harness: &impl Harness) {
+/// From a cursor, and of chosen keys, as from the start.
+pub async fn routed_types_are_taken_from_every_origin(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let mixed = |n: usize| if n.is_multiple_of(2) { event("mine") } else { event("other") };
     let written = scene.write((0..8).map(|n| mixed(n).ordering_key(format!("key-{n}")))).await;
@@ -85,7 +86,8 @@ pub async fn routed_types_are_taken_wherever_one_reads(harness: &impl Harness) {
     assert_eq!(ids(&probed.deliveries), written[1..2], "a probe is one of the routed events as well");
 }
 
-/// A type may be routed for some aggregates only. An event without an aggregate belongs to the global one.
+/// A type may be routed for some aggregates only. An event without an aggregate belongs to the
+/// global one.
 pub async fn types_may_be_routed_for_an_aggregate(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene
@@ -111,7 +113,7 @@ pub async fn types_may_be_routed_for_an_aggregate(harness: &impl Harness) {
     assert!(taken_in_every_way(&scene, none).await.is_empty());
 }
 
-/// A star stands for any run of characters, and everything else for itself.
+/// A star matches any sequence of characters, and every other character itself.
 pub async fn types_may_be_routed_by_patterns(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let types =
@@ -137,11 +139,11 @@ pub async fn types_may_be_routed_by_patterns(harness: &impl Harness) {
     assert_eq!(taken_in_every_way(&scene, several).await.len(), 6);
 }
 
-/// Order per key is kept over all takers: an event that is not routed is before the later ones of its key.
-pub async fn events_that_are_not_routed_hold_back_their_keys(harness: &impl Harness) {
+/// Order per key is kept over all relays: an unrouted event blocks the later events of its key.
+pub async fn unrouted_events_block_their_keys(harness: &impl Harness) {
     for together in [false, true] {
         let scene = Scene::open(harness).await;
-        // The table is that of the first round: each has keys of its own.
+        // The second round uses the table of the first, with different keys.
         let key = |key: &str| format!("{key} {together}");
         let (mine, theirs) = (|of: &str| keyed(&key(of)), |of: &str| event("other").ordering_key(key(of)));
         let written = scene
@@ -161,11 +163,15 @@ pub async fn events_that_are_not_routed_hold_back_their_keys(harness: &impl Harn
         behind.sort_unstable();
         assert_eq!(behind, [key("a"), key("b")]);
         let second = scene.take(&other).await;
-        assert_eq!(ids(&second.deliveries), written[3..4], "a waits for its head, which the other taker has");
+        assert_eq!(
+            ids(&second.deliveries),
+            written[3..4],
+            "a waits for its head, which the other relay holds"
+        );
         assert_eq!(scene.settle("one", &first.deliveries[0], Verdict::Done).await, 1);
         let second_of_a = scene.take(&other).await;
         assert_eq!(ids(&second_of_a.deliveries), written[1..2]);
-        assert!(scene.take(&mine).await.deliveries.is_empty(), "both keys are in the hands of the other");
+        assert!(scene.take(&mine).await.deliveries.is_empty(), "the other relay holds both keys");
         assert_eq!(scene.settle("two", &second_of_a.deliveries[0], Verdict::Done).await, 1);
         assert_eq!(ids(&scene.take(&mine).await.deliveries), written[2..3]);
         assert_eq!(scene.settle("two", &second.deliveries[0], Verdict::Done).await, 1);
@@ -176,14 +182,14 @@ pub async fn events_that_are_not_routed_hold_back_their_keys(harness: &impl Harn
     }
 }
 
-/// The last pending event that has been due for a time, held or not.
-pub async fn the_place_of_the_last_due_event_is_told(harness: &impl Harness) {
+/// The last pending event that has been due for a time, leased or not.
+pub async fn the_cursor_of_the_last_due_event_is_reported(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let last_due = async |time: Duration| scene.store.last_due(time).await.unwrap();
     assert_eq!(last_due(Duration::ZERO).await, None);
     scene.write([event("old"), event("old"), event("late").deliver_after(Duration::from_secs(60))]).await;
     let began = scene.now();
-    assert_eq!(last_due(SECOND).await, None, "none has been due for so long");
+    assert_eq!(last_due(SECOND).await, None, "none has been due for that long");
     let old = last_due(Duration::ZERO).await.expect("two are due");
     scene.pass(SECOND);
     let young = scene.write_one(event("young")).await;
@@ -197,24 +203,24 @@ pub async fn the_place_of_the_last_due_event_is_told(harness: &impl Harness) {
     let done = taken.iter().map(|delivery| (delivery, Verdict::Done));
     scene.settle_all(&holder("one"), done).await;
     assert_eq!(last_due(Duration::ZERO).await, None);
-    // A place is one to go on from.
+    // A take continues after such a cursor.
     let later = scene.write([event("a"), event("b")]).await;
     let place = last_due(Duration::ZERO).await;
     scene.pass(SECOND);
     let after = scene.write_one(event("c")).await;
     let taken = scene.take(&Take { from: super::after(place), ..leasing("one") }).await;
-    assert_eq!(ids(&taken.deliveries), [after], "{later:?} are behind it");
+    assert_eq!(ids(&taken.deliveries), [after], "{later:?} are before the cursor");
 }
 
-/// What no running relay routes, by what relays announce.
-pub async fn events_that_no_running_relay_routes_are_told(harness: &impl Harness) {
+/// Events that no running relay routes, according to the announcements.
+pub async fn events_that_no_running_relay_routes_are_reported(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let announce = async |node: &str, active: bool, routes: NodeRoutes| {
         let state = NodeState { active, routes, presence_ms: Some(20_000), ..NodeState::default() };
         scene.store.announce(&NodeId::from(node), &state).await.unwrap();
     };
     let found = async |look_at: usize| scene.store.unrouted(look_at).await.unwrap();
-    let told = |found: &UnroutedEvents| -> Vec<(String, String, u64)> {
+    let types = |found: &UnroutedEvents| -> Vec<(String, String, u64)> {
         let each =
             |of: &crate::store::UnroutedType| (of.event_type.clone(), of.aggregate_type.clone(), of.count);
         found.types.iter().map(each).collect()
@@ -228,22 +234,22 @@ pub async fn events_that_no_running_relay_routes_are_told(harness: &impl Harness
     announce("one", true, NodeRoutes::Only(Routed::default().and_type("a").and_pair("order", "b"))).await;
     announce("idle", false, NodeRoutes::Everything).await;
     let all = found(100).await;
-    assert_eq!(told(&all), expect(&[("b", "__GLOBAL__", 2), ("c", "__GLOBAL__", 2)]));
+    assert_eq!(types(&all), expect(&[("b", "__GLOBAL__", 2), ("c", "__GLOBAL__", 2)]));
     assert_eq!((all.count(), all.more, all.relays), (4, false, vec![NodeId::from("one")]));
     assert!(all.types[0].oldest.is_some());
     let some = found(2).await;
-    assert_eq!((told(&some), some.more), (expect(&[("b", "__GLOBAL__", 1)]), true));
+    assert_eq!((types(&some), some.more), (expect(&[("b", "__GLOBAL__", 1)]), true));
 
     announce("two", true, NodeRoutes::Only(Routed::default().and_pattern("c*"))).await;
-    assert_eq!(told(&found(100).await), expect(&[("b", "__GLOBAL__", 2)]));
+    assert_eq!(types(&found(100).await), expect(&[("b", "__GLOBAL__", 2)]));
     let by = exclusive(&scene, "one").await;
-    assert_eq!(found(100).await.count(), 4, "while one leads, only its routes count");
+    assert_eq!(found(100).await.count(), 4, "while a relay leads, only its routes count");
     scene.store.resign(crate::store::EXCLUSIVE, by.owner(), 1, true).await.unwrap();
     scene.pass(2 * LEASE);
     announce("one", true, NodeRoutes::TooMany).await;
     announce("two", true, NodeRoutes::Only(Routed::default())).await;
-    assert!(found(100).await.types.is_empty(), "more routes than are told count as everything");
+    assert!(found(100).await.types.is_empty(), "more routes than are announced count as everything");
     scene.pass(2 * LEASE);
     announce("two", true, NodeRoutes::Only(Routed::default())).await;
-    assert_eq!(found(100).await.count(), 6, "the other one has vanished");
+    assert_eq!(found(100).await.count(), 6, "the other relay has vanished");
 }

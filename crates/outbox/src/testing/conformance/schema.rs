@@ -1,4 +1,4 @@
-//! Making the tables, and noticing that they are missing or newer than we are.
+//! Creating the tables, and detecting missing or newer ones.
 
 use super::{Harness, Scene, event, leasing};
 use crate::error::Error;
@@ -15,8 +15,8 @@ pub async fn migrating_twice_changes_nothing(harness: &impl Harness) {
     assert_eq!(scene.lease("a").await.len(), 1);
 }
 
-/// From every node.
-pub async fn two_may_migrate_at_once(harness: &impl Harness) {
+/// From every node concurrently.
+pub async fn concurrent_migrations_succeed(harness: &impl Harness) {
     let mut nodes = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let store = harness.connect(Clock::Database).await;
@@ -31,8 +31,8 @@ pub async fn two_may_migrate_at_once(harness: &impl Harness) {
     assert_eq!(store.take(&leasing("a")).await.unwrap().deliveries.len(), 1);
 }
 
-/// Instead of a database's own words.
-pub async fn an_unmigrated_store_says_so(harness: &impl Harness) {
+/// A typed error instead of the database's own message.
+pub async fn an_unmigrated_store_returns_not_migrated(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     let one = [event("one").build().unwrap()];
     for error in [
@@ -55,10 +55,10 @@ pub async fn an_unmigrated_store_says_so(harness: &impl Harness) {
         assert!(error.to_string().contains("migrate"), "{error}");
     }
     store.migrate().await.unwrap();
-    assert_eq!(store.insert(&one).await.unwrap().len(), 1, "the same connections work on");
+    assert_eq!(store.insert(&one).await.unwrap().len(), 1, "the same connections still work");
 }
 
-/// A newer build may have changed what this one would break.
+/// A newer build may have changed something that this one would break.
 pub async fn a_newer_schema_is_refused(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();

@@ -1,4 +1,4 @@
-//! Settling: each verdict does what it says, and only for whoever holds the claim.
+//! Settling: each verdict takes effect, and only for the holder of the claim.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::{Harness, LEASE, SECOND, Scene, again, dead, event, holder, settlemen
 use crate::event::EventId;
 use crate::store::{Completion, Delivery, Filter, MAX_ERROR, Settlement, Status, Verdict};
 
-/// A row with a time, or no row at all.
-pub async fn done_is_kept_or_deleted(harness: &impl Harness) {
+/// A row with a time, or no row.
+pub async fn done_events_are_kept_or_deleted(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("kept"), event("deleted")]).await;
     let taken = scene.lease("a").await;
@@ -26,7 +26,7 @@ pub async fn done_is_kept_or_deleted(harness: &impl Harness) {
     assert!(scene.lease("b").await.is_empty());
 }
 
-/// Done twice is done once.
+/// A repeated settlement counts once.
 pub async fn settling_twice_moves_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..5).map(|_| event("n"))).await;
@@ -56,7 +56,7 @@ fn assert_same(before: &crate::store::StoredEvent, now: &crate::store::StoredEve
     assert_eq!(before.lease, now.lease);
 }
 
-/// RETRY, one attempt more, not before its time, and why.
+/// RETRY, one attempt more, due later, and with the error.
 pub async fn a_counted_failure_becomes_a_retry(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("flaky")).await;
@@ -82,7 +82,7 @@ pub async fn a_counted_failure_becomes_a_retry(harness: &impl Harness) {
 }
 
 /// NEW as before, only later.
-pub async fn an_uncounted_deferral_stays_new(harness: &impl Harness) {
+pub async fn a_snoozed_event_stays_new(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("patient")).await;
     let defer = |error: Option<&str>| Verdict::Again {
@@ -100,11 +100,15 @@ pub async fn an_uncounted_deferral_stays_new(harness: &impl Harness) {
     scene.pass(2 * SECOND);
     let taken = scene.lease_one("a").await;
     assert_eq!(scene.settle("a", &taken, defer(None)).await, 1);
-    assert_eq!(scene.see(&id).await.last_error.as_deref(), Some("not yet"), "no news is no news");
+    assert_eq!(
+        scene.see(&id).await.last_error.as_deref(),
+        Some("not yet"),
+        "without an error the old one stays"
+    );
 }
 
-/// The time it died is kept, whether or not this was an attempt.
-pub async fn a_dead_event_says_when_and_why(harness: &impl Harness) {
+/// With the time of the settlement, whether or not this was an attempt.
+pub async fn a_dead_event_has_a_time_and_an_error(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("failed"), event("refused")]).await;
     let taken = scene.lease("a").await;
@@ -124,8 +128,8 @@ pub async fn a_dead_event_says_when_and_why(harness: &impl Harness) {
     assert!(scene.lease("a").await.is_empty());
 }
 
-/// Free at once, in the state and at the time it had.
-pub async fn a_released_event_is_as_it_was(harness: &impl Harness) {
+/// Free immediately, with its former status and time.
+pub async fn a_released_event_is_unchanged(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let fresh = scene.write_one(event("fresh")).await;
     let taken = scene.lease_one("a").await;
@@ -145,7 +149,7 @@ pub async fn a_released_event_is_as_it_was(harness: &impl Harness) {
     assert_same(&before, &scene.see(&fresh).await);
 }
 
-/// Cut between characters, with everything in it that a database might not like.
+/// Cut between characters, with all characters that a database might refuse.
 pub async fn errors_are_kept_to_their_limit(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for wide in ["x", "ä", "😀"] {
@@ -162,7 +166,7 @@ pub async fn errors_are_kept_to_their_limit(harness: &impl Harness) {
     }
 }
 
-/// Somebody else took over: whatever the former holder says, it changes no row.
+/// Another node took over: whatever the verdict of the former holder, it changes no row.
 pub async fn a_stale_holder_settles_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("one")).await;
@@ -179,21 +183,21 @@ pub async fn a_stale_holder_settles_nothing(harness: &impl Harness) {
     assert_eq!(scene.settle("b", &current, Verdict::Done).await, 1);
 }
 
-/// Knowing the claim is not holding it.
-pub async fn a_stranger_settles_nothing(harness: &impl Harness) {
+/// Knowing the claim is not enough.
+pub async fn another_node_settles_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("one")).await;
     let taken = scene.lease_one("a").await;
-    for stranger in ["b", "A", "a ", ""] {
-        assert_eq!(scene.settle(stranger, &taken, Verdict::Done).await, 0, "{stranger:?}");
-        assert_eq!(scene.settle(stranger, &taken, again(0)).await, 0, "{stranger:?}");
+    for other in ["b", "A", "a ", ""] {
+        assert_eq!(scene.settle(other, &taken, Verdict::Done).await, 0, "{other:?}");
+        assert_eq!(scene.settle(other, &taken, again(0)).await, 0, "{other:?}");
     }
-    let unknown = Settlement { id: EventId::from("nobody"), claim: 1, verdict: Verdict::Done };
+    let unknown = Settlement { id: EventId::from("unknown"), claim: 1, verdict: Verdict::Done };
     assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[unknown]).await.unwrap().moved, 0);
     assert_eq!(scene.see(&id).await.status, Status::New);
 }
 
-/// The claim counts, not the name: an attempt that everybody had given up changes nothing.
+/// The claim counts, not the name: a settlement under a stale claim changes nothing.
 pub async fn the_same_owner_settles_nothing_under_an_old_claim(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("one")).await;
@@ -210,8 +214,8 @@ pub async fn the_same_owner_settles_nothing_under_an_old_claim(harness: &impl Ha
     assert_eq!(scene.settle("a", &current, Verdict::Done).await, 1);
 }
 
-/// It is late, but nobody else has begun: its work counts.
-pub async fn a_holder_whose_lease_ran_out_may_settle_until_somebody_takes_over(harness: &impl Harness) {
+/// It is late, but no other node has claimed the event: its settlement counts.
+pub async fn an_expired_holder_may_settle_until_another_node_takes_over(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("slow")).await;
     let taken = scene.lease_one("a").await;
@@ -220,7 +224,7 @@ pub async fn a_holder_whose_lease_ran_out_may_settle_until_somebody_takes_over(h
     assert_eq!(scene.see(&id).await.status, Status::Done);
 }
 
-/// DONE and DEAD are ends: no deferral, retry or release brings them back.
+/// DONE and DEAD are final: no snooze, retry or release changes them.
 pub async fn a_finished_event_stays_finished(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write([event("done"), event("dead")]).await;
@@ -234,11 +238,11 @@ pub async fn a_finished_event_stays_finished(harness: &impl Harness) {
         }
     }
     assert_eq!(scene.see(&written[0]).await.status, Status::Done);
-    let buried = scene.see(&written[1]).await;
-    assert_eq!((buried.status, buried.last_error.as_deref()), (Status::Dead, Some("over")));
+    let dead = scene.see(&written[1]).await;
+    assert_eq!((dead.status, dead.last_error.as_deref()), (Status::Dead, Some("over")));
 }
 
-/// A thousand verdicts at once, fresh and stale, of every kind.
+/// A thousand verdicts in one call, valid and stale, of every kind.
 pub async fn a_batch_may_hold_every_verdict(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..1_000).map(|_| event("n"))).await;
@@ -266,20 +270,20 @@ pub async fn a_batch_may_hold_every_verdict(harness: &impl Harness) {
     assert_eq!(scene.lease("b").await.len(), 200, "the released ones");
 }
 
-/// An empty batch is no statement.
+/// An empty batch runs no statement.
 pub async fn settling_nothing_moves_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert_eq!(scene.store.settle(&holder("a"), Completion::Keep, &[]).await.unwrap().moved, 0);
     assert_eq!(scene.store.settle(&holder("a"), Completion::Delete, &[]).await.unwrap().moved, 0);
 }
 
-/// Retries, snoozes and replays move `available_at`, which is no delay that the writer asked for.
-pub async fn a_delay_is_told_from_a_retry(harness: &impl Harness) {
+/// Retries, snoozes and replays move `available_at`, which is not a delay set by the writer.
+pub async fn a_delay_is_distinguished_from_a_retry(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let minute = Duration::from_secs(60);
     let due = scene.now() + minute;
     let later = || event("later").occurred_at(scene.now());
-    // Together and alone: databases write the two in different ways.
+    // In a batch and alone: databases write the two differently.
     let mut ids =
         scene.write([event("plain"), later().deliver_after(minute), later().available_at(due)]).await;
     ids.push(scene.write_one(event("plain")).await);

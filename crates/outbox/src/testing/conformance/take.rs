@@ -1,4 +1,4 @@
-//! Taking: what is due and held by nobody, oldest first.
+//! Taking: due and free events, oldest first.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::{
 use crate::sql::Clock;
 use crate::store::{Filter, NodeId, Origin, Status, Take, Verdict};
 
-/// By the time they became available, then by their place in the table.
-pub async fn due_events_come_oldest_first(harness: &impl Harness) {
+/// By the time they became available, then by sequence number.
+pub async fn due_events_are_taken_oldest_first(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let at = |seconds: i64| scene.now() + chrono::Duration::seconds(seconds);
     let past = |name: &str, seconds: i64| event(name).occurred_at(at(-100)).available_at(at(seconds));
@@ -23,7 +23,7 @@ pub async fn due_events_come_oldest_first(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("a").await), [first, second, third, fourth, fifth]);
 }
 
-/// Without an `occurred_at` of its own, which would be later than the time it is due.
+/// Without an explicit `occurred_at`, which would be later than the due time.
 pub async fn a_due_time_in_the_past_is_due_at_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let at = scene.now() - chrono::Duration::days(1);
@@ -33,7 +33,7 @@ pub async fn a_due_time_in_the_past_is_due_at_once(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("a").await), [late, plain]);
 }
 
-/// Rows looked at, not more than asked for.
+/// The maximum number of rows read.
 pub async fn a_limit_is_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..5).map(|_| event("n"))).await;
@@ -73,8 +73,8 @@ pub async fn an_absolute_time_is_waited_for(harness: &impl Harness) {
     assert_eq!(ids(&scene.lease("a").await), [id]);
 }
 
-/// So that the hot path of another process gets there first.
-pub async fn recent_events_are_left_alone_if_asked(harness: &impl Harness) {
+/// So that the hot path of another process gets them first.
+pub async fn recent_events_are_skipped_on_request(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let old = scene.write_one(event("old")).await;
     scene.pass(2 * SECOND);
@@ -86,7 +86,7 @@ pub async fn recent_events_are_left_alone_if_asked(harness: &impl Harness) {
 }
 
 /// One event, one holder.
-pub async fn what_another_holds_is_not_taken(harness: &impl Harness) {
+pub async fn leased_events_are_not_taken(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("one")).await;
     assert_eq!(scene.lease("a").await.len(), 1);
@@ -97,7 +97,7 @@ pub async fn what_another_holds_is_not_taken(harness: &impl Harness) {
     assert_eq!(until, scene.now() + LEASE);
 }
 
-/// Without anybody calling `reap`.
+/// Without a call of `reap`.
 pub async fn an_expired_lease_is_taken_over_under_a_higher_claim(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write_one(event("one")).await;
@@ -107,14 +107,14 @@ pub async fn an_expired_lease_is_taken_over_under_a_higher_claim(harness: &impl 
     assert!(scene.lease("b").await.is_empty());
     scene.pass(Duration::from_millis(1));
     let second = scene.lease_one("b").await;
-    assert_eq!(second.suspect, Some(0), "whoever held it never came back");
+    assert_eq!(second.suspect, Some(0), "its holder vanished");
     assert!(second.claim > first.claim);
     assert_eq!(second.attempts, 0, "a lost lease is no attempt");
     assert!(scene.lease("a").await.is_empty());
 }
 
-/// Nor is what failed.
-pub async fn what_was_given_back_is_not_suspect(harness: &impl Harness) {
+/// Nor is a failed event.
+pub async fn a_released_event_is_not_suspect(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([event("released"), event("failed")]).await;
     let taken = scene.lease("a").await;
@@ -125,8 +125,8 @@ pub async fn what_was_given_back_is_not_suspect(harness: &impl Harness) {
     assert!(taken.iter().all(|d| d.suspect.is_none()));
 }
 
-/// Whoever gives it back without having handled it knows no more than before.
-pub async fn a_suspect_that_was_given_back_is_still_suspect(harness: &impl Harness) {
+/// A node that releases the event unhandled has learned nothing about it.
+pub async fn a_released_suspect_is_still_suspect(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([event("one")]).await;
     scene.lease_one("a").await;
@@ -137,12 +137,12 @@ pub async fn a_suspect_that_was_given_back_is_still_suspect(harness: &impl Harne
     assert_eq!(started, Some(1));
     scene.settle("b", &second, Verdict::Released).await;
     let third = scene.lease_one("c").await;
-    assert_eq!(third.suspect, Some(1), "its start was counted, and it never came to an end");
+    assert_eq!(third.suspect, Some(1), "its start was counted, and no handler completed it");
     scene.settle("c", &third, again(0)).await;
     let fourth = scene.lease_one("d").await;
-    assert_eq!(fourth.suspect, None, "it did");
+    assert_eq!(fourth.suspect, None, "a handler completed it");
 
-    // The same where no start was counted: by the one who knows that it is suspect.
+    // The same without a counted start: released by a node that knows that it is suspect.
     scene.pass(LEASE);
     for _ in 0..2 {
         let fifth = scene.lease_one("e").await;
@@ -154,7 +154,7 @@ pub async fn a_suspect_that_was_given_back_is_still_suspect(harness: &impl Harne
     }
 }
 
-/// Only what ran out is reaped, and nobody forgets how it got free.
+/// Only expired leases are reaped, and the event stays suspect.
 pub async fn a_reaped_event_is_free_and_still_suspect(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([event("one"), event("two")]).await;
@@ -171,7 +171,7 @@ pub async fn a_reaped_event_is_free_and_still_suspect(harness: &impl Harness) {
     assert_eq!(scene.store.reap().await.unwrap(), 1);
     assert_eq!(scene.store.reap().await.unwrap(), 0);
     assert_eq!(scene.see(crashed.event.id()).await.lease, None);
-    assert_eq!(scene.settle("c", &crashed, Verdict::Done).await, 0, "it is not c's any more");
+    assert_eq!(scene.settle("c", &crashed, Verdict::Done).await, 0, "c does not hold it any more");
     let taken = scene.lease("d").await;
     assert_eq!(taken.len(), 2);
     for delivery in &taken {
@@ -198,7 +198,7 @@ pub async fn extending_keeps_a_lease_and_reports_the_lost(harness: &impl Harness
     assert!(scene.store.extend(&a, LEASE, &[]).await.unwrap().is_empty());
 }
 
-/// Also if the same owner holds the event again since.
+/// Even if the same owner holds the event again.
 pub async fn extending_under_an_old_claim_is_lost(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([event("one"), event("two")]).await;
@@ -211,7 +211,8 @@ pub async fn extending_under_an_old_claim_is_lost(harness: &impl Harness) {
     assert_eq!(scene.store.extend(&a, LEASE, &both).await.unwrap().len(), 2);
 }
 
-/// How often an event was started after somebody vanished with it: the fence against what kills its process.
+/// Starts of an event since its holder vanished: the fence against an event that crashes its
+/// process.
 pub async fn starts_are_counted_while_the_claim_holds(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("poison")).await;
@@ -222,7 +223,7 @@ pub async fn starts_are_counted_while_the_claim_holds(harness: &impl Harness) {
     assert_eq!(scene.store.count_start(&holder("a"), &id, first.claim).await.unwrap(), None);
     assert_eq!(scene.store.count_start(&holder("a"), &id, second.claim).await.unwrap(), None);
     assert_eq!(scene.store.count_start(&holder("b"), &id, second.claim).await.unwrap(), Some(2));
-    // Given back as it was: the count stays. Settled in any other way: it lived, and starts anew.
+    // A release keeps the count. Any other settlement resets it: a handler completed the event.
     scene.settle("b", &second, Verdict::Released).await;
     let third = scene.lease_one("b").await;
     assert_eq!(scene.store.count_start(&holder("b"), &id, third.claim).await.unwrap(), Some(3));
@@ -233,7 +234,7 @@ pub async fn starts_are_counted_while_the_claim_holds(harness: &impl Harness) {
     assert_eq!(scene.store.count_start(&holder("b"), &id, fourth.claim).await.unwrap(), None);
 }
 
-/// Reading page by page in a table that stands still.
+/// Reading page by page in an unchanged table.
 pub async fn a_cursor_sees_everything_exactly_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let mut written = HashSet::new();
@@ -259,8 +260,8 @@ pub async fn a_cursor_sees_everything_exactly_once(harness: &impl Harness) {
     assert_eq!(seen, written);
 }
 
-/// The place after the last row looked at.
-pub async fn a_cursor_goes_on_past_what_is_held(harness: &impl Harness) {
+/// The cursor is after the last row read.
+pub async fn a_cursor_continues_past_leased_events(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let written = scene.write((0..6).map(|_| event("n"))).await;
     let first = scene.take(&Take { limit: 2, ..leasing("a") }).await;
@@ -269,15 +270,15 @@ pub async fn a_cursor_goes_on_past_what_is_held(harness: &impl Harness) {
     let taken = &first.deliveries[0];
     assert_eq!(scene.settle("a", taken, Verdict::Released).await, 1);
     let third = scene.take(&Take { from: after(second.cursor), limit: 9, ..leasing("b") }).await;
-    assert_eq!(ids(&third.deliveries), written[4..], "what was given back before the cursor is not seen");
+    assert_eq!(ids(&third.deliveries), written[4..], "an event released before the cursor is not seen");
     let none = scene.take(&Take { from: after(third.cursor), limit: 9, ..leasing("b") }).await;
     assert!(none.deliveries.is_empty());
     assert_eq!(none.scanned, 0);
     assert_eq!(ids(&scene.lease("b").await), written[..1]);
 }
 
-/// Measured when it is taken.
-pub async fn expiry_and_waiting_are_told(harness: &impl Harness) {
+/// Measured when the event is taken.
+pub async fn expiry_and_waiting_time_are_reported(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let end = scene.now() + chrono::Duration::seconds(10);
     scene.write([event("short").expires_at(end), event("endless")]).await;
@@ -289,10 +290,10 @@ pub async fn expiry_and_waiting_are_told(harness: &impl Harness) {
     scene.settle("a", &taken[0], Verdict::Released).await;
     scene.pass(7 * SECOND);
     let late = scene.lease_one("a").await;
-    assert_eq!(late.expires_in, Some(chrono::Duration::seconds(-1)), "the relay buries it");
+    assert_eq!(late.expires_in, Some(chrono::Duration::seconds(-1)), "the relay dead-letters it");
 }
 
-/// What another language wrote wrongly is buried, not tripped over.
+/// An invalid row of another writer is dead-lettered and does not stop the take.
 pub async fn a_row_that_cannot_be_decoded_does_not_stop_the_rest(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
@@ -314,16 +315,16 @@ pub async fn a_row_that_cannot_be_decoded_does_not_stop_the_rest(harness: &impl 
         let listed = store.find(id).await.unwrap().unwrap();
         assert!(listed.event.is_err());
         let verdict = Verdict::Dead { counted: false, reason: reason.clone() };
-        let buried = [crate::store::Settlement { id: id.clone(), claim: *claim, verdict }];
-        assert_eq!(store.settle(&holder("a"), Default::default(), &buried).await.unwrap().moved, 1);
+        let settlements = [crate::store::Settlement { id: id.clone(), claim: *claim, verdict }];
+        assert_eq!(store.settle(&holder("a"), Default::default(), &settlements).await.unwrap().moved, 1);
     }
     assert_eq!(store.stats().await.unwrap().dead, 3);
     let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
     assert_eq!(store.list(&dead, 10).await.unwrap().len(), 3);
 }
 
-/// Sizes are bounded as well as numbers: the rest comes with the next take, in its order.
-pub async fn no_more_bytes_are_taken_than_asked_for(harness: &impl Harness) {
+/// Bytes are limited as well as rows: the rest is taken by the next take, in order.
+pub async fn a_byte_limit_is_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let large = || crate::Event::new("large").json(&"x".repeat(2_000));
     for together in [true, false] {
@@ -345,11 +346,11 @@ pub async fn no_more_bytes_are_taken_than_asked_for(harness: &impl Harness) {
     }
     scene.write([large(), large()]).await;
     let none = Take { max_bytes: 0, ..leasing("a") };
-    assert_eq!(scene.take(&none).await.deliveries.len(), 1, "the first is taken however large it is");
+    assert_eq!(scene.take(&none).await.deliveries.len(), 1, "the first is taken whatever its size");
 }
 
 /// Due times, leases and retries, without a frozen clock.
-pub async fn the_databases_clock_decides_when_nobody_freezes_it(harness: &impl Harness) {
+pub async fn the_databases_clock_decides_unless_frozen(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
     let soon = Duration::from_secs(3_600);
@@ -370,7 +371,7 @@ pub async fn the_databases_clock_decides_when_nobody_freezes_it(harness: &impl H
     assert!(store.take(&leasing("b")).await.unwrap().deliveries.is_empty());
     let retried = store.find(events[0].id()).await.unwrap().unwrap();
     assert!(retried.available_at > Utc::now() + chrono::Duration::minutes(50));
-    // A lease of no time has run out when the next one looks.
+    // A lease of zero has expired when the next node reads it.
     store.insert(&[event("brief").build().unwrap()]).await.unwrap();
     let brief = crate::store::Holder::Lease { owner: NodeId::from("a"), lease: Duration::ZERO };
     assert_eq!(store.take(&taking(brief)).await.unwrap().deliveries.len(), 1);

@@ -1,4 +1,4 @@
-//! Writing: what goes in comes out, and nothing goes in twice.
+//! Writing: events are stored unchanged, and none is stored twice.
 
 use chrono::{DateTime, TimeZone, Utc};
 
@@ -8,7 +8,7 @@ use crate::event::{Event, EventBuilder, Payload};
 use crate::sql::Clock;
 use crate::store::{Completion, Filter, Status, Verdict};
 
-/// What is written as JSON is what a handler gets: no reordering, no reformatting, no lost duplicates.
+/// A handler gets the JSON text as written: not reordered, not reformatted, duplicates kept.
 pub async fn json_is_kept_to_the_byte(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for json in [
@@ -30,7 +30,7 @@ pub async fn json_is_kept_to_the_byte(harness: &impl Harness) {
     }
 }
 
-/// Bytes are bytes: all of them, or none at all.
+/// Bytes are stored unchanged, including none at all.
 pub async fn bytes_are_kept_to_the_byte(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let all: Vec<u8> = (0..=255).collect();
@@ -41,7 +41,7 @@ pub async fn bytes_are_kept_to_the_byte(harness: &impl Harness) {
             Event::new("quoted").bytes("text/plain; charset=utf-8", "'); DROP TABLE x; --"),
         ]
     };
-    // One by one and many at once may go different ways.
+    // Single events and batches may be written differently.
     for one in bytes() {
         scene.write_one(one).await;
     }
@@ -142,7 +142,7 @@ pub async fn fields_at_their_limits_fit(harness: &impl Harness) {
     }
 }
 
-/// From 1970 to 9999, as an event may say.
+/// From 1970 to 9999, the range of an event's times.
 pub async fn times_at_their_limits_fit(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = Utc.timestamp_opt(1, 0).unwrap();
@@ -162,7 +162,7 @@ pub async fn times_at_their_limits_fit(harness: &impl Harness) {
     assert_eq!(scene.see(&far).await.available_at, due);
 }
 
-/// In one transaction, thousands of them.
+/// In one transaction, thousands of events.
 pub async fn many_events_keep_the_order_in_which_they_were_given(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let numbered = |n: usize| Event::new("n").json(&n).ordering_key(format!("key-{}", n % 50));
@@ -175,13 +175,13 @@ pub async fn many_events_keep_the_order_in_which_they_were_given(harness: &impl 
 }
 
 /// No events, no ids.
-pub async fn writing_nothing_is_nothing(harness: &impl Harness) {
+pub async fn writing_no_events_stores_nothing(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert!(scene.store.insert(&[]).await.unwrap().is_empty());
     assert!(scene.all().await.is_empty());
 }
 
-/// Everything else has a default in the database.
+/// Every other column has a default in the database.
 pub async fn other_languages_need_only_a_type_and_a_payload(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
@@ -191,7 +191,7 @@ pub async fn other_languages_need_only_a_type_and_a_payload(harness: &impl Harne
     }
     assert!(harness.execute(insert).await);
     let taken = store.take(&leasing("a")).await.unwrap().deliveries;
-    assert_eq!(taken.len(), 2, "due at once, with ids that differ");
+    assert_eq!(taken.len(), 2, "due immediately, with different ids");
     let event = &taken[0].event;
     assert!(!event.id().as_str().is_empty());
     assert_ne!(event.id(), taken[1].event.id());
@@ -203,7 +203,7 @@ pub async fn other_languages_need_only_a_type_and_a_payload(harness: &impl Harne
     assert!(event.available_at().is_none() && !event.is_delayed());
 }
 
-/// Programs that name every column write NULL, or JSON's, where they have no value.
+/// Programs that name every column write NULL, or JSON's null, where they have no value.
 pub async fn other_languages_may_leave_headers_blank(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
@@ -233,7 +233,7 @@ pub async fn types_and_keys_differ_by_case_and_trailing_spaces(harness: &impl Ha
         assert_eq!(found.len(), 1, "{text:?}");
         assert_eq!(found[0].event.as_ref().unwrap().event_type(), text);
     }
-    // Each key is its own: one head held back holds back no other.
+    // Each key is separate: one blocked key blocks no other.
     let head = scene.lease_one("a").await;
     assert_eq!(head.event.ordering_key(), Some("order"));
     scene.write(texts.map(keyed)).await;
@@ -246,7 +246,7 @@ pub async fn types_and_keys_differ_by_case_and_trailing_spaces(harness: &impl Ha
     assert_eq!(scene.count(Filter { status: Some(Status::Done), ..Filter::default() }).await, 1);
 }
 
-/// The second event gets no id, and the first stays as it was.
+/// The second event gets no id, and the first stays unchanged.
 pub async fn a_deduplication_key_keeps_the_second_event_out(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let first = scene.write_one(event("first").dedup_key("d")).await;
@@ -272,7 +272,7 @@ pub async fn a_deduplication_key_counts_inside_one_batch(harness: &impl Harness)
     assert_eq!(scene.all().await.len(), 2);
 }
 
-/// Also while its event is DONE; not after the row is gone.
+/// Also while its event is DONE; not after the row is deleted.
 pub async fn a_deduplication_key_is_free_again_after_its_event_is_deleted(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write_one(event("kept").dedup_key("kept")).await;
@@ -303,7 +303,7 @@ pub async fn a_duplicate_id_is_an_error_and_stores_nothing(harness: &impl Harnes
     assert_eq!(scene.write([event("after")]).await.len(), 1, "the connection is usable again");
 }
 
-/// A taken deduplication key is passed over, a taken id is not, also in the same batch.
+/// An existing deduplication key is skipped, an existing id is an error, also in the same batch.
 pub async fn a_duplicate_id_is_an_error_beside_deduplication_keys_too(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write_one(event("first").id("same").dedup_key("d")).await;
@@ -316,7 +316,7 @@ pub async fn a_duplicate_id_is_an_error_beside_deduplication_keys_too(harness: &
         let events: Vec<Event> = batch.into_iter().map(|e| e.build().unwrap()).collect();
         match scene.store.insert(&events).await {
             Err(Error::DuplicateId { .. }) => {}
-            // The same event once more: its own deduplication key is what keeps it out.
+            // The same event once more: its own deduplication key keeps it out.
             Ok(stored) if stored.is_empty() && events.len() == 1 => {
                 assert_eq!(events[0].dedup_key(), Some("d"));
             }

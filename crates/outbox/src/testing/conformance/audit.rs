@@ -1,4 +1,4 @@
-//! What people change by hand: only what is dead, and written down.
+//! Changes by operators: only to dead events, and with audit entries.
 
 use super::{Harness, LEASE, SECOND, Scene, dead, event, holder, keyed};
 use crate::event::{Event, EventId, Payload};
@@ -8,28 +8,28 @@ fn ada() -> NodeId {
     NodeId::from("ada")
 }
 
-/// Pending, held, done and unknown ones stay as they are.
+/// Pending, leased, done and unknown events stay unchanged.
 pub async fn only_a_dead_event_is_skipped(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let buried = scene.bury(event("e")).await;
+    let dead = scene.dead_letter(event("e")).await;
     let done = scene.write_one(event("e")).await;
     let delivery = scene.lease_one("a").await;
     scene.settle("a", &delivery, Verdict::Done).await;
     let held = scene.write_one(event("e")).await;
     scene.lease_one("a").await;
     let pending = scene.write_one(event("e")).await;
-    for id in [&done, &held, &pending, &EventId::from("nobody")] {
+    for id in [&done, &held, &pending, &EventId::from("unknown")] {
         assert!(!scene.store.skip(id, &ada()).await.unwrap(), "{id}");
     }
     assert_eq!((scene.see(&held).await.status, scene.see(&pending).await.status), (Status::New, Status::New));
     assert_eq!(scene.see(&done).await.done_by, Some("a".into()));
 
     scene.pass(SECOND);
-    assert!(scene.store.skip(&buried, &ada()).await.unwrap());
-    let skipped = scene.see(&buried).await;
+    assert!(scene.store.skip(&dead, &ada()).await.unwrap());
+    let skipped = scene.see(&dead).await;
     assert_eq!((skipped.status, skipped.done_at), (Status::Done, Some(scene.now())));
-    assert_eq!((skipped.done_by, skipped.last_error.as_deref()), (Some(ada()), Some("buried")));
-    assert!(!scene.store.skip(&buried, &ada()).await.unwrap(), "it is not dead any more");
+    assert_eq!((skipped.done_by, skipped.last_error.as_deref()), (Some(ada()), Some("poison")));
+    assert!(!scene.store.skip(&dead, &ada()).await.unwrap(), "it is not dead any more");
     assert_eq!(scene.store.replay(&Filter::default(), 10).await.unwrap().moved, 0);
     scene.pass(LEASE);
     let due: Vec<EventId> = scene.lease("b").await.iter().map(|d| d.event.id().clone()).collect();
@@ -37,44 +37,45 @@ pub async fn only_a_dead_event_is_skipped(harness: &impl Harness) {
 }
 
 /// As if it had been handled.
-pub async fn a_skipped_event_holds_its_key_no_longer(harness: &impl Harness) {
+pub async fn a_skipped_event_unblocks_its_key(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let head = scene.bury(keyed("k")).await;
+    let head = scene.dead_letter(keyed("k")).await;
     let next = scene.write_one(keyed("k")).await;
     assert!(scene.lease("a").await.is_empty());
     assert!(scene.store.skip(&head, &ada()).await.unwrap());
     assert_eq!(*scene.lease_one("a").await.event.id(), next);
 }
 
-/// Of two who do it at once, one does.
-pub async fn a_skip_and_a_replay_do_not_both_count(harness: &impl Harness) {
+/// Of two concurrent changes, one takes effect.
+pub async fn a_skip_and_a_replay_do_not_both_take_effect(harness: &impl Harness) {
     for _ in 0..5 {
         let scene = Scene::open(harness).await;
-        let id = scene.bury(event("e")).await;
+        let id = scene.dead_letter(event("e")).await;
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-        let hand = ada();
-        let (skipped, replayed) = tokio::join!(scene.store.skip(&id, &hand), scene.store.replay(&filter, 1));
+        let operator = ada();
+        let (skipped, replayed) =
+            tokio::join!(scene.store.skip(&id, &operator), scene.store.replay(&filter, 1));
         let (skipped, replayed) = (skipped.unwrap(), replayed.unwrap().moved == 1);
         assert!(skipped != replayed);
         let status = scene.see(&id).await.status;
         assert_eq!(status, if skipped { Status::Done } else { Status::New });
-        // The next one begins with an empty table.
+        // The next round starts with an empty table.
         scene.store.cancel(&id).await.unwrap();
     }
 }
 
-/// It says something else from then on, and is otherwise what it was.
-pub async fn a_dead_event_gets_another_payload(harness: &impl Harness) {
+/// The payload is replaced; everything else stays.
+pub async fn the_payload_of_a_dead_event_is_replaced(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let original = Event::new("e").json_text(r#"{"a": 1}"#).header("h", "1").tenant("acme");
-    let id = scene.bury(original).await;
+    let id = scene.dead_letter(original).await;
     let json = r#"{ "b" : "größer", "n": 1.0 }"#;
     assert!(scene.store.edit(&id, &Edit::json(json).unwrap()).await.unwrap());
     let edited = scene.see(&id).await;
     let event = edited.event.unwrap();
     assert_eq!((event.payload_bytes(), event.header("h")), (json.as_bytes(), Some("1")));
     assert_eq!((event.tenant_id(), edited.status), (Some("acme"), Status::Dead));
-    assert_eq!((edited.attempts, edited.last_error.as_deref()), (1, Some("buried")));
+    assert_eq!((edited.attempts, edited.last_error.as_deref()), (1, Some("poison")));
 
     let bytes = Edit::bytes("application/x-thing", [0_u8, 255]).unwrap().header("only", "this").unwrap();
     assert!(scene.store.edit(&id, &bytes).await.unwrap());
@@ -90,14 +91,14 @@ pub async fn a_dead_event_gets_another_payload(harness: &impl Harness) {
     scene.store.replay(&Filter::default(), 1).await.unwrap();
     let delivered = scene.lease_one("a").await.event;
     assert_eq!((delivered.payload_bytes(), delivered.headers().len()), (&b"[1]"[..], 0));
-    // It is not dead now, nor when it is done.
+    // The event is not dead now, nor when it is done.
     assert!(!scene.store.edit(&id, &Edit::json("[2]").unwrap()).await.unwrap());
-    assert!(!scene.store.edit(&EventId::from("nobody"), &Edit::json("[2]").unwrap()).await.unwrap());
+    assert!(!scene.store.edit(&EventId::from("unknown"), &Edit::json("[2]").unwrap()).await.unwrap());
     assert_eq!(scene.see(&id).await.event.unwrap().payload_bytes(), b"[1]");
 }
 
-/// Whoever comes too late settles neither what was skipped nor what was edited.
-pub async fn a_late_verdict_does_not_undo_a_deed(harness: &impl Harness) {
+/// A late settlement changes neither a skipped nor an edited event.
+pub async fn a_late_verdict_does_not_undo_an_operators_change(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let id = scene.write_one(event("e")).await;
     let late = scene.lease_one("a").await;
@@ -112,8 +113,8 @@ pub async fn a_late_verdict_does_not_undo_a_deed(harness: &impl Harness) {
     assert_eq!((skipped.status, skipped.last_error.as_deref()), (Status::Done, Some("no")));
 }
 
-/// Before they are done, and what came of them.
-pub async fn deeds_are_written_down(harness: &impl Harness) {
+/// Written before the change, completed with its outcome.
+pub async fn audit_entries_are_written(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert!(scene.store.audits(None, 10).await.unwrap().is_empty());
     let text = |text: &str| text.to_owned();
@@ -140,15 +141,18 @@ pub async fn deeds_are_written_down(harness: &impl Harness) {
     assert!(first < second && second < third);
     scene.store.audited(first, "stopped: <i>", Some(7)).await.unwrap();
     scene.store.audited(third, "done", None).await.unwrap();
-    scene.store.audited(third + 1_000, "nobody's", Some(1)).await.unwrap();
+    scene.store.audited(third + 1_000, "unknown", Some(1)).await.unwrap();
 
     let all = scene.store.audits(None, 10).await.unwrap();
     assert_eq!(all.iter().map(|a| a.id).collect::<Vec<_>>(), [third, second, first]);
-    let told = &all[2];
-    assert_eq!((told.at, told.actor.as_str(), told.via.as_str()), (began, "ada <b>", "api"));
-    assert_eq!((told.action.as_str(), told.target.as_deref()), ("dead.replay", Some("type=order.placed")));
-    assert_eq!(told.details.as_deref(), Some("{\"rate\": 10} \u{fffd}"));
-    assert_eq!((told.outcome.as_deref(), told.count), (Some("stopped: <i>"), Some(7)));
+    let stored = &all[2];
+    assert_eq!((stored.at, stored.actor.as_str(), stored.via.as_str()), (began, "ada <b>", "api"));
+    assert_eq!(
+        (stored.action.as_str(), stored.target.as_deref()),
+        ("dead.replay", Some("type=order.placed"))
+    );
+    assert_eq!(stored.details.as_deref(), Some("{\"rate\": 10} \u{fffd}"));
+    assert_eq!((stored.outcome.as_deref(), stored.count), (Some("stopped: <i>"), Some(7)));
     assert_eq!((all[1].outcome.as_deref(), all[1].count), (None, None));
     assert_eq!((all[1].actor.chars().count(), all[1].via.chars().count()), (255, 64));
     assert_eq!(
@@ -160,7 +164,7 @@ pub async fn deeds_are_written_down(harness: &impl Harness) {
     assert!(scene.store.audits(None, 0).await.unwrap().is_empty());
 }
 
-/// By the time when they were written down.
+/// By the time they were written.
 pub async fn old_audit_entries_are_purged_in_batches(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let day = 86_400 * SECOND;

@@ -1,5 +1,5 @@
-//! The pairs of a log: where each stands, who leads it, and what keeps an old leader from moving it. A store without a log has
-//! nothing to show here.
+//! The subscriptions of a log: position, leader, and fencing of an old leader. Skipped for a store
+//! without a log.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::sql::Clock;
 use crate::store::{MAX_ERROR, NodeId, SharedStore};
 
 /// A scene whose store has a log.
-struct Pairs(Scene);
+struct Subscriptions(Scene);
 
-impl Pairs {
-    /// With these pairs of topic `t`, by publisher.
+impl Subscriptions {
+    /// With these subscriptions of topic `t`, by publisher.
     async fn open(harness: &impl Harness, publishers: &[&str]) -> Option<Self> {
         let scene = Scene::open(harness).await;
         scene.store.log()?;
@@ -39,7 +39,7 @@ impl Pairs {
         let events: Vec<_> = (0..events).map(|_| event("appended").build().unwrap()).collect();
         match self.log().append(&events, &Condition::default()).await.unwrap() {
             Appended::New(positions) => positions,
-            Appended::Already => panic!("nothing was asked"),
+            Appended::Already => panic!("the append has no condition"),
         }
     }
 
@@ -49,10 +49,10 @@ impl Pairs {
 
     async fn see(&self, publisher: &str) -> PairState {
         let found = self.all().await.into_iter().find(|state| state.id == pair(publisher));
-        found.expect("the pair is there")
+        found.expect("the subscription exists")
     }
 
-    /// Takes what it can of these, by publisher.
+    /// Claims those of these that are free, by publisher.
     async fn claim(&self, node: &str, publishers: &[&str]) -> Vec<PairState> {
         let wanted: Vec<_> = publishers.iter().map(|publisher| pair(publisher)).collect();
         self.log().claim(&NodeId::from(node), LEASE, &wanted).await.unwrap()
@@ -60,7 +60,7 @@ impl Pairs {
 
     async fn claim_one(&self, node: &str, publisher: &str) -> PairState {
         let taken = self.claim(node, &[publisher]).await;
-        taken.into_iter().next().expect("the pair is free")
+        taken.into_iter().next().expect("the subscription is free")
     }
 
     async fn tend(&self, node: &str) -> Vec<String> {
@@ -90,7 +90,7 @@ fn at(number: i64) -> Position {
     Position::new(number)
 }
 
-/// From where the pair stands to there, without an error.
+/// A move from the current position to another one, without an error.
 fn to(state: &PairState, position: i64) -> Move {
     Move {
         pair: state.id.clone(),
@@ -112,9 +112,9 @@ fn failing(state: &PairState, errors: u32, error: &str) -> Move {
     }
 }
 
-/// At the start of the log, active, led by nobody. A second start of the relay changes nothing.
-pub async fn a_pair_is_registered_once(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["b", "a", "a"]).await else { return };
+/// At the start of the log, active, without a leader. A second start of the relay changes nothing.
+pub async fn a_subscription_is_registered_once(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["b", "a", "a"]).await else { return };
     let all = pairs.all().await;
     assert_eq!(all.iter().map(|state| state.id.clone()).collect::<Vec<_>>(), [pair("a"), pair("b")]);
     let expected = PairState {
@@ -135,13 +135,13 @@ pub async fn a_pair_is_registered_once(harness: &impl Harness) {
     pairs.log().register(&[(pair("a"), true), (pair("c"), false)]).await.unwrap();
     let all = pairs.all().await;
     assert_eq!(all.len(), 3);
-    assert_eq!((all[0].position, all[0].epoch), (at(5), led.epoch), "what is there stays as it is");
+    assert_eq!((all[0].position, all[0].epoch), (at(5), led.epoch), "existing rows stay unchanged");
     pairs.log().register(&[]).await.unwrap();
 }
 
-/// For a publisher that does not care about the past.
-pub async fn a_pair_may_start_at_the_head(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &[]).await else { return };
+/// For a publisher that does not need earlier events.
+pub async fn a_subscription_may_start_at_the_head(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
     pairs.log().register(&[(pair("empty"), true)]).await.unwrap();
     assert_eq!(pairs.see("empty").await.position, Position::START);
     let head = *pairs.append(3).await.last().unwrap();
@@ -150,10 +150,10 @@ pub async fn a_pair_may_start_at_the_head(harness: &impl Harness) {
     assert_eq!(pairs.see("head").await.position, head);
 }
 
-/// By bytes, as elsewhere.
-pub async fn names_of_pairs_differ_by_case_and_trailing_spaces(harness: &impl Harness) {
+/// Compared by bytes, as all names.
+pub async fn names_of_subscriptions_differ_by_case_and_trailing_spaces(harness: &impl Harness) {
     let names = [" Kafka", "Kafka", "kafka", "kafka ", "käfka", "😀"];
-    let Some(pairs) = Pairs::open(harness, &names).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &names).await else { return };
     let found: Vec<String> = pairs.all().await.iter().map(|s| s.id.publisher().to_owned()).collect();
     assert_eq!(found, names, "in the order of their bytes");
     assert_eq!(pairs.claim("n", &["kafka"]).await.len(), 1);
@@ -165,10 +165,10 @@ pub async fn names_of_pairs_differ_by_case_and_trailing_spaces(harness: &impl Ha
     assert_eq!(pairs.claim("n", &[&long]).await[0].id.publisher(), long);
 }
 
-/// The others get what is left.
-pub async fn a_pair_is_led_by_one_at_a_time(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b", "c"]).await else { return };
-    let taken = pairs.claim("one", &["b", "a", "a", "nobody"]).await;
+/// Other nodes get the remaining subscriptions.
+pub async fn a_subscription_has_one_leader_at_a_time(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
+    let taken = pairs.claim("one", &["b", "a", "a", "unknown"]).await;
     assert_eq!(taken.iter().map(|s| s.id.publisher()).collect::<Vec<_>>(), ["a", "b"]);
     for state in &taken {
         assert_eq!((state.leader.as_ref().unwrap().as_str(), state.epoch), ("one", 1));
@@ -176,7 +176,7 @@ pub async fn a_pair_is_led_by_one_at_a_time(harness: &impl Harness) {
     }
     let rest = pairs.claim("two", &["a", "b", "c"]).await;
     assert_eq!(rest.iter().map(|s| s.id.publisher()).collect::<Vec<_>>(), ["c"]);
-    assert!(pairs.claim("one", &["a", "b", "c"]).await.is_empty(), "led already, by itself or another");
+    assert!(pairs.claim("one", &["a", "b", "c"]).await.is_empty(), "each already has a leader");
     pairs.pass(10 * SECOND);
     let seen = pairs.see("a").await;
     assert_eq!(seen.leader, Some(NodeId::from("one")));
@@ -184,16 +184,16 @@ pub async fn a_pair_is_led_by_one_at_a_time(harness: &impl Harness) {
     assert!(pairs.claim("two", &[]).await.is_empty());
 }
 
-/// A pause keeps a pair from being published, not from having a leader.
-pub async fn a_paused_pair_may_be_led(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+/// A pause stops publishing, not leading.
+pub async fn a_paused_subscription_may_have_a_leader(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     pairs.log().set_status("a", None, PairStatus::Paused).await.unwrap();
     assert_eq!(pairs.claim_one("n", "a").await.status, PairStatus::Paused);
 }
 
-/// However long, as long as it is tended.
-pub async fn tending_renews_what_is_led(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b", "c"]).await else { return };
+/// However long, while heartbeats are written.
+pub async fn a_heartbeat_renews_leases(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
     pairs.claim("one", &["a", "b"]).await;
     pairs.claim("two", &["c"]).await;
     for _ in 0..3 {
@@ -204,13 +204,13 @@ pub async fn tending_renews_what_is_led(harness: &impl Harness) {
         assert_eq!(pairs.see(publisher).await.remaining, LEASE);
         assert_eq!(pairs.see(publisher).await.epoch, 1);
     }
-    assert_eq!(pairs.see("c").await.remaining, Duration::ZERO, "not another's");
+    assert_eq!(pairs.see("c").await.remaining, Duration::ZERO, "not that of another node");
     assert_eq!(pairs.claim("three", &["a", "b", "c"]).await.len(), 1);
 }
 
-/// Somebody else may be about to take it: it is claimed again, in a new epoch.
-pub async fn a_lease_that_ran_out_is_not_renewed(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+/// Another node may be about to claim the subscription: it is claimed again, in a new epoch.
+pub async fn an_expired_lease_is_not_renewed(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let first = pairs.claim_one("one", "a").await;
     pairs.pass(LEASE);
     pairs.tend("one").await;
@@ -221,9 +221,9 @@ pub async fn a_lease_that_ran_out_is_not_renewed(harness: &impl Harness) {
     assert!(pairs.saves("one", to(&again, 1)).await);
 }
 
-/// The one before may hang, and come back.
+/// The previous leader may hang, and continue later.
 pub async fn a_takeover_fences_the_old_leader(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let old = pairs.claim_one("one", "a").await;
     pairs.pass(LEASE);
     let new = pairs.claim_one("two", "a").await;
@@ -231,25 +231,26 @@ pub async fn a_takeover_fences_the_old_leader(harness: &impl Harness) {
     assert!(!pairs.saves("one", to(&old, 7)).await);
     assert!(!pairs.saves("one", failing(&old, 1, "late")).await);
     assert!(!pairs.saves("one", to(&new, 7)).await, "the epoch alone is not enough");
-    assert!(!pairs.saves("two", to(&old, 7)).await, "nor is the name");
+    assert!(!pairs.saves("two", to(&old, 7)).await, "the name alone is not enough either");
     let seen = pairs.see("a").await;
     assert_eq!((seen.position, seen.error_count), (Position::START, 0));
     assert!(pairs.saves("two", to(&new, 7)).await);
     assert_eq!(pairs.see("a").await.position, at(7));
 }
 
-/// What was published is not published again only because a lease was short: the epoch is the fence, not the clock.
-pub async fn a_leader_may_save_until_somebody_takes_over(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+/// Published events are not published again just because a lease was short: the epoch is the fence,
+/// not the clock.
+pub async fn a_leader_may_save_until_another_node_takes_over(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("one", "a").await;
     pairs.pass(10 * LEASE);
     assert!(pairs.saves("one", to(&led, 7)).await);
     assert_eq!(pairs.claim_one("two", "a").await.position, at(7));
 }
 
-/// A person says where it goes on: the leader in flight does not know.
+/// An operator sets the position: a leader with a batch in flight does not know it.
 pub async fn a_reset_fences_the_leader(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b"]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
     let led = pairs.claim_one("one", "a").await;
     assert!(pairs.saves("one", to(&led, 10)).await);
     let led = pairs.see("a").await;
@@ -264,15 +265,15 @@ pub async fn a_reset_fences_the_leader(harness: &impl Harness) {
     assert!(pairs.log().reset(&pair("a"), at(10)).await.unwrap());
     assert!(!pairs.saves("one", to(&led, 20)).await, "back at the same position, but not in the same epoch");
     let next = pairs.claim_one("two", "a").await;
-    assert!(next.epoch > seen.epoch, "free at once");
+    assert!(next.epoch > seen.epoch, "free immediately");
     assert_eq!(next.position, at(10));
-    assert!(!pairs.log().reset(&pair("nobody"), at(1)).await.unwrap());
+    assert!(!pairs.log().reset(&pair("unknown"), at(1)).await.unwrap());
     assert_eq!(pairs.see("b").await.position, Position::START);
 }
 
-/// It starts over, unless somebody said that it should not run.
-pub async fn a_reset_forgets_errors_but_not_a_pause(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["failed", "paused"]).await else { return };
+/// It starts over, unless an operator has paused it.
+pub async fn a_reset_clears_errors_but_not_a_pause(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["failed", "paused"]).await else { return };
     for publisher in ["failed", "paused"] {
         let led = pairs.claim_one("n", publisher).await;
         assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
@@ -285,9 +286,9 @@ pub async fn a_reset_forgets_errors_but_not_a_pause(harness: &impl Harness) {
     }
 }
 
-/// What was published before the pause was seen counts as published, and the pause stays.
+/// Events published before the pause was seen count as published, and the pause stays.
 pub async fn a_pause_survives_a_save(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("n", "a").await;
     pairs.log().set_status("a", None, PairStatus::Paused).await.unwrap();
     assert!(pairs.saves("n", to(&led, 7)).await);
@@ -300,12 +301,12 @@ pub async fn a_pause_survives_a_save(harness: &impl Harness) {
 
     pairs.log().set_status("a", None, PairStatus::Active).await.unwrap();
     assert!(pairs.saves("n", Move { status: PairStatus::Paused, ..to(&seen, 8) }).await);
-    assert_eq!(pairs.see("a").await.status, PairStatus::Active, "a leader does not pause");
+    assert_eq!(pairs.see("a").await.status, PairStatus::Active, "a leader cannot pause");
 }
 
-/// Errors are noted where the pair stands, and forgotten with the first success.
-pub async fn errors_are_noted_and_forgotten(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+/// Errors are recorded without a move, and cleared by the first success.
+pub async fn errors_are_recorded_and_cleared(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("n", "a").await;
     let since = led.updated_at;
     pairs.pass(SECOND);
@@ -313,7 +314,7 @@ pub async fn errors_are_noted_and_forgotten(harness: &impl Harness) {
     let seen = pairs.see("a").await;
     assert_eq!((seen.status, seen.error_count), (PairStatus::Failed, 5));
     assert_eq!(seen.last_error.as_deref(), Some("broker away"));
-    assert_eq!(seen.updated_at, since, "its position did not move");
+    assert_eq!(seen.updated_at, since, "its position has not changed");
     assert!(pairs.saves("n", to(&led, 1)).await);
     let seen = pairs.see("a").await;
     assert_eq!((seen.status, seen.error_count, seen.last_error.clone()), (PairStatus::Active, 0, None));
@@ -327,31 +328,31 @@ pub async fn errors_are_noted_and_forgotten(harness: &impl Harness) {
     assert_eq!(pairs.see("a").await.last_error, Some("😀".repeat(MAX_ERROR)));
 }
 
-/// A leader that has lost count moves nothing.
+/// A leader with another starting position moves nothing.
 pub async fn a_move_names_the_position_it_moves_from(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a"]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("n", "a").await;
     assert!(pairs.saves("n", to(&led, 5)).await);
     assert!(pairs.saves("n", Move { from: at(5), ..to(&led, 9) }).await);
-    assert!(!pairs.saves("n", to(&led, 5)).await, "an old move never takes it back");
+    assert!(!pairs.saves("n", to(&led, 5)).await, "an old move never sets it back");
     assert!(!pairs.saves("n", Move { from: at(5), ..to(&led, 12) }).await);
     assert_eq!(pairs.see("a").await.position, at(9));
 }
 
-/// The answer to the first may have been lost.
-pub async fn a_move_told_twice_counts_once(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b"]).await else { return };
+/// The response to the first may have been lost.
+pub async fn a_repeated_move_counts_once(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
     let (a, b) = (pairs.claim_one("n", "a").await, pairs.claim_one("n", "b").await);
     assert!(pairs.saves("n", to(&a, 5)).await);
     assert_eq!(pairs.save("n", &[to(&a, 5), to(&b, 6)]).await, [pair("a"), pair("b")]);
     assert_eq!((pairs.see("a").await.position, pairs.see("b").await.position), (at(5), at(6)));
 }
 
-/// One statement, and each stands for itself.
-pub async fn many_pairs_are_moved_at_once(harness: &impl Harness) {
+/// In one statement, each independently.
+pub async fn many_subscriptions_are_moved_in_one_call(harness: &impl Harness) {
     let names: Vec<String> = (0..300).map(|n| format!("p{n:03}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let Some(pairs) = Pairs::open(harness, &names).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &names).await else { return };
     let led = pairs.claim("n", &names).await;
     assert_eq!(led.len(), names.len());
     let mut moves: Vec<Move> = led.iter().zip(1..).map(|(state, n)| to(state, n)).collect();
@@ -378,9 +379,9 @@ pub async fn many_pairs_are_moved_at_once(harness: &impl Harness) {
     assert!(pairs.save("n", &[]).await.is_empty());
 }
 
-/// For others to take at once.
-pub async fn a_released_pair_is_free_at_once(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b"]).await else { return };
+/// Other nodes can claim it immediately.
+pub async fn a_released_subscription_is_free_immediately(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
     let led = pairs.claim("one", &["a", "b"]).await;
     let release = async |node: &str, epoch: i64| {
         pairs.log().release(&NodeId::from(node), &[(pair("a"), epoch)]).await.unwrap();
@@ -390,19 +391,19 @@ pub async fn a_released_pair_is_free_at_once(harness: &impl Harness) {
     assert_eq!(
         pairs.see("a").await.leader,
         Some(NodeId::from("one")),
-        "not by others, and in no other epoch"
+        "not by other nodes, and not in another epoch"
     );
     release("one", led[0].epoch).await;
     assert_eq!(pairs.see("a").await.leader, None);
-    assert!(!pairs.saves("one", to(&led[0], 1)).await, "what was given back is over");
+    assert!(!pairs.saves("one", to(&led[0], 1)).await, "a released subscription is not the node's any more");
     let taken = pairs.claim("two", &["a", "b"]).await;
     assert_eq!((taken.len(), taken[0].epoch), (1, led[0].epoch + 1));
     pairs.log().release(&NodeId::from("two"), &[]).await.unwrap();
 }
 
-/// A node that stops leaves nothing behind for others to wait for.
-pub async fn a_node_that_leaves_gives_everything_back(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["a", "b", "c"]).await else { return };
+/// Other nodes need not wait for a node that stops.
+pub async fn a_node_that_leaves_releases_all_subscriptions(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
     pairs.claim("one", &["a", "b"]).await;
     pairs.claim("two", &["c"]).await;
     pairs.tend("one").await;
@@ -410,21 +411,21 @@ pub async fn a_node_that_leaves_gives_everything_back(harness: &impl Harness) {
     pairs.log().leave(&NodeId::from("one")).await.unwrap();
     assert_eq!(pairs.tend("two").await, ["two"]);
     assert_eq!(pairs.claim("two", &["a", "b", "c"]).await.len(), 2);
-    assert_eq!(pairs.see("c").await.epoch, 1, "what others lead stays theirs");
+    assert_eq!(pairs.see("c").await.epoch, 1, "the subscriptions of other nodes stay theirs");
 }
 
-/// Those that said so within their time, and this one in any case.
-pub async fn nodes_are_seen_while_they_live(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &[]).await else { return };
+/// Nodes whose heartbeat is recent enough, and always the calling one.
+pub async fn nodes_are_listed_while_their_heartbeat_is_recent(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
     pairs.0.store.lead("purge", &NodeId::from("elsewhere"), 100 * LEASE).await.unwrap();
     assert_eq!(pairs.tend("one").await, ["one"]);
     pairs.pass(LEASE - SECOND);
     assert_eq!(pairs.tend("two").await, ["one", "two"]);
     pairs.pass(SECOND);
     assert_eq!(pairs.tend("two").await, ["two"]);
-    assert_eq!(pairs.tend("one").await, ["one", "two"], "back again");
+    assert_eq!(pairs.tend("one").await, ["one", "two"], "the heartbeat is back");
 
-    // Long dead ones are forgotten. A clock that goes back would show them again.
+    // Old heartbeats are deleted. Setting the clock back would show them again.
     let then = pairs.0.now();
     pairs.pass(9 * LEASE);
     assert_eq!(pairs.tend("two").await, ["two"]);
@@ -436,9 +437,9 @@ pub async fn nodes_are_seen_while_they_live(harness: &impl Harness) {
     assert_eq!(pairs.tend("two").await, ["two"]);
 }
 
-/// The store's own part of pausing and resuming.
+/// The store's part of pausing and resuming.
 pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["kafka", "log"]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &["kafka", "log"]).await else { return };
     let other = PairId::new("u", "kafka");
     pairs.log().register(&[(other.clone(), false)]).await.unwrap();
     let statuses = async || {
@@ -448,26 +449,26 @@ pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness
     let set =
         async |publisher, topic, status| pairs.log().set_status(publisher, topic, status).await.unwrap();
     assert_eq!(set("kafka", None, PairStatus::Paused).await, 2);
-    assert_eq!(set("kafka", None, PairStatus::Paused).await, 2, "said again");
+    assert_eq!(set("kafka", None, PairStatus::Paused).await, 2, "again");
     assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "PAUSED"]);
     assert_eq!(set("kafka", Some("u"), PairStatus::Active).await, 1);
     assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "ACTIVE"]);
     assert_eq!(set("kafka", Some("v"), PairStatus::Active).await, 0);
-    assert_eq!(set("nobody", None, PairStatus::Active).await, 0);
+    assert_eq!(set("unknown", None, PairStatus::Active).await, 0);
 
     let led = pairs.claim_one("n", "kafka").await;
     assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
     assert_eq!(set("kafka", Some("t"), PairStatus::Paused).await, 1);
-    assert_eq!(pairs.see("kafka").await.error_count, 5, "a pause forgets nothing");
+    assert_eq!(pairs.see("kafka").await.error_count, 5, "a pause keeps errors");
     assert_eq!(set("kafka", None, PairStatus::Active).await, 2);
     let seen = pairs.see("kafka").await;
     assert_eq!((seen.status, seen.error_count, seen.last_error), (PairStatus::Active, 0, None));
-    assert_eq!((seen.leader, seen.epoch), (led.leader, led.epoch), "who leads goes on leading");
+    assert_eq!((seen.leader, seen.epoch), (led.leader, led.epoch), "the leader stays");
 }
 
-/// As a person at the database's own prompt does it.
-pub async fn people_pause_and_resume_with_sql(harness: &impl Harness) {
-    let Some(pairs) = Pairs::open(harness, &["KafkaPublisher", "other"]).await else { return };
+/// As an operator does it at the database's own prompt.
+pub async fn operators_pause_and_resume_with_sql(harness: &impl Harness) {
+    let Some(pairs) = Subscriptions::open(harness, &["KafkaPublisher", "other"]).await else { return };
     let led = pairs.claim_one("n", "KafkaPublisher").await;
     assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
     let pause = "UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'KafkaPublisher'";
@@ -482,16 +483,16 @@ pub async fn people_pause_and_resume_with_sql(harness: &impl Harness) {
     let seen = pairs.see("KafkaPublisher").await;
     assert_eq!((seen.status, seen.error_count, seen.last_error), (PairStatus::Active, 0, None));
 
-    // A row that somebody writes by hand is a pair too.
+    // A manually inserted row is a subscription too.
     assert!(harness.execute("INSERT INTO {progress} (topic, publisher) VALUES ('t', 'by hand')").await);
     let made = pairs.claim_one("n", "by hand").await;
     assert_eq!((made.status, made.position, made.epoch), (PairStatus::Active, Position::START, 1));
 }
 
-/// Also when they all ask at once.
-pub async fn concurrent_claims_never_share_a_pair(harness: &impl Harness) {
+/// Concurrent claims of all nodes.
+pub async fn concurrent_claims_never_share_a_subscription(harness: &impl Harness) {
     let names: Vec<String> = (0..40).map(|n| format!("p{n:02}")).collect();
-    let Some(pairs) = Pairs::open(harness, &[]).await else { return };
+    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
     let ids: Vec<PairId> = names.iter().map(|name| pair(name)).collect();
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
     pairs.log().register(&rows).await.unwrap();
@@ -516,14 +517,15 @@ pub async fn concurrent_claims_never_share_a_pair(harness: &impl Harness) {
         let twice = by_pair.insert(state.id.clone(), state.leader);
         assert_eq!(twice, None, "{} was taken twice", state.id);
     }
-    assert_eq!(by_pair.len(), ids.len(), "and none is left");
+    assert_eq!(by_pair.len(), ids.len(), "all are claimed");
     for state in pairs.all().await {
         assert_eq!((&state.leader, state.epoch), (&by_pair[&state.id], 1));
     }
 }
 
-/// Everything at once, on the database's own clock. Positions only ever go up, by whoever leads.
-pub async fn leaders_people_and_newcomers_do_not_fail_each_other(harness: &impl Harness) {
+/// All operations concurrently, on the database's own clock. Positions only ever increase, set by
+/// the leaders.
+pub async fn leaders_operators_and_new_nodes_do_not_fail_each_other(harness: &impl Harness) {
     let store = harness.connect(Clock::Database).await;
     store.migrate().await.unwrap();
     if store.log().is_none() {
@@ -550,18 +552,18 @@ pub async fn leaders_people_and_newcomers_do_not_fail_each_other(harness: &impl 
             moved
         });
     }
-    let person = store.clone();
+    let operator = store.clone();
     acting.spawn(async move {
         for n in 0..20 {
             let status = if n % 2 == 0 { PairStatus::Paused } else { PairStatus::Active };
-            log_of(&person).set_status("p01", None, status).await.unwrap();
+            log_of(&operator).set_status("p01", None, status).await.unwrap();
         }
         0
     });
     let moved: usize = acting.join_all().await.into_iter().sum();
     let all = log_of(&store).pairs().await.unwrap();
     let stands: i64 = all.iter().map(|state| state.position.get()).sum();
-    assert_eq!(usize::try_from(stands).unwrap(), moved, "every move that was told counts, and no other");
+    assert_eq!(usize::try_from(stands).unwrap(), moved, "every reported move counts, and no other");
     assert!(moved > 0);
     assert!(all.iter().all(|state| state.leader.is_none()));
 }

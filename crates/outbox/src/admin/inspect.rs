@@ -1,4 +1,4 @@
-//! Looking at an outbox of any size: pages, counts, what went wrong.
+//! Reading an outbox of any size: pages, counts, errors.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::store::{
 };
 
 impl Admin {
-    /// Events page by page, without their payloads, in a time that does not depend on the size of the table.
+    /// Events page by page, without their payloads. The run time does not depend on the size of the
+    /// table.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -40,7 +41,7 @@ impl Admin {
         self.store.page(ask).await
     }
 
-    /// One event without the contents of its payload and headers: for everything that only looks at it.
+    /// One event without the contents of its payload and headers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -57,7 +58,7 @@ impl Admin {
         self.store.metadata(id).await
     }
 
-    /// What stands in the table, at a glance: counts stop at `most`.
+    /// Counts of the table by state. Counting stops at `most`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -75,7 +76,8 @@ impl Admin {
         self.store.overview(most).await
     }
 
-    /// Of the first `look_at` events of a shelf: how many of each type, the most frequent first.
+    /// Of the first `look_at` events of a status group: number of events per type, the most
+    /// frequent first.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -94,8 +96,8 @@ impl Admin {
         self.store.breakdown(shelf, look_at).await
     }
 
-    /// Of the first `look_at` pending events: those that no running relay routes, by type. They stay pending until a relay that
-    /// routes them runs.
+    /// Of the first `look_at` pending events: those that no running relay routes, by type. They
+    /// stay pending until a relay that routes them runs.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -137,7 +139,7 @@ impl Admin {
         self.store.attempts(id, limit).await
     }
 
-    /// Deletes failed attempts that are older than this, 500 at a time. Returns how many.
+    /// Deletes failed attempts older than this, 500 at a time. Returns how many.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -151,9 +153,10 @@ impl Admin {
         purge_attempts(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// Deletes audit entries that are older than this, 500 at a time. Returns how many. They are kept for ever unless this, or
-    /// [`PurgeSettings::audit_retention`](crate::PurgeSettings::audit_retention), says otherwise; the printed rights of a relay do
-    /// not include it.
+    /// Deletes audit entries older than this, 500 at a time. Returns how many. Audit entries are
+    /// kept for ever unless this method or
+    /// [`PurgeSettings::audit_retention`](crate::PurgeSettings::audit_retention) deletes them; the
+    /// generated grants of a relay do not allow it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -167,7 +170,7 @@ impl Admin {
         purge_audits(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// Keys whose first dead event holds back others, among the first `look_at` dead events.
+    /// Keys whose first dead event blocks later events, among the first `look_at` dead events.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -188,7 +191,8 @@ impl Admin {
         self.store.blocked_keys(look_at, limit).await
     }
 
-    /// The relays that were seen, with what they say of themselves and have counted; the one that was seen last first.
+    /// Relays with a presence row, with their announced state and counters; the most recently seen
+    /// first.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -203,11 +207,12 @@ impl Admin {
         self.store.nodes().await
     }
 
-    /// Frees everything that a node holds: its leases on events, and the leadership of the whole table. Other relays deliver
-    /// those events at once.
+    /// Releases everything that a node holds: its leases on events, and the leadership of the whole
+    /// table. Other relays deliver those events immediately.
     ///
-    /// Relays do this by themselves for one that has vanished. One that still runs handles what it has in memory until its next
-    /// renewal: meanwhile events may be handled twice, and out of the order of their keys.
+    /// Relays do this by themselves for a relay that has vanished. A relay that still runs handles
+    /// the events it has in memory until its next renewal: meanwhile events may be handled twice,
+    /// and out of the order of their keys.
     pub async fn release_node(&self, node: &NodeId) -> Result<Released> {
         self.store.release_node(node).await
     }

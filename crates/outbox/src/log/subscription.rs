@@ -1,4 +1,4 @@
-//! A topic and a publisher: what is published where, and how.
+//! A subscription: a topic, a publisher, and its pacing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use super::pace::{Pace, PaceSettings};
+use super::pacing::{Pace, PaceSettings};
 use super::publisher::Publisher;
 use super::query::Position;
 use super::topic::{MAX_NAME, Topic};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::event::check_text;
 use crate::store::NodeId;
 
-/// The name of a pair: a topic and a publisher. Each has its own position in the log.
+/// Name of a subscription: a topic and a publisher. Each has its own position in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PairId {
     topic: Arc<str>,
@@ -22,7 +22,7 @@ pub struct PairId {
 }
 
 impl PairId {
-    /// Of these names.
+    /// The subscription of these names.
     pub fn new(topic: impl Into<Arc<str>>, publisher: impl Into<Arc<str>>) -> Self {
         Self { topic: topic.into(), publisher: publisher.into() }
     }
@@ -44,10 +44,10 @@ impl fmt::Display for PairId {
     }
 }
 
-/// A topic, a publisher, and how the one is sent to the other. Made by [`Topic::to`], started by
+/// A topic, a publisher, and the pacing of publishing. Created by [`Topic::to`], started by
 /// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
 #[derive(Clone)]
-#[must_use = "a pair does nothing until a relay has it: `relay.publish(pair)`"]
+#[must_use = "it does nothing until a relay has it: `relay.publish(…)`"]
 pub struct Pair {
     pub(crate) id: PairId,
     pub(crate) topic: Topic,
@@ -62,17 +62,19 @@ impl Pair {
         Self { id, topic, publisher, pace: PaceSettings::default(), from_now: false }
     }
 
-    /// How many events a batch has at most; 100 if not set.
+    /// Maximum number of events of a batch; 100 if not set.
     pub fn batch(mut self, events: usize) -> Self {
         self.pace.batch = Some(events);
         self
     }
 
-    /// Publishes at most one batch in this time, counted from the start of one to the start of the next; batches follow each other
-    /// as long as there are events if not set. Events that come meanwhile wait, and go together in the next batch.
+    /// Minimum time from the start of one batch to the start of the next; if not set, batches
+    /// follow each other as long as there are events. Events that are appended meanwhile wait for
+    /// the next batch.
     ///
-    /// A batch that fails is retried by its own rule ([`retry`](Pair::retry)). The time is the leader's: another node, or the same one
-    /// after a restart, publishes its first batch at once.
+    /// A failed batch is retried by its own rule ([`retry`](Pair::retry)). The time is measured by
+    /// the leader: another node, or the same one after a restart, publishes its first batch
+    /// immediately.
     ///
     /// ```
     /// use std::time::Duration;
@@ -87,28 +89,28 @@ impl Pair {
         self
     }
 
-    /// How often to look when nothing says that there is something new; every second if not set. After an append in the same
-    /// process it looks at once.
+    /// Poll interval without notifications; every second if not set. After an append in the same
+    /// process it polls immediately.
     pub fn every(mut self, interval: Duration) -> Self {
         self.pace.every = Some(interval);
         self
     }
 
-    /// After so many looks that found nothing each wait is twice as long, or [longer by another
-    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. Any event, and
-    /// any hint that there is one, brings the interval back.
-    pub fn idle(mut self, looks: u32, longest: Duration) -> Self {
-        (self.pace.idle_after, self.pace.idle_max) = (Some(looks), Some(longest));
+    /// After `polls` polls without an event each wait is twice as long, or [longer by another
+    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. An event or a
+    /// notification restores the interval.
+    pub fn idle(mut self, polls: u32, longest: Duration) -> Self {
+        (self.pace.idle_after, self.pace.idle_max) = (Some(polls), Some(longest));
         self
     }
 
-    /// The factor by which waits grow while looks find nothing; 2 if not set. From 1 to 1,000.
+    /// Factor by which waits grow while polls find no event; 2 if not set. From 1 to 1,000.
     ///
     /// ```
     /// use std::time::Duration;
     /// use outbox::{LogPublisher, Topic};
     ///
-    /// // Looks after 1 s, 1 s, 1.5 s, 2.25 s … 30 s.
+    /// // Polls after 1 s, 1 s, 1.5 s, 2.25 s … 30 s.
     /// let pair = Topic::new("audit").to(LogPublisher::new()).idle(2, Duration::from_secs(30)).idle_multiplier(1.5);
     /// # let _ = pair;
     /// ```
@@ -117,39 +119,41 @@ impl Pair {
         self
     }
 
-    /// How long a batch may take before it counts as failed; 30 seconds if not set.
+    /// Time limit of a batch, after which it counts as failed; 30 seconds if not set.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.pace.timeout = Some(limit);
         self
     }
 
-    /// After so many errors in a row the pair is FAILED: from then on one event at a time is tried, and with the first that goes
-    /// through it is ACTIVE again; 5 if not set.
+    /// Number of errors in a row after which the subscription is FAILED: from then on one event at
+    /// a time is tried, and the first success makes it ACTIVE again; 5 if not set.
     pub fn fails_after(mut self, errors: u32) -> Self {
         self.pace.fails_after = Some(errors);
         self
     }
 
-    /// How long to wait after an error, and at most, doubling from one to the other; half a second and a minute if not set.
+    /// First and longest wait after an error, doubling in between; half a second and a minute if
+    /// not set.
     pub fn retry(mut self, first: Duration, longest: Duration) -> Self {
         (self.pace.retry_base, self.pace.retry_max) = (Some(first), Some(longest));
         self
     }
 
-    /// Starts with what is appended from now on, instead of with the first event of the log. Only the first start of a pair
-    /// asks: from then on it has a position. What is being appended at that very moment may or may not be among it.
+    /// Starts with events that are appended from now on, instead of with the first event of the
+    /// log. Applies to the first start of a subscription only: from then on it has a position.
+    /// Events that are being appended at that moment may or may not be included.
     pub fn from_now(mut self) -> Self {
         self.from_now = true;
         self
     }
 
-    /// With the pace of others where this pair does not set its own.
+    /// Fills in unset pacing from other settings.
     pub(crate) fn or(mut self, others: &PaceSettings) -> Self {
         self.pace = self.pace.or(others);
         self
     }
 
-    /// The pace with defaults for all that is not set.
+    /// The pacing, with defaults for unset values.
     pub(crate) fn pace(&self) -> Pace {
         self.pace.resolve()
     }
@@ -161,7 +165,7 @@ impl Pair {
 
     pub(crate) fn check(&self) -> Result<()> {
         self.topic.check()?;
-        let wrong = |what: String| Err(Error::Setting(format!("pair {}: {what}", self.id)));
+        let wrong = |what: String| Err(Error::Setting(format!("subscription {}: {what}", self.id)));
         if let Err(e) = check_text("publisher name", self.id.publisher(), MAX_NAME) {
             return wrong(e.to_string());
         }
@@ -197,20 +201,20 @@ impl fmt::Debug for Pair {
     }
 }
 
-/// Whether a pair publishes.
+/// Whether a subscription publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PairStatus {
-    /// It does.
+    /// It publishes.
     #[default]
     Active,
-    /// A person said that it should not.
+    /// Paused by an operator.
     Paused,
-    /// It fails again and again. It is still tried, one event at a time, and becomes active by itself.
+    /// It fails repeatedly. It is still tried, one event at a time, and becomes active by itself.
     Failed,
 }
 
 impl PairStatus {
-    /// As it stands in the table.
+    /// The text in the table.
     pub fn as_str(self) -> &'static str {
         match self {
             PairStatus::Active => "ACTIVE",
@@ -219,7 +223,8 @@ impl PairStatus {
         }
     }
 
-    /// From what stands in the table. What nobody knows is taken as paused: somebody meant something by it.
+    /// The status of a text in the table. An unknown text counts as paused: another program may
+    /// have set it on purpose.
     pub(crate) fn from_stored(text: &str) -> Self {
         match text {
             "ACTIVE" => PairStatus::Active,
@@ -235,31 +240,31 @@ impl fmt::Display for PairStatus {
     }
 }
 
-/// Where a pair stands.
+/// State of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairState {
-    /// Which pair.
+    /// The subscription.
     pub id: PairId,
     /// Whether it publishes.
     pub status: PairStatus,
-    /// Everything up to here was published, or is not for it.
+    /// Every event up to here was published, or is not selected by its topic.
     pub position: Position,
-    /// How many errors in a row.
+    /// Number of errors in a row.
     pub error_count: u32,
-    /// The last of them.
+    /// The last error.
     pub last_error: Option<String>,
-    /// Who publishes it now; with no time [remaining](PairState::remaining), who did last.
+    /// Its leader; with no time [remaining](PairState::remaining), its last leader.
     pub leader: Option<NodeId>,
-    /// Rises with every change of leader.
+    /// Increases with every change of leader.
     pub epoch: i64,
-    /// How much longer the leader may, unless it says so again.
+    /// Time until the leader's lease expires, unless it is renewed.
     pub remaining: Duration,
     /// When its position last moved.
     pub updated_at: DateTime<Utc>,
 }
 
 impl PairState {
-    /// Whether nobody leads it: its leader gave it back, or has not been heard of for too long.
+    /// Whether the subscription has no leader: the lease was released or has expired.
     pub fn is_free(&self) -> bool {
         self.leader.is_none() || self.remaining.is_zero()
     }

@@ -1,4 +1,4 @@
-//! What people see of a store: pages, counts and what went wrong. Nothing here holds a payload.
+//! Read models for operators: pages of events, counts and errors. No type here holds a payload.
 
 use std::time::Duration;
 
@@ -8,47 +8,47 @@ use serde::Serialize;
 use super::{Cursor, Filter, NodeId, Status};
 use crate::event::EventId;
 
-/// More rows than this are never looked at by one call.
+/// Maximum number of rows that one call reads.
 pub(crate) const MOST_LOOKED_AT: usize = 100_000;
 
-/// A part of the table that can be read in the order of an index.
+/// A group of statuses whose events can be read in the order of an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shelf {
-    /// What is still to be delivered, NEW or RETRY: by the time it is due.
+    /// NEW or RETRY events, by the time they are due.
     #[default]
     Pending,
-    /// What is done: by the time it was done.
+    /// DONE events, by the time they were done.
     Done,
-    /// What is dead: by its place in the table; on MySQL and MariaDB by the time it was last due.
+    /// DEAD events, by sequence number; on MySQL and MariaDB by the time they were last due.
     Dead,
 }
 
 /// Which page to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageAsk {
-    /// Of what.
+    /// The status group.
     pub shelf: Shelf,
-    /// What it must be like. `status`, `pending`, `after_seq` and `upto_seq` do not count here. With an ordering key, pending and
-    /// dead events come by their place in the table.
+    /// Which events match. `status`, `pending`, `after_seq` and `upto_seq` are ignored. With an
+    /// ordering key, pending and dead events are ordered by sequence number.
     pub filter: Filter,
-    /// The last ones first.
+    /// Reverses the order.
     pub newest_first: bool,
-    /// Where the last page ended.
+    /// Where the previous page ended.
     pub after: Option<Cursor>,
-    /// How many rows to return at most: 1 to 1,000.
+    /// Maximum number of rows to return: 1 to 1,000.
     pub limit: usize,
-    /// How many rows to look at, at most: 1 to 100,000.
+    /// Maximum number of rows to read: 1 to 100,000.
     pub look_at: usize,
 }
 
 impl PageAsk {
-    /// More rows than this are not returned at once.
+    /// Maximum number of rows on a page.
     pub(crate) const MOST: usize = 1_000;
 }
 
 impl Default for PageAsk {
-    /// The first 50 events that are pending, among the first 5,000.
+    /// The first 50 pending events, among the first 5,000.
     fn default() -> Self {
         Self {
             shelf: Shelf::Pending,
@@ -61,22 +61,22 @@ impl Default for PageAsk {
     }
 }
 
-/// Some events, in the order of their shelf.
+/// A page of events, in the order of their status group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Page {
-    /// Those that match. Where few do, a page may have few or none, and still go on.
+    /// Matching events. Where few match, a page may hold few or none and still have a next page.
     pub rows: Vec<EventRow>,
-    /// Where to go on; `None`: the end was reached.
+    /// Where the next page starts; `None`: the end was reached.
     pub next: Option<Cursor>,
 }
 
-/// An event as it stands in the table, without its payload and headers.
+/// An event and its state in the table, without its payload and headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EventRow {
     /// Its id.
     pub id: EventId,
-    /// Its place in the table.
+    /// Sequence number in the table.
     pub seq: i64,
     /// Its type.
     pub event_type: String,
@@ -88,11 +88,11 @@ pub struct EventRow {
     pub tenant_id: Option<String>,
     /// Its ordering key.
     pub ordering_key: Option<String>,
-    /// What it belongs to.
+    /// Its correlation id.
     pub correlation_id: Option<String>,
-    /// Where it stands.
+    /// Status.
     pub status: Status,
-    /// How many times a handler has failed.
+    /// Number of failed attempts.
     pub attempts: u32,
     /// When the database stored it.
     pub created_at: DateTime<Utc>,
@@ -100,137 +100,139 @@ pub struct EventRow {
     pub available_at: DateTime<Utc>,
     /// When it became DONE or DEAD.
     pub done_at: Option<DateTime<Utc>>,
-    /// Who made it DONE or DEAD.
+    /// The node that made the event DONE or DEAD.
     pub done_by: Option<NodeId>,
-    /// Why it last failed: the first 500 characters.
+    /// Error of the last failed attempt: the first 500 characters.
     pub last_error: Option<String>,
-    /// Who holds it, and until when.
+    /// Lease holder and expiry time.
     pub lease: Option<(NodeId, DateTime<Utc>)>,
-    /// How large its payload is.
+    /// Size of its payload in bytes.
     pub payload_bytes: u64,
 }
 
-/// An event as it stands in the table, with all columns but the contents of its payload and headers: their
-/// sizes are there instead. Reading one costs the same however large the payload is.
+/// An event and its state in the table, with all columns except the contents of its payload and
+/// headers, whose sizes are given instead. Reading one costs the same however large the payload is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EventMetadata {
-    /// What a page shows; its `last_error` is not cut to 500 characters here.
+    /// The columns of a page; here `last_error` is not cut to 500 characters.
     #[serde(flatten)]
     pub row: EventRow,
     /// Its deduplication key.
     pub dedup_key: Option<String>,
     /// The content type of its payload.
     pub content_type: String,
-    /// When it happened, as its writer says; `None` if that cannot be read.
+    /// Time of the event according to its writer; `None` if it cannot be decoded.
     pub occurred_at: Option<DateTime<Utc>>,
     /// When it expires.
     pub expires_at: Option<DateTime<Utc>>,
-    /// How many bytes its headers have, as JSON.
+    /// Size of its headers as JSON, in bytes.
     pub headers_bytes: u64,
-    /// Why a relay cannot read it, as far as sizes and the columns other than the payload tell.
+    /// Why a relay cannot decode the event, as far as sizes and the columns other than the payload
+    /// show.
     pub unreadable: Option<String>,
 }
 
-/// A count that stops somewhere.
+/// A count up to a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counted {
-    /// How many were counted.
+    /// Number counted.
     pub count: u64,
-    /// Whether there are more: counting stopped there.
+    /// Whether there are more: counting stopped at the limit.
     pub more: bool,
 }
 
 impl Counted {
-    /// Of one more than `most` that were looked at.
+    /// The count after reading at most one more than `most`.
     pub(crate) fn upto(found: u64, most: u64) -> Self {
         Self { count: found.min(most), more: found > most }
     }
 }
 
-/// What stands in the table, at a glance.
+/// State of the table in a few counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Overview {
     /// The database's clock.
     pub now: DateTime<Utc>,
-    /// To be delivered now, those that somebody holds among them.
+    /// Due events, including leased ones.
     pub due: Counted,
-    /// To be delivered later, retries among them.
+    /// Events due later, including retries.
     pub delayed: Counted,
-    /// Failed before, and to be tried again: among those that were counted as due and as delayed.
+    /// Events that failed before and will be retried, among those counted as due and as delayed.
     pub retrying: Counted,
-    /// Held by somebody: among the same.
+    /// Leased events, among the same.
     pub held: Counted,
-    /// Given up.
+    /// Dead-lettered events.
     pub dead: Counted,
-    /// How long the oldest due event has waited.
+    /// Age of the oldest due event.
     pub oldest_due: Option<Duration>,
-    /// When something last became DONE or DEAD.
+    /// When an event last became DONE or DEAD.
     pub last_settled: Option<DateTime<Utc>>,
-    /// Who leads the whole table, if anybody does.
+    /// Leader of the whole table.
     pub leader: Option<NodeId>,
-    /// The greatest number that an event was given: how much was ever written, roughly. 0 if that is not known: on PostgreSQL the
-    /// user may lack the right to look at the sequence. On MySQL it may fall when the table is emptied.
+    /// The highest sequence number given out: roughly the number of events ever written. 0 if
+    /// unknown: on PostgreSQL the user may lack the privilege to read the sequence. On MySQL it may
+    /// decrease when the table is emptied.
     pub last_seq: i64,
-    /// How many rows the table has, as the database itself estimates.
+    /// Number of rows of the table, as estimated by the database.
     pub rows: Option<u64>,
 }
 
-/// Of the first events of a shelf, how many there are of each type.
+/// Counts per type among the first events of a status group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
-    /// The most frequent first.
+    /// The most frequent type first.
     pub types: Vec<TypeCount>,
-    /// How many events were looked at.
+    /// Number of events that were read.
     pub looked_at: u64,
     /// Whether there are more.
     pub more: bool,
 }
 
-/// How many events there are of a type.
+/// Number of events of a type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TypeCount {
     /// The type.
     pub event_type: String,
-    /// How many.
+    /// Number of events.
     pub count: u64,
     /// When the oldest of them was stored.
     pub oldest: Option<DateTime<Utc>>,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// When.
+    /// Time of the attempt.
     pub at: DateTime<Utc>,
-    /// How many attempts there had been, this one among them if it counted. Begins anew with a replay.
+    /// Number of attempts so far, including this one if it counted. Restarts with a replay.
     pub number: u32,
-    /// Whose it was.
+    /// The node that made the attempt.
     pub node: NodeId,
-    /// Whether the event died of it.
+    /// Whether the event was dead-lettered by it.
     pub fatal: bool,
-    /// Why, for people.
+    /// The cause, human-readable.
     pub error: String,
 }
 
-/// Keys whose first dead event holds back others.
+/// Keys whose first dead event blocks later events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BlockedKeys {
-    /// By the place of the dead event in the table.
+    /// Ordered by the sequence number of the dead event.
     pub keys: Vec<BlockedKey>,
     /// Whether there may be more.
     pub more: bool,
 }
 
-/// A key whose first dead event holds back others.
+/// A key whose first dead event blocks later events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockedKey {
     /// The key.
     pub key: String,
     /// The dead event.
     pub head: EventRow,
-    /// How many wait behind it.
+    /// Number of events blocked by it.
     pub behind: Counted,
 }

@@ -1,8 +1,8 @@
-//! The pace of a pair: how fast it publishes, and how it waits.
+//! Pacing of a subscription: how fast it publishes, and how long it waits.
 
 use std::time::Duration;
 
-/// The pace of a pair, as far as it was set.
+/// Pacing settings of a subscription, as far as they are set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PaceSettings {
     pub(crate) batch: Option<usize>,
@@ -18,7 +18,7 @@ pub(crate) struct PaceSettings {
 }
 
 impl PaceSettings {
-    /// With the settings of others where there are none here.
+    /// Fills in unset values from other settings.
     pub(crate) fn or(&self, others: &Self) -> Self {
         Self {
             batch: self.batch.or(others.batch),
@@ -34,7 +34,7 @@ impl PaceSettings {
         }
     }
 
-    /// With the defaults where there are no settings.
+    /// Fills in unset values from the defaults.
     pub(crate) fn resolve(&self) -> Pace {
         let Pace {
             batch,
@@ -63,11 +63,11 @@ impl PaceSettings {
     }
 }
 
-/// The pace of a pair.
+/// Pacing of a subscription.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pace {
     pub(crate) batch: usize,
-    /// The shortest time from the start of a batch to the start of the next.
+    /// Minimum time from the start of a batch to the start of the next.
     pub(crate) interval: Duration,
     pub(crate) every: Duration,
     pub(crate) idle_after: u32,
@@ -97,11 +97,11 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// The wait after so many looks in a row that found nothing.
+    /// The wait after this many polls in a row that found no event.
     pub(crate) fn idle_wait(&self, empty: u32) -> Duration {
         let longest = self.idle_max.max(self.every);
         let steps = i32::try_from(empty.saturating_sub(self.idle_after)).unwrap_or(i32::MAX);
-        // Infinite, or beyond what a duration holds: the longest.
+        // Infinite or too large for a duration: the longest wait.
         let wait = self.every.as_secs_f64() * self.idle_multiplier.powi(steps);
         Duration::try_from_secs_f64(wait).unwrap_or(longest).min(longest)
     }

@@ -1,4 +1,4 @@
-//! Changing by hand, and writing down who did.
+//! Changes made by operators, with audit entries.
 
 use super::Admin;
 use crate::error::Result;
@@ -6,8 +6,8 @@ use crate::event::EventId;
 use crate::store::{Audit, Deed, Edit, NodeId};
 
 impl Admin {
-    /// Has a dead event count as settled: it is DONE by this hand, its error stays, its key goes on. False if there is no such dead
-    /// event. As a step of a join it stays failed.
+    /// Settles a dead event: it becomes DONE by this operator, keeps its error, and unblocks its
+    /// key. False if there is no such dead event. As a step of a join it stays failed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -31,7 +31,8 @@ impl Admin {
         self.store.skip(id, by).await
     }
 
-    /// Gives a dead event another payload. It stays dead until it is [replayed](Admin::replay). False if there is no such dead event.
+    /// Replaces the payload of a dead event. The event stays dead until it is
+    /// [replayed](Admin::replay). False if there is no such dead event.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -49,7 +50,7 @@ impl Admin {
         self.store.edit(id, edit).await
     }
 
-    /// Writes down who changes what, before it is done. Returns the place in the book.
+    /// Writes an audit entry before the change is made. Returns the id of the entry.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -71,13 +72,13 @@ impl Admin {
         self.store.audit(deed).await
     }
 
-    /// Adds what came of it, and to how many things.
+    /// Completes an audit entry with its outcome and the number of changed rows.
     pub async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
         self.store.audited(id, outcome, count).await
     }
 
-    /// Writes an audit entry before a change is made: a change that cannot be noted is not made. The entry is completed by
-    /// [`OpenAudit::carry_out`] or [`OpenAudit::finish`].
+    /// Writes an audit entry before the change is made: without an entry there is no change. The
+    /// entry is completed by [`OpenAudit::carry_out`] or [`OpenAudit::finish`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -99,14 +100,14 @@ impl Admin {
         Ok(OpenAudit { admin: self.clone(), id, deed })
     }
 
-    /// What was written down before this place, the last first.
+    /// Audit entries before this id, newest first.
     pub async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         self.store.audits(before, limit).await
     }
 }
 
-/// An audit entry of a change that has begun. Dropped without a word, the entry stays without an outcome, which says that the
-/// process ended half way.
+/// Audit entry of a change that has begun. If dropped unfinished, the entry stays without an
+/// outcome, which means that the process ended before the change was completed.
 #[derive(Debug)]
 #[must_use = "the entry has no outcome yet"]
 pub struct OpenAudit {
@@ -116,7 +117,8 @@ pub struct OpenAudit {
 }
 
 impl OpenAudit {
-    /// Makes the change and completes the entry: with the number of changed rows, or with `refused: ` and the reason.
+    /// Makes the change and completes the entry: with the number of changed rows, or with `refused:
+    /// ` and the reason.
     pub async fn carry_out<T, E>(
         self,
         change: impl Future<Output = Result<(u64, T), E>>,
@@ -134,9 +136,9 @@ impl OpenAudit {
     pub async fn finish(&self, outcome: &str, count: Option<u64>) {
         let Deed { actor, via, action, target, .. } = &self.deed;
         let (store, target) = (self.admin.store.name(), target.as_deref().unwrap_or_default());
-        tracing::info!(who = actor, via, action, target, store, outcome, count, "changed by hand");
+        tracing::info!(who = actor, via, action, target, store, outcome, count, "operator change");
         if let Err(error) = self.admin.audited(self.id, outcome, count).await {
-            tracing::error!(store, %error, id = self.id, "could not write the outcome of a change to the audit");
+            tracing::error!(store, %error, id = self.id, "could not write the outcome of a change to its audit entry");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What people change by hand, and the book in which it is written down.
+//! Changes made by operators, and their audit entries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::error::EventError;
 use crate::event::{Event, Payload};
 
-/// Another payload for a dead event.
+/// A new payload for a dead event.
 ///
 /// ```
 /// use outbox::Payload;
@@ -26,7 +26,7 @@ pub struct Edit {
     headers: Option<BTreeMap<String, String>>,
 }
 
-/// Names of headers only, as with events.
+/// Shows the names of headers only, like [`Event`].
 impl fmt::Debug for Edit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.headers.as_ref().map(|headers| headers.keys().collect::<Vec<_>>());
@@ -35,17 +35,17 @@ impl fmt::Debug for Edit {
 }
 
 impl Edit {
-    /// JSON text, which is kept to the byte.
+    /// JSON text, stored byte for byte.
     pub fn json(text: impl Into<String>) -> Result<Self, EventError> {
         Self::checked(Payload::Json(text.into()), None)
     }
 
-    /// Bytes of some content type.
+    /// Bytes of any content type.
     pub fn bytes(content_type: impl Into<String>, data: impl Into<Vec<u8>>) -> Result<Self, EventError> {
         Self::checked(Payload::Bytes { content_type: content_type.into(), data: data.into() }, None)
     }
 
-    /// Other headers as well, in place of all that the event has.
+    /// Replaces all headers of the event.
     pub fn headers<N: Into<String>, V: Into<String>>(
         self,
         headers: impl IntoIterator<Item = (N, V)>,
@@ -54,7 +54,7 @@ impl Edit {
         Self::checked(self.payload, Some(headers))
     }
 
-    /// One more header beside those given here; without any given before, the event has no other.
+    /// Adds a header to those given here. The event's own headers are all replaced.
     pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> Result<Self, EventError> {
         let mut headers = self.headers.unwrap_or_default();
         headers.insert(name.into(), value.into());
@@ -66,12 +66,12 @@ impl Edit {
         &self.payload
     }
 
-    /// The headers; `None` if they stay as they are.
+    /// The headers; `None` if the event keeps its own.
     pub fn new_headers(&self) -> Option<&BTreeMap<String, String>> {
         self.headers.as_ref()
     }
 
-    /// What no event could be built with is no edit either.
+    /// Refuses a payload and headers that no event can be built with.
     fn checked(payload: Payload, headers: Option<BTreeMap<String, String>>) -> Result<Self, EventError> {
         let event = Event::new("edited").headers(headers.iter().flatten());
         match &payload {
@@ -83,41 +83,41 @@ impl Edit {
     }
 }
 
-/// Who changes what. Texts that are too long are cut.
+/// A new audit entry: who changes what. Longer texts are truncated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deed {
-    /// Who: 255 characters.
+    /// The operator: 255 characters.
     pub actor: String,
-    /// Which way, such as `api` or `cli`: 64 characters.
+    /// The interface, such as `api` or `cli`: 64 characters.
     pub via: String,
-    /// What is done, such as `dead.replay`: 64 characters.
+    /// The operation, such as `dead.replay`: 64 characters.
     pub action: String,
-    /// To what, such as the id of an event: 255 characters.
+    /// The object, such as the id of an event: 255 characters.
     pub target: Option<String>,
-    /// What else there is to say. Never a payload, a password or a token.
+    /// Further details. Never a payload, a password or a token.
     pub details: Option<String>,
 }
 
-/// What somebody did.
+/// A stored audit entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Audit {
-    /// Its place in the book.
+    /// Id of the entry.
     pub id: i64,
-    /// When it began.
+    /// Start of the change.
     pub at: DateTime<Utc>,
-    /// Who.
+    /// The operator.
     pub actor: String,
-    /// Which way.
+    /// The interface.
     pub via: String,
-    /// What was done.
+    /// The operation.
     pub action: String,
-    /// To what.
+    /// The object.
     pub target: Option<String>,
-    /// What else there is to say.
+    /// Further details.
     pub details: Option<String>,
-    /// What came of it; `None` if nobody said.
+    /// Outcome of the change; `None` if it was never written.
     pub outcome: Option<String>,
-    /// How many things were changed.
+    /// Number of changed rows.
     pub count: Option<u64>,
 }

@@ -1,101 +1,109 @@
-//! How far a log is decided, where positions are committed out of their order.
+//! Watermark of a log whose positions are committed out of order.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::query::Position;
 
-/// How many barriers are kept. One that is left out costs a little time, never an event.
-const MOST_BARRIERS: usize = 64;
+/// Maximum number of pending entries kept. A dropped entry delays publishing a little; no event is
+/// lost.
+const MAX_PENDING: usize = 64;
 
-/// How far a log is decided, and what has to be known to find out more.
+/// Watermark of a log, with the state needed to advance it.
 #[derive(Clone, Debug, Default)]
 pub struct Frontier {
-    /// Everything up to here is decided.
+    /// The watermark: every position up to here is final.
     pub safe: Position,
-    /// The greatest position that somebody has committed, decided or not.
+    /// The highest committed position, final or not.
     pub seen: Position,
-    /// Positions that are decided once all of these transactions are over, the nearest first. PostgreSQL only.
-    barriers: VecDeque<Barrier>,
-    /// Which run of the server that was: names of transactions mean nothing in another.
+    /// Positions that become final once all of their transactions have ended, the lowest first.
+    /// PostgreSQL only.
+    pending: VecDeque<PendingTransactions>,
+    /// Identifies the run of the server: transaction names are meaningless in another run.
     server: String,
 }
 
-/// A position, and the transactions that may have drawn one up to there.
+/// A position, and the transactions that may have drawn a position up to it.
 #[derive(Clone, Debug)]
-struct Barrier {
+struct PendingTransactions {
     position: Position,
     holders: HashSet<String>,
 }
 
-/// What one look at the database saw.
+/// One observation of the database.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look {
-    /// Which run of the server it was.
+    /// Identifies the run of the server.
     pub(crate) server: String,
     /// The last position that was drawn. Read first.
     pub(crate) drawn: Position,
-    /// The transactions that may have drawn a position, seen after that: whoever draws one is among them until its end.
+    /// The transactions that may have drawn a position, read after `drawn`: a transaction that
+    /// draws a position is listed until it ends.
     pub(crate) holders: HashSet<String>,
-    /// Every position from the safe one up to here is committed.
+    /// Every position from the watermark up to here is committed.
     pub(crate) unbroken: Position,
-    /// The greatest committed position.
+    /// The highest committed position.
     pub(crate) newest: Position,
 }
 
 impl Frontier {
-    /// Begins where somebody else has come to.
+    /// Starts from a watermark that another node has stored.
     pub fn from(decided: Position) -> Self {
         Self { safe: decided, seen: decided, ..Self::default() }
     }
 
-    /// The log ends here: less than was decided before means that it is another log, after a failover or a restore.
+    /// Sets the end of the log: an end before the watermark means that this is another log, after a
+    /// failover or a restore.
     pub(crate) fn ends_at(&mut self, end: Position) {
         if end < self.safe {
             *self = Self { server: std::mem::take(&mut self.server), ..Self::default() };
         }
     }
 
-    /// Everything up to here is decided.
+    /// Raises the watermark to this position.
     pub(crate) fn reach(&mut self, position: Position) {
         self.safe = self.safe.max(position);
         self.seen = self.seen.max(position);
     }
 
-    /// Forgets what was seen of others' transactions: it may have been on another connection, in another life of the server.
+    /// Forgets observed transactions: they may be from another connection, in another run of the
+    /// server.
     pub(crate) fn forget(&mut self) {
-        self.barriers.clear();
+        self.pending.clear();
     }
 
-    /// Draws the conclusions.
+    /// Advances the watermark by one observation.
     ///
-    /// Whoever had drawn a position when `drawn` was read is in `holders`, or over. So `drawn` is decided when all of these
-    /// are over, whatever others have begun since.
+    /// A transaction that had drawn a position when `drawn` was read is in `holders`, or has ended.
+    /// So `drawn` is final when all of these have ended, whatever transactions have begun since.
     pub(crate) fn learn(&mut self, look: Look) {
         if self.server != look.server {
-            self.barriers.clear();
+            self.pending.clear();
             self.server = look.server;
         }
         self.ends_at(look.drawn);
         self.seen = look.newest.max(self.safe);
-        let known = self.barriers.back().map_or(self.safe, |last| last.position.max(self.safe));
+        let known = self.pending.back().map_or(self.safe, |last| last.position.max(self.safe));
         if look.drawn > known {
-            self.barriers.push_back(Barrier { position: look.drawn, holders: look.holders.clone() });
+            self.pending
+                .push_back(PendingTransactions { position: look.drawn, holders: look.holders.clone() });
         }
-        let decided = self.barriers.iter().filter(|barrier| !barrier.waits_for_any(&look.holders));
-        let decided = decided.map(|barrier| barrier.position).max().unwrap_or_default();
-        // No further than what somebody has committed. A sequence may forget after a crash what only transactions drew that
-        // were rolled back, and a position that is drawn again must not be behind us.
-        self.reach(decided.min(look.newest).max(look.unbroken));
-        self.barriers.retain(|barrier| barrier.position > self.safe);
-        if self.barriers.len() > MOST_BARRIERS {
-            self.barriers.remove(MOST_BARRIERS / 2);
+        let safe = self.pending.iter().filter(|entry| !entry.waits_for_any(&look.holders));
+        let safe = safe.map(|entry| entry.position).max().unwrap_or_default();
+        // Not beyond the highest committed position. After a crash a sequence may forget positions
+        // that only rolled-back transactions had drawn, and a position that is drawn again must not
+        // be below the watermark.
+        self.reach(safe.min(look.newest).max(look.unbroken));
+        self.pending.retain(|entry| entry.position > self.safe);
+        if self.pending.len() > MAX_PENDING {
+            self.pending.remove(MAX_PENDING / 2);
         }
     }
 }
 
-impl Barrier {
+impl PendingTransactions {
     fn waits_for_any(&self, holders: &HashSet<String>) -> bool {
-        // A transaction that was prepared before the server crashed comes back under a name that nobody has seen.
+        // A transaction that was prepared before the server crashed comes back under an unknown
+        // name.
         holders.iter().any(|holder| holder.starts_with("-1/") || self.holders.contains(holder))
     }
 }
@@ -104,7 +112,7 @@ impl Barrier {
 mod tests {
     use super::*;
 
-    /// `drawn` and `newest` are the same, and nothing is unbroken, unless a test says more.
+    /// `drawn` and `newest` are equal, and `unbroken` is 0, unless a test sets them.
     fn look(drawn: i64, holders: &[&str]) -> Look {
         Look {
             server: "one".to_owned(),
@@ -125,58 +133,59 @@ mod tests {
     }
 
     #[test]
-    fn with_nobody_there_everything_drawn_is_decided() {
+    fn without_open_transactions_every_drawn_position_is_final() {
         assert_eq!(safe_after([look(0, &[]), look(7, &[]), look(9, &[])]), [0, 7, 9]);
     }
 
     #[test]
-    fn a_log_that_ends_before_what_was_decided_is_another_one() {
+    fn a_log_that_ends_before_the_watermark_is_another_log() {
         assert_eq!(safe_after([look(9, &[]), look(5, &["3/1"]), look(6, &[])]), [9, 0, 6]);
     }
 
     #[test]
-    fn a_position_is_decided_when_those_are_over_who_may_have_drawn_it() {
+    fn a_position_is_final_when_all_transactions_that_may_have_drawn_it_have_ended() {
         let looks =
             [look(5, &["3/1", "4/1"]), look(6, &["4/1", "5/1"]), look(8, &["5/1"]), look(8, &["6/1"])];
-        // 5 when 4/1 is over, though 5/1 is not; 6 and 8 when 5/1 is, though 6/1 has come.
+        // 5 is final when 4/1 has ended, although 5/1 has not; 6 and 8 when 5/1 has, although 6/1
+        // has begun.
         assert_eq!(safe_after(looks), [0, 0, 5, 8]);
     }
 
     #[test]
-    fn those_who_come_and_go_never_hold_it_up_for_good() {
+    fn short_transactions_never_block_the_watermark_for_long() {
         let looks = (1..200).map(|n| look(n, &[&format!("3/{n}"), &format!("4/{}", n / 2)]));
         let safe = safe_after(looks);
         assert!(safe.iter().zip(1..).all(|(safe, drawn)| drawn - safe <= 4), "{safe:?}");
     }
 
     #[test]
-    fn one_that_stays_holds_up_what_it_may_have_drawn_and_all_after_it() {
+    fn a_long_transaction_blocks_the_positions_it_may_have_drawn_and_all_later_ones() {
         let looks = (1..=500).map(|n| look(n, &["3/1", &format!("4/{n}")]));
         let mut looks: Vec<Look> = looks.collect();
         looks[0].holders.remove("3/1");
         looks.push(look(501, &["4/501"]));
         let safe = safe_after(looks);
-        assert_eq!(safe[1], 1, "what was drawn before it");
+        assert_eq!(safe[1], 1, "drawn before the transaction began");
         assert_eq!(safe[499], 1);
-        assert_eq!(safe[500], 500, "the newest barrier is kept, however many there were");
+        assert_eq!(safe[500], 500, "the newest entry is kept, however many there were");
     }
 
     #[test]
-    fn an_unbroken_run_is_decided_whoever_is_there() {
+    fn an_unbroken_sequence_is_final_despite_open_transactions() {
         let unbroken = Look { unbroken: Position::new(4), ..look(9, &["3/1"]) };
         assert_eq!(safe_after([unbroken, look(9, &["3/1"]), look(9, &[])]), [4, 4, 9]);
     }
 
     #[test]
-    fn no_position_is_passed_that_nobody_has_committed() {
+    fn the_watermark_never_passes_an_uncommitted_position() {
         let void = |drawn| Look { newest: Position::new(3), ..look(drawn, &[]) };
         assert_eq!(safe_after([void(5), void(5), look(5, &["3/1"]), look(6, &["4/1"])]), [3, 3, 5, 5]);
     }
 
     #[test]
-    fn another_run_of_the_server_knows_no_transaction_of_the_last() {
+    fn another_run_of_the_server_has_none_of_the_earlier_transactions() {
         let other = |drawn, holders: &[&str]| Look { server: "two".to_owned(), ..look(drawn, holders) };
-        // "3/1" is over with the first server, and "-1/9" may have been it.
+        // "3/1" ended with the first run, and "-1/9" may have been the same transaction.
         let looks = [look(5, &["3/1"]), other(5, &["-1/9"]), other(6, &["-1/9"]), other(6, &[])];
         assert_eq!(safe_after(looks), [0, 0, 0, 6]);
     }

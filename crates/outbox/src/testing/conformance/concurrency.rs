@@ -1,4 +1,4 @@
-//! Many at once: nobody gets what another has, and nobody sees a deadlock.
+//! Concurrency: no two nodes get the same event, and no caller sees a deadlock.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn write(store: &SharedStore, events: impl IntoIterator<Item = crate::even
     store.insert(&events).await.unwrap();
 }
 
-/// Four nodes empty a table of two thousand.
+/// Four nodes empty a table of two thousand events.
 pub async fn concurrent_takers_never_get_the_same_event(harness: &impl Harness) {
     let nodes = nodes(harness, 4).await;
     write(&nodes[0], (0..2_000).map(|_| event("n"))).await;
@@ -34,14 +34,15 @@ pub async fn concurrent_takers_never_get_the_same_event(harness: &impl Harness) 
         takers.spawn(async move {
             let owner = format!("node-{n}");
             let mut mine = Vec::new();
-            // Another taker's locks can hide the rest for a moment: empty three times is empty.
+            // Another taker's locks can hide the remaining rows for a moment: three empty takes
+            // count as the end.
             let mut empty = 0;
             while empty < 3 {
                 let taken = store.take(&Take { limit: 50, ..leasing(&owner) }).await.unwrap().deliveries;
                 empty = if taken.is_empty() { empty + 1 } else { 0 };
                 let done: Vec<_> = taken.iter().map(|d| settlement(d, Verdict::Done)).collect();
                 let settled = store.settle(&holder(&owner), Completion::Keep, &done).await.unwrap().moved;
-                assert_eq!(settled, done.len() as u64, "nobody else settled it");
+                assert_eq!(settled, done.len() as u64, "no other node settled it");
                 mine.extend(taken.into_iter().map(|d| d.event.id().clone()));
             }
             mine
@@ -52,7 +53,7 @@ pub async fn concurrent_takers_never_get_the_same_event(harness: &impl Harness) 
     assert_eq!(taken.into_iter().collect::<HashSet<_>>().len(), 2_000);
 }
 
-/// Four nodes, ten keys: each key's events are settled in their order, whoever takes them.
+/// Four nodes, ten keys: each key's events are settled in their order, whichever node takes them.
 pub async fn concurrent_takers_keep_the_order_of_keys(harness: &impl Harness) {
     let nodes = nodes(harness, 4).await;
     let numbered = |n: u32| Event::new("n").json(&n).ordering_key(format!("key-{}", n % 10));
@@ -88,7 +89,8 @@ pub async fn concurrent_takers_keep_the_order_of_keys(harness: &impl Harness) {
     }
 }
 
-/// Whoever commits later has the higher number, within a key: nothing appears before what was already seen.
+/// Within a key, a later commit has a higher sequence number: no event appears before one that was
+/// already visible.
 pub async fn events_of_a_key_become_visible_in_their_order(harness: &impl Harness) {
     let nodes = nodes(harness, 4).await;
     let reader = harness.connect(Clock::Database).await;
@@ -97,7 +99,8 @@ pub async fn events_of_a_key_become_visible_in_their_order(harness: &impl Harnes
     for (n, store) in nodes.into_iter().enumerate() {
         writers.spawn(async move {
             for batch in 0..25 {
-                // Several keys in one transaction, in an order of each writer's own: still no deadlock.
+                // Several keys in one transaction, in a different order for each writer: still no
+                // deadlock.
                 let keys = (0..3).map(|k| format!("key-{}", (n + k * (batch % 2 + 1)) % 3));
                 write(&store, keys.map(|key| event("n").ordering_key(key))).await;
             }
@@ -155,7 +158,7 @@ pub async fn writers_takers_and_settlers_do_not_fail_each_other(harness: &impl H
             let owner = format!("node-{n}");
             for round in 0..60 {
                 let taken = store.take(&Take { limit: 20, ..leasing(&owner) }).await.unwrap().deliveries;
-                store.extend(&"nobody".into(), SECOND, &super::held(&taken)).await.unwrap();
+                store.extend(&"unknown".into(), SECOND, &super::held(&taken)).await.unwrap();
                 let verdicts: Vec<_> = taken
                     .iter()
                     .enumerate()
@@ -174,8 +177,8 @@ pub async fn writers_takers_and_settlers_do_not_fail_each_other(harness: &impl H
     assert_eq!(store.count(&Filter::default()).await.unwrap(), 2 * 40 * 6 + 40);
 }
 
-/// Nor does a purge that runs meanwhile.
-pub async fn purging_beside_takers_does_not_fail_either(harness: &impl Harness) {
+/// Nor does a concurrent purge fail.
+pub async fn purging_beside_takers_does_not_fail(harness: &impl Harness) {
     let nodes = nodes(harness, 3).await;
     let store = nodes[0].clone();
     write(&store, (0..600).map(|_| event("n"))).await;

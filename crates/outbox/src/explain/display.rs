@@ -1,4 +1,4 @@
-//! What an explanation says to people: what is, and what to do.
+//! Display of an explanation: the reasons, and advice.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{Explanation, MOST_COUNTED, Reason};
 use crate::escape::{Escaped, shell_word};
 use crate::event::EventId;
 
-/// A sentence or two for each reason, each on a line of its own, then what to do.
+/// One or two sentences per reason, each on its own line, then the advice.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event {}", Escaped(&self.event_id))?;
@@ -17,7 +17,7 @@ impl fmt::Display for Explanation {
         }
         for (n, reason) in self.reasons.iter().enumerate() {
             f.write_str(if n == 0 { " " } else { "\nIt also " })?;
-            Said { reason, now: self.asked_at }.fmt(f)?;
+            ReasonText { reason, now: self.asked_at }.fmt(f)?;
         }
         match self.advice() {
             Some(advice) => write!(f, "\n{advice}"),
@@ -27,79 +27,81 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// What to do about it, if there is anything.
+    /// Advice, if there is any.
     pub fn advice(&self) -> Option<String> {
         self.reasons.iter().find_map(|reason| reason.advice(self))
     }
 }
 
 impl Reason {
-    /// What to do about this one, if there is anything.
+    /// Advice for this reason, if there is any.
     fn advice(&self, of: &Explanation) -> Option<String> {
         Some(match self {
             Reason::Schema { .. } => "Migrate the tables: `outbox migrate`.".to_owned(),
             Reason::Unknown => {
                 "Check the id, the database and the table. Where done events are deleted, or were purged, \
-                                it may have been delivered long ago."
+                                it may have been delivered before."
                     .to_owned()
             }
             Reason::Dead { .. } => {
-                format!("When the cause is mended, replay it: `{}`.", replay(&of.event_id))
+                format!("When the cause is fixed, replay it: `{}`.", replay(&of.event_id))
             }
             Reason::Behind { event } => match event.reason() {
                 Reason::Dead { .. } => format!(
-                    "Replay that one when its cause is mended (`{}`), or skip it in the dashboard. \
-                     Relays with `on_dead` = skip pass it by.",
+                    "Replay that event when its cause is fixed (`{}`), or skip it in the dashboard. \
+                     Relays with `on_dead` = skip deliver the later events without it.",
                     replay(&event.event_id)
                 ),
                 reason => return reason.advice(event),
             },
             Reason::Unrouted { event_type, leader: None, .. } => format!(
-                "Run a relay with a handler or a route for {}. A relay with `unrouted` = dead gives such events up instead.",
+                "Run a relay with a handler or a route for {}. A relay with `unrouted` = dead dead-letters such events instead.",
                 Escaped(event_type)
             ),
             Reason::Unrouted { event_type, leader: Some(_), .. } => format!(
-                "Give the relay that leads a handler or a route for {}, or run all relays as multi_node: \
+                "Add a handler or a route for {} to the leading relay, or run all relays as multi_node: \
                  then each takes the events that it routes.",
                 Escaped(event_type)
             ),
             Reason::Outage { destination, .. } => format!(
-                "Bring {} back; the relay asks for it every few seconds and goes on by itself.",
+                "Bring {} back; the relay probes it every few seconds and resumes by itself.",
                 Escaped(destination)
             ),
             Reason::RelayFails { relay, .. } => format!(
-                "Mend the cause: {relay} tries again by itself. `outbox status` shows the health of all relays."
+                "Fix the cause: {relay} retries by itself. `outbox status` shows the health of all relays."
             ),
             Reason::HeldByVanished { by, .. } => {
                 let node = shell_word(by.as_str());
-                format!("If it is known to be gone, release its leases now: `outbox nodes release {node}`.")
+                format!(
+                    "If that relay has ended for certain, release its leases now: `outbox nodes release {node}`."
+                )
             }
             Reason::Waiting { at_work: false, .. } => {
-                "Start a relay, or see why it does not run: `outbox relay`.".to_owned()
+                "Start a relay, or find out why it does not run: `outbox relay`.".to_owned()
             }
             _ => return None,
         })
     }
 }
 
-/// The command that replays an event. Writers choose ids, so an id is quoted as a shell wants it.
+/// The command that replays an event. Writers choose ids, so the id is quoted for a shell.
 fn replay(id: &EventId) -> String {
     let end_of_flags = if id.as_str().starts_with('-') { "-- " } else { "" };
     format!("outbox dead replay {end_of_flags}{}", shell_word(id.as_str()))
 }
 
-/// A reason as the rest of a sentence that began with the event.
-struct Said<'a> {
+/// A reason as the rest of a sentence that begins with the event.
+struct ReasonText<'a> {
     reason: &'a Reason,
     now: DateTime<Utc>,
 }
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for ReasonText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ago = |at: DateTime<Utc>| format!("{} ago ({})", span(self.now - at), exact(at));
         let since = |at: DateTime<Utc>| format!("for {} (since {})", span(self.now - at), exact(at));
         match self.reason {
-            Reason::Schema { problem } => write!(f, "cannot be looked up: {}.", Escaped(problem)),
+            Reason::Schema { problem } => write!(f, "cannot be read: {}.", Escaped(problem)),
             Reason::Unknown => {
                 f.write_str("is not in the table: it never was, or it was cancelled, deleted or purged.")
             }
@@ -112,12 +114,12 @@ impl fmt::Display for Said<'_> {
             Reason::Dead { since: at, by, error, attempts } => {
                 write!(f, "is DEAD")?;
                 at.map_or(Ok(()), |at| write!(f, ", and has been {}", since(at)))?;
-                by.as_ref().map_or(Ok(()), |by| write!(f, ", given up by {}", Escaped(by)))?;
-                write!(f, ", after {}: {}.", counted(*attempts, "failed attempt"), told(error.as_deref()))
+                by.as_ref().map_or(Ok(()), |by| write!(f, ", dead-lettered by {}", Escaped(by)))?;
+                write!(f, ", after {}: {}.", counted(*attempts, "failed attempt"), cause(error.as_deref()))
             }
             Reason::Held { by, until } => write!(
                 f,
-                "is being handled, or about to be: {} holds it for another {} (until {}), and longer if it says so.",
+                "is being handled, or about to be: {} holds it for another {} (until {}), or longer if it renews its lease.",
                 Escaped(by),
                 span(*until - self.now),
                 exact(*until)
@@ -131,38 +133,42 @@ impl fmt::Display for Said<'_> {
             ),
             Reason::LeaseRanOut { by, since: at } => write!(
                 f,
-                "was held by {}, whose lease ran out {}: it crashed, hangs, or lost the database. \
-                 The next relay that looks takes the event over, with care: it may be what crashed it.",
+                "was held by {}, whose lease expired {}: that node crashed, hangs, or lost the database. \
+                 The next relay takes the event over as a suspect: the event may have caused the crash.",
                 Escaped(by),
                 ago(*at)
             ),
             Reason::NotDue { at, attempts: 0, error: None } => {
                 write!(
                     f,
-                    "is not due for another {}: it was written to be delivered at {}, or later.",
+                    "is not due for another {}: it was written to be delivered at {} or later.",
                     span(*at - self.now),
                     exact(*at)
                 )
             }
             Reason::NotDue { at, attempts: 0, error } => write!(
                 f,
-                "was put off and is not due for another {} (until {}): {}.",
+                "was snoozed and is not due for another {} (until {}): {}.",
                 span(*at - self.now),
                 exact(*at),
-                told(error.as_deref())
+                cause(error.as_deref())
             ),
             Reason::NotDue { at, attempts, error } => write!(
                 f,
                 "waits for retry number {attempts}, due in {} ({}). The last attempt failed: {}.",
                 span(*at - self.now),
                 exact(*at),
-                told(error.as_deref())
+                cause(error.as_deref())
             ),
             Reason::Expired { at } => {
-                write!(f, "expired {}: the relay that takes it buries it without handling it.", ago(*at))
+                write!(
+                    f,
+                    "expired {}: the relay that takes it dead-letters it without handling it.",
+                    ago(*at)
+                )
             }
             Reason::Undecodable { problem } => {
-                write!(f, "cannot be read: {}. The relay that takes it buries it.", Escaped(problem))
+                write!(f, "cannot be decoded: {}. The relay that takes it dead-letters it.", Escaped(problem))
             }
             Reason::Behind { event } => {
                 write!(f, "waits behind an earlier event of its ordering key: {}", Escaped(&event.event_id))?;
@@ -170,7 +176,7 @@ impl fmt::Display for Said<'_> {
                     write!(f, " ({})", Escaped(event_type))?;
                 }
                 f.write_str(", which ")?;
-                Said { reason: event.reason(), now: self.now }.fmt(f)
+                ReasonText { reason: event.reason(), now: self.now }.fmt(f)
             }
             Reason::WithLeader { leader, due_since, due_before } => {
                 write!(
@@ -179,7 +185,7 @@ impl fmt::Display for Said<'_> {
                     since(*due_since),
                     Escaped(leader)
                 )?;
-                f.write_str("it has the event in hand, or reads it at its next poll")?;
+                f.write_str("the event is in its memory, or is read at its next poll")?;
                 before(f, *due_before)
             }
             Reason::Unrouted { event_type, aggregate_type, relays, leader } => {
@@ -205,11 +211,11 @@ impl fmt::Display for Said<'_> {
                 let nodes: Vec<&str> = nodes.iter().map(crate::store::NodeId::as_str).collect();
                 write!(
                     f,
-                    "goes to {}, which has not been available {}, says {}: {}.",
+                    "goes to {}, which has not been available {}, reported by {}: {}.",
                     Escaped(destination),
                     since(*at),
                     Escaped(nodes.join(", ")),
-                    told(Some(error))
+                    cause(Some(error))
                 )
             }
             Reason::RelayFails { relay, task, since: at, error } => {
@@ -222,7 +228,7 @@ impl fmt::Display for Said<'_> {
                     "{waits}: relay {} has failed to {fails} {}: {}.",
                     Escaped(relay),
                     since(*at),
-                    told(Some(error))
+                    cause(Some(error))
                 )
             }
             Reason::Waiting { due_since, due_before, relays, at_work, last_settled } => {
@@ -233,20 +239,20 @@ impl fmt::Display for Said<'_> {
                 )?;
                 before(f, *due_before)?;
                 match (at_work, last_settled) {
-                    (true, _) if relays.is_empty() => f.write_str(" Somebody is at work."),
+                    (true, _) if relays.is_empty() => f.write_str(" A relay is active."),
                     (true, _) => {
                         let named: Vec<&str> =
                             relays.iter().map(crate::store::NodeId::as_str).take(3).collect();
                         let more = if relays.len() > 3 { " and others" } else { "" };
-                        write!(f, " At work: {}{more}.", Escaped(named.join(", ")))
+                        write!(f, " Active relays: {}{more}.", Escaped(named.join(", ")))
                     }
                     (false, Some(at)) => write!(
                         f,
-                        " There is no sign of a running relay: nobody holds an event, and the last one was settled {}.",
+                        " There is no sign of a running relay: no event is leased, and the last one was settled {}.",
                         ago(*at)
                     ),
                     (false, None) => f.write_str(
-                        " There is no sign of a running relay: nobody holds an event, and none was settled.",
+                        " There is no sign of a running relay: no event is leased, and none was settled.",
                     ),
                 }
             }
@@ -257,7 +263,7 @@ impl fmt::Display for Said<'_> {
 fn before(f: &mut fmt::Formatter<'_>, due_before: Option<u64>) -> fmt::Result {
     match due_before {
         None => f.write_str("."),
-        Some(0) => f.write_str("; nothing is due before it."),
+        Some(0) => f.write_str("; no event is due before it."),
         Some(1) => f.write_str("; 1 free event is due before it."),
         Some(n) if n >= MOST_COUNTED => write!(f, "; {MOST_COUNTED} free events or more are due before it."),
         Some(n) => write!(f, "; {n} free events are due before it."),
@@ -268,11 +274,11 @@ fn counted(n: u32, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// An error as part of a sentence: its first line, without the full stop that follows it anyway.
-fn told(error: Option<&str>) -> Escaped<&str> {
+/// An error as part of a sentence: its first line without a final full stop.
+fn cause(error: Option<&str>) -> Escaped<&str> {
     let first = error.and_then(|error| error.lines().next()).unwrap_or_default();
     Escaped(match first.trim_end_matches('.') {
-        "" => "no reason was given",
+        "" => "no error text",
         error => error,
     })
 }
@@ -281,7 +287,7 @@ fn exact(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// A length of time in the largest unit that says enough.
+/// A duration in the largest sufficiently precise unit.
 fn span(time: chrono::Duration) -> String {
     let seconds = time.num_seconds().max(0);
     match seconds {
