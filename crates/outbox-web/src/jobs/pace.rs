@@ -1,13 +1,13 @@
-//! Keeps a job to so many events a second.
+//! Limits a job to a number of rows per second.
 
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// The largest batch.
+/// Maximum number of rows in a batch.
 const BATCH: usize = 500;
 
-/// How fast a job may go.
+/// Pacing of a job.
 pub(crate) struct Pace {
     rate: Option<u32>,
     began: Instant,
@@ -19,12 +19,13 @@ impl Pace {
         Self { rate, began: Instant::now(), moved: 0 }
     }
 
-    /// How many to change at once: a tenth of a second's worth.
+    /// Number of rows to change at once: the rate of a tenth of a second.
     pub(crate) fn batch(&self) -> usize {
         self.rate.map_or(BATCH, |rate| (rate as usize / 10).clamp(1, BATCH))
     }
 
-    /// So many were changed: waits until the next may be. False: it is to stop.
+    /// Adds to the number of changed rows and waits until the next batch is due. Returns false if
+    /// the job is to stop.
     pub(crate) async fn wait(&mut self, moved: u64, stop: &CancellationToken) -> bool {
         self.moved += moved;
         tokio::select! {
@@ -33,7 +34,7 @@ impl Pace {
         }
     }
 
-    /// When what was changed so far is due to have been.
+    /// Time after the start at which the rows changed so far are due.
     fn due(&self) -> Duration {
         self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.moved as f64 / f64::from(rate)))
     }
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_bounds_batches_and_says_when_the_next_is_due() {
+    fn a_rate_bounds_batches_and_sets_when_the_next_is_due() {
         assert_eq!(Pace::new(None).batch(), BATCH);
         assert_eq!(Pace::new(Some(1)).batch(), 1);
         assert_eq!(Pace::new(Some(1_000)).batch(), 100);
