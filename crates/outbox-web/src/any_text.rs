@@ -1,6 +1,7 @@
-//! What a request says may be anything: nothing of it panics, what was made up is refused, and no refusal repeats a secret.
+//! Property tests of request parsing: no input panics, forged input is rejected, and no error
+//! repeats a secret.
 //!
-//! `PROPTEST_CASES` says how many texts each test tries.
+//! `PROPTEST_CASES` sets the number of cases of each test.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
@@ -21,10 +22,10 @@ use crate::cursor::{Mark, decode_id, encode_id};
 use crate::problem::{Answer, Problem};
 use crate::text;
 
-/// A token that somebody has.
+/// A valid token.
 const TOKEN: &str = "a-token-of-some-length";
 
-/// A name of this server.
+/// A host name of this server.
 const OURS: &str = "outbox.example.com";
 
 fn age(text: &str) -> Option<Age> {
@@ -39,21 +40,21 @@ fn shelf() -> impl Strategy<Value = Shelf> {
     prop::sample::select(vec![Shelf::Pending, Shelf::Done, Shelf::Dead])
 }
 
-/// A cursor at any time that an event can have.
+/// A cursor with any time that an event can have.
 fn cursor() -> impl Strategy<Value = Cursor> {
     (0..253_402_300_800_000_000_i64, any::<i64>()).prop_map(|(micros, seq)| Cursor {
-        at: DateTime::from_timestamp_micros(micros).expect("it is before the year 10000"),
+        at: DateTime::from_timestamp_micros(micros).expect("the time is before the year 10000"),
         seq,
     })
 }
 
-/// With the check of a cursor: whoever reads the code can make it.
+/// Appends a valid checksum, as any client can.
 fn sealed(mut bytes: Vec<u8>) -> String {
     bytes.extend(&Sha256::digest(&bytes)[..4]);
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// Bytes that begin as those of a cursor do.
+/// Bytes that start like those of a cursor.
 fn like_a_cursor() -> impl Strategy<Value = Vec<u8>> {
     let start = prop_oneof![
         Just(vec![]),
@@ -71,7 +72,7 @@ fn like_a_cursor() -> impl Strategy<Value = Vec<u8>> {
     (start, rest).prop_map(|(start, rest)| [start, rest].concat())
 }
 
-/// Hosts as requests name them, put together well or badly.
+/// Valid and invalid hosts of requests.
 fn authority() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "localhost",
@@ -100,7 +101,7 @@ fn authority() -> impl Strategy<Value = String> {
     ]
 }
 
-/// The host that a browser would have asked, if it could ask for this at all.
+/// The host that a browser would have connected to, if the authority is valid.
 fn host_of(authority: &str) -> Option<String> {
     let url = reqwest::Url::parse(&format!("http://{authority}")).ok()?;
     let plain = url.username().is_empty() && url.password().is_none() && url.path() == "/";
@@ -129,7 +130,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_span_is_what_it_says(
+    fn a_valid_duration_is_parsed(
         number in 0..1_000_000_u64,
         unit in prop::sample::select(vec![("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)]),
     ) {
@@ -138,14 +139,14 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_a_span_unless_it_looks_like_one(text in prop_oneof![any::<String>(), "[0-9+ ]{0,8}[a-z]{0,3}"]) {
+    fn no_other_text_is_a_duration(text in prop_oneof![any::<String>(), "[0-9+ ]{0,8}[a-z]{0,3}"]) {
         let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
         let looks = (1..=6).contains(&(text.len() - unit.len())) && ["ms", "s", "m", "h", "d"].contains(&unit);
         prop_assert_eq!(age(&text).is_some(), looks);
     }
 
     #[test]
-    fn a_cursor_comes_back_for_its_own_list_and_no_other(
+    fn a_cursor_is_decoded_for_its_own_list_only(
         at in cursor(), shelf in shelf(), newest_first: bool, other in shelf(), order: bool,
     ) {
         let text = Mark { shelf, newest_first, at }.encode();
@@ -158,16 +159,17 @@ proptest! {
         prop_assert!(decode_id(&text).is_err());
     }
 
-    /// What a database cannot be asked for is refused here: there it would be an error of the server.
+    /// A cursor that a database would fail on is rejected here: in the database it would cause an
+    /// internal error.
     #[test]
-    fn a_cursor_that_was_made_up_is_refused_or_can_be_used(bytes in like_a_cursor(), is_sealed: bool) {
+    fn a_forged_cursor_is_rejected_or_usable(bytes in like_a_cursor(), is_sealed: bool) {
         let text = if is_sealed { sealed(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
         match Mark::decode(&text, Shelf::Pending, false) {
             Ok(at) => prop_assert!(is_sealed && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }
         match decode_id(&text) {
-            // Other programs choose ids: every character may stand in one, but for NUL.
+            // Other programs choose ids: an id may contain every character except NUL.
             Ok(id) => {
                 let is_id = (1..=36).contains(&id.chars().count()) && !id.contains('\0');
                 prop_assert!(is_sealed && is_id, "{:?}", id);
@@ -177,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn an_id_comes_back_from_its_cursor_unless_a_letter_was_changed(
+    fn an_id_is_decoded_unless_a_letter_was_changed(
         id in "\\PC{1,36}", at: prop::sample::Index, letter in prop::sample::select(b"AZaz09-_".to_vec()),
     ) {
         let text = encode_id(&id);
@@ -189,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn only_hosts_that_are_ours_are_answered(authority in authority()) {
+    fn only_hosts_of_this_server_are_accepted(authority in authority()) {
         let hosts = Hosts(vec![OURS.to_owned()]);
         let Some(headers) = with(header::HOST, authority.as_bytes()) else { return Ok(()) };
         let host = host_of(&authority);
@@ -199,7 +201,7 @@ proptest! {
     }
 
     #[test]
-    fn only_pages_that_are_ours_may_change_things(
+    fn only_pages_of_this_server_may_make_changes(
         authority in authority(), scheme in prop::sample::select(vec!["http://", "https://", "://", ""]),
     ) {
         let hosts = Hosts(vec![OURS.to_owned()]);
@@ -212,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn a_token_lets_in_and_what_is_no_token_is_refused_without_repeating_it(
+    fn a_token_is_accepted_and_other_text_is_rejected_without_repeating_it(
         scheme in prop_oneof![Just("Bearer ".to_owned()), "[bB][eE][aA][rR][eE][rR] ", "[ -~]{0,8}"],
         secret in prop_oneof![2 => Just(TOKEN.to_owned()), 1 => "[!-~]{8,40}", 1 => "a-token-of-some-lengt[a-z]?"],
         raw in any::<Vec<u8>>(),
@@ -246,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn a_digest_is_64_hexadecimal_digits_and_no_other_text_is_shown(
+    fn a_digest_is_64_hexadecimal_digits_and_errors_do_not_repeat_it(
         text in prop_oneof![any::<String>(), "(sha256:)?[0-9a-fA-F+]{62,66}", "sha256:[0-9a-fA-F]{64}", "sha256:([+][0-9a-f]){32}"],
     ) {
         let digits = text.strip_prefix("sha256:").unwrap_or_default();
@@ -261,7 +263,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_shown_is_short_and_has_no_control_characters(text in any::<String>(), many in 0..50_usize) {
+    fn displayed_text_is_short_and_has_no_control_characters(text in any::<String>(), many in 0..50_usize) {
         let shown = text::shown(&text.repeat(many));
         prop_assert!(shown.chars().count() <= 101 && !shown.chars().any(char::is_control), "{:?}", shown);
         prop_assert_eq!(text::check("x", &text, 20).is_ok(), (1..=20).contains(&text.chars().count()) && text::shown(&text) == text);

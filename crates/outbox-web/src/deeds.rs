@@ -1,4 +1,4 @@
-//! Changes: written down before they are made, then what came of them.
+//! Changes with an audit entry: stored before the change, completed with its outcome.
 
 use outbox::store::Deed;
 use outbox::{Admin, OpenAudit};
@@ -7,20 +7,20 @@ use crate::auth::Caller;
 use crate::databases::Chosen;
 use crate::problem::{Answer, Problem};
 
-/// One change that somebody asks for.
+/// A change to be made, with its audit entry.
 pub(crate) struct Deeds<'a> {
     pub(crate) database: &'a Chosen,
     deed: Deed,
 }
 
-/// What a change led to.
+/// Result of a change.
 pub(crate) struct Happened<T> {
-    /// How many things were changed.
+    /// Number of rows changed.
     pub(crate) count: u64,
     pub(crate) outcome: T,
 }
 
-/// A change that was written down, and whose end was not.
+/// An audit entry that is stored and has no outcome yet.
 pub(crate) struct Noted {
     pub(crate) database: Chosen,
     audit: OpenAudit,
@@ -43,24 +43,24 @@ impl<'a> Deeds<'a> {
         Self { database, deed }
     }
 
-    /// What else there is to say. Never a payload.
+    /// Sets the details of the audit entry. Never a payload.
     pub(crate) fn details(mut self, details: &serde_json::Value) -> Self {
         self.deed.details = Some(details.to_string());
         self
     }
 
-    /// Writes it down. What cannot be written down is not done.
+    /// Stores the audit entry. If that fails, the change must not be made.
     pub(crate) async fn note(self) -> Answer<Noted> {
         let audit = Admin::new(self.database.store.clone()).begin_audit(self.deed).await?;
         Ok(Noted { database: self.database.clone(), audit })
     }
 
-    /// Writes it down, does it, and writes down what came of it.
+    /// Stores the audit entry, makes the change, and completes the entry with the outcome.
     pub(crate) async fn carry_out<T>(self, work: impl Future<Output = Answer<Happened<T>>>) -> Answer<T> {
         self.happened(work).await.map(|happened| happened.outcome)
     }
 
-    /// The same for changes of which only the number counts.
+    /// Like [`carry_out`](Self::carry_out), for changes without a result besides the count.
     pub(crate) async fn counted(self, work: impl Future<Output = Answer<Happened<()>>>) -> Answer<u64> {
         self.happened(work).await.map(|happened| happened.count)
     }
@@ -74,13 +74,13 @@ impl<'a> Deeds<'a> {
 }
 
 impl Noted {
-    /// What came of it.
+    /// Completes the audit entry with the outcome.
     pub(crate) async fn end(&self, outcome: &str, count: Option<u64>) {
         self.audit.finish(outcome, count).await;
     }
 }
 
-/// There was nothing that could be changed.
+/// Problem for an object that is not in the required state.
 pub(crate) fn nothing(detail: impl Into<String>) -> Problem {
     Problem::conflict(detail)
 }

@@ -1,4 +1,4 @@
-//! Reads what a request says. What is wrong with it is told without repeating values: they may be secrets.
+//! Extractors for queries and bodies. Their errors never repeat values, which may be secrets.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
@@ -11,7 +11,7 @@ use crate::databases::Chosen;
 use crate::problem::{Answer, Problem};
 use crate::state::Shared;
 
-/// The query of a URL.
+/// Query parameters of a request.
 pub(crate) struct Params<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
@@ -20,13 +20,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Self(params)),
-            Err(rejection) => Err(Problem::bad(format!("the query: {}", cause(&rejection)))
-                .advice("/api/openapi.json tells what this path takes.")),
+            Err(rejection) => Err(Problem::bad(format!("invalid query: {}", cause(&rejection)))
+                .advice("/api/openapi.json describes the parameters of this path.")),
         }
     }
 }
 
-/// The innermost cause, which names what is wrong.
+/// The innermost cause, which names the invalid parameter.
 fn cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -35,7 +35,7 @@ fn cause(error: &dyn std::error::Error) -> String {
     crate::text::shown(&without_value(&error.to_string()))
 }
 
-/// A value that is none of those that there are is not repeated.
+/// Removes a value that is not one of the expected ones from an error message.
 fn without_value(said: &str) -> String {
     match (said.split_once("unknown variant `"), said.rsplit_once(", expected ")) {
         (Some((place, _)), Some((_, expected))) => format!("{place}expected {expected}"),
@@ -43,7 +43,7 @@ fn without_value(said: &str) -> String {
     }
 }
 
-/// A body of JSON.
+/// A JSON body.
 pub(crate) struct Input<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
@@ -51,19 +51,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
         let body =
-            Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body broke off"))?;
+            Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body ended early"))?;
         if body.is_empty() {
-            return Err(Problem::bad("the body is empty").advice("Send JSON, at least `{}`."));
+            return Err(Problem::bad("the body is empty").advice("Send a JSON object, at least `{}`."));
         }
         serde_json::from_slice(&body).map(Self).map_err(|error| told(&error))
     }
 }
 
-/// What may be told of JSON that is wrong: names of fields, and where it is, but no values.
+/// Problem for invalid JSON: names fields and positions, but repeats no values.
 fn told(error: &serde_json::Error) -> Problem {
     let at = format!("line {}, column {}", error.line(), error.column());
     if !error.is_data() {
-        return Problem::bad(format!("the body is not JSON: {at}"));
+        return Problem::bad(format!("the body is not valid JSON: {at}"));
     }
     let said = error.to_string();
     let named = ["unknown field `", "missing field `", "duplicate field `"];
@@ -72,17 +72,17 @@ fn told(error: &serde_json::Error) -> Problem {
     } else if let Some((_, expected)) = said.rsplit_once(", expected ") {
         format!("expected {expected}")
     } else {
-        format!("a value does not fit at {at}")
+        format!("invalid value at {at}")
     };
-    Problem::invalid(format!("the body: {detail}")).advice("/api/openapi.json tells what this path takes.")
+    Problem::invalid(format!("invalid body: {detail}")).advice("/api/openapi.json describes the body of this path.")
 }
 
-/// Which database.
+/// Selects the database.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Place {
-    /// The name of the database, where there are several.
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     pub(crate) database: Option<String>,
 }
@@ -97,19 +97,19 @@ pub(crate) fn choose(web: &Shared, name: Option<&str>) -> Answer<Chosen> {
     web.databases.choose(name)
 }
 
-/// How many rows a page has if nobody says.
+/// Default number of rows per page.
 pub(crate) const PAGE: usize = 50;
 
-/// How many it may have.
+/// Maximum number of rows per page.
 pub(crate) const LARGEST_PAGE: usize = 500;
 
-/// How many rows a page is to have.
+/// Validates the number of rows per page.
 pub(crate) fn page_size(limit: Option<usize>) -> Answer<usize> {
     match limit {
         None => Ok(PAGE),
         Some(limit) if (1..=LARGEST_PAGE).contains(&limit) => Ok(limit),
         Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {LARGEST_PAGE}"))
-            .advice("Ask for the next page instead.")),
+            .advice("Request the next page instead.")),
     }
 }
 
@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_body_is_told_without_its_values() {
+    fn errors_of_a_body_do_not_repeat_its_values() {
         for (body, told_as) in [
-            (r#"{"name": "#, "not JSON"),
+            (r#"{"name": "#, "not valid JSON"),
             (r#"{"name": 5154, "kind": "this"}"#, "expected a string"),
             (r#"{"name": "hunter2"}"#, "missing field `kind`"),
             (r#"{"name": "x", "kind": "hunter2"}"#, "`this` or `that`"),
             (r#"{"name": "hunter2", "nam": 1}"#, "unknown field `nam`"),
-            (r#"["hunter2"]"#, "the body"),
+            (r#"["hunter2"]"#, "invalid body"),
             (r#"{"name": "x", "kind": "y, expected hunter2"}"#, "expected `this` or `that`"),
         ] {
             let problem = told(&serde_json::from_str::<Sample>(body).unwrap_err());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_query_is_told_without_its_values() {
+    fn errors_of_a_query_do_not_repeat_its_values() {
         for (query, told_as) in [
             ("name=x&kind=hunter2", "kind: expected `this` or `that`"),
             ("name=x&kind=y,+expected+hunter2", "expected `this` or `that`"),

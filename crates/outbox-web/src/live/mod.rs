@@ -1,10 +1,10 @@
-//! What goes on, every second.
+//! Samples of each database, once a second.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
-//! | `sampler` | asks a database, once a second for all who listen, and not at all while nobody does |
-//! | `rates` | what relays count becomes events a second |
-//! | `tick` | what is told |
+//! | `sampler` | queries a database once a second for all streams, and not at all without streams |
+//! | `rates` | converts the counters of relays to events per second |
+//! | `tick` | the samples |
 
 mod rates;
 mod sampler;
@@ -22,29 +22,30 @@ pub(crate) use self::tick::{OverviewView, Point, Tick, milliseconds};
 use crate::databases::All;
 use crate::problem::{Answer, Kind, Problem};
 
-/// How often a database is asked.
+/// Interval between two samples.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How many seconds are remembered: a quarter of an hour.
+/// Number of samples kept: 15 minutes.
 const KEPT: usize = 15 * 60;
 
-/// How many seconds nobody may listen before it stops asking.
+/// Number of seconds without a stream after which sampling stops.
 const ALONE: u32 = 5;
 
-/// After how much time what was told last says nothing any more.
+/// Age from which the latest sample is no longer used.
 const STALE: Duration = Duration::from_secs(10);
 
-/// How many may listen at once.
+/// Maximum number of open streams.
 const LISTENERS: usize = 64;
 
-/// How many of them may be of one token, its sessions included: one token must not take the places of all others.
+/// Maximum number of open streams per token, including its sessions: one token must not use up the
+/// streams of all others.
 const LISTENERS_OF_ONE: usize = 16;
 
-/// Everything that is listened to, by database.
+/// Live samples, by database.
 pub(crate) struct Live {
     channels: Mutex<HashMap<String, Arc<Channel>>>,
     places: Arc<Semaphore>,
-    /// The places of each token that has open streams.
+    /// Permits of each token that has opened a stream.
     by_caller: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -55,7 +56,7 @@ impl Default for Live {
     }
 }
 
-/// One database.
+/// Samples of one database.
 struct Channel {
     state: Mutex<State>,
     sender: broadcast::Sender<Arc<Tick>>,
@@ -67,14 +68,14 @@ struct State {
     sampled: bool,
 }
 
-/// Somebody who listens.
+/// A stream of samples.
 pub(crate) struct Listening {
     pub(crate) history: Vec<Arc<Tick>>,
     pub(crate) ticks: broadcast::Receiver<Arc<Tick>>,
     pub(crate) place: Place,
 }
 
-/// A place among all listeners, and among those of one token. Given back when dropped.
+/// Permit for a stream, among all streams and among those of one token. Released on drop.
 pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_caller: OwnedSemaphorePermit,
@@ -82,32 +83,32 @@ pub(crate) struct Place {
 
 impl Live {
     fn channel(&self, database: &str) -> Arc<Channel> {
-        let mut channels = self.channels.lock().expect("no one panics while holding the channels");
+        let mut channels = self.channels.lock().expect("the lock on the channels is never poisoned");
         let new = || Arc::new(Channel { state: Mutex::default(), sender: broadcast::channel(16).0 });
         channels.entry(database.to_owned()).or_insert_with(new).clone()
     }
 
-    /// A place for a listener with the token of this name.
+    /// Acquires the permit for a stream of the token with this name.
     fn place(&self, caller: &str) -> Answer<Place> {
         let too_many = |detail: String| {
             Problem::new(Kind::TooMany, detail)
-                .advice("Close a dashboard that is not looked at.")
+                .advice("Close a dashboard that is not in use.")
                 .retry_after(Duration::from_secs(10))
         };
         let of_caller = {
-            let mut callers = self.by_caller.lock().expect("no one panics while holding the places");
+            let mut callers = self.by_caller.lock().expect("the lock on the permits is never poisoned");
             let new = || Arc::new(Semaphore::new(LISTENERS_OF_ONE));
             callers.entry(caller.to_owned()).or_insert_with(new).clone()
         };
         let of_caller = of_caller.try_acquire_owned().map_err(|_| {
-            too_many(format!("{LISTENERS_OF_ONE} streams with the token `{caller}` are open already"))
+            too_many(format!("{LISTENERS_OF_ONE} streams with the token `{caller}` are already open"))
         })?;
         let of_all = self.places.clone().try_acquire_owned();
-        let of_all = of_all.map_err(|_| too_many(format!("{LISTENERS} streams are open already")))?;
+        let of_all = of_all.map_err(|_| too_many(format!("{LISTENERS} streams are already open")))?;
         Ok(Place { _of_all: of_all, _of_caller: of_caller })
     }
 
-    /// Listens from now on. The first who listens has the database asked.
+    /// Opens a stream. The first stream of a database starts its sampler.
     pub(crate) fn listen(&self, databases: &All, database: &str, caller: &str) -> Answer<Listening> {
         let place = self.place(caller)?;
         let channel = self.channel(database);
@@ -120,12 +121,12 @@ impl Live {
         Ok(Listening { history, ticks, place })
     }
 
-    /// The last quarter of an hour, as far as somebody listened.
+    /// The last 15 minutes, as far as a stream was open.
     pub(crate) fn history(&self, database: &str) -> Vec<Point> {
         self.channel(database).lock().kept.iter().map(|tick| tick.point.clone()).collect()
     }
 
-    /// What was told last, unless that was long ago.
+    /// The latest sample, unless it is stale.
     pub(crate) fn latest(&self, database: &str) -> Option<Arc<Tick>> {
         let latest = self.channel(database).lock().kept.back().cloned()?;
         (latest.heard.elapsed() < STALE).then_some(latest)
@@ -134,7 +135,7 @@ impl Live {
 
 impl Channel {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no one panics while holding the seconds")
+        self.state.lock().expect("the lock on the samples is never poisoned")
     }
 
     fn tell(&self, tick: Tick) {
@@ -144,16 +145,17 @@ impl Channel {
         while state.kept.len() >= KEPT || state.kept.front().is_some_and(|kept| kept.point.at < oldest) {
             state.kept.pop_front();
         }
-        // A second in which nothing is known is told, but no part of the history.
+        // A failed sample is sent to the streams, but is not part of the history.
         if tick.error.is_none() {
             state.kept.push_back(tick.clone());
         }
         drop(state);
-        // Nobody may be listening any more.
+        // An error means that no stream is open any more.
         let _ = self.sender.send(tick);
     }
 
-    /// Whether to stop, nobody having come in the last moment.
+    /// Whether to stop sampling. Checked under the lock, since a stream may have been opened in the
+    /// meantime.
     fn may_stop(&self) -> bool {
         let mut state = self.lock();
         state.sampled = self.sender.receiver_count() > 0;
@@ -161,7 +163,7 @@ impl Channel {
     }
 }
 
-/// Lets the next who listens start anew, should this one panic.
+/// Allows the next stream to start a new sampler if this one panics.
 struct Sampling(Arc<Channel>);
 
 impl Drop for Sampling {

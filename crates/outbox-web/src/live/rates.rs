@@ -1,7 +1,8 @@
-//! How fast things go: from what relays have counted since they started to so many a second.
+//! Rates: converts the counters of relays, which count from their start, to events per second.
 //!
-//! A relay tells its counts every other second while they change, and seldom while they do not. What it tells is spread over the
-//! time since it told the last, so that charts do not jump. No clock and no database here.
+//! A relay announces its counters every other second while they change, and less often while they
+//! do not. A difference is spread over the time since the previous announcement, so that charts do
+//! not jump. This module uses neither clock nor database.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -9,10 +10,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use outbox::store::{Counts, Node, TypeCounts};
 
-/// Over how much time a change is spread, at least and at most.
+/// Minimum and maximum time, in seconds, over which a difference is spread.
 const SPREAD: (f64, f64) = (0.5, 3.0);
 
-/// What goes on, a second.
+/// Events per second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Flow {
     pub(crate) delivered: f64,
@@ -21,7 +22,7 @@ pub(crate) struct Flow {
     pub(crate) deferred: f64,
     /// By event type: delivered, failed, dead.
     pub(crate) types: BTreeMap<String, [f64; 3]>,
-    /// How long events took, as [`Counts::latency`] has it.
+    /// Deliveries per second by latency, in the buckets of [`Counts::latency`].
     latency: Vec<f64>,
 }
 
@@ -53,7 +54,8 @@ impl Flow {
         self.latency.iter_mut().zip(&other.latency).for_each(|(sum, rate)| *sum += rate);
     }
 
-    /// In how many milliseconds this part of the events was done; `None` if there were none.
+    /// Latency in milliseconds within which this fraction of the events was settled; `None` without
+    /// events.
     pub(crate) fn took(&self, part: f64) -> Option<f64> {
         let all: f64 = self.latency.iter().sum();
         if all <= 0.0 {
@@ -72,7 +74,7 @@ impl Flow {
     }
 }
 
-/// What is known of each relay.
+/// Rates of all relays.
 #[derive(Default)]
 pub(crate) struct Rates {
     nodes: HashMap<String, Known>,
@@ -82,15 +84,15 @@ pub(crate) struct Rates {
 struct Known {
     started_at: DateTime<Utc>,
     counts: Counts,
-    /// When it said so, in seconds.
+    /// When the counters were announced, in seconds.
     said: f64,
     flow: Flow,
-    /// Until when that is how fast it goes, unless it says something else.
+    /// Until when the rates are valid, unless the counters change.
     until: f64,
 }
 
 impl Rates {
-    /// Takes what relays say. `now` is the time since some fixed moment.
+    /// Updates the rates from the announcements of relays. `now` is the time since a fixed instant.
     pub(crate) fn hear(&mut self, now: Duration, nodes: &[Node]) -> Flow {
         let now = now.as_secs_f64();
         self.nodes.retain(|name, _| nodes.iter().any(|node| node.node.as_str() == name));
@@ -100,7 +102,8 @@ impl Rates {
             let said = now - node.seen.as_secs_f64();
             let known = self.nodes.entry(node.node.to_string()).or_insert_with(|| Known {
                 started_at: node.started_at,
-                // One that is new since the last look has started since; of others nobody knows when they counted.
+                // A node that was not in the previous sample has started since; for nodes in the
+                // first sample it is unknown when their events were counted.
                 counts: if warm { Counts::default() } else { node.state.counts.clone() },
                 said: if warm { said - SPREAD.1 } else { said },
                 flow: Flow::default(),
@@ -112,7 +115,7 @@ impl Rates {
         sum
     }
 
-    /// How many events a second each relay delivers.
+    /// Events delivered per second, by relay.
     pub(crate) fn delivered_by_node(&self) -> HashMap<String, f64> {
         self.nodes.iter().map(|(name, known)| (name.clone(), known.flow.delivered)).collect()
     }
@@ -136,7 +139,7 @@ impl Known {
     }
 }
 
-/// What was counted since. One that has counted less than before has started anew, and counted this much since.
+/// Difference of two counters. A counter that has decreased was restarted, and counts from zero.
 fn change(before: &Counts, after: &Counts, restarted: bool) -> Counts {
     let fell = after.delivered < before.delivered
         || after.failed < before.failed
@@ -163,19 +166,19 @@ fn change(before: &Counts, after: &Counts, restarted: bool) -> Counts {
     change
 }
 
-/// How many events a second are written, by the greatest number that one was given.
+/// Events written per second, from the greatest sequence number.
 #[derive(Default)]
 pub(crate) struct Written(Option<(f64, i64)>);
 
 impl Written {
-    /// `None` if it cannot be told yet.
+    /// `None` until there are two samples.
     pub(crate) fn hear(&mut self, now: Duration, last_seq: i64) -> Option<f64> {
         let now = now.as_secs_f64();
         if last_seq <= 0 {
             return None;
         }
         let (then, before) = self.0.replace((now, last_seq))?;
-        // It may fall where the table was emptied.
+        // The number may decrease if the table was emptied.
         let written = u64::try_from(last_seq - before).unwrap_or(0);
         Some(written as f64 / (now - then).max(0.1))
     }
@@ -205,25 +208,26 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_the_first_look_is_not_news() {
+    fn events_counted_before_the_first_sample_have_no_rate() {
         assert_eq!(Rates::default().hear(at(0.0), &[node("a", 0.0, 1_000_000)]).delivered, 0.0);
     }
 
     #[test]
-    fn what_was_counted_is_spread_over_the_time_since() {
+    fn a_difference_is_spread_over_the_time_since_the_last_announcement() {
         let mut rates = Rates::default();
         rates.hear(at(0.0), &[node("a", 0.0, 100)]);
         let flow = rates.hear(at(2.0), &[node("a", 0.0, 300)]);
         assert!((flow.delivered - 100.0).abs() < 0.01, "{flow:?}");
         assert_eq!(flow.types["order"][0], flow.delivered);
         assert_eq!(rates.delivered_by_node()["a"], flow.delivered);
-        // It has not said anything since, and goes on as before; then it is over.
+        // The counters have not changed: the rates stay until their spread has passed, then drop to
+        // zero.
         assert_eq!(rates.hear(at(3.0), &[node("a", 1.0, 300)]).delivered, flow.delivered);
         assert_eq!(rates.hear(at(5.0), &[node("a", 3.0, 300)]).delivered, 0.0);
     }
 
     #[test]
-    fn after_a_rest_it_is_not_spread_over_the_rest() {
+    fn a_difference_after_an_idle_time_is_not_spread_over_that_time() {
         let mut rates = Rates::default();
         rates.hear(at(0.0), &[node("a", 0.0, 0)]);
         let flow = rates.hear(at(60.0), &[node("a", 0.0, 300)]);
@@ -239,12 +243,12 @@ mod tests {
         let mut again = node("a", 0.0, 40);
         again.started_at = Utc::now();
         let flow = rates.hear(at(4.0), &[again]);
-        assert!((flow.delivered - 20.0).abs() < 0.01, "counted from nothing: {flow:?}");
+        assert!((flow.delivered - 20.0).abs() < 0.01, "counted from zero: {flow:?}");
         assert!(flow.latency.iter().all(|rate| *rate >= 0.0));
     }
 
     #[test]
-    fn relays_come_and_go_and_are_added_up() {
+    fn rates_of_relays_are_summed_as_relays_start_and_stop() {
         let mut rates = Rates::default();
         rates.hear(at(0.0), &[node("a", 0.0, 0)]);
         let flow = rates.hear(at(2.0), &[node("a", 0.0, 20), node("b", 0.0, 30)]);
@@ -253,22 +257,22 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_found_between_the_steps() {
+    fn percentiles_are_interpolated_within_buckets() {
         let flow = Flow { latency: vec![0.0, 0.0, 50.0, 0.0, 50.0], ..Flow::default() };
-        assert_eq!(flow.took(0.25), Some(3.0), "half way from 2 to 4");
+        assert_eq!(flow.took(0.25), Some(3.0), "halfway from 2 to 4");
         assert_eq!(flow.took(0.5), Some(4.0));
-        assert_eq!(flow.took(0.75), Some(12.0), "half way from 8 to 16");
+        assert_eq!(flow.took(0.75), Some(12.0), "halfway from 8 to 16");
         assert_eq!(flow.took(1.0), Some(16.0));
         assert_eq!(Flow::default().took(0.5), None);
     }
 
     #[test]
-    fn what_is_written_is_told_from_numbers_that_may_fall() {
+    fn the_write_rate_comes_from_sequence_numbers_that_may_decrease() {
         let mut written = Written::default();
         assert_eq!(written.hear(at(0.0), 100), None);
         assert_eq!(written.hear(at(2.0), 300), Some(100.0));
         assert_eq!(written.hear(at(3.0), 5), Some(0.0));
-        assert_eq!(written.hear(at(4.0), 0), None, "it is not known");
+        assert_eq!(written.hear(at(4.0), 0), None, "unknown");
         assert_eq!(written.hear(at(5.0), 25), Some(10.0));
     }
 }

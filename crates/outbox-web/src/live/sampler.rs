@@ -1,4 +1,4 @@
-//! Asks one database every second, for all who listen.
+//! Samples one database every second, for all its streams.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use super::tick::{Behind, Point, Tick, TypeRate, milliseconds};
 use crate::routes::nodes::failing;
 use crate::routes::publishers::outages_of;
 
-/// How far counts go. A dashboard need not know more.
+/// Limit of the counts.
 pub(crate) const MOST: u64 = 10_000;
 
-/// How long the database may take.
+/// Timeout of the queries of a sample.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many types are told.
+/// Maximum number of event types in a sample.
 const TYPES: usize = 100;
 
-/// What has to be remembered from one second to the next.
+/// State kept between two samples.
 pub(crate) struct Sampler {
     began: Instant,
     rates: Rates,
@@ -33,16 +33,16 @@ impl Sampler {
         Self { began: Instant::now(), rates: Rates::default(), written: Written::default(), first: true }
     }
 
-    /// What is so now. Without a store, or if it does not answer, it says so.
+    /// Takes a sample. Without a store, or if the store does not respond, the sample has an error.
     pub(crate) async fn look(&mut self, store: Option<SharedStore>) -> Tick {
-        let Some(store) = store else { return nothing("the database is not there at the moment") };
+        let Some(store) = store else { return nothing("the database is not open") };
         match tokio::time::timeout(PATIENCE, self.ask(&store)).await {
             Ok(Ok(tick)) => tick,
             Ok(Err(error)) => {
-                tracing::debug!(%error, store = store.name(), "cannot tell how it goes");
-                nothing("the database does not answer")
+                tracing::debug!(%error, store = store.name(), "cannot sample the database");
+                nothing("the database does not respond")
             }
-            Err(_) => nothing("the database does not answer in time"),
+            Err(_) => nothing("the database did not respond in time"),
         }
     }
 
@@ -53,7 +53,7 @@ impl Sampler {
         let now = self.began.elapsed();
         let flow = self.rates.hear(now, &nodes);
         let written = self.written.hear(now, overview.last_seq);
-        // What was before the first look is not known.
+        // Rates are unknown in the first sample.
         let known = !std::mem::replace(&mut self.first, false);
         let known = |rate: f64| known.then_some(round(rate));
         let behind = |lag: outbox::PairLag| Behind {
@@ -102,7 +102,7 @@ fn types(flow: &Flow) -> Vec<TypeRate> {
     types
 }
 
-/// Nobody reads more digits.
+/// Rounds to two decimal places.
 fn round(rate: f64) -> f64 {
     (rate * 100.0).round() / 100.0
 }
