@@ -1,4 +1,4 @@
-//! What can be done to one event.
+//! Actions on a single event.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -14,21 +14,21 @@ use crate::problem::Answer;
 use crate::state::Shared;
 use crate::text;
 
-/// What was done to an event.
+/// Result of an action on an event.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "01JD2Q7M3T5V9XKQ8B4N6C0ZRA", "done": "replayed"}))]
 pub(crate) struct DoneTo {
-    /// Which event.
+    /// The id of the event.
     pub(crate) id: String,
-    /// `replayed`, `skipped`, `cancelled` or `edited`.
+    /// The action: `replayed`, `skipped`, `cancelled` or `edited`.
     pub(crate) done: &'static str,
 }
 
 /// Replay a dead event
 ///
-/// It is new again, with no attempts behind it.
+/// The event becomes NEW, and its attempts are reset.
 #[utoipa::path(post, path = "/outbox/events/{id}/replay", tag = "events", params(Place, Which),
-    responses((status = 200, description = "It is new again", body = DoneTo), (status = 409, description = "It is not dead")))]
+    responses((status = 200, description = "The event is NEW", body = DoneTo), (status = 409, description = "The event is not dead")))]
 pub(crate) async fn replay(
     State(web): State<Shared>,
     caller: Caller,
@@ -43,9 +43,10 @@ pub(crate) async fn replay(
 
 /// Skip a dead event
 ///
-/// It counts as settled without being delivered: it is DONE by your hand, its error stays, and its key goes on.
+/// The event becomes DONE without being delivered. Its error is kept, and the events behind it in
+/// its ordering key are delivered.
 #[utoipa::path(post, path = "/outbox/events/{id}/skip", tag = "events", params(Place, Which),
-    responses((status = 200, description = "It is done", body = DoneTo), (status = 409, description = "It is not dead")))]
+    responses((status = 200, description = "The event is DONE", body = DoneTo), (status = 409, description = "The event is not dead")))]
 pub(crate) async fn skip(
     State(web): State<Shared>,
     caller: Caller,
@@ -61,10 +62,10 @@ pub(crate) async fn skip(
 
 /// Cancel a pending event
 ///
-/// It is removed, and never delivered. Not while somebody handles it.
+/// The event is deleted and never delivered. Refused while a relay is handling it.
 #[utoipa::path(post, path = "/outbox/events/{id}/cancel", tag = "events", params(Place, Which),
-    responses((status = 200, description = "It is gone", body = DoneTo),
-              (status = 409, description = "It is not pending, or is being handled")))]
+    responses((status = 200, description = "The event is deleted", body = DoneTo),
+              (status = 409, description = "The event is not pending, or a relay is handling it")))]
 pub(crate) async fn cancel(
     State(web): State<Shared>,
     caller: Caller,
@@ -74,12 +75,12 @@ pub(crate) async fn cancel(
     let database = place.choose(&web)?;
     let found = find(&database, id).await?;
     let id = found.id()?;
-    let state = "pending, or is being handled right now";
+    let state = "pending, or a relay is handling it";
     let deed = Deeds::new(&database, &caller, "event.cancel", found.name());
     change(deed, &found, "cancelled", state, database.store.cancel(id)).await
 }
 
-/// Changes one event that was found, if it is in the state for that.
+/// Changes an event if it is in the required state.
 pub(crate) async fn change(
     deed: Deeds<'_>,
     found: &Found,
@@ -92,14 +93,14 @@ pub(crate) async fn change(
     let work = async {
         match work.await? {
             true => Ok(Happened { count: 1, outcome }),
-            false => Err(nothing(format!("the event `{}` is not {state}", text::shown(&id)))
-                .advice("GET /api/outbox/events/ID tells where it stands.")),
+            false => Err(nothing(format!("event `{}` is not {state}", text::shown(&id)))
+                .advice("GET /api/outbox/events/ID shows its status.")),
         }
     };
     deed.carry_out(work).await.map(Json)
 }
 
-/// As the table says who did it.
+/// Value of `done_by` for changes by a caller of the API.
 pub(crate) fn hand_of(caller: &Caller) -> NodeId {
     NodeId::from(format!("api:{}", caller.name))
 }

@@ -1,4 +1,4 @@
-//! Lists of events, page by page.
+//! List of events.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,30 +14,30 @@ use crate::state::Shared;
 use crate::text;
 use crate::views::EventView;
 
-/// How many rows are looked at for one page, at most.
+/// Maximum number of rows scanned for one page.
 const LOOK_AT: usize = 5_000;
 
-/// Which events, in which order, from where on.
+/// Query of the list of events.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Listing {
-    /// The name of the database, where there are several.
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Which shelf; `pending` if not set.
+    /// The status; `pending` by default.
     #[param(inline)]
     status: Option<Wanted>,
-    /// `oldest` or `newest` first; the oldest if not set.
+    /// `oldest` or `newest` first; `oldest` by default.
     #[param(inline)]
     order: Option<Order>,
-    /// Only this type.
+    /// Only this event type.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     event_type: Option<String>,
-    /// Only this type of aggregate.
+    /// Only this aggregate type.
     #[param(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_type: Option<String>,
-    /// Only this aggregate.
+    /// Only this aggregate id.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_id: Option<String>,
     /// Only this tenant.
@@ -49,64 +49,66 @@ pub(crate) struct Listing {
     /// Only this correlation id.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     correlation_id: Option<String>,
-    /// Only those stored more recently than this, such as 2h; of done and dead events, those settled more recently.
+    /// Only events stored more recently than this, such as 2h; of done and dead events, those
+    /// settled more recently.
     #[param(value_type = Option<String>, pattern = "^[0-9]{1,6}(ms|s|m|h|d)$")]
     within: Option<Age>,
-    /// Only those stored longer ago than this; of done and dead events, those settled longer ago.
+    /// Only events stored longer ago than this; of done and dead events, those settled longer ago.
     #[param(value_type = Option<String>, pattern = "^[0-9]{1,6}(ms|s|m|h|d)$")]
     before: Option<Age>,
-    /// Where the last page ended: its `next`.
+    /// The cursor: `next` of the previous page.
     #[param(min_length = 1, max_length = 100)]
     cursor: Option<String>,
-    /// How many events to show; 50 if not set.
+    /// Number of events per page; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Where events stand.
+/// Status of events.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wanted {
-    /// Still to be delivered: `new` or `retry`.
+    /// Not settled yet: `new` or `retry`.
     #[default]
     Pending,
-    /// To be delivered for the first time.
+    /// Not attempted yet.
     New,
-    /// Failed, and to be tried again.
+    /// Failed, and to be retried.
     Retry,
     /// Delivered.
     Done,
-    /// Given up.
+    /// Dead-lettered.
     Dead,
 }
 
-/// What comes first.
+/// Order of the list.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Order {
-    /// The oldest.
+    /// Oldest first.
     #[default]
     Oldest,
-    /// The newest.
+    /// Newest first.
     Newest,
 }
 
-/// Some events, and where to go on.
+/// A page of events.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Events {
-    /// Those that match. Where few do, a page may have few or none, and still go on.
+    /// The matching events. If few events match, a page may be short or empty although there is a
+    /// next page.
     events: Vec<EventView>,
-    /// What `cursor` is for the next page; null: the end was reached.
+    /// The value of `cursor` for the next page; null on the last page.
     next: Option<String>,
 }
 
 /// List events
 ///
-/// Page by page, in the order of an index, without payloads. Nothing is counted and nothing sorted, so it takes as long with a
-/// million events as with a hundred.
+/// Paginated in index order, without payloads. Nothing is counted or sorted, so the time of a
+/// request does not depend on the number of events.
 #[utoipa::path(get, path = "/outbox/events", tag = "events", params(Listing),
     responses((status = 200, description = "A page of events", body = Events),
-              (status = 422, description = "The cursor is not one of this list")))]
+              (status = 422, description = "The cursor belongs to another list")))]
 pub(crate) async fn list(
     State(web): State<Shared>,
     Params(listing): Params<Listing>,

@@ -1,4 +1,5 @@
-//! All routes, by the role that they need. What needs which role is said here and nowhere else; the document is told the same.
+//! All routes, by required role. This is the only place that assigns roles; the OpenAPI document is
+//! generated from it.
 
 mod acts;
 mod audit;
@@ -28,7 +29,7 @@ use crate::auth::token::Role;
 use crate::openapi;
 use crate::state::Shared;
 
-/// Everything below `/api`, and the document of it.
+/// Router of everything below `/api`, and its OpenAPI document.
 pub(crate) fn all() -> (Router<Shared>, OpenApi) {
     let groups = [
         (None, OpenApiRouter::new().routes(routes!(session::sign_in))),

@@ -1,4 +1,4 @@
-//! How it is going: at a glance, and second by second.
+//! Overview of a database, and live samples.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,50 +23,51 @@ use crate::problem::Answer;
 use crate::state::Shared;
 use crate::views::Count;
 
-/// How many pending and dead events are looked at to tell their types.
+/// Number of pending and dead events scanned for the counts by type.
 const LOOK_AT: usize = 2_000;
 
-/// What to tell.
+/// Query of the overview.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Ask {
-    /// The name of the database, where there are several.
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Whether to tell the last quarter of an hour as well, as far as somebody listened to `live`.
+    /// Whether to include the last 15 minutes, as far as a `live` stream was open.
     history: Option<bool>,
 }
 
-/// How it is going.
+/// Overview of a database.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Glance {
-    /// What stands in the table.
+    /// The state of the table.
     #[serde(flatten)]
     overview: OverviewView,
-    /// By event type, as far as the first two thousand pending and dead events tell.
+    /// By event type, based on the first two thousand pending and dead events.
     types: Vec<TypeGlance>,
-    /// Errors that keep relays from delivering.
+    /// Errors that prevent relays from delivering.
     failing: Vec<TaskErrorView>,
     /// Pending events that no running relay routes.
     unrouted: UnroutedView,
-    /// The last quarter of an hour, if it was asked for.
+    /// The last 15 minutes, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<Vec<Point>>,
 }
 
-/// Pending events that no running relay routes: they stay pending until a relay that routes them runs.
+/// Pending events that no running relay routes: they stay pending until a relay with a route for
+/// them is running.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "types": [{"event_type": "order.refunded", "aggregate_type": "order", "count": 3, "oldest": "2026-01-31T12:00:00Z"}],
     "more": false, "relays": ["shop-1-4711-a1b2"],
 }))]
 pub(crate) struct UnroutedView {
-    /// By type, the most frequent first; a hundred at most.
+    /// By type, most frequent first; at most a hundred.
     types: Vec<UnroutedTypeView>,
-    /// Whether there may be more: only the first two thousand pending events were looked at.
+    /// Whether there may be more: only the first two thousand pending events were scanned.
     more: bool,
-    /// The running relays, none of which routes them.
+    /// The running relays, none of which has a route for these events.
     relays: Vec<String>,
 }
 
@@ -75,11 +76,11 @@ pub(crate) struct UnroutedView {
 pub(crate) struct UnroutedTypeView {
     /// The event type.
     event_type: String,
-    /// The type of the aggregate.
+    /// The aggregate type.
     aggregate_type: String,
-    /// How many wait.
+    /// Number of pending events.
     count: u64,
-    /// When the oldest of them was stored.
+    /// When the oldest of these events was stored.
     oldest: Option<DateTime<Utc>>,
 }
 
@@ -99,28 +100,28 @@ impl From<UnroutedEvents> for UnroutedView {
     }
 }
 
-/// How it is going with a type.
+/// Counts and rates of an event type.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TypeGlance {
-    /// The type.
+    /// The event type.
     event_type: String,
-    /// How many wait to be delivered.
+    /// Number of pending events.
     pending: Count,
-    /// When the oldest of them was stored.
+    /// When the oldest pending event was stored.
     oldest: Option<DateTime<Utc>>,
-    /// How many were given up.
+    /// Number of dead events.
     dead: Count,
-    /// Delivered a second; null if nobody listens to `live`.
+    /// Events delivered per second; null while no `live` stream is open.
     delivered_per_second: Option<f64>,
-    /// Failed attempts a second.
+    /// Failed attempts per second.
     failed_per_second: Option<f64>,
 }
 
-/// Overview
+/// Get the overview
 ///
-/// How it is going, in a time that does not depend on the size of the table: counts stop at ten thousand.
+/// The time of this request does not depend on the size of the table: counts stop at ten thousand.
 #[utoipa::path(get, path = "/outbox/overview", tag = "overview", params(Ask),
-    responses((status = 200, description = "At a glance", body = Glance)))]
+    responses((status = 200, description = "The overview", body = Glance)))]
 pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>) -> Answer<Json<Glance>> {
     let database = choose(&web, ask.database.as_deref())?;
     let overview = database.store.overview(MOST).await?;
@@ -135,7 +136,7 @@ pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>
     Ok(Json(Glance { overview: overview.into(), types, failing, unrouted, history }))
 }
 
-/// Puts together what is known of each type, those that wait most first.
+/// Merges counts and rates by type, types with the most events first.
 fn glance(
     pending: (Vec<TypeCount>, bool),
     dead: (Vec<TypeCount>, bool),
@@ -172,12 +173,12 @@ fn glance(
     types
 }
 
-/// Live
+/// Open a live stream
 ///
-/// Server-sent events: first `history`, the last quarter of an hour as an array of points, then `tick` every second. A stream of a
-/// session ends with it.
+/// Server-sent events: first `history`, the last 15 minutes as an array of points, then `tick`
+/// every second. The stream of a session ends with the session.
 #[utoipa::path(get, path = "/outbox/live", tag = "overview", params(Place),
-    responses((status = 200, description = "A stream without end", content_type = "text/event-stream", body = Tick)))]
+    responses((status = 200, description = "A stream of samples", content_type = "text/event-stream", body = Tick)))]
 pub(crate) async fn live(
     State(web): State<Shared>,
     caller: Caller,
@@ -188,18 +189,18 @@ pub(crate) async fn live(
         web.live.listen(&web.databases, &database.name, &caller.name)?;
     let points: Vec<Point> = history.iter().map(|tick| tick.point.clone()).collect();
     let first = stream::iter([Ok(told("history", &points))]);
-    // The place is given back when nobody reads any more.
+    // The permit is released when the response stream is dropped.
     let rest = stream::unfold((ticks, place), async |(mut ticks, place)| {
         loop {
             match ticks.recv().await {
                 Ok(tick) => return Some((Ok(told("tick", &*tick)), (ticks, place))),
-                // Whoever reads too slowly misses seconds.
+                // A client that reads too slowly misses samples.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
         }
     });
-    // A token lasts as long as the process.
+    // Tokens are valid as long as the process runs.
     let over = async move {
         match caller.session {
             Some(session) => session.over().await,

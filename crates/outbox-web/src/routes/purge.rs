@@ -1,4 +1,4 @@
-//! Purging: rows that nobody needs any more.
+//! Purge: deletes old rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,36 +22,36 @@ use crate::problem::Answer;
 use crate::state::Shared;
 use crate::views::Count;
 
-/// What to purge.
+/// Request of a purge.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"what": "done", "older_than": "7d", "dry_run": true}))]
 pub(crate) struct PurgeAsk {
-    /// Which rows.
+    /// The rows to purge.
     what: What,
-    /// Only those that have been so for longer than this.
+    /// Only rows that have been in this state for longer than this.
     older_than: Age,
-    /// Only count them; joins, inbox entries and attempts are not counted.
+    /// Only count the rows; joins, inbox entries and attempts are not counted.
     #[serde(default)]
     dry_run: bool,
-    /// How many a second, at most; as fast as it goes if not set.
+    /// Maximum number of rows per second; unlimited by default.
     #[schema(minimum = 1, maximum = 100_000)]
     rate: Option<u32>,
 }
 
-/// Which rows.
+/// Rows to purge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum What {
-    /// Events that are done.
+    /// Done events.
     Done,
-    /// Events that are dead, apart from those that hold back later events of their key.
+    /// Dead events, except those that block later events of their key.
     Dead,
-    /// Both: first those that are done.
+    /// Done and dead events: done events first.
     Finished,
-    /// Joins that are closed, with their steps.
+    /// Closed joins, with their steps.
     Joins,
-    /// What consumers have done: what is delivered again after that is new to them.
+    /// Inbox entries of consumers: an event that is delivered again afterwards counts as new.
     Inbox,
     /// Failed attempts of events.
     Attempts,
@@ -59,14 +59,14 @@ pub(crate) enum What {
 
 /// Purge old rows
 ///
-/// With `dry_run` they are only counted, up to ten thousand. Otherwise a job starts: see `Location`. Pending events are never
-/// purged, and neither are steps of joins that are open, nor dead events that hold back later events of their key: those
-/// are counted all the same.
+/// With `dry_run` the rows are only counted, up to ten thousand. Otherwise a job is started: see
+/// `Location`. Never purged are pending events, steps of open joins, and dead events that block
+/// later events of their key; the count includes the latter two.
 #[utoipa::path(post, path = "/outbox/purge", tag = "purge", params(Place), request_body = PurgeAsk,
-    responses((status = 200, description = "With `dry_run`: how many there are; `more` with 0 if they are not counted", body = Count),
+    responses((status = 200, description = "With `dry_run`: the number of rows; `more` with 0 if these rows are not counted", body = Count),
               (status = 202, description = "The job has started", body = JobView,
-               headers(("location" = String, description = "Where to see how far it is"))),
-              (status = 422, description = "A value cannot be")))]
+               headers(("location" = String, description = "The path of the job"))),
+              (status = 422, description = "A value is not valid")))]
 pub(crate) async fn purge(
     State(web): State<Shared>,
     caller: Caller,
@@ -93,7 +93,7 @@ pub(crate) async fn purge(
     Ok(accepted(&uri, &job))
 }
 
-/// How many there are, if that can be told without looking at everything.
+/// Number of rows, if it can be counted with an index.
 async fn total(store: &SharedStore, what: What, older_than: Duration) -> Answer<Option<Count>> {
     let filter = Filter { settled_before: Some(older_than), ..Filter::default() };
     Ok(match what {

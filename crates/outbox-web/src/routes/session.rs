@@ -1,4 +1,4 @@
-//! Signing in and out, and who one is.
+//! Sign-in, sign-out, and the current caller.
 
 use axum::Json;
 use axum::extract::{FromRequest as _, Request, State};
@@ -24,20 +24,20 @@ pub(crate) struct SignIn {
     token: String,
 }
 
-/// Who one is.
+/// The authenticated caller.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"actor": "ops", "role": "operate", "session": true, "csrf": "6mS0cMzSQ0", "databases": ["main"],
                           "version": "0.1.0"}))]
 pub(crate) struct WhoAmI {
-    /// The name of the token: what the audit says.
+    /// The name of the token, as in audit entries.
     actor: String,
-    /// What it allows.
+    /// The role of the token.
     role: Role,
-    /// Whether it is a session; then `csrf` is there.
+    /// Whether the caller authenticated with a session; `csrf` is set in this case.
     session: bool,
-    /// What the header `X-CSRF-Token` must say when something is changed.
+    /// The value of the header `X-CSRF-Token` for changes.
     csrf: Option<String>,
-    /// The databases that can be asked for.
+    /// The names of all databases.
     databases: Vec<String>,
     /// The version of the server.
     version: &'static str,
@@ -52,12 +52,13 @@ impl WhoAmI {
 
 /// Sign in
 ///
-/// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token that has to be sent with changes.
+/// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token to send
+/// with every change.
 #[utoipa::path(post, path = "/outbox/session", tag = "session", request_body = SignIn,
     responses((status = 200, description = "Signed in", body = WhoAmI,
                headers(("set-cookie" = String, description = "The session"))),
-              (status = 413, description = "The body has more than 16 KiB"),
-              (status = 504, description = "The body did not arrive within 5 s, or it took too long")))]
+              (status = 413, description = "The body is larger than 16 KiB"),
+              (status = 504, description = "The body did not arrive within 5 s, or the request timed out")))]
 pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
     let peer = peer(request.extensions());
     let name = cookie_name(web.porter.tls, port(request.headers(), request.uri()));
@@ -71,17 +72,17 @@ pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answ
 
 /// Sign out
 ///
-/// Ends the session of this browser. With a token there is nothing to end.
+/// Ends the session of this browser. No effect on a token.
 #[utoipa::path(delete, path = "/outbox/session", tag = "session",
     responses((status = 204, description = "Signed out",
-               headers(("set-cookie" = String, description = "Without a session")))))]
+               headers(("set-cookie" = String, description = "Clears the session cookie")))))]
 pub(crate) async fn sign_out(State(web): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
     web.porter.cookies(&headers, &uri).for_each(|cookie| web.porter.sessions.end(cookie));
     let name = cookie_name(web.porter.tls, port(&headers, &uri));
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, &name, "", 0))]).into_response()
 }
 
-/// Who am I?
+/// Get the current caller
 #[utoipa::path(get, path = "/outbox/whoami", tag = "session",
     responses((status = 200, description = "The name and role of the token or session", body = WhoAmI)))]
 pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<WhoAmI> {

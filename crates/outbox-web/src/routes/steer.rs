@@ -16,17 +16,17 @@ use crate::problem::{Answer, Problem};
 use crate::state::Shared;
 use crate::text;
 
-/// Where a publisher goes on in a topic: `position`, `time`, or `to`.
+/// Position to reset a publisher to: `position`, `time`, or `to`.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"to": "start"}))]
 pub(crate) struct Reset {
-    /// What comes after this position is published.
+    /// Publish the events after this position.
     #[schema(minimum = 0)]
     position: Option<i64>,
-    /// What was stored since this time is published.
+    /// Publish the events stored since this time.
     time: Option<DateTime<Utc>>,
-    /// `start`: everything is published again; `end`: only what comes from now on.
+    /// `start`: publish all events again; `end`: publish new events only.
     to: Option<Edge>,
 }
 
@@ -34,31 +34,31 @@ pub(crate) struct Reset {
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Edge {
-    /// Its first event.
+    /// Before the first event.
     Start,
-    /// After its last event.
+    /// After the last event.
     End,
 }
 
-/// How many pairs of topic and publisher were changed.
+/// Number of subscriptions (topic and publisher) changed.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"changed": 2}))]
 pub(crate) struct Changed {
-    /// How many.
+    /// The number of subscriptions.
     changed: u64,
 }
 
-/// Where a publisher goes on.
+/// Position after a reset.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"position": 0}))]
 pub(crate) struct ResetTo {
-    /// What comes after this position is published.
+    /// Events after this position are published.
     position: i64,
 }
 
 /// Pause a publisher
 ///
-/// In all topics. What it is being given right now is the last.
+/// In all topics. A batch that is already in flight is still published.
 #[utoipa::path(post, path = "/outbox/publishers/{name}/pause", tag = "publishers", params(Place, Name),
     responses((status = 200, description = "Paused", body = Changed)))]
 pub(crate) async fn pause(
@@ -74,9 +74,9 @@ pub(crate) async fn pause(
 
 /// Resume a publisher
 ///
-/// In all topics, from where it stands, with no errors behind it.
+/// In all topics, from the current positions. Resets the error counts.
 #[utoipa::path(post, path = "/outbox/publishers/{name}/resume", tag = "publishers", params(Place, Name),
-    responses((status = 200, description = "It goes on", body = Changed)))]
+    responses((status = 200, description = "Resumed", body = Changed)))]
 pub(crate) async fn resume(
     State(web): State<Shared>,
     caller: Caller,
@@ -105,7 +105,7 @@ pub(crate) async fn pause_in(
 
 /// Resume a publisher in one topic
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/resume", tag = "publishers",
-    params(Place, Name, TopicName), responses((status = 200, description = "It goes on", body = Changed)))]
+    params(Place, Name, TopicName), responses((status = 200, description = "Resumed", body = Changed)))]
 pub(crate) async fn resume_in(
     State(web): State<Shared>,
     caller: Caller,
@@ -118,13 +118,14 @@ pub(crate) async fn resume_in(
     switch(&database, &caller, "publisher.resume", &name, Some(&topic), resume).await
 }
 
-/// Set a publisher to another place in a topic
+/// Reset the position of a publisher in a topic
 ///
-/// Back: events are published again. Forwards: events are left out. A pause stays.
+/// Backward: events are published again. Forward: events are skipped. A paused publisher stays
+/// paused.
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/reset", tag = "publishers",
     params(Place, Name, TopicName), request_body = Reset,
-    responses((status = 200, description = "It goes on from there", body = ResetTo),
-              (status = 422, description = "The position is beyond the end, or not exactly one place was named")))]
+    responses((status = 200, description = "The new position", body = ResetTo),
+              (status = 422, description = "The position is beyond the end of the log, or not exactly one of the fields is set")))]
 pub(crate) async fn reset(
     State(web): State<Shared>,
     caller: Caller,
@@ -179,7 +180,7 @@ impl Reset {
             (None, None, Some(Edge::Start)) => Ok(To::Position(Position::START)),
             (None, None, Some(Edge::End)) => Ok(To::End),
             (Some(_), None, None) => Err(Problem::invalid("`position` must not be negative")),
-            _ => Err(Problem::invalid("name one of `position`, `time` and `to`")),
+            _ => Err(Problem::invalid("set exactly one of `position`, `time` and `to`")),
         }
     }
 }
@@ -204,7 +205,7 @@ fn target(name: &str, topic: Option<&str>) -> String {
 }
 
 fn check(name: &str, topic: Option<&str>) -> Answer<()> {
-    // What cannot be the name of one is the name of none.
+    // Text that cannot be a name is not the name of any publisher.
     let is_name = |name: &str| text::check("name", name, 100).is_ok();
     if is_name(name) && topic.is_none_or(is_name) { Ok(()) } else { Err(unknown(name)) }
 }
