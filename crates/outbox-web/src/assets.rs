@@ -27,19 +27,19 @@ pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Respo
     let path = uri.path().trim_start_matches('/');
     let name = if path.is_empty() { "index.html" } else { path };
     let found = Files::get(name).map(|file| (name, file));
-    let page = || page(path).filter(|_| wants_pages(&headers));
+    let page = || page(path).filter(|_| accepts_html(&headers));
     match found.or_else(|| page().and_then(|name| Some((name, Files::get(name)?)))) {
-        Some((name, file)) => finish(answer(name, &file, &headers)),
+        Some((name, file)) => finish(respond(name, &file, &headers)),
         None => finish(Problem::not_found("page not found").into_response()),
     }
 }
 
 /// Serves the page that shows the OpenAPI document, and its files: `docs`, `docs.js`, `docs.css`.
 pub(crate) async fn docs(uri: Uri, headers: HeaderMap) -> Response {
-    let asked = uri.path().rsplit('/').next();
-    let name = asked.filter(|name| matches!(*name, "docs.js" | "docs.css")).unwrap_or("docs.html");
+    let requested = uri.path().rsplit('/').next();
+    let name = requested.filter(|name| matches!(*name, "docs.js" | "docs.css")).unwrap_or("docs.html");
     match Files::get(&format!("docs/{name}")) {
-        Some(file) => finish(answer(name, &file, &headers)),
+        Some(file) => finish(respond(name, &file, &headers)),
         None => finish(Problem::not_found("page not found").into_response()),
     }
 }
@@ -51,16 +51,16 @@ fn page(path: &str) -> Option<&'static str> {
 }
 
 /// Whether the client accepts HTML, as browsers do. Other clients get a 404 for an unknown path.
-fn wants_pages(headers: &HeaderMap) -> bool {
+fn accepts_html(headers: &HeaderMap) -> bool {
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
     accepted.is_some_and(|accepted| accepted.contains("text/html"))
 }
 
-fn answer(name: &str, file: &EmbeddedFile, asked: &HeaderMap) -> Response {
+fn respond(name: &str, file: &EmbeddedFile, requested: &HeaderMap) -> Response {
     let digest = file.metadata.sha256_hash();
     let tag: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let tag = HeaderValue::from_str(&format!("\"{tag}\"")).unwrap_or(HeaderValue::from_static("\"\""));
-    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known == tag);
+    let known = requested.get(header::IF_NONE_MATCH).is_some_and(|known| known == tag);
     let body = if known { Vec::new() } else { file.data.to_vec() };
     let mut response = body.into_response();
     if known {

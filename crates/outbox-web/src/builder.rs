@@ -10,13 +10,13 @@ use outbox::store::SharedStore;
 use outbox::{Destination, Fleet};
 use tokio::sync::Semaphore;
 
-use crate::auth::Porter;
-use crate::auth::guard::{guard, guard_others, require, welcome};
+use crate::auth::Authenticator;
+use crate::auth::guard::{guard, guard_routes, require, allow_anonymous};
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::Sessions;
 use crate::auth::throttle::Throttle;
-use crate::auth::token::{Role, SHORTEST, Token};
-use crate::databases::{All, Databases, Fixed};
+use crate::auth::token::{Role, MIN_SECRET_LEN, Token};
+use crate::databases::{DatabaseSources, Databases, SingleDatabase};
 use crate::jobs::Jobs;
 use crate::live::Live;
 use crate::problem::Problem;
@@ -24,7 +24,7 @@ use crate::state::{Destinations, Inner, Shared};
 use crate::{assets, routes};
 
 /// Default number of wrong tokens per minute and address.
-const ATTEMPTS: u32 = 10;
+const DEFAULT_WRONG_TOKENS: u32 = 10;
 
 /// REST API and dashboard of outboxes, to be mounted into an axum application. Cheap to clone;
 /// clones share their state.
@@ -62,7 +62,7 @@ pub struct Web {
 #[derive(Default)]
 #[must_use = "nothing is built until `build` is called"]
 pub struct WebBuilder {
-    databases: All,
+    databases: DatabaseSources,
     tokens: Vec<Token>,
     hosts: Vec<String>,
     tls: bool,
@@ -83,21 +83,21 @@ pub enum BuildError {
     /// The name of a token is empty, too long, or has control characters. The name appears in audit
     /// entries.
     #[error("token {name:?}: the name must have 1 to 64 characters, and no control characters")]
-    Name {
+    InvalidName {
         /// The name of the token.
         name: String,
     },
     /// Two tokens have the same name.
     #[error("two tokens have the name {name:?}: names must be unique, since audit entries refer to them")]
-    Twice {
+    DuplicateName {
         /// The name of both tokens.
         name: String,
     },
     /// The secret of a token is too short.
     #[error(
-        "token {name:?}: the secret must have at least {SHORTEST} characters; generate one with `openssl rand -base64 32`", SHORTEST = SHORTEST
+        "token {name:?}: the secret must have at least {MIN_SECRET_LEN} characters; generate one with `openssl rand -base64 32`", MIN_SECRET_LEN = MIN_SECRET_LEN
     )]
-    Short {
+    ShortSecret {
         /// The name of the token.
         name: String,
     },
@@ -105,7 +105,7 @@ pub enum BuildError {
     #[error(
         "token {name:?}: the digest must be `sha256:` and 64 hexadecimal digits; compute it with `printf %s \"$TOKEN\" | sha256sum`"
     )]
-    Digest {
+    InvalidDigest {
         /// The name of the token.
         name: String,
     },
@@ -114,7 +114,7 @@ pub enum BuildError {
 impl WebBuilder {
     /// Adds a database with this name.
     pub fn outbox(self, name: impl Into<String>, store: SharedStore) -> Self {
-        self.databases(Fixed { name: name.into(), store })
+        self.databases(SingleDatabase { name: name.into(), store })
     }
 
     /// Adds all databases of a fleet, as they are added and removed.
@@ -184,30 +184,30 @@ impl WebBuilder {
         for (n, token) in self.tokens.iter().enumerate() {
             let name = token.name.clone();
             if crate::text::check("name", &name, 64).is_err() {
-                return Err(BuildError::Name { name });
+                return Err(BuildError::InvalidName { name });
             }
             if self.tokens[..n].iter().any(|other| other.name == name) {
-                return Err(BuildError::Twice { name });
+                return Err(BuildError::DuplicateName { name });
             }
             if token.is_short {
-                return Err(BuildError::Short { name });
+                return Err(BuildError::ShortSecret { name });
             }
         }
-        let porter = Porter {
+        let authenticator = Authenticator {
             tokens: self.tokens,
             tls: self.tls,
             sessions: Sessions::default(),
-            throttle: Throttle::new(self.attempts.unwrap_or(ATTEMPTS)),
+            throttle: Throttle::new(self.attempts.unwrap_or(DEFAULT_WRONG_TOKENS)),
         };
         Ok(Web {
             shared: Shared(Arc::new(Inner {
-                porter,
+                authenticator,
                 hosts: Hosts(self.hosts),
                 databases: self.databases,
                 destinations: self.destinations,
                 jobs: Jobs::default(),
                 live: Live::default(),
-                payloads: Semaphore::new(routes::payload::AT_ONCE),
+                payloads: Semaphore::new(routes::payload::MAX_CONCURRENT_READS),
             })),
         })
     }
@@ -223,23 +223,23 @@ impl Web {
     /// every other path.
     pub fn router(&self) -> Router {
         let files =
-            Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), welcome));
+            Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
         self.api().merge(files)
     }
 
     /// Router of the API alone.
     pub fn api(&self) -> Router {
         let (routes, _) = routes::all();
-        let nothing = async || Problem::not_found("path not found").into_response();
+        let not_found = async || Problem::not_found("path not found").into_response();
         let api = routes
-            .fallback(nothing)
+            .fallback(not_found)
             .layer(from_fn_with_state(self.shared.clone(), guard))
             .with_state(self.shared.clone());
         let docs = Router::new()
             .route("/api/docs", get(assets::docs))
             .route("/api/docs.js", get(assets::docs))
             .route("/api/docs.css", get(assets::docs))
-            .layer(from_fn_with_state(self.shared.clone(), welcome));
+            .layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
         Router::new().nest("/api", api).merge(docs)
     }
 
@@ -247,7 +247,7 @@ impl Web {
     pub fn protect(&self, role: Role, routes: Router) -> Router {
         routes
             .layer(from_fn_with_state(role, require))
-            .layer(from_fn_with_state(self.shared.clone(), guard_others))
+            .layer(from_fn_with_state(self.shared.clone(), guard_routes))
     }
 
     /// The OpenAPI document, as served at `/api/openapi.json`.
@@ -258,6 +258,6 @@ impl Web {
 
 impl std::fmt::Debug for Web {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Web").field("tokens", &self.shared.porter.tokens).finish_non_exhaustive()
+        f.debug_struct("Web").field("tokens", &self.shared.authenticator.tokens).finish_non_exhaustive()
     }
 }

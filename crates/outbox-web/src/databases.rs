@@ -6,7 +6,7 @@ use outbox::Fleet;
 use outbox::fleet::DatabaseState;
 use outbox::store::SharedStore;
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 
 /// A source of databases, which may change at any time. [`Fleet`] is one; implement it for
 /// databases that are opened later or discovered in another way.
@@ -79,12 +79,12 @@ impl Databases for Fleet {
 }
 
 /// A database that is always open.
-pub(crate) struct Fixed {
+pub(crate) struct SingleDatabase {
     pub(crate) name: String,
     pub(crate) store: SharedStore,
 }
 
-impl Databases for Fixed {
+impl Databases for SingleDatabase {
     fn list(&self) -> Vec<DatabaseInfo> {
         vec![DatabaseInfo::new(&self.name, "open")]
     }
@@ -96,19 +96,19 @@ impl Databases for Fixed {
 
 /// All sources. If two sources have a database of the same name, the first source wins.
 #[derive(Clone, Default)]
-pub(crate) struct All(pub(crate) Vec<Arc<dyn Databases>>);
+pub(crate) struct DatabaseSources(pub(crate) Vec<Arc<dyn Databases>>);
 
 /// The database of a request.
 #[derive(Clone)]
-pub(crate) struct Chosen {
+pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) store: SharedStore,
 }
 
 /// Number of names listed in the error if a request names no database.
-const TOLD: usize = 10;
+const NAMES_LISTED: usize = 10;
 
-impl All {
+impl DatabaseSources {
     pub(crate) fn list(&self) -> Vec<DatabaseInfo> {
         let mut all: Vec<DatabaseInfo> = Vec::new();
         for info in self.0.iter().flat_map(|databases| databases.list()) {
@@ -121,31 +121,31 @@ impl All {
     }
 
     /// Finds the database with this name; without a name, the only database.
-    pub(crate) fn choose(&self, name: Option<&str>) -> Answer<Chosen> {
+    pub(crate) fn resolve(&self, name: Option<&str>) -> ApiResult<Database> {
         let name = match name {
             Some(name) => name.to_owned(),
             None => self.only()?,
         };
         match self.0.iter().find_map(|databases| databases.store(&name)) {
-            Some(store) => Ok(Chosen { name, store }),
+            Some(store) => Ok(Database { name, store }),
             None if self.list().iter().any(|info| info.name == name) => Err(Problem::new(
                 crate::problem::Kind::Unavailable,
                 format!("database `{name}` is not open yet"),
             )
             .retry_after(std::time::Duration::from_secs(1))),
-            None => Err(Problem::not_found(format!("database `{}` not found", crate::text::shown(&name)))
+            None => Err(Problem::not_found(format!("database `{}` not found", crate::text::printable(&name)))
                 .advice("GET /api/outbox/databases lists all databases.")),
         }
     }
 
-    fn only(&self) -> Answer<String> {
+    fn only(&self) -> ApiResult<String> {
         let mut names: Vec<String> = self.list().into_iter().map(|info| info.name).collect();
         match names.len() {
             1 => Ok(names.remove(0)),
             0 => Err(Problem::not_found("no database is available")),
             count => {
-                names.truncate(TOLD);
-                let and_more = if count > TOLD { ", …" } else { "" };
+                names.truncate(NAMES_LISTED);
+                let and_more = if count > NAMES_LISTED { ", …" } else { "" };
                 Err(Problem::bad(format!("there are {count} databases, and the request names none"))
                     .advice(format!("Add ?database=NAME: {}{and_more}.", names.join(", "))))
             }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
-use crate::databases::Chosen;
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 
 /// Query parameters of a request.
@@ -17,7 +17,7 @@ pub(crate) struct Params<T>(pub(crate) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Self(params)),
             Err(rejection) => Err(Problem::bad(format!("invalid query: {}", cause(&rejection)))
@@ -32,14 +32,14 @@ fn cause(error: &dyn std::error::Error) -> String {
     while let Some(source) = error.source() {
         error = source;
     }
-    crate::text::shown(&without_value(&error.to_string()))
+    crate::text::printable(&without_value(&error.to_string()))
 }
 
 /// Removes a value that is not one of the expected ones from an error message.
-fn without_value(said: &str) -> String {
-    match (said.split_once("unknown variant `"), said.rsplit_once(", expected ")) {
-        (Some((place, _)), Some((_, expected))) => format!("{place}expected {expected}"),
-        _ => said.to_owned(),
+fn without_value(message: &str) -> String {
+    match (message.split_once("unknown variant `"), message.rsplit_once(", expected ")) {
+        (Some((parameter, _)), Some((_, expected))) => format!("{parameter}expected {expected}"),
+        _ => message.to_owned(),
     }
 }
 
@@ -49,27 +49,27 @@ pub(crate) struct Input<T>(pub(crate) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Answer<Self> {
+    async fn from_request(request: Request, state: &S) -> ApiResult<Self> {
         let body =
             Bytes::from_request(request, state).await.map_err(|_| Problem::bad("the body ended early"))?;
         if body.is_empty() {
             return Err(Problem::bad("the body is empty").advice("Send a JSON object, at least `{}`."));
         }
-        serde_json::from_slice(&body).map(Self).map_err(|error| told(&error))
+        serde_json::from_slice(&body).map(Self).map_err(|error| json_problem(&error))
     }
 }
 
 /// Problem for invalid JSON: names fields and positions, but repeats no values.
-fn told(error: &serde_json::Error) -> Problem {
+fn json_problem(error: &serde_json::Error) -> Problem {
     let at = format!("line {}, column {}", error.line(), error.column());
     if !error.is_data() {
         return Problem::bad(format!("the body is not valid JSON: {at}"));
     }
-    let said = error.to_string();
+    let message = error.to_string();
     let named = ["unknown field `", "missing field `", "duplicate field `"];
-    let detail = if named.iter().any(|start| said.starts_with(start)) {
-        said
-    } else if let Some((_, expected)) = said.rsplit_once(", expected ") {
+    let detail = if named.iter().any(|start| message.starts_with(start)) {
+        message
+    } else if let Some((_, expected)) = message.rsplit_once(", expected ") {
         format!("expected {expected}")
     } else {
         format!("invalid value at {at}")
@@ -81,34 +81,34 @@ fn told(error: &serde_json::Error) -> Problem {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Place {
+pub(crate) struct DatabaseQuery {
     /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     pub(crate) database: Option<String>,
 }
 
-impl Place {
-    pub(crate) fn choose(&self, web: &Shared) -> Answer<Chosen> {
-        choose(web, self.database.as_deref())
+impl DatabaseQuery {
+    pub(crate) fn resolve(&self, web: &Shared) -> ApiResult<Database> {
+        find_database(web, self.database.as_deref())
     }
 }
 
-pub(crate) fn choose(web: &Shared, name: Option<&str>) -> Answer<Chosen> {
-    web.databases.choose(name)
+pub(crate) fn find_database(web: &Shared, name: Option<&str>) -> ApiResult<Database> {
+    web.databases.resolve(name)
 }
 
 /// Default number of rows per page.
-pub(crate) const PAGE: usize = 50;
+pub(crate) const DEFAULT_PAGE: usize = 50;
 
 /// Maximum number of rows per page.
-pub(crate) const LARGEST_PAGE: usize = 500;
+pub(crate) const MAX_PAGE: usize = 500;
 
 /// Validates the number of rows per page.
-pub(crate) fn page_size(limit: Option<usize>) -> Answer<usize> {
+pub(crate) fn page_size(limit: Option<usize>) -> ApiResult<usize> {
     match limit {
-        None => Ok(PAGE),
-        Some(limit) if (1..=LARGEST_PAGE).contains(&limit) => Ok(limit),
-        Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {LARGEST_PAGE}"))
+        None => Ok(DEFAULT_PAGE),
+        Some(limit) if (1..=MAX_PAGE).contains(&limit) => Ok(limit),
+        Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {MAX_PAGE}"))
             .advice("Request the next page instead.")),
     }
 }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn errors_of_a_body_do_not_repeat_its_values() {
-        for (body, told_as) in [
+        for (body, expected) in [
             (r#"{"name": "#, "not valid JSON"),
             (r#"{"name": 5154, "kind": "this"}"#, "expected a string"),
             (r#"{"name": "hunter2"}"#, "missing field `kind`"),
@@ -143,15 +143,15 @@ mod tests {
             (r#"["hunter2"]"#, "invalid body"),
             (r#"{"name": "x", "kind": "y, expected hunter2"}"#, "expected `this` or `that`"),
         ] {
-            let problem = told(&serde_json::from_str::<Sample>(body).unwrap_err());
-            let said = problem.detail();
-            assert!(said.contains(told_as) && !said.contains("hunter2") && !said.contains("5154"), "{said}");
+            let problem = json_problem(&serde_json::from_str::<Sample>(body).unwrap_err());
+            let message = problem.detail();
+            assert!(message.contains(expected) && !message.contains("hunter2") && !message.contains("5154"), "{message}");
         }
     }
 
     #[test]
     fn errors_of_a_query_do_not_repeat_its_values() {
-        for (query, told_as) in [
+        for (query, expected) in [
             ("name=x&kind=hunter2", "kind: expected `this` or `that`"),
             ("name=x&kind=y,+expected+hunter2", "expected `this` or `that`"),
             (&format!("name=x&kind=hunter2{}", "x".repeat(200)), "expected `this` or `that`"),
@@ -160,14 +160,14 @@ mod tests {
         ] {
             let uri = format!("/?{query}").parse().unwrap();
             let rejection = Query::<Sample>::try_from_uri(&uri).unwrap_err();
-            let said = cause(&rejection);
-            assert!(said.contains(told_as) && !said.contains("hunter2"), "{said}");
+            let message = cause(&rejection);
+            assert!(message.contains(expected) && !message.contains("hunter2"), "{message}");
         }
     }
 
     #[test]
     fn pages_are_bounded() {
-        assert_eq!(page_size(None).unwrap(), PAGE);
+        assert_eq!(page_size(None).unwrap(), DEFAULT_PAGE);
         assert_eq!(page_size(Some(500)).unwrap(), 500);
         assert!(page_size(Some(0)).is_err() && page_size(Some(501)).is_err());
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::age::Age;
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::text;
 use crate::views::Count;
 
@@ -59,7 +59,7 @@ impl DeadFilter {
     }
 
     /// Converts to the filter of a store.
-    pub(crate) fn filter(&self) -> Answer<Filter> {
+    pub(crate) fn filter(&self) -> ApiResult<Filter> {
         for (name, value, longest) in self.texts() {
             let checked = value.map_or(Ok(()), |value| text::check(name, value, longest));
             checked.map_err(|problem| Problem::invalid(problem.detail()))?;
@@ -78,43 +78,43 @@ impl DeadFilter {
     }
 
     /// The filter as details of an audit entry.
-    pub(crate) fn told(&self) -> serde_json::Value {
+    pub(crate) fn audit_details(&self) -> serde_json::Value {
         let texts = self.texts();
-        let mut told: serde_json::Map<String, serde_json::Value> = texts
+        let mut details: serde_json::Map<String, serde_json::Value> = texts
             .iter()
             .filter_map(|(name, value, _)| Some(((*name).to_owned(), (*value)?.into())))
             .collect();
         for (name, age) in [("within", self.within), ("before", self.before)] {
-            told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
+            details.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
         }
-        told.into()
+        details.into()
     }
 }
 
 /// Maximum count of matching events before a replay or purge.
-const MOST: u64 = 10_000;
+const MAX_COUNT: u64 = 10_000;
 
 /// Rows scanned for the count, page by page.
 const PAGE: usize = 1_000;
-const LOOK_AT: usize = 20_000;
+const SCAN_LIMIT: usize = 20_000;
 const PAGES: usize = 10;
 
 /// Counts matching events with a status. Bounded: stops at ten thousand matches, or after two
 /// hundred thousand scanned rows.
-pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> Answer<Count> {
-    let mut ask =
-        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: LOOK_AT, ..PageAsk::default() };
+pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> ApiResult<Count> {
+    let mut request =
+        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: SCAN_LIMIT, ..PageAsk::default() };
     let mut count = 0;
     for _ in 0..PAGES {
-        let page = store.page(&ask).await?;
+        let page = store.page(&request).await?;
         count += page.rows.len() as u64;
         if page.next.is_none() {
             return Ok(Count { count, more: false });
         }
-        if count >= MOST {
+        if count >= MAX_COUNT {
             break;
         }
-        ask.after = page.next;
+        request.after = page.next;
     }
     Ok(Count { count, more: true })
 }

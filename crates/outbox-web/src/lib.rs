@@ -53,13 +53,13 @@
 
 mod age;
 #[cfg(test)]
-mod any_text;
+mod proptests;
 mod assets;
 mod auth;
 mod builder;
 mod cursor;
 mod databases;
-mod deeds;
+mod audit;
 mod extract;
 mod filter;
 mod jobs;

@@ -82,37 +82,37 @@ pub(crate) fn complete(document: &mut OpenApi, role: Option<Role>) {
             // Operation ids must be unique: handlers of different resources have the same names.
             let words = path.split(['/', '.', '{', '}']).filter(|word| !word.is_empty() && *word != "outbox");
             operation.operation_id = Some([method].into_iter().chain(words).collect::<Vec<_>>().join("_"));
-            tell_role(operation, role);
-            tell_problems(operation, changes, role);
+            add_role(operation, role);
+            add_problems(operation, changes, role);
         }
     }
 }
 
-fn tell_role(operation: &mut Operation, role: Option<Role>) {
+fn add_role(operation: &mut Operation, role: Option<Role>) {
     let Some(role) = role else {
         operation.security = Some(Vec::new());
         return;
     };
     let needs = |scheme| SecurityRequirement::new(scheme, [role.as_str()]);
     operation.security = Some(vec![needs("bearer"), needs("session")]);
-    let said = operation.description.take().map(|said| format!("{said}\n\n")).unwrap_or_default();
-    operation.description = Some(format!("{said}Needs the role `{role}`."));
+    let description = operation.description.take().map(|description| format!("{description}\n\n")).unwrap_or_default();
+    operation.description = Some(format!("{description}Needs the role `{role}`."));
 }
 
-fn tell_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
+fn add_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
     let responses = &mut operation.responses.responses;
-    let mut tell = |status: &str, what: &str| {
+    let mut add = |status: &str, what: &str| {
         responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(Documented::new(what)));
     };
-    ALWAYS.iter().for_each(|(status, what)| tell(status, what));
-    tell("401", "The token or the session is missing or wrong");
+    ALWAYS.iter().for_each(|(status, what)| add(status, what));
+    add("401", "The token or the session is missing or wrong");
     if changes {
-        CHANGES.iter().for_each(|(status, what)| tell(status, what));
+        CHANGES.iter().for_each(|(status, what)| add(status, what));
     } else if role > Some(Role::Read) {
-        tell("403", "The role is not sufficient");
+        add("403", "The role is not sufficient");
     }
     if operation.request_body.is_some() {
-        tell("422", "The body is JSON, but does not match the schema");
+        add("422", "The body is JSON, but does not match the schema");
     }
     for (status, response) in responses.iter_mut() {
         if let RefOr::T(response) = response

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Result of every handler.
-pub(crate) type Answer<T> = Result<T, Problem>;
+pub(crate) type ApiResult<T> = Result<T, Problem>;
 
 /// Kinds of problems. Each has a unique name, by which clients distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Name, title and status code.
-    fn facts(self) -> (&'static str, &'static str, StatusCode) {
+    fn definition(self) -> (&'static str, &'static str, StatusCode) {
         match self {
             Kind::BadRequest => ("bad-request", "Bad request", StatusCode::BAD_REQUEST),
             Kind::Unauthorized => ("unauthorized", "Authentication required", StatusCode::UNAUTHORIZED),
@@ -155,7 +155,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (name, title, status) = self.kind.facts();
+        let (name, title, status) = self.kind.definition();
         let body = ProblemBody {
             of_type: format!("urn:outbox:problem:{name}"),
             title,
@@ -177,11 +177,11 @@ impl IntoResponse for Problem {
 }
 
 /// `Retry-After` while a database is unavailable.
-const AGAIN: Duration = Duration::from_secs(5);
+const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let away = |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(AGAIN);
+        let unavailable = |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(UNAVAILABLE_RETRY);
         match &error {
             Error::UnknownPair { .. } => Problem::not_found(error.to_string())
                 .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started."),
@@ -194,15 +194,15 @@ impl From<Error> for Problem {
             Error::UnknownRoute { .. } => Problem::not_found(error.to_string()),
             Error::NotMigrated { .. } | Error::SchemaTooOld { .. } | Error::SchemaTooNew { .. } => {
                 tracing::warn!(%error, "API request failed: schema version not supported");
-                away(error.to_string())
+                unavailable(error.to_string())
             }
             Error::Unavailable { .. } => {
                 tracing::warn!(%error, "API request failed: database unavailable");
-                away("the database does not respond".to_owned())
+                unavailable("the database does not respond".to_owned())
             }
             Error::Database(cause) if cause.is_transient() => {
                 tracing::warn!(%error, "API request failed: database unavailable");
-                away("the database does not respond, or is busy".to_owned())
+                unavailable("the database does not respond, or is busy".to_owned())
             }
             _ => {
                 tracing::error!(%error, "API request failed");
@@ -239,13 +239,13 @@ mod tests {
             Unavailable,
             TimedOut,
         ];
-        let names: std::collections::HashSet<_> = kinds.iter().map(|kind| kind.facts().0).collect();
+        let names: std::collections::HashSet<_> = kinds.iter().map(|kind| kind.definition().0).collect();
         assert_eq!(names.len(), kinds.len());
     }
 
     #[test]
     fn a_problem_is_encoded_as_the_rfc_requires() {
-        let response = Problem::not_found("no such event").advice("look").into_response();
+        let response = Problem::not_found("event not found").advice("list the events").into_response();
         assert_eq!(response.status(), 404);
         assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
         let wait = Problem::new(Kind::TooMany, "x").retry_after(Duration::from_millis(1_500)).into_response();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use outbox::Destination;
 use tokio::sync::Semaphore;
 
-use crate::auth::Porter;
+use crate::auth::Authenticator;
 use crate::auth::hosts::Hosts;
-use crate::databases::All;
+use crate::databases::DatabaseSources;
 use crate::jobs::Jobs;
 use crate::live::Live;
 
@@ -20,9 +20,9 @@ pub(crate) type Destinations = Arc<dyn Fn() -> Vec<Destination> + Send + Sync>;
 pub(crate) struct Shared(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) porter: Porter,
+    pub(crate) authenticator: Authenticator,
     pub(crate) hosts: Hosts,
-    pub(crate) databases: All,
+    pub(crate) databases: DatabaseSources,
     pub(crate) destinations: Option<Destinations>,
     pub(crate) jobs: Jobs,
     pub(crate) live: Live,

@@ -1,15 +1,15 @@
 //! Validation and display of text from requests.
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 
 /// Text from a request in displayable form: shortened, and without control characters.
-pub(crate) fn shown(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let shown: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(100).collect();
     if text.chars().count() > 100 { format!("{shown}…") } else { shown }
 }
 
 /// Rejects text that cannot be stored: empty, too long, or with control characters.
-pub(crate) fn check(what: &str, text: &str, longest: usize) -> Answer<()> {
+pub(crate) fn check(what: &str, text: &str, longest: usize) -> ApiResult<()> {
     let length = text.chars().count();
     if length == 0 || length > longest {
         return Err(Problem::bad(format!("`{what}` must have 1 to {longest} characters")));

@@ -12,7 +12,7 @@ use futures_util::FutureExt as _;
 
 use super::token::Role;
 use super::{Caller, peer};
-use crate::problem::{Answer, Kind, PROBLEM_JSON, Problem};
+use crate::problem::{ApiResult, Kind, PROBLEM_JSON, Problem};
 use crate::state::Shared;
 
 /// Limits on reading a body.
@@ -22,15 +22,15 @@ struct Bounds {
 }
 
 /// Limits for an authenticated caller.
-const KNOWN: Bounds = Bounds { bytes: 1024 * 1024, time: PATIENCE };
+const AUTHENTICATED: Bounds = Bounds { bytes: 1024 * 1024, time: TIMEOUT };
 
 /// Limits for an unauthenticated caller: any client can send a body on every connection that it can
 /// open. The body of a sign-in contains a token of up to 1,000 characters, each of which may take
 /// 12 bytes in JSON.
-const UNKNOWN: Bounds = Bounds { bytes: 16 * 1024, time: Duration::from_secs(5) };
+const UNAUTHENTICATED: Bounds = Bounds { bytes: 16 * 1024, time: Duration::from_secs(5) };
 
 /// Timeout of a request, including reading its body. A stream may last longer once it has started.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Header that proves that a request comes from a page of this server.
 pub(crate) const CSRF: &str = "x-csrf-token";
@@ -38,29 +38,29 @@ pub(crate) const CSRF: &str = "x-csrf-token";
 /// Requires a token or a session, except for signing in.
 pub(crate) async fn guard(State(web): State<Shared>, request: Request, next: Next) -> Response {
     let is_signing_in = request.method() == Method::POST && request.uri().path() == "/outbox/session";
-    pass(&web, !is_signing_in, request, next).await
+    handle(&web, !is_signing_in, request, next).await
 }
 
 /// Requires a token or a session on routes outside the API.
-pub(crate) async fn guard_others(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    pass(&web, true, request, next).await
+pub(crate) async fn guard_routes(State(web): State<Shared>, request: Request, next: Next) -> Response {
+    handle(&web, true, request, next).await
 }
 
 /// Checks the host only, without authentication: for routes that serve no data.
-pub(crate) async fn welcome(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    pass(&web, false, request, next).await
+pub(crate) async fn allow_anonymous(State(web): State<Shared>, request: Request, next: Next) -> Response {
+    handle(&web, false, request, next).await
 }
 
-async fn pass(web: &Shared, by_name: bool, request: Request, next: Next) -> Response {
+async fn handle(web: &Shared, authenticate: bool, request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let answered = async {
-        match admit(web, by_name, request).await {
+    let response_future = async {
+        match check_request(web, authenticate, request).await {
             Ok(request) => next.run(request).await,
             Err(problem) => problem.into_response(),
         }
     };
-    let answered = AssertUnwindSafe(answered).catch_unwind();
-    let response = match tokio::time::timeout(PATIENCE, answered).await {
+    let response_future = AssertUnwindSafe(response_future).catch_unwind();
+    let response = match tokio::time::timeout(TIMEOUT, response_future).await {
         Ok(Ok(response)) => response,
         // The panic message may contain any data; the panic hook of the process has printed it
         // already.
@@ -70,24 +70,24 @@ async fn pass(web: &Shared, by_name: bool, request: Request, next: Next) -> Resp
         }
         Err(_) => {
             tracing::warn!(%method, path, "request timed out");
-            Problem::new(Kind::TimedOut, format!("no response within {} s", PATIENCE.as_secs())).into_response()
+            Problem::new(Kind::TimedOut, format!("no response within {} s", TIMEOUT.as_secs())).into_response()
         }
     };
     finish(response)
 }
 
-async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request> {
+async fn check_request(web: &Shared, authenticate: bool, request: Request) -> ApiResult<Request> {
     let (mut parts, body) = request.into_parts();
     web.hosts.check_host(&parts.headers, &parts.uri)?;
     let changes = !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
     if changes {
         web.hosts.check_origin(&parts.headers, &parts.uri)?;
     }
-    if by_name {
-        let caller = web.porter.recognise(&parts.headers, &parts.uri, peer(&parts.extensions))?;
+    if authenticate {
+        let caller = web.authenticator.authenticate(&parts.headers, &parts.uri, peer(&parts.extensions))?;
         if changes && let Some(session) = &caller.session {
-            let said = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            if !session.has_csrf(said) {
+            let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            if !session.has_csrf(sent) {
                 return Err(Problem::new(Kind::BadCsrf, "the header X-CSRF-Token does not match the session")
                     .advice("Send the `csrf` value of POST /api/outbox/session or GET /api/outbox/whoami in this header."));
             }
@@ -97,12 +97,12 @@ async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request>
     if !changes {
         return Ok(Request::from_parts(parts, Body::empty()));
     }
-    let body = read(&parts.headers, body, if by_name { KNOWN } else { UNKNOWN }).await?;
+    let body = read(&parts.headers, body, if authenticate { AUTHENTICATED } else { UNAUTHENTICATED }).await?;
     Ok(Request::from_parts(parts, body))
 }
 
 /// Reads the body of a changing request: JSON of limited size, or an empty body.
-async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
+async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> ApiResult<Body> {
     let Bounds { bytes: largest, time } = bounds;
     let too_large = || {
         Problem::new(Kind::TooLarge, format!("the body is larger than {largest} bytes"))
@@ -168,8 +168,8 @@ pub(crate) fn finish(response: Response) -> Response {
 /// Turns the router's own error responses into problems.
 fn as_problem(response: Response) -> Response {
     let status = response.status();
-    let is_told = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
-    if is_told || !(status.is_client_error() || status.is_server_error()) {
+    let is_problem = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
+    if is_problem || !(status.is_client_error() || status.is_server_error()) {
         return response;
     }
     let allow = response.headers().get(header::ALLOW).cloned();
@@ -197,9 +197,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_body_of_an_unauthenticated_caller_times_out_after_five_seconds() {
         let body = Body::from_stream(futures_util::stream::pending::<std::io::Result<Vec<u8>>>());
-        let asked = tokio::time::Instant::now();
-        let problem = read(&HeaderMap::new(), body, UNKNOWN).await.unwrap_err();
+        let started = tokio::time::Instant::now();
+        let problem = read(&HeaderMap::new(), body, UNAUTHENTICATED).await.unwrap_err();
         assert_eq!(problem.into_response().status(), StatusCode::GATEWAY_TIMEOUT);
-        assert_eq!(asked.elapsed().as_secs(), 5);
+        assert_eq!(started.elapsed().as_secs(), 5);
     }
 }

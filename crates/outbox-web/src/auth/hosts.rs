@@ -11,8 +11,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
 use super::guard::finish;
-use crate::problem::{Answer, Kind, Problem};
-use crate::text::shown;
+use crate::problem::{ApiResult, Kind, Problem};
+use crate::text::printable;
 
 /// Names of this server, in addition to `localhost` and IP addresses, which DNS cannot redirect.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +33,7 @@ impl Hosts {
     /// Rejects a request for a name that is not one of this server: another site may have pointed
     /// its own name to this machine. The `Host` header and the authority of a request target in
     /// absolute form are both checked.
-    pub(crate) fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> Answer<()> {
+    pub(crate) fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
         if headers.get_all(header::HOST).iter().nth(1).is_some() {
             return Err(Problem::bad("the request has more than one Host header")
                 .advice("Send one Host header: a proxy and this server could each check a different one."));
@@ -52,13 +52,13 @@ impl Hosts {
     }
 
     fn refusal(&self, name: &str) -> Problem {
-        Problem::new(Kind::BadHost, format!("`{}` is not a host name of this server", shown(name)))
+        Problem::new(Kind::BadHost, format!("`{}` is not a host name of this server", printable(name)))
             .advice("Use localhost or the IP address, or add the name to `hosts`.")
     }
 
     /// Rejects a request that a browser sends on behalf of another site. Clients other than
     /// browsers send neither header.
-    pub(crate) fn check_origin(&self, headers: &HeaderMap, uri: &Uri) -> Answer<()> {
+    pub(crate) fn check_origin(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
         let foreign = || {
             Problem::new(Kind::BadOrigin, "changes from pages of other sites are not allowed")
                 .advice("Use the dashboard of this server, or send the request without a browser.")

@@ -25,7 +25,7 @@ use self::hosts::port;
 use self::sessions::{Session, Sessions, cookie_name, cookie_of};
 use self::throttle::Throttle;
 use self::token::{Role, Token, digest};
-use crate::problem::{Answer, Kind, Problem};
+use crate::problem::{ApiResult, Kind, Problem};
 
 /// The authenticated sender of a request.
 #[derive(Clone)]
@@ -40,14 +40,14 @@ pub(crate) struct Caller {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
         // Without the guard in front of a route, every request is rejected.
-        parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)
+        parts.extensions.get::<Caller>().cloned().ok_or_else(unauthenticated)
     }
 }
 
 /// Authenticates requests by token or session.
-pub(crate) struct Porter {
+pub(crate) struct Authenticator {
     pub(crate) tokens: Vec<Token>,
     /// Whether cookies are restricted to TLS.
     pub(crate) tls: bool,
@@ -55,12 +55,12 @@ pub(crate) struct Porter {
     pub(crate) throttle: Throttle,
 }
 
-impl Porter {
+impl Authenticator {
     /// Authenticates a request.
-    pub(crate) fn recognise(&self, headers: &HeaderMap, uri: &Uri, peer: Option<IpAddr>) -> Answer<Caller> {
+    pub(crate) fn authenticate(&self, headers: &HeaderMap, uri: &Uri, peer: Option<IpAddr>) -> ApiResult<Caller> {
         if let Some(value) = headers.get(header::AUTHORIZATION) {
-            let said = value.to_str().unwrap_or_default();
-            let (scheme, secret) = said.split_once(' ').unwrap_or((said, ""));
+            let credentials = value.to_str().unwrap_or_default();
+            let (scheme, secret) = credentials.split_once(' ').unwrap_or((credentials, ""));
             if !scheme.eq_ignore_ascii_case("bearer") {
                 return Err(Problem::new(Kind::Unauthorized, "the header Authorization has a scheme other than Bearer")
                     .advice("Send `Authorization: Bearer TOKEN`."));
@@ -69,7 +69,7 @@ impl Porter {
             return Ok(Caller { name: token.name.clone(), role: token.role, session: None });
         }
         let session = self.cookies(headers, uri).find_map(|cookie| self.sessions.find(cookie));
-        let session = session.ok_or_else(nobody)?;
+        let session = session.ok_or_else(unauthenticated)?;
         Ok(Caller { name: session.name.clone(), role: session.role, session: Some(session) })
     }
 
@@ -81,7 +81,7 @@ impl Porter {
     }
 
     /// Finds the token with this secret.
-    pub(crate) fn token(&self, secret: &str, peer: Option<IpAddr>) -> Answer<&Token> {
+    pub(crate) fn token(&self, secret: &str, peer: Option<IpAddr>) -> ApiResult<&Token> {
         let digest = digest(secret);
         // Every token is compared, so that the time does not reveal which one was closest.
         let found =
@@ -105,7 +105,7 @@ impl Porter {
     }
 }
 
-fn nobody() -> Problem {
+fn unauthenticated() -> Problem {
     Problem::new(Kind::Unauthorized, "the request has no token, and no valid session")
         .advice("Send `Authorization: Bearer TOKEN`, or sign in at POST /api/outbox/session.")
 }

@@ -26,10 +26,10 @@ pub(crate) fn cookie_name(tls: bool, port: Option<&str>) -> String {
 }
 
 /// Lifetime of a session.
-pub(crate) const LASTS: Duration = Duration::from_secs(12 * 3_600);
+pub(crate) const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 3_600);
 
 /// Maximum number of sessions; the oldest is evicted first.
-const MOST: usize = 1_000;
+const MAX_SESSIONS: usize = 1_000;
 
 /// All sessions, by the digest of the cookie value: a memory dump does not reveal a usable cookie.
 #[derive(Default)]
@@ -47,15 +47,15 @@ pub(crate) struct Session {
 
 impl Session {
     /// Whether this is the CSRF token of the session. Compares in constant time.
-    pub(crate) fn has_csrf(&self, said: &str) -> bool {
-        self.csrf.as_bytes().ct_eq(said.as_bytes()).into()
+    pub(crate) fn has_csrf(&self, token: &str) -> bool {
+        self.csrf.as_bytes().ct_eq(token.as_bytes()).into()
     }
 
     /// Resolves when the session has ended: signed out, evicted, or expired.
-    pub(crate) async fn over(&self) {
+    pub(crate) async fn closed(&self) {
         tokio::select! {
             () = self.ended.cancelled() => {}
-            () = tokio::time::sleep_until(self.began + LASTS) => {}
+            () = tokio::time::sleep_until(self.began + SESSION_LIFETIME) => {}
         }
     }
 }
@@ -71,8 +71,8 @@ impl Sessions {
         let (began, ended) = (Instant::now(), CancellationToken::new());
         let session = Session { name: name.to_owned(), role, csrf: csrf.clone(), began, ended };
         let mut sessions = self.lock();
-        sessions.retain(|_, session| session.began.elapsed() < LASTS);
-        if sessions.len() >= MOST
+        sessions.retain(|_, session| session.began.elapsed() < SESSION_LIFETIME);
+        if sessions.len() >= MAX_SESSIONS
             && let Some(oldest) = sessions.iter().min_by_key(|(_, s)| s.began).map(|(id, _)| *id)
             && let Some(session) = sessions.remove(&oldest)
         {
@@ -84,7 +84,7 @@ impl Sessions {
 
     pub(crate) fn find(&self, cookie: &str) -> Option<Session> {
         let session = self.lock().get(&digest(cookie)).cloned()?;
-        (session.began.elapsed() < LASTS).then_some(session)
+        (session.began.elapsed() < SESSION_LIFETIME).then_some(session)
     }
 
     pub(crate) fn end(&self, cookie: &str) {
@@ -119,10 +119,10 @@ mod tests {
     fn the_number_of_sessions_is_bounded() {
         let sessions = Sessions::default();
         let (first, _) = sessions.begin("first", Role::Read);
-        for _ in 0..MOST {
+        for _ in 0..MAX_SESSIONS {
             sessions.begin("ops", Role::Read);
         }
-        assert_eq!(sessions.lock().len(), MOST);
+        assert_eq!(sessions.lock().len(), MAX_SESSIONS);
         assert!(sessions.find(&first).is_none());
     }
 
@@ -143,22 +143,22 @@ mod tests {
         let sessions = Sessions::default();
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let ended = sessions.find(&cookie).unwrap();
-        assert!(tokio::time::timeout(LASTS / 2, ended.over()).await.is_err(), "the session continues");
+        assert!(tokio::time::timeout(SESSION_LIFETIME / 2, ended.closed()).await.is_err(), "the session continues");
         sessions.end(&cookie);
-        ended.over().await;
+        ended.closed().await;
 
         let (cookie, _) = sessions.begin("ops", Role::Read);
-        let pushed_out = sessions.find(&cookie).unwrap();
+        let evicted = sessions.find(&cookie).unwrap();
         tokio::time::advance(Duration::from_secs(1)).await;
-        for _ in 0..MOST {
+        for _ in 0..MAX_SESSIONS {
             sessions.begin("ops", Role::Read);
         }
-        assert!(tokio::time::timeout(LASTS / 2, pushed_out.over()).await.is_ok());
+        assert!(tokio::time::timeout(SESSION_LIFETIME / 2, evicted.closed()).await.is_ok());
 
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let expired = sessions.find(&cookie).unwrap();
         let began = Instant::now();
-        expired.over().await;
-        assert!(began.elapsed() >= LASTS && sessions.find(&cookie).is_none());
+        expired.closed().await;
+        assert!(began.elapsed() >= SESSION_LIFETIME && sessions.find(&cookie).is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Maximum number of addresses that are tracked; the one with the oldest failure is evicted first.
-const MOST: usize = 10_000;
+const MAX_ADDRESSES: usize = 10_000;
 
 /// Failed attempts by address (IPv6: by /64 network): one token bucket each, refilled over a
 /// minute.
@@ -42,7 +42,7 @@ impl Throttle {
     pub(crate) fn count(&self, of: Option<IpAddr>, now: Instant) {
         let of = of.map(network);
         let mut failed = self.lock();
-        if failed.len() >= MOST
+        if failed.len() >= MAX_ADDRESSES
             && !failed.contains_key(&of)
             && let Some(quiet) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
         {
@@ -109,9 +109,9 @@ mod tests {
     fn the_number_of_tracked_addresses_is_bounded() {
         let throttle = Throttle::new(1);
         let now = Instant::now();
-        for n in 0..u32::try_from(MOST).unwrap() + 10 {
+        for n in 0..u32::try_from(MAX_ADDRESSES).unwrap() + 10 {
             throttle.count(Some(IpAddr::from(n.to_be_bytes())), now);
         }
-        assert_eq!(throttle.lock().len(), MOST);
+        assert_eq!(throttle.lock().len(), MAX_ADDRESSES);
     }
 }

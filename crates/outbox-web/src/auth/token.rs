@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::builder::BuildError;
 
 /// Minimum length of a secret, in characters.
-pub(crate) const SHORTEST: usize = 16;
+pub(crate) const MIN_SECRET_LEN: usize = 16;
 
 /// Permissions of a token. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -73,7 +73,7 @@ impl Token {
     /// A token with this secret, of at least 16 characters. The name appears in audit entries.
     pub fn new(name: impl Into<String>, role: Role, secret: impl AsRef<str>) -> Self {
         let secret = secret.as_ref();
-        let is_short = secret.chars().count() < SHORTEST;
+        let is_short = secret.chars().count() < MIN_SECRET_LEN;
         Self { name: name.into(), role, digest: digest(secret), is_short }
     }
 
@@ -81,7 +81,7 @@ impl Token {
     pub fn of_digest(name: impl Into<String>, role: Role, digest: &str) -> Result<Self, BuildError> {
         let name = name.into();
         let digits = digest.strip_prefix("sha256:").unwrap_or_default();
-        let digest = from_hex(digits).ok_or_else(|| BuildError::Digest { name: name.clone() })?;
+        let digest = from_hex(digits).ok_or_else(|| BuildError::InvalidDigest { name: name.clone() })?;
         Ok(Self { name, role, digest, is_short: false })
     }
 

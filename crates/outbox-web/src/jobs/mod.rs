@@ -19,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 pub(crate) use self::pace::Pace;
-use crate::deeds::Noted;
-use crate::problem::{Answer, Kind, Problem};
+use crate::audit::Pending;
+use crate::problem::{ApiResult, Kind, Problem};
 use crate::views::Count;
 
 /// Maximum number of jobs that run at once.
-const RUNNING: usize = 4;
+const MAX_RUNNING: usize = 4;
 
 /// Maximum number of jobs that are remembered, including running jobs.
-const KEPT: usize = 100;
+const MAX_KEPT: usize = 100;
 
 /// All jobs, oldest first, and the permits for further jobs.
 pub(crate) struct Jobs {
@@ -37,7 +37,7 @@ pub(crate) struct Jobs {
 
 impl Default for Jobs {
     fn default() -> Self {
-        Self { kept: Mutex::default(), permits: Arc::new(Semaphore::new(RUNNING)) }
+        Self { kept: Mutex::default(), permits: Arc::new(Semaphore::new(MAX_RUNNING)) }
     }
 }
 
@@ -127,24 +127,24 @@ impl Jobs {
     }
 
     /// Acquires the permit for another job.
-    pub(crate) fn permit(&self) -> Answer<JobPermit> {
+    pub(crate) fn permit(&self) -> ApiResult<JobPermit> {
         self.permits.clone().try_acquire_owned().map(JobPermit).map_err(|_| {
-            Problem::new(Kind::TooMany, format!("{RUNNING} jobs are already running or starting"))
+            Problem::new(Kind::TooMany, format!("{MAX_RUNNING} jobs are already running or starting"))
                 .advice("Wait for a job to finish, or stop one: POST /api/outbox/jobs/{id}/stop.")
                 .retry_after(std::time::Duration::from_secs(5))
         })
     }
 
     /// Starts a job whose audit entry is stored; the entry is completed when the job ends.
-    pub(crate) fn start<W, F>(&self, permit: JobPermit, new: NewJob, noted: Noted, work: W) -> Arc<Job>
+    pub(crate) fn start<W, F>(&self, permit: JobPermit, new: NewJob, pending: Pending, work: W) -> Arc<Job>
     where
         W: FnOnce(Arc<Job>) -> F,
-        F: Future<Output = Answer<()>> + Send + 'static,
+        F: Future<Output = ApiResult<()>> + Send + 'static,
     {
         let job = Arc::new(Job {
             id: EventId::generate().as_str().to_lowercase(),
             kind: new.kind,
-            database: noted.database.name.clone(),
+            database: pending.database.name.clone(),
             actor: new.actor,
             started_at: Utc::now(),
             rate: new.rate,
@@ -153,7 +153,7 @@ impl Jobs {
             stop: CancellationToken::new(),
             end: Mutex::new(None),
         });
-        self.keep(job.clone());
+        self.remember(job.clone());
         let work = AssertUnwindSafe(work(job.clone())).catch_unwind();
         let running = job.clone();
         tokio::spawn(async move {
@@ -168,17 +168,17 @@ impl Jobs {
                 None if state == JobState::Stopped => "stopped".to_owned(),
                 None => "done".to_owned(),
             };
-            noted.end(&outcome, Some(running.done())).await;
-            running.ends(End { at: Utc::now(), state, error });
+            pending.finish(&outcome, Some(running.done())).await;
+            running.finish(End { at: Utc::now(), state, error });
             drop(permit.0);
         });
         job
     }
 
-    fn keep(&self, job: Arc<Job>) {
+    fn remember(&self, job: Arc<Job>) {
         let mut jobs = self.lock();
-        if jobs.len() >= KEPT
-            && let Some(ended) = jobs.iter().position(|job| !job.runs())
+        if jobs.len() >= MAX_KEPT
+            && let Some(ended) = jobs.iter().position(|job| !job.is_running())
         {
             jobs.remove(ended);
         }
@@ -213,20 +213,20 @@ impl Job {
         self.done.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn runs(&self) -> bool {
-        self.ended().is_none()
+    pub(crate) fn is_running(&self) -> bool {
+        self.lock_end().is_none()
     }
 
-    fn ended(&self) -> std::sync::MutexGuard<'_, Option<End>> {
+    fn lock_end(&self) -> std::sync::MutexGuard<'_, Option<End>> {
         self.end.lock().expect("the lock on a job's end is never poisoned")
     }
 
-    fn ends(&self, end: End) {
-        *self.ended() = Some(end);
+    fn finish(&self, end: End) {
+        *self.lock_end() = Some(end);
     }
 
     pub(crate) fn view(&self) -> JobView {
-        let end = self.ended();
+        let end = self.lock_end();
         JobView {
             id: self.id.clone(),
             kind: self.kind,

@@ -16,67 +16,67 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-pub(crate) use self::sampler::MOST;
+pub(crate) use self::sampler::COUNT_LIMIT;
 use self::sampler::Sampler;
 pub(crate) use self::tick::{OverviewView, Point, Tick, milliseconds};
-use crate::databases::All;
-use crate::problem::{Answer, Kind, Problem};
+use crate::databases::DatabaseSources;
+use crate::problem::{ApiResult, Kind, Problem};
 
 /// Interval between two samples.
-const EVERY: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of samples kept: 15 minutes.
-const KEPT: usize = 15 * 60;
+const HISTORY_LEN: usize = 15 * 60;
 
 /// Number of seconds without a stream after which sampling stops.
-const ALONE: u32 = 5;
+const IDLE_SECONDS: u32 = 5;
 
 /// Age from which the latest sample is no longer used.
-const STALE: Duration = Duration::from_secs(10);
+const STALE_AFTER: Duration = Duration::from_secs(10);
 
 /// Maximum number of open streams.
-const LISTENERS: usize = 64;
+const MAX_STREAMS: usize = 64;
 
 /// Maximum number of open streams per token, including its sessions: one token must not use up the
 /// streams of all others.
-const LISTENERS_OF_ONE: usize = 16;
+const MAX_STREAMS_PER_TOKEN: usize = 16;
 
 /// Live samples, by database.
 pub(crate) struct Live {
     channels: Mutex<HashMap<String, Arc<Channel>>>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Permits of each token that has opened a stream.
     by_caller: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        let places = Arc::new(Semaphore::new(LISTENERS));
-        Self { channels: Mutex::default(), places, by_caller: Mutex::default() }
+        let permits = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { channels: Mutex::default(), permits, by_caller: Mutex::default() }
     }
 }
 
 /// Samples of one database.
 struct Channel {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     sender: broadcast::Sender<Arc<Tick>>,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelState {
     kept: VecDeque<Arc<Tick>>,
-    sampled: bool,
+    sampling: bool,
 }
 
 /// A stream of samples.
-pub(crate) struct Listening {
+pub(crate) struct LiveStream {
     pub(crate) history: Vec<Arc<Tick>>,
     pub(crate) ticks: broadcast::Receiver<Arc<Tick>>,
-    pub(crate) place: Place,
+    pub(crate) permit: StreamPermit,
 }
 
 /// Permit for a stream, among all streams and among those of one token. Released on drop.
-pub(crate) struct Place {
+pub(crate) struct StreamPermit {
     _of_all: OwnedSemaphorePermit,
     _of_caller: OwnedSemaphorePermit,
 }
@@ -89,7 +89,7 @@ impl Live {
     }
 
     /// Acquires the permit for a stream of the token with this name.
-    fn place(&self, caller: &str) -> Answer<Place> {
+    fn permit(&self, caller: &str) -> ApiResult<StreamPermit> {
         let too_many = |detail: String| {
             Problem::new(Kind::TooMany, detail)
                 .advice("Close a dashboard that is not in use.")
@@ -97,28 +97,28 @@ impl Live {
         };
         let of_caller = {
             let mut callers = self.by_caller.lock().expect("the lock on the permits is never poisoned");
-            let new = || Arc::new(Semaphore::new(LISTENERS_OF_ONE));
+            let new = || Arc::new(Semaphore::new(MAX_STREAMS_PER_TOKEN));
             callers.entry(caller.to_owned()).or_insert_with(new).clone()
         };
         let of_caller = of_caller.try_acquire_owned().map_err(|_| {
-            too_many(format!("{LISTENERS_OF_ONE} streams with the token `{caller}` are already open"))
+            too_many(format!("{MAX_STREAMS_PER_TOKEN} streams with the token `{caller}` are already open"))
         })?;
-        let of_all = self.places.clone().try_acquire_owned();
-        let of_all = of_all.map_err(|_| too_many(format!("{LISTENERS} streams are already open")))?;
-        Ok(Place { _of_all: of_all, _of_caller: of_caller })
+        let of_all = self.permits.clone().try_acquire_owned();
+        let of_all = of_all.map_err(|_| too_many(format!("{MAX_STREAMS} streams are already open")))?;
+        Ok(StreamPermit { _of_all: of_all, _of_caller: of_caller })
     }
 
     /// Opens a stream. The first stream of a database starts its sampler.
-    pub(crate) fn listen(&self, databases: &All, database: &str, caller: &str) -> Answer<Listening> {
-        let place = self.place(caller)?;
+    pub(crate) fn open_stream(&self, databases: &DatabaseSources, database: &str, caller: &str) -> ApiResult<LiveStream> {
+        let permit = self.permit(caller)?;
         let channel = self.channel(database);
         let mut state = channel.lock();
         let (history, ticks) = (state.kept.iter().cloned().collect(), channel.sender.subscribe());
-        if !std::mem::replace(&mut state.sampled, true) {
+        if !std::mem::replace(&mut state.sampling, true) {
             tokio::spawn(sample(channel.clone(), databases.clone(), database.to_owned()));
         }
         drop(state);
-        Ok(Listening { history, ticks, place })
+        Ok(LiveStream { history, ticks, permit })
     }
 
     /// The last 15 minutes, as far as a stream was open.
@@ -129,20 +129,20 @@ impl Live {
     /// The latest sample, unless it is stale.
     pub(crate) fn latest(&self, database: &str) -> Option<Arc<Tick>> {
         let latest = self.channel(database).lock().kept.back().cloned()?;
-        (latest.heard.elapsed() < STALE).then_some(latest)
+        (latest.sampled_at.elapsed() < STALE_AFTER).then_some(latest)
     }
 }
 
 impl Channel {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ChannelState> {
         self.state.lock().expect("the lock on the samples is never poisoned")
     }
 
-    fn tell(&self, tick: Tick) {
+    fn publish(&self, tick: Tick) {
         let tick = Arc::new(tick);
         let mut state = self.lock();
-        let oldest = tick.point.at - chrono::Duration::from_std(EVERY * KEPT as u32).unwrap_or_default();
-        while state.kept.len() >= KEPT || state.kept.front().is_some_and(|kept| kept.point.at < oldest) {
+        let oldest = tick.point.at - chrono::Duration::from_std(SAMPLE_INTERVAL * HISTORY_LEN as u32).unwrap_or_default();
+        while state.kept.len() >= HISTORY_LEN || state.kept.front().is_some_and(|kept| kept.point.at < oldest) {
             state.kept.pop_front();
         }
         // A failed sample is sent to the streams, but is not part of the history.
@@ -158,35 +158,35 @@ impl Channel {
     /// meantime.
     fn may_stop(&self) -> bool {
         let mut state = self.lock();
-        state.sampled = self.sender.receiver_count() > 0;
-        !state.sampled
+        state.sampling = self.sender.receiver_count() > 0;
+        !state.sampling
     }
 }
 
 /// Allows the next stream to start a new sampler if this one panics.
-struct Sampling(Arc<Channel>);
+struct SamplerGuard(Arc<Channel>);
 
-impl Drop for Sampling {
+impl Drop for SamplerGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.lock().sampled = false;
+            self.0.lock().sampling = false;
         }
     }
 }
 
-async fn sample(channel: Arc<Channel>, databases: All, name: String) {
-    let _sampling = Sampling(channel.clone());
+async fn sample(channel: Arc<Channel>, databases: DatabaseSources, name: String) {
+    let _guard = SamplerGuard(channel.clone());
     let mut sampler = Sampler::new();
-    let mut clock = tokio::time::interval(EVERY);
+    let mut clock = tokio::time::interval(SAMPLE_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut alone = 0;
+    let mut idle = 0;
     loop {
         clock.tick().await;
-        alone = if channel.sender.receiver_count() == 0 { alone + 1 } else { 0 };
-        if alone > ALONE && channel.may_stop() {
+        idle = if channel.sender.receiver_count() == 0 { idle + 1 } else { 0 };
+        if idle > IDLE_SECONDS && channel.may_stop() {
             return;
         }
-        let store = databases.choose(Some(&name)).ok().map(|chosen| chosen.store);
-        channel.tell(sampler.look(store).await);
+        let store = databases.resolve(Some(&name)).ok().map(|database| database.store);
+        channel.publish(sampler.sample(store).await);
     }
 }

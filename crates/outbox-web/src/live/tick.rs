@@ -40,12 +40,12 @@ pub(crate) struct Point {
     /// Age of the oldest due event, in milliseconds; 0 if none is due.
     pub(crate) oldest: Option<u64>,
     /// Lag of the publishers of the log.
-    pub(crate) publishers: Vec<Behind>,
+    pub(crate) publishers: Vec<PublisherLag>,
 }
 
 /// Lag of a publisher in a topic.
 #[derive(Clone, Serialize, ToSchema)]
-pub(crate) struct Behind {
+pub(crate) struct PublisherLag {
     /// The topic.
     pub(crate) topic: String,
     /// The publisher.
@@ -78,7 +78,7 @@ pub(crate) struct Tick {
     pub(crate) by_node: HashMap<String, f64>,
     /// By the clock of this process, which may differ from the clock of the database.
     #[serde(skip)]
-    pub(crate) heard: Instant,
+    pub(crate) sampled_at: Instant,
 }
 
 /// Rates of an event type.

@@ -6,15 +6,15 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::extract::{Params, choose, page_size};
-use crate::problem::{Answer, Problem};
+use crate::extract::{Params, find_database, page_size};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 
 /// Query of the audit.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
+pub(crate) struct AuditQuery {
     /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
@@ -65,18 +65,18 @@ pub(crate) struct EntryView {
 /// List audit entries
 ///
 /// Every change and every read of a payload has an entry, which is stored before the action.
-#[utoipa::path(get, path = "/outbox/audit", tag = "audit", params(Listing),
+#[utoipa::path(get, path = "/outbox/audit", tag = "audit", params(AuditQuery),
     responses((status = 200, description = "A page of audit entries", body = Entries)))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(listing): Params<Listing>,
-) -> Answer<Json<Entries>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    if listing.before.is_some_and(|before| before < 1) {
+    Params(query): Params<AuditQuery>,
+) -> ApiResult<Json<Entries>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    if query.before.is_some_and(|before| before < 1) {
         return Err(Problem::bad("`before` must be at least 1"));
     }
-    let mut entries = database.store.audits(listing.before, limit + 1).await?;
+    let mut entries = database.store.audits(query.before, limit + 1).await?;
     let more = entries.len() > limit;
     entries.truncate(limit);
     let next = entries.last().filter(|_| more).map(|last| last.id);

@@ -10,24 +10,24 @@ use utoipa::ToSchema;
 
 use super::jobs::accepted;
 use crate::auth::Caller;
-use crate::deeds::Deeds;
-use crate::extract::{Input, Params, Place};
+use crate::audit::AuditedChange;
+use crate::extract::{Input, Params, DatabaseQuery};
 use crate::filter::{DeadFilter, count};
 use crate::jobs::{Job, JobView, NewJob, Pace};
-use crate::problem::{Answer, Kind, Problem};
+use crate::problem::{ApiResult, Kind, Problem};
 use crate::state::Shared;
 use crate::views::Count;
 
 /// Number of dead events scanned for the counts by type.
-const LOOK_AT: usize = 10_000;
+const SCAN_LIMIT: usize = 10_000;
 
 /// Counts of dead events by type.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"types": [{"event_type": "order.placed", "count": 12, "oldest": "2026-01-31T12:00:00Z"}],
                           "looked_at": 12, "more": false}))]
-pub(crate) struct Types {
+pub(crate) struct DeadTypes {
     /// The types, most frequent first.
-    types: Vec<TypeView>,
+    types: Vec<DeadType>,
     /// Number of events scanned.
     looked_at: u64,
     /// Whether there are more dead events.
@@ -36,7 +36,7 @@ pub(crate) struct Types {
 
 /// Number of dead events of a type.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TypeView {
+pub(crate) struct DeadType {
     /// The event type.
     event_type: String,
     /// The number of dead events.
@@ -49,7 +49,7 @@ pub(crate) struct TypeView {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"event_type": "order.placed"}, "dry_run": true}))]
-pub(crate) struct Replay {
+pub(crate) struct ReplayRequest {
     /// The events to replay. An empty filter needs `confirm_all`.
     #[serde(default)]
     filter: DeadFilter,
@@ -65,17 +65,17 @@ pub(crate) struct Replay {
 }
 
 /// Dead events by type
-#[utoipa::path(get, path = "/outbox/dead/types", tag = "dead", params(Place),
-    responses((status = 200, description = "Counts over the first ten thousand dead events", body = Types)))]
-pub(crate) async fn types(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Types>> {
-    let found = place.choose(&web)?.store.breakdown(Shelf::Dead, LOOK_AT).await?;
-    let view = |of: outbox::store::TypeCount| TypeView {
+#[utoipa::path(get, path = "/outbox/dead/types", tag = "dead", params(DatabaseQuery),
+    responses((status = 200, description = "Counts over the first ten thousand dead events", body = DeadTypes)))]
+pub(crate) async fn types(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<DeadTypes>> {
+    let found = query.resolve(&web)?.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
+    let view = |of: outbox::store::TypeCount| DeadType {
         event_type: of.event_type,
         count: of.count,
         oldest: of.oldest,
     };
     let types = found.types.into_iter().map(view).collect();
-    Ok(Json(Types { types, looked_at: found.looked_at, more: found.more }))
+    Ok(Json(DeadTypes { types, looked_at: found.looked_at, more: found.more }))
 }
 
 /// Replay dead events
@@ -83,7 +83,7 @@ pub(crate) async fn types(State(web): State<Shared>, Params(place): Params<Place
 /// With `dry_run` the events are only counted, up to ten thousand. Otherwise a job is started: see
 /// `Location`. Events are replayed oldest first; an event that is dead-lettered again during the
 /// job is not replayed twice.
-#[utoipa::path(post, path = "/outbox/dead/replay", tag = "dead", params(Place), request_body = Replay,
+#[utoipa::path(post, path = "/outbox/dead/replay", tag = "dead", params(DatabaseQuery), request_body = ReplayRequest,
     responses((status = 200, description = "With `dry_run`: the number of events", body = Count),
               (status = 202, description = "The job has started", body = JobView,
                headers(("location" = String, description = "The path of the job"))),
@@ -92,10 +92,10 @@ pub(crate) async fn replay(
     State(web): State<Shared>,
     caller: Caller,
     uri: OriginalUri,
-    Params(place): Params<Place>,
-    Input(replay): Input<Replay>,
-) -> Answer<Response> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+    Input(replay): Input<ReplayRequest>,
+) -> ApiResult<Response> {
+    let database = query.resolve(&web)?;
     let filter = Filter { status: Some(Status::Dead), ..replay.filter.filter()? };
     let rate = rate(replay.rate)?;
     if replay.dry_run {
@@ -109,11 +109,11 @@ pub(crate) async fn replay(
     }
     let permit = web.jobs.permit()?;
     let total = count(&database.store, Shelf::Dead, &filter).await?;
-    let details = serde_json::json!({"filter": replay.filter.told(), "rate": rate});
-    let noted = Deeds::new(&database, &caller, "dead.replay", "dead events").details(&details).note().await?;
+    let details = serde_json::json!({"filter": replay.filter.audit_details(), "rate": rate});
+    let pending = AuditedChange::new(&database, &caller, "dead.replay", "dead events").details(&details).begin().await?;
     let new = NewJob { kind: "dead.replay", actor: caller.name.clone(), rate, total: Some(total) };
     let store = database.store.clone();
-    let job = web.jobs.start(permit, new, noted, |job| replay_all(job, store, filter, rate));
+    let job = web.jobs.start(permit, new, pending, |job| replay_all(job, store, filter, rate));
     Ok(accepted(&uri, &job))
 }
 
@@ -123,7 +123,7 @@ async fn replay_all(
     store: SharedStore,
     mut filter: Filter,
     rate: Option<u32>,
-) -> Answer<()> {
+) -> ApiResult<()> {
     let mut pace = Pace::new(rate);
     loop {
         let replayed = store.replay(&filter, pace.batch()).await?;
@@ -137,7 +137,7 @@ async fn replay_all(
     }
 }
 
-pub(crate) fn rate(rate: Option<u32>) -> Answer<Option<u32>> {
+pub(crate) fn rate(rate: Option<u32>) -> ApiResult<Option<u32>> {
     match rate {
         Some(0) => Err(Problem::invalid("`rate` must be at least 1")),
         Some(rate) if rate > 100_000 => Err(Problem::invalid("`rate` must be at most 100000")),

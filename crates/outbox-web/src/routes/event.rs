@@ -10,15 +10,15 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::auth::Caller;
 use crate::auth::token::Role;
-use crate::databases::Chosen;
-use crate::extract::{Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{Params, DatabaseQuery};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 use crate::views::EventView;
 
 /// Maximum number of failed attempts shown.
-const ATTEMPTS: usize = 100;
+const MAX_ATTEMPTS_SHOWN: usize = 100;
 
 /// A single event: metadata, failed attempts, and why it has not been delivered.
 #[derive(Serialize, ToSchema)]
@@ -96,7 +96,7 @@ pub(crate) struct ExplanationView {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct Which {
+pub(crate) struct EventPath {
     /// The id of the event, percent-encoded; or `seq:` and its sequence number. `seq:4711` is
     /// always the event with the sequence number 4711: an event whose id has this form is addressed
     /// by its own sequence number.
@@ -107,18 +107,18 @@ pub(crate) struct Which {
 /// Get an event
 ///
 /// Metadata, the failed attempts, and why the event has not been delivered. Without the payload.
-#[utoipa::path(get, path = "/outbox/events/{id}", tag = "events", params(Place, Which),
+#[utoipa::path(get, path = "/outbox/events/{id}", tag = "events", params(DatabaseQuery, EventPath),
     responses((status = 200, description = "The event", body = OneEvent)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<OneEvent>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<OneEvent>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let attempts = match found.id() {
-        Ok(id) => database.store.attempts(id, ATTEMPTS).await?,
+        Ok(id) => database.store.attempts(id, MAX_ATTEMPTS_SHOWN).await?,
         // Attempts are stored by id.
         Err(_) => Vec::new(),
     };
@@ -165,14 +165,14 @@ impl AttemptView {
 const SEES_PAYLOADS: Role = Role::Operate;
 
 /// Explain why an event has not been delivered
-#[utoipa::path(get, path = "/outbox/events/{id}/explain", tag = "events", params(Place, Which),
+#[utoipa::path(get, path = "/outbox/events/{id}/explain", tag = "events", params(DatabaseQuery, EventPath),
     responses((status = 200, description = "The explanation, with advice", body = ExplanationView)))]
 pub(crate) async fn explain(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<ExplanationView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ExplanationView>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let explanation = explained(&database, &found).await?;
     if explanation.reason == "unknown" {
@@ -181,7 +181,7 @@ pub(crate) async fn explain(
     Ok(Json(explanation))
 }
 
-async fn explained(database: &Chosen, found: &Found) -> Answer<ExplanationView> {
+async fn explained(database: &Database, found: &Found) -> ApiResult<ExplanationView> {
     if let Ok(id) = found.id() {
         return Ok(Admin::new(database.store.clone()).explain(id).await?.into());
     }
@@ -191,9 +191,9 @@ async fn explained(database: &Chosen, found: &Found) -> Answer<ExplanationView> 
     let event = found.read(database).await?;
     let own = Circumstances { event, pending_ahead: None, dead_ahead: None, due_before: 0, ..around };
     let mut view = ExplanationView::from(Explanation::of(&EventId::from(found.name()), &own));
-    let (advised, advice) = (view.advice.take().unwrap_or_default(), found.in_sql());
-    let told = view.text.strip_suffix(&advised).unwrap_or(&view.text).trim_end();
-    view.text = format!("{told}\n{advice}");
+    let (general_advice, advice) = (view.advice.take().unwrap_or_default(), found.sql_advice());
+    let explanation = view.text.strip_suffix(&general_advice).unwrap_or(&view.text).trim_end();
+    view.text = format!("{explanation}\n{advice}");
     view.advice = Some(advice);
     Ok(view)
 }
@@ -223,17 +223,17 @@ pub(crate) struct Found {
 
 impl Found {
     /// The id, for operations that need one.
-    pub(crate) fn id(&self) -> Answer<&EventId> {
+    pub(crate) fn id(&self) -> ApiResult<&EventId> {
         if self.has_id {
             return Ok(&self.event.row.id);
         }
         let seq = self.event.row.seq;
         let detail = format!("the id of the event with seq {seq} cannot be decoded, and this operation needs an id");
-        Err(Problem::conflict(detail).advice(self.in_sql()))
+        Err(Problem::conflict(detail).advice(self.sql_advice()))
     }
 
     /// Advice for an event whose id cannot be decoded.
-    fn in_sql(&self) -> String {
+    fn sql_advice(&self) -> String {
         format!(
             "Change the row, or set another `event_id`, in SQL: … WHERE seq = {}.",
             self.event.row.seq
@@ -247,19 +247,19 @@ impl Found {
     }
 
     /// Filter that matches this row only.
-    pub(crate) fn place(&self) -> Filter {
+    pub(crate) fn row_filter(&self) -> Filter {
         let seq = self.event.row.seq;
         Filter { after_seq: Some(seq.saturating_sub(1)), upto_seq: Some(seq), ..Filter::default() }
     }
 
     /// Reads the complete event.
-    pub(crate) async fn read(&self, database: &Chosen) -> Answer<Option<StoredEvent>> {
-        Ok(database.store.list(&self.place(), 1).await?.pop())
+    pub(crate) async fn read(&self, database: &Database) -> ApiResult<Option<StoredEvent>> {
+        Ok(database.store.list(&self.row_filter(), 1).await?.pop())
     }
 
     /// Replays the event. Returns whether it was dead.
-    pub(crate) async fn replay(&self, database: &Chosen) -> outbox::Result<bool> {
-        Ok(database.store.replay(&self.place(), 1).await?.moved > 0)
+    pub(crate) async fn replay(&self, database: &Database) -> outbox::Result<bool> {
+        Ok(database.store.replay(&self.row_filter(), 1).await?.moved > 0)
     }
 }
 
@@ -267,18 +267,18 @@ impl Found {
 /// `seq:4711` is the event with this sequence number, even if another event has that text as its
 /// id: writers choose ids, and must not choose which row an operator changes. An event with such an
 /// id is addressed by its own sequence number.
-pub(crate) async fn find(database: &Chosen, named: String) -> Answer<Found> {
-    if let Some(seq) = named.strip_prefix("seq:").and_then(|seq| seq.parse().ok()) {
+pub(crate) async fn find(database: &Database, name: String) -> ApiResult<Found> {
+    if let Some(seq) = name.strip_prefix("seq:").and_then(|seq| seq.parse().ok()) {
         let found = find_at(database, seq).await?;
-        return found.ok_or_else(|| unknown(&EventId::from(named)));
+        return found.ok_or_else(|| unknown(&EventId::from(name)));
     }
-    let id = EventId::from(named);
+    let id = EventId::from(name);
     let found = database.store.metadata(&id).await?;
     found.map(|event| Found { event, has_id: true }).ok_or_else(|| unknown(&id))
 }
 
 /// Finds the event with this sequence number.
-pub(crate) async fn find_at(database: &Chosen, seq: i64) -> Answer<Option<Found>> {
+pub(crate) async fn find_at(database: &Database, seq: i64) -> ApiResult<Option<Found>> {
     let Some(event) = database.store.metadata_at(seq).await? else { return Ok(None) };
     let has_id = match event.unreadable {
         None => true,
@@ -288,6 +288,6 @@ pub(crate) async fn find_at(database: &Chosen, seq: i64) -> Answer<Option<Found>
 }
 
 pub(crate) fn unknown(id: &EventId) -> Problem {
-    Problem::not_found(format!("event `{}` not found", text::shown(id.as_str())))
+    Problem::not_found(format!("event `{}` not found", text::printable(id.as_str())))
         .advice("It may have been purged or cancelled, or be in another database.")
 }

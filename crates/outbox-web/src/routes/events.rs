@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::age::Age;
-use crate::cursor::Mark;
-use crate::extract::{Params, choose, page_size};
-use crate::problem::Answer;
+use crate::cursor::PageCursor;
+use crate::extract::{Params, find_database, page_size};
+use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::text;
 use crate::views::EventView;
 
 /// Maximum number of rows scanned for one page.
-const LOOK_AT: usize = 5_000;
+const SCAN_LIMIT: usize = 5_000;
 
 /// Query of the list of events.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
+pub(crate) struct EventQuery {
     /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
     /// The status; `pending` by default.
     #[param(inline)]
-    status: Option<Wanted>,
+    status: Option<StatusFilter>,
     /// `oldest` or `newest` first; `oldest` by default.
     #[param(inline)]
     order: Option<Order>,
@@ -67,7 +67,7 @@ pub(crate) struct Listing {
 /// Status of events.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Wanted {
+pub(crate) enum StatusFilter {
     /// Not settled yet: `new` or `retry`.
     #[default]
     Pending,
@@ -106,41 +106,41 @@ pub(crate) struct Events {
 ///
 /// Paginated in index order, without payloads. Nothing is counted or sorted, so the time of a
 /// request does not depend on the number of events.
-#[utoipa::path(get, path = "/outbox/events", tag = "events", params(Listing),
+#[utoipa::path(get, path = "/outbox/events", tag = "events", params(EventQuery),
     responses((status = 200, description = "A page of events", body = Events),
               (status = 422, description = "The cursor belongs to another list")))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(listing): Params<Listing>,
-) -> Answer<Json<Events>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let wanted = listing.status.unwrap_or_default();
-    let newest_first = listing.order.unwrap_or_default() == Order::Newest;
+    Params(query): Params<EventQuery>,
+) -> ApiResult<Json<Events>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let wanted = query.status.unwrap_or_default();
+    let newest_first = query.order.unwrap_or_default() == Order::Newest;
     let shelf = match wanted {
-        Wanted::Pending | Wanted::New | Wanted::Retry => Shelf::Pending,
-        Wanted::Done => Shelf::Done,
-        Wanted::Dead => Shelf::Dead,
+        StatusFilter::Pending | StatusFilter::New | StatusFilter::Retry => Shelf::Pending,
+        StatusFilter::Done => Shelf::Done,
+        StatusFilter::Dead => Shelf::Dead,
     };
-    let after = match &listing.cursor {
-        Some(cursor) => Some(Mark::decode(cursor, shelf, newest_first)?),
+    let after = match &query.cursor {
+        Some(cursor) => Some(PageCursor::decode(cursor, shelf, newest_first)?),
         None => None,
     };
-    let limit = page_size(listing.limit)?;
-    let filter = listing.filter(shelf)?;
-    let ask = PageAsk { shelf, filter, newest_first, after, limit, look_at: LOOK_AT.max(limit) };
-    let page = database.store.page(&ask).await?;
+    let limit = page_size(query.limit)?;
+    let filter = query.filter(shelf)?;
+    let request = PageAsk { shelf, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
+    let page = database.store.page(&request).await?;
     let is_wanted = |event: &EventView| match wanted {
-        Wanted::New => event.status == "NEW",
-        Wanted::Retry => event.status == "RETRY",
+        StatusFilter::New => event.status == "NEW",
+        StatusFilter::Retry => event.status == "RETRY",
         _ => true,
     };
     let events = page.rows.into_iter().map(EventView::from).filter(is_wanted).collect();
-    let next = page.next.map(|at| Mark { shelf, newest_first, at }.encode());
+    let next = page.next.map(|at| PageCursor { shelf, newest_first, at }.encode());
     Ok(Json(Events { events, next }))
 }
 
-impl Listing {
-    fn filter(&self, shelf: Shelf) -> Answer<Filter> {
+impl EventQuery {
+    fn filter(&self, shelf: Shelf) -> ApiResult<Filter> {
         let checked = |name: &str, text: &Option<String>, longest: usize| match text {
             Some(text) => text::check(name, text, longest).map(|()| Some(text.clone())),
             None => Ok(None),

@@ -8,9 +8,9 @@ use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::auth::Caller;
-use crate::deeds::{Deeds, Happened};
+use crate::audit::{AuditedChange, Changed};
 use crate::jobs::{Job, JobView};
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
@@ -25,7 +25,7 @@ pub(crate) struct JobList {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct WhichJob {
+pub(crate) struct JobPath {
     /// The id of the job.
     #[param(min_length = 1, max_length = 36, example = "01jd2q7m3t5v9xkq8b4n6c0zra")]
     id: String,
@@ -39,31 +39,31 @@ pub(crate) async fn list(State(web): State<Shared>) -> Json<JobList> {
 }
 
 /// Get a job
-#[utoipa::path(get, path = "/outbox/jobs/{id}", tag = "jobs", params(WhichJob),
+#[utoipa::path(get, path = "/outbox/jobs/{id}", tag = "jobs", params(JobPath),
     responses((status = 200, description = "The job", body = JobView)))]
-pub(crate) async fn one(State(web): State<Shared>, Path(id): Path<String>) -> Answer<Json<JobView>> {
+pub(crate) async fn one(State(web): State<Shared>, Path(id): Path<String>) -> ApiResult<Json<JobView>> {
     web.jobs.find(&id).map(|job| Json(job.view())).ok_or_else(|| unknown(&id))
 }
 
 /// Stop a job
 ///
 /// The job stops after its current batch. Changes made before that remain.
-#[utoipa::path(post, path = "/outbox/jobs/{id}/stop", tag = "jobs", params(WhichJob),
+#[utoipa::path(post, path = "/outbox/jobs/{id}/stop", tag = "jobs", params(JobPath),
     responses((status = 200, description = "The job stops", body = JobView), (status = 409, description = "The job has already ended")))]
 pub(crate) async fn stop(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Answer<Json<JobView>> {
+) -> ApiResult<Json<JobView>> {
     let job = web.jobs.find(&id).ok_or_else(|| unknown(&id))?;
     if !job.runs() {
         return Err(Problem::conflict(format!("job `{id}` has already ended")));
     }
-    let database = web.databases.choose(Some(job.database()))?;
-    Deeds::new(&database, &caller, "job.stop", job.id())
+    let database = web.databases.resolve(Some(job.database()))?;
+    AuditedChange::new(&database, &caller, "job.stop", job.id())
         .carry_out(async {
             job.stop.cancel();
-            Ok(Happened { count: 1, outcome: () })
+            Ok(Changed { count: 1, outcome: () })
         })
         .await?;
     Ok(Json(job.view()))
@@ -72,14 +72,14 @@ pub(crate) async fn stop(
 /// A 202 response with the path of the job.
 pub(crate) fn accepted(OriginalUri(uri): &OriginalUri, job: &Job) -> Response {
     // The application may have mounted the router below a path.
-    let before = uri.path().split("/api/outbox/").next().unwrap_or_default();
-    let place = format!("{before}/api/outbox/jobs/{}", job.id());
-    let place = HeaderValue::from_str(&place).unwrap_or(HeaderValue::from_static("/api/outbox/jobs"));
-    (StatusCode::ACCEPTED, [(header::LOCATION, place)], Json(job.view())).into_response()
+    let prefix = uri.path().split("/api/outbox/").next().unwrap_or_default();
+    let location = format!("{prefix}/api/outbox/jobs/{}", job.id());
+    let location = HeaderValue::from_str(&location).unwrap_or(HeaderValue::from_static("/api/outbox/jobs"));
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job.view())).into_response()
 }
 
 fn unknown(id: &str) -> Problem {
-    Problem::not_found(format!("job `{}` not found", text::shown(id))).advice(
+    Problem::not_found(format!("job `{}` not found", text::printable(id))).advice(
         "Only the latest hundred jobs since the start of the server are kept; the audit has an entry for every job.",
     )
 }

@@ -10,10 +10,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::auth::Caller;
 use crate::cursor::{decode_id, encode_id};
-use crate::databases::Chosen;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Params, Place, choose, page_size};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::audit::{AuditedChange, Changed};
+use crate::extract::{Params, DatabaseQuery, find_database, page_size};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
@@ -21,13 +21,13 @@ use crate::text;
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
+pub(crate) struct JoinQuery {
     /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
     /// Only joins with this status.
     #[param(inline)]
-    status: Option<Standing>,
+    status: Option<JoinStatusFilter>,
     /// Only joins with this grouping key.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     group: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Listing {
 /// Status of a join.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Standing {
+pub(crate) enum JoinStatusFilter {
     /// Not all steps are settled, or the follow-up has not been set.
     Pending,
     /// All steps are done, and the follow-up was written.
@@ -53,13 +53,13 @@ pub(crate) enum Standing {
     Cancelled,
 }
 
-impl From<Standing> for JoinStatus {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Pending => JoinStatus::Pending,
-            Standing::Completed => JoinStatus::Completed,
-            Standing::Failed => JoinStatus::Failed,
-            Standing::Cancelled => JoinStatus::Cancelled,
+impl From<JoinStatusFilter> for JoinStatus {
+    fn from(status: JoinStatusFilter) -> Self {
+        match status {
+            JoinStatusFilter::Pending => JoinStatus::Pending,
+            JoinStatusFilter::Completed => JoinStatus::Completed,
+            JoinStatusFilter::Failed => JoinStatus::Failed,
+            JoinStatusFilter::Cancelled => JoinStatus::Cancelled,
         }
     }
 }
@@ -68,7 +68,7 @@ impl From<Standing> for JoinStatus {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct StepListing {
+pub(crate) struct StepQuery {
     /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
@@ -144,26 +144,26 @@ pub(crate) struct StepView {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct Which {
+pub(crate) struct JoinPath {
     /// The id of the join.
     #[param(min_length = 1, max_length = 36, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
     id: String,
 }
 
 /// List joins
-#[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(Listing),
+#[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(JoinQuery),
     responses((status = 200, description = "A page of joins", body = Joins),
               (status = 422, description = "The cursor belongs to another list")))]
-pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Joins>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    if let Some(group) = &listing.group {
+pub(crate) async fn list(State(web): State<Shared>, Params(query): Params<JoinQuery>) -> ApiResult<Json<Joins>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    if let Some(group) = &query.group {
         text::check("group", group, 255)?;
     }
     let filter = JoinFilter {
-        status: listing.status.map(JoinStatus::from),
-        grouping_key: listing.group,
-        after: listing.after.as_deref().map(decode_id).transpose()?.map(JoinId::from),
+        status: query.status.map(JoinStatus::from),
+        grouping_key: query.group,
+        after: query.after.as_deref().map(decode_id).transpose()?.map(JoinId::from),
         ..JoinFilter::default()
     };
     let mut joins = database.store.joins(&filter, limit + 1).await?;
@@ -173,29 +173,29 @@ pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<List
 }
 
 /// Get a join
-#[utoipa::path(get, path = "/outbox/joins/{id}", tag = "joins", params(Place, Which),
+#[utoipa::path(get, path = "/outbox/joins/{id}", tag = "joins", params(DatabaseQuery, JoinPath),
     responses((status = 200, description = "The join", body = JoinView)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<JoinView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<JoinView>> {
+    let database = query.resolve(&web)?;
     find(&database, &id).await.map(JoinView::from).map(Json)
 }
 
 /// List the steps of a join
-#[utoipa::path(get, path = "/outbox/joins/{id}/steps", tag = "joins", params(StepListing, Which),
+#[utoipa::path(get, path = "/outbox/joins/{id}/steps", tag = "joins", params(StepQuery, JoinPath),
     responses((status = 200, description = "A page of steps", body = Steps),
               (status = 422, description = "The cursor belongs to another list")))]
 pub(crate) async fn steps(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(listing): Params<StepListing>,
-) -> Answer<Json<Steps>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    let after = listing.after.as_deref().map(decode_id).transpose()?.map(EventId::from);
+    Params(query): Params<StepQuery>,
+) -> ApiResult<Json<Steps>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    let after = query.after.as_deref().map(decode_id).transpose()?.map(EventId::from);
     let join = find(&database, &id).await?;
     let mut steps = database.store.steps(&join.id, after.as_ref(), limit + 1).await?;
     let next = next(&mut steps, limit, |(id, _)| id.as_str());
@@ -212,15 +212,15 @@ pub(crate) async fn steps(
 /// Cancel a join
 ///
 /// No follow-up will be written. The steps are still delivered.
-#[utoipa::path(post, path = "/outbox/joins/{id}/cancel", tag = "joins", params(Place, Which),
+#[utoipa::path(post, path = "/outbox/joins/{id}/cancel", tag = "joins", params(DatabaseQuery, JoinPath),
     responses((status = 200, description = "Cancelled", body = JoinView), (status = 409, description = "The join is already closed")))]
 pub(crate) async fn cancel(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<JoinView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<JoinView>> {
+    let database = query.resolve(&web)?;
     let join = find(&database, &id).await?;
     let work = async {
         if join.status != JoinStatus::Pending {
@@ -228,20 +228,20 @@ pub(crate) async fn cancel(
         }
         let acted = database.store.join(&JoinAct::Cancel { join: join.id.clone() }).await?;
         let outcome = acted.join.ok_or_else(|| unknown(join.id.as_str()))?;
-        Ok(Happened { count: 1, outcome })
+        Ok(Changed { count: 1, outcome })
     };
-    let deed = Deeds::new(&database, &caller, "join.cancel", join.id.to_string());
-    deed.carry_out(work).await.map(JoinView::from).map(Json)
+    let change = AuditedChange::new(&database, &caller, "join.cancel", join.id.to_string());
+    change.carry_out(work).await.map(JoinView::from).map(Json)
 }
 
-async fn find(database: &Chosen, id: &str) -> Answer<Join> {
+async fn find(database: &Database, id: &str) -> ApiResult<Join> {
     text::check("id", id, 36).map_err(|_| unknown(id))?;
     let found = Admin::new(database.store.clone()).join(&JoinId::from(id)).await?;
     found.ok_or_else(|| unknown(id))
 }
 
 fn unknown(id: &str) -> Problem {
-    Problem::not_found(format!("join `{}` not found", text::shown(id)))
+    Problem::not_found(format!("join `{}` not found", text::printable(id)))
         .advice("It may have been purged, or be in another database.")
 }
 

@@ -1,7 +1,7 @@
 //! All routes, by required role. This is the only place that assigns roles; the OpenAPI document is
 //! generated from it.
 
-mod acts;
+mod event_actions;
 mod audit;
 mod databases;
 mod dead;
@@ -16,7 +16,7 @@ pub(crate) mod payload;
 pub(crate) mod publishers;
 mod purge;
 mod session;
-mod steer;
+mod publisher_actions;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -79,17 +79,17 @@ fn read() -> OpenApiRouter<Shared> {
 fn operate() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::show))
-        .routes(routes!(acts::replay))
-        .routes(routes!(acts::skip))
-        .routes(routes!(acts::cancel))
+        .routes(routes!(event_actions::replay))
+        .routes(routes!(event_actions::skip))
+        .routes(routes!(event_actions::cancel))
         .routes(routes!(dead::replay))
         .routes(routes!(jobs::stop))
         .routes(routes!(keys::replay))
         .routes(routes!(keys::skip))
-        .routes(routes!(steer::pause))
-        .routes(routes!(steer::resume))
-        .routes(routes!(steer::pause_in))
-        .routes(routes!(steer::resume_in))
+        .routes(routes!(publisher_actions::pause))
+        .routes(routes!(publisher_actions::resume))
+        .routes(routes!(publisher_actions::pause_in))
+        .routes(routes!(publisher_actions::resume_in))
         .routes(routes!(joins::cancel))
         .routes(routes!(nodes::release))
 }
@@ -97,6 +97,6 @@ fn operate() -> OpenApiRouter<Shared> {
 fn admin() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::edit))
-        .routes(routes!(steer::reset))
+        .routes(routes!(publisher_actions::reset))
         .routes(routes!(purge::purge))
 }

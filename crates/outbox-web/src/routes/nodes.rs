@@ -11,15 +11,15 @@ use utoipa::ToSchema;
 
 use super::publishers::{OutageView, outages_of};
 use crate::auth::Caller;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Input, Params, Place};
+use crate::audit::{AuditedChange, Changed};
+use crate::extract::{Input, Params, DatabaseQuery};
 use crate::live::milliseconds;
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
 /// Number of pending events scanned for leases.
-const LOOK_AT: usize = 1_000;
+const SCAN_LIMIT: usize = 1_000;
 
 /// Relays and leases.
 #[derive(Serialize, ToSchema)]
@@ -146,10 +146,10 @@ pub(crate) struct LeaseView {
 }
 
 /// List relays and leases
-#[utoipa::path(get, path = "/outbox/nodes", tag = "nodes", params(Place),
+#[utoipa::path(get, path = "/outbox/nodes", tag = "nodes", params(DatabaseQuery),
     responses((status = 200, description = "Relays seen in the last day, and all leases", body = Nodes)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Nodes>> {
-    let database = place.choose(&web)?;
+pub(crate) async fn list(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<Nodes>> {
+    let database = query.resolve(&web)?;
     let nodes = database.store.nodes().await?;
     let leases = leases(&database.store).await?;
     let latest = web.live.latest(&database.name);
@@ -162,7 +162,7 @@ pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"running": false}))]
-pub(crate) struct ReleaseAsk {
+pub(crate) struct ReleaseRequest {
     /// Release the leases even if the relay is running.
     #[serde(default)]
     running: bool,
@@ -182,7 +182,7 @@ pub(crate) struct ReleasedView {
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct Which {
+pub(crate) struct NodePath {
     /// The name of the node.
     #[param(min_length = 1, max_length = 128, example = "shop-1-4711-a1b2")]
     node: String,
@@ -194,7 +194,7 @@ pub(crate) struct Which {
 /// events at once. A relay that is still running can no longer settle them, but continues to handle
 /// the events in its memory until its next renewal: they may be delivered twice, and out of the
 /// order of their keys. Therefore refused for a running relay unless `running` is true.
-#[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(Place, Which), request_body = ReleaseAsk,
+#[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(DatabaseQuery, NodePath), request_body = ReleaseRequest,
     responses((status = 200, description = "Released", body = ReleasedView),
               (status = 404, description = "No relay of this name was seen, and there is no lease of it"),
               (status = 409, description = "The relay is running, and `running` is not true")))]
@@ -202,12 +202,12 @@ pub(crate) async fn release(
     State(web): State<Shared>,
     caller: Caller,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-    Input(ask): Input<ReleaseAsk>,
-) -> Answer<Json<ReleasedView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+    Input(request): Input<ReleaseRequest>,
+) -> ApiResult<Json<ReleasedView>> {
+    let database = query.resolve(&web)?;
     let unknown = || {
-        Problem::not_found(format!("relay `{}` not found", text::shown(&name)))
+        Problem::not_found(format!("relay `{}` not found", text::printable(&name)))
             .advice("GET /api/outbox/nodes lists relays and leases.")
     };
     // Text that cannot be a name is not the name of any relay.
@@ -216,20 +216,20 @@ pub(crate) async fn release(
     let nodes = database.store.nodes().await?;
     let known = nodes.iter().find(|seen| seen.node == node);
     let running = known.is_some_and(Node::is_running);
-    if running && !ask.running {
+    if running && !request.running {
         return Err(Problem::conflict("the relay is running: it was seen a moment ago").advice(
             "Stop the relay, or send `{\"running\": true}`: its events may then be delivered twice, and out of order.",
         ));
     }
-    let deed = Deeds::new(&database, &caller, "node.release", name.as_str());
-    let released = deed
+    let change = AuditedChange::new(&database, &caller, "node.release", name.as_str());
+    let released = change
         .details(&serde_json::json!({"running": running}))
         .carry_out(async {
             let released = database.store.release_node(&node).await?;
             if released.is_nothing() && known.is_none() {
                 return Err(unknown());
             }
-            Ok(Happened { count: released.events + u64::from(released.leadership), outcome: released })
+            Ok(Changed { count: released.events + u64::from(released.leadership), outcome: released })
         })
         .await?;
     Ok(Json(ReleasedView { events: released.events, leadership: released.leadership }))
@@ -265,15 +265,15 @@ fn view(node: &Node, delivered_per_second: Option<f64>) -> NodeView {
     }
 }
 
-async fn leases(store: &SharedStore) -> Answer<Vec<LeaseView>> {
+async fn leases(store: &SharedStore) -> ApiResult<Vec<LeaseView>> {
     let mut leases = Vec::new();
     if let Some(leader) = store.leader(EXCLUSIVE).await? {
         let what = "the whole table".to_owned();
         leases.push(LeaseView { holder: leader.to_string(), what, events: None, until: None });
     }
-    let ask = PageAsk { limit: LOOK_AT, look_at: LOOK_AT, ..PageAsk::default() };
+    let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
     let mut held: BTreeMap<String, (u64, DateTime<Utc>)> = BTreeMap::new();
-    for (holder, until) in store.page(&ask).await?.rows.into_iter().filter_map(|row| row.lease) {
+    for (holder, until) in store.page(&request).await?.rows.into_iter().filter_map(|row| row.lease) {
         let held = held.entry(holder.to_string()).or_insert((0, until));
         *held = (held.0 + 1, held.1.max(until));
     }

@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
-use super::acts::{DoneTo, change};
-use super::event::{Which, find, unknown};
+use super::event_actions::{ActionResult, change_event};
+use super::event::{EventPath, find, unknown};
 use crate::auth::Caller;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Input, Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::audit::{AuditedChange, Changed};
+use crate::extract::{Input, Params, DatabaseQuery};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 
 /// Maximum size of payload and headers that is shown, in bytes. Larger events have to be read in
 /// the database.
-const LARGEST: u64 = 4 * 1024 * 1024;
+const MAX_SHOWN_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Number of payloads read at once: limits, together with [`LARGEST`], the memory for showing
+/// Number of payloads read at once: limits, together with [`MAX_SHOWN_BYTES`], the memory for showing
 /// payloads.
-pub(crate) const AT_ONCE: usize = 4;
+pub(crate) const MAX_CONCURRENT_READS: usize = 4;
 
 /// The payload of an event.
 #[derive(Serialize, ToSchema)]
@@ -64,22 +64,22 @@ pub(crate) struct NewPayload {
 ///
 /// Payloads may contain confidential data: this needs the role `operate`, and every read has an
 /// audit entry. Payloads larger than 4 MiB, including headers, are not shown.
-#[utoipa::path(get, path = "/outbox/events/{id}/payload", tag = "events", params(Place, Which),
+#[utoipa::path(get, path = "/outbox/events/{id}/payload", tag = "events", params(DatabaseQuery, EventPath),
     responses((status = 200, description = "The payload", body = PayloadView),
               (status = 409, description = "The event cannot be decoded, or is too large to be shown")))]
 pub(crate) async fn show(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<PayloadView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<PayloadView>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let EventMetadata { row, headers_bytes, .. } = &found.event;
     let size = row.payload_bytes.saturating_add(*headers_bytes);
-    if size > LARGEST {
+    if size > MAX_SHOWN_BYTES {
         return Err(Problem::conflict(format!(
-            "payload and headers have {size} bytes; the limit is {LARGEST} bytes"
+            "payload and headers have {size} bytes; the limit is {MAX_SHOWN_BYTES} bytes"
         ))
         .advice(format!("Read the event in the database: its seq is {}.", row.seq)));
     }
@@ -88,8 +88,8 @@ pub(crate) async fn show(
     let event = stored
         .event
         .map_err(|error| Problem::conflict(format!("the event cannot be decoded: {}", error.reason)))?;
-    let look = Deeds::new(&database, &caller, "payload.read", found.name());
-    look.carry_out(async { Ok(Happened { count: 1, outcome: () }) }).await?;
+    let read = AuditedChange::new(&database, &caller, "payload.read", found.name());
+    read.carry_out(async { Ok(Changed { count: 1, outcome: () }) }).await?;
     let bytes = event.payload_bytes();
     let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
     Ok(Json(PayloadView {
@@ -105,17 +105,17 @@ pub(crate) async fn show(
 ///
 /// The event stays dead until it is replayed. The audit entry has digests of the old and the new
 /// payload, not their contents.
-#[utoipa::path(put, path = "/outbox/events/{id}/payload", tag = "events", params(Place, Which), request_body = NewPayload,
-    responses((status = 200, description = "The payload is replaced", body = DoneTo), (status = 409, description = "The event is not dead"),
+#[utoipa::path(put, path = "/outbox/events/{id}/payload", tag = "events", params(DatabaseQuery, EventPath), request_body = NewPayload,
+    responses((status = 200, description = "The payload is replaced", body = ActionResult), (status = 409, description = "The event is not dead"),
               (status = 422, description = "The payload or a header is not valid")))]
 pub(crate) async fn edit(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
+    Params(query): Params<DatabaseQuery>,
     Input(new): Input<NewPayload>,
-) -> Answer<Json<DoneTo>> {
-    let database = place.choose(&web)?;
+) -> ApiResult<Json<ActionResult>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let id = found.id()?;
     let edit = new.edit(&found.event.content_type)?;
@@ -130,8 +130,8 @@ pub(crate) async fn edit(
         "after": after,
         "headers": if edit.new_headers().is_some() { "replaced" } else { "kept" },
     });
-    let deed = Deeds::new(&database, &caller, "payload.edit", found.name()).details(&details);
-    change(deed, &found, "edited", "dead", database.store.edit(id, &edit)).await
+    let change = AuditedChange::new(&database, &caller, "payload.edit", found.name()).details(&details);
+    change_event(change, &found, "edited", "dead", database.store.edit(id, &edit)).await
 }
 
 /// Digest of a payload, to compare payloads without showing them.
@@ -141,7 +141,7 @@ fn digest(payload: &[u8]) -> String {
 }
 
 impl NewPayload {
-    fn edit(self, before: &str) -> Answer<Edit> {
+    fn edit(self, before: &str) -> ApiResult<Edit> {
         let content_type = self.content_type.as_deref().unwrap_or(before);
         let edit = match (self.payload, self.base64) {
             (Some(text), None) if content_type == outbox::JSON => Edit::json(text),

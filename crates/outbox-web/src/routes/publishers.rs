@@ -8,9 +8,9 @@ use outbox::{LogAdmin, PairState, Position};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::databases::Chosen;
-use crate::extract::{Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{Params, DatabaseQuery};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
@@ -154,13 +154,13 @@ pub(crate) struct Lags {
 ///
 /// Publishers of the log with their position in each topic, outages of publishers of log and queue,
 /// and events of the log that could not be decoded.
-#[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(Place),
+#[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(DatabaseQuery),
     responses((status = 200, description = "All publishers", body = Publishers)))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Publishers>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Publishers>> {
+    let database = query.resolve(&web)?;
     Ok(Json(Publishers {
         publishers: pairs(&database).await?,
         outages: outages(&web, &database).await?,
@@ -169,14 +169,14 @@ pub(crate) async fn list(
 }
 
 /// Get a publisher
-#[utoipa::path(get, path = "/outbox/publishers/{name}", tag = "publishers", params(Place, Name),
+#[utoipa::path(get, path = "/outbox/publishers/{name}", tag = "publishers", params(DatabaseQuery, PublisherPath),
     responses((status = 200, description = "The publisher, with its position in each topic", body = PublisherView)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<PublisherView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<PublisherView>> {
+    let database = query.resolve(&web)?;
     let mut topics = pairs(&database).await?;
     topics.retain(|pair| pair.publisher == name);
     let mut outages = outages(&web, &database).await?;
@@ -189,19 +189,19 @@ pub(crate) async fn one(
 }
 
 /// Get the lag of all publishers
-#[utoipa::path(get, path = "/outbox/publishers/lag", tag = "publishers", params(Place),
+#[utoipa::path(get, path = "/outbox/publishers/lag", tag = "publishers", params(DatabaseQuery),
     responses((status = 200, description = "The lag of each publisher in each topic", body = Lags)))]
-pub(crate) async fn lag(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Lags>> {
-    Ok(Json(Lags { publishers: lags(&place.choose(&web)?).await? }))
+pub(crate) async fn lag(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<Lags>> {
+    Ok(Json(Lags { publishers: lags(&query.resolve(&web)?).await? }))
 }
 
 pub(crate) fn unknown(name: &str) -> Problem {
-    Problem::not_found(format!("publisher `{}` not found", text::shown(name)))
+    Problem::not_found(format!("publisher `{}` not found", text::printable(name)))
         .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started.")
 }
 
 /// Lag of all publishers.
-pub(crate) async fn lags(database: &Chosen) -> Answer<Vec<LagView>> {
+pub(crate) async fn lags(database: &Database) -> ApiResult<Vec<LagView>> {
     let lag = LogAdmin::new(database.store.clone()).lag().await?;
     let view = |lag: outbox::PairLag| LagView {
         topic: lag.id.topic().to_owned(),
@@ -215,7 +215,7 @@ pub(crate) async fn lags(database: &Chosen) -> Answer<Vec<LagView>> {
 }
 
 /// State of all publishers in all topics.
-async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
+async fn pairs(database: &Database) -> ApiResult<Vec<PairView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let (pairs, head) = (log.pairs().await?, log.head().await?);
     let waiting =
@@ -225,7 +225,7 @@ async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
 }
 
 /// Events of the log that publishers skipped.
-async fn unreadable(database: &Chosen) -> Answer<Vec<UnreadableView>> {
+async fn unreadable(database: &Database) -> ApiResult<Vec<UnreadableView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let view = |outbox::store::Unreadable { position, reason, noted_at }| UnreadableView {
         position: position.get(),
@@ -237,7 +237,7 @@ async fn unreadable(database: &Chosen) -> Answer<Vec<UnreadableView>> {
 
 /// Outages announced by relays, and outages known to the relay of this process before it announces
 /// them.
-async fn outages(web: &Shared, database: &Chosen) -> Answer<Vec<OutageView>> {
+async fn outages(web: &Shared, database: &Database) -> ApiResult<Vec<OutageView>> {
     let mut outages = outages_of(&database.store.nodes().await?);
     for destination in web.destinations.iter().flat_map(|destinations| destinations()) {
         if let Some(outage) = destination.outage()
@@ -301,7 +301,7 @@ fn view(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Pai
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct Name {
+pub(crate) struct PublisherPath {
     /// The name of the publisher.
     #[param(min_length = 1, max_length = 100, example = "KafkaPublisher")]
     name: String,
@@ -311,7 +311,7 @@ pub(crate) struct Name {
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "only for the OpenAPI document")]
-pub(crate) struct TopicName {
+pub(crate) struct TopicPath {
     /// The name of the topic.
     #[param(min_length = 1, max_length = 100, example = "wallet-events")]
     topic: String,

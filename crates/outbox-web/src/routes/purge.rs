@@ -14,11 +14,11 @@ use super::dead::rate;
 use super::jobs::accepted;
 use crate::age::Age;
 use crate::auth::Caller;
-use crate::deeds::Deeds;
-use crate::extract::{Input, Params, Place};
+use crate::audit::AuditedChange;
+use crate::extract::{Input, Params, DatabaseQuery};
 use crate::filter::count;
 use crate::jobs::{Job, JobView, NewJob, Pace};
-use crate::problem::Answer;
+use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::views::Count;
 
@@ -26,9 +26,9 @@ use crate::views::Count;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"what": "done", "older_than": "7d", "dry_run": true}))]
-pub(crate) struct PurgeAsk {
+pub(crate) struct PurgeRequest {
     /// The rows to purge.
-    what: What,
+    what: PurgeTarget,
     /// Only rows that have been in this state for longer than this.
     older_than: Age,
     /// Only count the rows; joins, inbox entries and attempts are not counted.
@@ -42,7 +42,7 @@ pub(crate) struct PurgeAsk {
 /// Rows to purge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum PurgeTarget {
     /// Done events.
     Done,
     /// Dead events, except those that block later events of their key.
@@ -62,7 +62,7 @@ pub(crate) enum What {
 /// With `dry_run` the rows are only counted, up to ten thousand. Otherwise a job is started: see
 /// `Location`. Never purged are pending events, steps of open joins, and dead events that block
 /// later events of their key; the count includes the latter two.
-#[utoipa::path(post, path = "/outbox/purge", tag = "purge", params(Place), request_body = PurgeAsk,
+#[utoipa::path(post, path = "/outbox/purge", tag = "purge", params(DatabaseQuery), request_body = PurgeRequest,
     responses((status = 200, description = "With `dry_run`: the number of rows; `more` with 0 if these rows are not counted", body = Count),
               (status = 202, description = "The job has started", body = JobView,
                headers(("location" = String, description = "The path of the job"))),
@@ -71,61 +71,61 @@ pub(crate) async fn purge(
     State(web): State<Shared>,
     caller: Caller,
     uri: OriginalUri,
-    Params(place): Params<Place>,
-    Input(ask): Input<PurgeAsk>,
-) -> Answer<Response> {
-    let database = place.choose(&web)?;
-    let rate = rate(ask.rate)?;
-    let older_than = ask.older_than.0;
-    if ask.dry_run {
-        let total = total(&database.store, ask.what, older_than).await?;
+    Params(query): Params<DatabaseQuery>,
+    Input(request): Input<PurgeRequest>,
+) -> ApiResult<Response> {
+    let database = query.resolve(&web)?;
+    let rate = rate(request.rate)?;
+    let older_than = request.older_than.0;
+    if request.dry_run {
+        let total = total(&database.store, request.what, older_than).await?;
         return Ok(Json(total.unwrap_or(Count { count: 0, more: true })).into_response());
     }
     let permit = web.jobs.permit()?;
-    let total = total(&database.store, ask.what, older_than).await?;
+    let total = total(&database.store, request.what, older_than).await?;
     let details =
-        serde_json::json!({"what": ask.what, "older_than": format!("{older_than:?}"), "rate": rate});
-    let noted = Deeds::new(&database, &caller, "purge", format!("{:?}", ask.what).to_lowercase());
-    let noted = noted.details(&details).note().await?;
+        serde_json::json!({"what": request.what, "older_than": format!("{older_than:?}"), "rate": rate});
+    let change = AuditedChange::new(&database, &caller, "purge", format!("{:?}", request.what).to_lowercase());
+    let pending = change.details(&details).begin().await?;
     let new = NewJob { kind: "purge", actor: caller.name.clone(), rate, total };
     let store = database.store.clone();
-    let job = web.jobs.start(permit, new, noted, |job| purge_all(job, store, ask.what, older_than, rate));
+    let job = web.jobs.start(permit, new, pending, |job| purge_all(job, store, request.what, older_than, rate));
     Ok(accepted(&uri, &job))
 }
 
 /// Number of rows, if it can be counted with an index.
-async fn total(store: &SharedStore, what: What, older_than: Duration) -> Answer<Option<Count>> {
+async fn total(store: &SharedStore, what: PurgeTarget, older_than: Duration) -> ApiResult<Option<Count>> {
     let filter = Filter { settled_before: Some(older_than), ..Filter::default() };
     Ok(match what {
-        What::Done => Some(count(store, Shelf::Done, &filter).await?),
-        What::Dead => Some(count(store, Shelf::Dead, &filter).await?),
-        What::Finished => {
+        PurgeTarget::Done => Some(count(store, Shelf::Done, &filter).await?),
+        PurgeTarget::Dead => Some(count(store, Shelf::Dead, &filter).await?),
+        PurgeTarget::Finished => {
             let (done, dead) =
                 (count(store, Shelf::Done, &filter).await?, count(store, Shelf::Dead, &filter).await?);
             Some(Count { count: done.count + dead.count, more: done.more || dead.more })
         }
-        What::Joins | What::Inbox | What::Attempts => None,
+        PurgeTarget::Joins | PurgeTarget::Inbox | PurgeTarget::Attempts => None,
     })
 }
 
 async fn purge_all(
     job: Arc<Job>,
     store: SharedStore,
-    what: What,
+    what: PurgeTarget,
     older_than: Duration,
     rate: Option<u32>,
-) -> Answer<()> {
+) -> ApiResult<()> {
     let mut pace = Pace::new(rate);
     let limit = pace.batch();
     let rows = |what| Purge { what, older_than, limit };
     loop {
         let purged = match what {
-            What::Done => store.purge(rows(Purgeable::Done)).await?,
-            What::Dead => store.purge(rows(Purgeable::Dead)).await?,
-            What::Finished => store.purge(rows(Purgeable::Finished)).await?,
-            What::Joins => store.purge_joins(older_than, limit).await?,
-            What::Inbox => store.purge_inbox(older_than, limit).await?,
-            What::Attempts => store.purge_attempts(older_than, limit).await?,
+            PurgeTarget::Done => store.purge(rows(Purgeable::Done)).await?,
+            PurgeTarget::Dead => store.purge(rows(Purgeable::Dead)).await?,
+            PurgeTarget::Finished => store.purge(rows(Purgeable::Finished)).await?,
+            PurgeTarget::Joins => store.purge_joins(older_than, limit).await?,
+            PurgeTarget::Inbox => store.purge_inbox(older_than, limit).await?,
+            PurgeTarget::Attempts => store.purge_attempts(older_than, limit).await?,
         };
         job.add(purged);
         if purged < limit as u64 || !pace.wait(purged, &job.stop).await {

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::auth::hosts::port;
-use crate::auth::sessions::{LASTS, cookie_name};
+use crate::auth::sessions::{SESSION_LIFETIME, cookie_name};
 use crate::auth::token::Role;
 use crate::auth::{Caller, peer};
 use crate::extract::Input;
-use crate::problem::Answer;
+use crate::problem::ApiResult;
 use crate::state::Shared;
 
 /// A token to sign in with.
@@ -59,15 +59,15 @@ impl WhoAmI {
                headers(("set-cookie" = String, description = "The session"))),
               (status = 413, description = "The body is larger than 16 KiB"),
               (status = 504, description = "The body did not arrive within 5 s, or the request timed out")))]
-pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
+pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> ApiResult<Response> {
     let peer = peer(request.extensions());
-    let name = cookie_name(web.porter.tls, port(request.headers(), request.uri()));
+    let name = cookie_name(web.authenticator.tls, port(request.headers(), request.uri()));
     let Input(SignIn { token }) = Input::from_request(request, &()).await?;
-    let token = web.porter.token(&token, peer)?;
-    let (cookie, csrf) = web.porter.sessions.begin(&token.name, token.role);
+    let token = web.authenticator.token(&token, peer)?;
+    let (cookie, csrf) = web.authenticator.sessions.begin(&token.name, token.role);
     tracing::info!(who = token.name, role = %token.role, "signed in");
     let who = WhoAmI::new(&web, token.name.clone(), token.role, Some(csrf));
-    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, LASTS.as_secs()))], Json(who)).into_response())
+    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, SESSION_LIFETIME.as_secs()))], Json(who)).into_response())
 }
 
 /// Sign out
@@ -77,8 +77,8 @@ pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answ
     responses((status = 204, description = "Signed out",
                headers(("set-cookie" = String, description = "Clears the session cookie")))))]
 pub(crate) async fn sign_out(State(web): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
-    web.porter.cookies(&headers, &uri).for_each(|cookie| web.porter.sessions.end(cookie));
-    let name = cookie_name(web.porter.tls, port(&headers, &uri));
+    web.authenticator.cookies(&headers, &uri).for_each(|cookie| web.authenticator.sessions.end(cookie));
+    let name = cookie_name(web.authenticator.tls, port(&headers, &uri));
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, &name, "", 0))]).into_response()
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<
 }
 
 fn set_cookie(web: &Shared, name: &str, value: &str, seconds: u64) -> HeaderValue {
-    let secure = if web.porter.tls { "; Secure" } else { "" };
+    let secure = if web.authenticator.tls { "; Secure" } else { "" };
     let text = format!("{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={seconds}{secure}");
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }

@@ -13,20 +13,20 @@ use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 
 use crate::age::Age;
-use crate::auth::Porter;
+use crate::auth::Authenticator;
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::{COOKIE, Sessions};
 use crate::auth::throttle::Throttle;
 use crate::auth::token::{Role, Token};
-use crate::cursor::{Mark, decode_id, encode_id};
-use crate::problem::{Answer, Problem};
+use crate::cursor::{PageCursor, decode_id, encode_id};
+use crate::problem::{ApiResult, Problem};
 use crate::text;
 
 /// A valid token.
 const TOKEN: &str = "a-token-of-some-length";
 
 /// A host name of this server.
-const OURS: &str = "outbox.example.com";
+const HOST: &str = "outbox.example.com";
 
 fn age(text: &str) -> Option<Age> {
     serde_json::from_value(text.into()).ok()
@@ -49,7 +49,7 @@ fn cursor() -> impl Strategy<Value = Cursor> {
 }
 
 /// Appends a valid checksum, as any client can.
-fn sealed(mut bytes: Vec<u8>) -> String {
+fn with_checksum(mut bytes: Vec<u8>) -> String {
     bytes.extend(&Sha256::digest(&bytes)[..4]);
     URL_SAFE_NO_PAD.encode(bytes)
 }
@@ -81,7 +81,7 @@ fn authority() -> impl Strategy<Value = String> {
         "[::1]",
         "[",
         "]",
-        OURS,
+        HOST,
         "evil.example",
         ".",
         ":",
@@ -108,13 +108,13 @@ fn host_of(authority: &str) -> Option<String> {
     (plain && url.query().is_none()).then(|| url.host_str().map(str::to_owned))?
 }
 
-fn is_fine(host: &str) -> bool {
+fn is_allowed(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host == OURS || bare.parse::<std::net::IpAddr>().is_ok()
+    host == "localhost" || host == HOST || bare.parse::<std::net::IpAddr>().is_ok()
 }
 
-fn porter() -> Porter {
-    Porter {
+fn authenticator() -> Authenticator {
+    Authenticator {
         tokens: vec![Token::new("ops", Role::Operate, TOKEN)],
         tls: false,
         sessions: Sessions::default(),
@@ -149,8 +149,8 @@ proptest! {
     fn a_cursor_is_decoded_for_its_own_list_only(
         at in cursor(), shelf in shelf(), newest_first: bool, other in shelf(), order: bool,
     ) {
-        let text = Mark { shelf, newest_first, at }.encode();
-        let read = Mark::decode(&text, other, order);
+        let text = PageCursor { shelf, newest_first, at }.encode();
+        let read = PageCursor::decode(&text, other, order);
         if (shelf, newest_first) == (other, order) {
             prop_assert_eq!(read.unwrap(), at);
         } else {
@@ -162,17 +162,17 @@ proptest! {
     /// A cursor that a database would fail on is rejected here: in the database it would cause an
     /// internal error.
     #[test]
-    fn a_forged_cursor_is_rejected_or_usable(bytes in like_a_cursor(), is_sealed: bool) {
-        let text = if is_sealed { sealed(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
-        match Mark::decode(&text, Shelf::Pending, false) {
-            Ok(at) => prop_assert!(is_sealed && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
+    fn a_forged_cursor_is_rejected_or_usable(bytes in like_a_cursor(), has_checksum: bool) {
+        let text = if has_checksum { with_checksum(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
+        match PageCursor::decode(&text, Shelf::Pending, false) {
+            Ok(at) => prop_assert!(has_checksum && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }
         match decode_id(&text) {
             // Other programs choose ids: an id may contain every character except NUL.
             Ok(id) => {
                 let is_id = (1..=36).contains(&id.chars().count()) && !id.contains('\0');
-                prop_assert!(is_sealed && is_id, "{:?}", id);
+                prop_assert!(has_checksum && is_id, "{:?}", id);
             }
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }
@@ -192,11 +192,11 @@ proptest! {
 
     #[test]
     fn only_hosts_of_this_server_are_accepted(authority in authority()) {
-        let hosts = Hosts(vec![OURS.to_owned()]);
+        let hosts = Hosts(vec![HOST.to_owned()]);
         let Some(headers) = with(header::HOST, authority.as_bytes()) else { return Ok(()) };
         let host = host_of(&authority);
         if hosts.check_host(&headers, &Uri::from_static("/")).is_ok() {
-            prop_assert!(host.as_deref().is_some_and(is_fine), "{}: {:?}", authority, host);
+            prop_assert!(host.as_deref().is_some_and(is_allowed), "{}: {:?}", authority, host);
         }
     }
 
@@ -204,11 +204,11 @@ proptest! {
     fn only_pages_of_this_server_may_make_changes(
         authority in authority(), scheme in prop::sample::select(vec!["http://", "https://", "://", ""]),
     ) {
-        let hosts = Hosts(vec![OURS.to_owned()]);
+        let hosts = Hosts(vec![HOST.to_owned()]);
         let Some(mut headers) = with(header::ORIGIN, format!("{scheme}{authority}").as_bytes()) else { return Ok(()) };
         headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8080"));
         if hosts.check_origin(&headers, &Uri::from_static("/")).is_ok() {
-            let ours = host_of(&authority).is_some_and(|host| host == OURS);
+            let ours = host_of(&authority).is_some_and(|host| host == HOST);
             prop_assert!(ours || authority == "127.0.0.1:8080", "{}", authority);
         }
     }
@@ -219,17 +219,17 @@ proptest! {
         secret in prop_oneof![2 => Just(TOKEN.to_owned()), 1 => "[!-~]{8,40}", 1 => "a-token-of-some-lengt[a-z]?"],
         raw in any::<Vec<u8>>(),
     ) {
-        let said = format!("{scheme}{secret}");
-        let name = |answer: Answer<crate::auth::Caller>| answer.map(|caller| caller.name).map_err(|p| format!("{p:?}"));
-        let came = name(porter().recognise(&with(header::AUTHORIZATION, said.as_bytes()).unwrap(), &Uri::from_static("/"), None));
-        let knows = secret == TOKEN && scheme.trim_end().eq_ignore_ascii_case("bearer") && scheme.ends_with(' ');
-        prop_assert_eq!(came.is_ok(), knows, "{}", said);
-        if let Err(told) = came {
-            prop_assert!(!told.contains(&secret), "{}", told);
+        let value = format!("{scheme}{secret}");
+        let name = |answer: ApiResult<crate::auth::Caller>| answer.map(|caller| caller.name).map_err(|p| format!("{p:?}"));
+        let result = name(authenticator().authenticate(&with(header::AUTHORIZATION, value.as_bytes()).unwrap(), &Uri::from_static("/"), None));
+        let is_valid = secret == TOKEN && scheme.trim_end().eq_ignore_ascii_case("bearer") && scheme.ends_with(' ');
+        prop_assert_eq!(result.is_ok(), is_valid, "{}", value);
+        if let Err(error) = result {
+            prop_assert!(!error.contains(&secret), "{}", error);
         }
         for header in [header::AUTHORIZATION, header::COOKIE] {
             if let Some(headers) = with(header, &raw) {
-                prop_assert!(name(porter().recognise(&headers, &Uri::from_static("/"), None)).is_err());
+                prop_assert!(name(authenticator().authenticate(&headers, &Uri::from_static("/"), None)).is_err());
             }
         }
     }
@@ -238,13 +238,13 @@ proptest! {
     fn a_session_is_found_among_any_other_cookies(
         before in prop::collection::vec("[a-z_]{1,20}(=[!#-:<-~]{0,10})?", 0..4), after in "(; ?[ -~]{0,20})?", cut: bool,
     ) {
-        let porter = porter();
-        let (cookie, _) = porter.sessions.begin("ops", Role::Read);
+        let authenticator = authenticator();
+        let (cookie, _) = authenticator.sessions.begin("ops", Role::Read);
         let cookie = if cut { &cookie[1..] } else { &cookie };
         let all = format!("{}; {COOKIE}={cookie}{after}", before.join("; "));
         prop_assume!(!before.iter().any(|one| one.starts_with(&format!("{COOKIE}="))));
-        let came = porter.recognise(&with(header::COOKIE, all.as_bytes()).unwrap(), &Uri::from_static("/"), None);
-        prop_assert_eq!(came.is_ok(), !cut, "{}", all);
+        let result = authenticator.authenticate(&with(header::COOKIE, all.as_bytes()).unwrap(), &Uri::from_static("/"), None);
+        prop_assert_eq!(result.is_ok(), !cut, "{}", all);
     }
 
     #[test]
@@ -264,8 +264,8 @@ proptest! {
 
     #[test]
     fn displayed_text_is_short_and_has_no_control_characters(text in any::<String>(), many in 0..50_usize) {
-        let shown = text::shown(&text.repeat(many));
+        let shown = text::printable(&text.repeat(many));
         prop_assert!(shown.chars().count() <= 101 && !shown.chars().any(char::is_control), "{:?}", shown);
-        prop_assert_eq!(text::check("x", &text, 20).is_ok(), (1..=20).contains(&text.chars().count()) && text::shown(&text) == text);
+        prop_assert_eq!(text::check("x", &text, 20).is_ok(), (1..=20).contains(&text.chars().count()) && text::printable(&text) == text);
     }
 }

@@ -9,10 +9,10 @@ use utoipa::ToSchema;
 
 use super::publishers::{Name, TopicName, unknown};
 use crate::auth::Caller;
-use crate::databases::Chosen;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Input, Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::audit::{AuditedChange, Changed};
+use crate::extract::{Input, Params, DatabaseQuery};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
@@ -20,20 +20,20 @@ use crate::text;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"to": "start"}))]
-pub(crate) struct Reset {
+pub(crate) struct ResetRequest {
     /// Publish the events after this position.
     #[schema(minimum = 0)]
     position: Option<i64>,
     /// Publish the events stored since this time.
     time: Option<DateTime<Utc>>,
     /// `start`: publish all events again; `end`: publish new events only.
-    to: Option<Edge>,
+    to: Option<LogEnd>,
 }
 
 /// An end of the log.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Edge {
+pub(crate) enum LogEnd {
     /// Before the first event.
     Start,
     /// After the last event.
@@ -43,7 +43,7 @@ pub(crate) enum Edge {
 /// Number of subscriptions (topic and publisher) changed.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"changed": 2}))]
-pub(crate) struct Changed {
+pub(crate) struct ChangedCount {
     /// The number of subscriptions.
     changed: u64,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Changed {
 /// Position after a reset.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"position": 0}))]
-pub(crate) struct ResetTo {
+pub(crate) struct ResetPosition {
     /// Events after this position are published.
     position: i64,
 }
@@ -59,63 +59,63 @@ pub(crate) struct ResetTo {
 /// Pause a publisher
 ///
 /// In all topics. A batch that is already in flight is still published.
-#[utoipa::path(post, path = "/outbox/publishers/{name}/pause", tag = "publishers", params(Place, Name),
-    responses((status = 200, description = "Paused", body = Changed)))]
+#[utoipa::path(post, path = "/outbox/publishers/{name}/pause", tag = "publishers", params(DatabaseQuery, Name),
+    responses((status = 200, description = "Paused", body = ChangedCount)))]
 pub(crate) async fn pause(
     State(web): State<Shared>,
     caller: Caller,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Changed>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ChangedCount>> {
+    let database = query.resolve(&web)?;
     let admin = LogAdmin::new(database.store.clone());
-    switch(&database, &caller, "publisher.pause", &name, None, async { admin.pause(&name).await }).await
+    set_status(&database, &caller, "publisher.pause", &name, None, async { admin.pause(&name).await }).await
 }
 
 /// Resume a publisher
 ///
 /// In all topics, from the current positions. Resets the error counts.
-#[utoipa::path(post, path = "/outbox/publishers/{name}/resume", tag = "publishers", params(Place, Name),
-    responses((status = 200, description = "Resumed", body = Changed)))]
+#[utoipa::path(post, path = "/outbox/publishers/{name}/resume", tag = "publishers", params(DatabaseQuery, Name),
+    responses((status = 200, description = "Resumed", body = ChangedCount)))]
 pub(crate) async fn resume(
     State(web): State<Shared>,
     caller: Caller,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Changed>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ChangedCount>> {
+    let database = query.resolve(&web)?;
     let admin = LogAdmin::new(database.store.clone());
-    switch(&database, &caller, "publisher.resume", &name, None, async { admin.resume(&name).await }).await
+    set_status(&database, &caller, "publisher.resume", &name, None, async { admin.resume(&name).await }).await
 }
 
 /// Pause a publisher in one topic
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/pause", tag = "publishers",
-    params(Place, Name, TopicName), responses((status = 200, description = "Paused", body = Changed)))]
+    params(DatabaseQuery, Name, TopicName), responses((status = 200, description = "Paused", body = ChangedCount)))]
 pub(crate) async fn pause_in(
     State(web): State<Shared>,
     caller: Caller,
     Path((name, topic)): Path<(String, String)>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Changed>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ChangedCount>> {
+    let database = query.resolve(&web)?;
     let admin = LogAdmin::new(database.store.clone());
     let pause = async { admin.pause_in(&topic, &name).await.map(|()| 1) };
-    switch(&database, &caller, "publisher.pause", &name, Some(&topic), pause).await
+    set_status(&database, &caller, "publisher.pause", &name, Some(&topic), pause).await
 }
 
 /// Resume a publisher in one topic
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/resume", tag = "publishers",
-    params(Place, Name, TopicName), responses((status = 200, description = "Resumed", body = Changed)))]
+    params(DatabaseQuery, Name, TopicName), responses((status = 200, description = "Resumed", body = ChangedCount)))]
 pub(crate) async fn resume_in(
     State(web): State<Shared>,
     caller: Caller,
     Path((name, topic)): Path<(String, String)>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Changed>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ChangedCount>> {
+    let database = query.resolve(&web)?;
     let admin = LogAdmin::new(database.store.clone());
     let resume = async { admin.resume_in(&topic, &name).await.map(|()| 1) };
-    switch(&database, &caller, "publisher.resume", &name, Some(&topic), resume).await
+    set_status(&database, &caller, "publisher.resume", &name, Some(&topic), resume).await
 }
 
 /// Reset the position of a publisher in a topic
@@ -123,88 +123,88 @@ pub(crate) async fn resume_in(
 /// Backward: events are published again. Forward: events are skipped. A paused publisher stays
 /// paused.
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/reset", tag = "publishers",
-    params(Place, Name, TopicName), request_body = Reset,
-    responses((status = 200, description = "The new position", body = ResetTo),
+    params(DatabaseQuery, Name, TopicName), request_body = ResetRequest,
+    responses((status = 200, description = "The new position", body = ResetPosition),
               (status = 422, description = "The position is beyond the end of the log, or not exactly one of the fields is set")))]
 pub(crate) async fn reset(
     State(web): State<Shared>,
     caller: Caller,
     Path((name, topic)): Path<(String, String)>,
-    Params(place): Params<Place>,
-    Input(reset): Input<Reset>,
-) -> Answer<Json<ResetTo>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+    Input(reset): Input<ResetRequest>,
+) -> ApiResult<Json<ResetPosition>> {
+    let database = query.resolve(&web)?;
     check(&name, Some(&topic))?;
-    let to = reset.place()?;
+    let to = reset.target()?;
     let admin = LogAdmin::new(database.store.clone());
-    let deed = Deeds::new(&database, &caller, "publisher.reset", target(&name, Some(&topic)))
-        .details(&serde_json::json!({"to": to.told()}));
-    let position = deed
+    let change = AuditedChange::new(&database, &caller, "publisher.reset", target(&name, Some(&topic)))
+        .details(&serde_json::json!({"to": to.describe()}));
+    let position = change
         .carry_out(async {
             let position = match to {
-                To::Position(position) => position,
-                To::Time(time) => {
+                ResetTarget::Position(position) => position,
+                ResetTarget::Time(time) => {
                     let position = admin.reset_to_time(&topic, &name, time).await?;
-                    return Ok(Happened { count: 1, outcome: position });
+                    return Ok(Changed { count: 1, outcome: position });
                 }
-                To::End => admin.lag().await?.first().map_or(Position::START, |lag| lag.head),
+                ResetTarget::End => admin.lag().await?.first().map_or(Position::START, |lag| lag.head),
             };
             admin.reset(&topic, &name, position).await?;
-            Ok(Happened { count: 1, outcome: position })
+            Ok(Changed { count: 1, outcome: position })
         })
         .await?;
-    Ok(Json(ResetTo { position: position.get() }))
+    Ok(Json(ResetPosition { position: position.get() }))
 }
 
-enum To {
+enum ResetTarget {
     Position(Position),
     Time(DateTime<Utc>),
     End,
 }
 
-impl To {
-    fn told(&self) -> String {
+impl ResetTarget {
+    fn describe(&self) -> String {
         match self {
-            To::Position(position) => position.to_string(),
-            To::Time(time) => time.to_rfc3339(),
-            To::End => "end".to_owned(),
+            ResetTarget::Position(position) => position.to_string(),
+            ResetTarget::Time(time) => time.to_rfc3339(),
+            ResetTarget::End => "end".to_owned(),
         }
     }
 }
 
-impl Reset {
-    fn place(&self) -> Answer<To> {
+impl ResetRequest {
+    fn target(&self) -> ApiResult<ResetTarget> {
         match (self.position, self.time, self.to) {
-            (Some(position), None, None) if position >= 0 => Ok(To::Position(Position::new(position))),
-            (None, Some(time), None) => Ok(To::Time(time)),
-            (None, None, Some(Edge::Start)) => Ok(To::Position(Position::START)),
-            (None, None, Some(Edge::End)) => Ok(To::End),
+            (Some(position), None, None) if position >= 0 => Ok(ResetTarget::Position(Position::new(position))),
+            (None, Some(time), None) => Ok(ResetTarget::Time(time)),
+            (None, None, Some(LogEnd::Start)) => Ok(ResetTarget::Position(Position::START)),
+            (None, None, Some(LogEnd::End)) => Ok(ResetTarget::End),
             (Some(_), None, None) => Err(Problem::invalid("`position` must not be negative")),
             _ => Err(Problem::invalid("set exactly one of `position`, `time` and `to`")),
         }
     }
 }
 
-async fn switch(
-    database: &Chosen,
+async fn set_status(
+    database: &Database,
     caller: &Caller,
     action: &'static str,
     name: &str,
     topic: Option<&str>,
     work: impl Future<Output = outbox::Result<u64>>,
-) -> Answer<Json<Changed>> {
+) -> ApiResult<Json<ChangedCount>> {
     check(name, topic)?;
-    let deed = Deeds::new(database, caller, action, target(name, topic));
-    let work = async { work.await.map(|count| Happened { count, outcome: () }).map_err(Problem::from) };
-    let count = deed.counted(work).await?;
-    Ok(Json(Changed { changed: count }))
+    let change = AuditedChange::new(database, caller, action, target(name, topic));
+    let work = async { work.await.map(|count| Changed { count, outcome: () }).map_err(Problem::from) };
+    let count = change.counted(work).await?;
+    Ok(Json(ChangedCount { changed: count }))
 }
 
 fn target(name: &str, topic: Option<&str>) -> String {
     topic.map_or_else(|| name.to_owned(), |topic| format!("{topic}/{name}"))
 }
 
-fn check(name: &str, topic: Option<&str>) -> Answer<()> {
+fn check(name: &str, topic: Option<&str>) -> ApiResult<()> {
     // Text that cannot be a name is not the name of any publisher.
     let is_name = |name: &str| text::check("name", name, 100).is_ok();
     if is_name(name) && topic.is_none_or(is_name) { Ok(()) } else { Err(unknown(name)) }
