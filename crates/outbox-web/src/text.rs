@@ -26,8 +26,8 @@ mod tests {
 
     #[test]
     fn displayed_text_is_short_and_printable() {
-        assert_eq!(shown("a\nb\0"), "a\u{fffd}b\u{fffd}");
-        assert_eq!(shown(&"ä".repeat(200)).chars().count(), 101);
+        assert_eq!(printable("a\nb\0"), "a\u{fffd}b\u{fffd}");
+        assert_eq!(printable(&"ä".repeat(200)).chars().count(), 101);
     }
 
     #[test]

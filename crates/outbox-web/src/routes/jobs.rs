@@ -56,7 +56,7 @@ pub(crate) async fn stop(
     Path(id): Path<String>,
 ) -> ApiResult<Json<JobView>> {
     let job = web.jobs.find(&id).ok_or_else(|| unknown(&id))?;
-    if !job.runs() {
+    if !job.is_running() {
         return Err(Problem::conflict(format!("job `{id}` has already ended")));
     }
     let database = web.databases.resolve(Some(job.database()))?;

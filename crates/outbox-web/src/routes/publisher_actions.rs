@@ -7,7 +7,7 @@ use outbox::{LogAdmin, Position};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::publishers::{Name, TopicName, unknown};
+use super::publishers::{PublisherPath, TopicPath, unknown};
 use crate::auth::Caller;
 use crate::databases::Database;
 use crate::audit::{AuditedChange, Changed};
@@ -59,7 +59,7 @@ pub(crate) struct ResetPosition {
 /// Pause a publisher
 ///
 /// In all topics. A batch that is already in flight is still published.
-#[utoipa::path(post, path = "/outbox/publishers/{name}/pause", tag = "publishers", params(DatabaseQuery, Name),
+#[utoipa::path(post, path = "/outbox/publishers/{name}/pause", tag = "publishers", params(DatabaseQuery, PublisherPath),
     responses((status = 200, description = "Paused", body = ChangedCount)))]
 pub(crate) async fn pause(
     State(web): State<Shared>,
@@ -75,7 +75,7 @@ pub(crate) async fn pause(
 /// Resume a publisher
 ///
 /// In all topics, from the current positions. Resets the error counts.
-#[utoipa::path(post, path = "/outbox/publishers/{name}/resume", tag = "publishers", params(DatabaseQuery, Name),
+#[utoipa::path(post, path = "/outbox/publishers/{name}/resume", tag = "publishers", params(DatabaseQuery, PublisherPath),
     responses((status = 200, description = "Resumed", body = ChangedCount)))]
 pub(crate) async fn resume(
     State(web): State<Shared>,
@@ -90,7 +90,7 @@ pub(crate) async fn resume(
 
 /// Pause a publisher in one topic
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/pause", tag = "publishers",
-    params(DatabaseQuery, Name, TopicName), responses((status = 200, description = "Paused", body = ChangedCount)))]
+    params(DatabaseQuery, PublisherPath, TopicPath), responses((status = 200, description = "Paused", body = ChangedCount)))]
 pub(crate) async fn pause_in(
     State(web): State<Shared>,
     caller: Caller,
@@ -105,7 +105,7 @@ pub(crate) async fn pause_in(
 
 /// Resume a publisher in one topic
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/resume", tag = "publishers",
-    params(DatabaseQuery, Name, TopicName), responses((status = 200, description = "Resumed", body = ChangedCount)))]
+    params(DatabaseQuery, PublisherPath, TopicPath), responses((status = 200, description = "Resumed", body = ChangedCount)))]
 pub(crate) async fn resume_in(
     State(web): State<Shared>,
     caller: Caller,
@@ -123,7 +123,7 @@ pub(crate) async fn resume_in(
 /// Backward: events are published again. Forward: events are skipped. A paused publisher stays
 /// paused.
 #[utoipa::path(post, path = "/outbox/publishers/{name}/topics/{topic}/reset", tag = "publishers",
-    params(DatabaseQuery, Name, TopicName), request_body = ResetRequest,
+    params(DatabaseQuery, PublisherPath, TopicPath), request_body = ResetRequest,
     responses((status = 200, description = "The new position", body = ResetPosition),
               (status = 422, description = "The position is beyond the end of the log, or not exactly one of the fields is set")))]
 pub(crate) async fn reset(
